@@ -1,5 +1,5 @@
-//! How the TPU's attention kernel takes the tokens of the pipelines, and how much of its blocks is padding: the table of
-//! docs/internals/tpu-attention.md.
+//! Prints the block sizes of the TPU attention kernel and the share of padding in them for the pipelines' shapes: the table
+//! of docs/internals/tpu-attention.md.
 //!
 //! ```text
 //! cargo run --example attention_blocks
@@ -7,7 +7,7 @@
 
 use ltx2::kernels::Tpu;
 
-/// Of bf16; queries and keys are rows of one device.
+/// Name, queries, keys and head width on one device, in bf16.
 const SHAPES: &[(&str, usize, usize, usize)] = &[
     ("768x512x121, video, ulysses (4 of 32 heads)", 6144, 6144, 128),
     ("768x512x121, video, gathered keys", 768, 6144, 128),

@@ -1,7 +1,7 @@
-//! An image of several clips with their sound: a row of frames each, and below it how loud it is, on the same clock.
+//! Draws several clips into one PNG: a row of frames per clip, and its loudness below on the same time axis.
 //!
-//! `cargo run --example contact_sheet FRAMES SOUNDS [SHRINK] > sheet.png`, of the folders that `ltx2 generate --prompts` fills with
-//! `output.save_frames` and `output.save_audio`; `make nano-sheet` makes the clips first. With `SHRINK`, so many pixels each way are one.
+//! `cargo run --example contact_sheet FRAMES SOUNDS [SHRINK] > sheet.png`. FRAMES and SOUNDS are the `output.save_frames` and
+//! `output.save_audio` folders of `ltx2 generate --prompts`; `make nano-sheet` creates them. SHRINK is an integer factor.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,16 +9,16 @@ use std::path::{Path, PathBuf};
 use ltx2::media::{Audio, Frames, png_bytes, read_png_frames, read_wav};
 use ndarray::{Array3, Array4, s};
 
-/// Every so many frames.
+/// Frames per drawn frame.
 const EVERY: usize = 4;
-/// Of the world's clips.
+/// Frames per second of the toy model's clips.
 const FRAME_RATE: usize = 24;
-/// Pixels: the strip of sound, and what is left white between rows.
+/// Height in pixels of the loudness strip, and of the gap between rows.
 const STRIP: usize = 28;
 const GAP: usize = 6;
 const PAPER: u8 = 255;
 const INK: [u8; 3] = [60, 90, 150];
-/// A sample of this size fills the strip.
+/// Sample amplitude that fills the strip.
 const FULL: f32 = 0.5;
 
 fn main() -> anyhow::Result<()> {
@@ -26,7 +26,7 @@ fn main() -> anyhow::Result<()> {
     let (frames, sounds, shrink) = match &arguments[..] {
         [frames, sounds] => (frames, sounds, 1),
         [frames, sounds, shrink] => (frames, sounds, shrink.to_string_lossy().parse::<usize>()?.max(1)),
-        _ => anyhow::bail!("give the folder of frames and the folder of sounds"),
+        _ => anyhow::bail!("usage: contact_sheet FRAMES SOUNDS [SHRINK]"),
     };
     let mut clips: Vec<PathBuf> = std::fs::read_dir(frames)?.flatten().map(|entry| entry.path()).collect();
     clips.sort();
@@ -38,7 +38,7 @@ fn main() -> anyhow::Result<()> {
     Ok(std::io::stdout().write_all(&bytes)?)
 }
 
-/// A clip as rows of pixels `[height, width, 3]`.
+/// Draws one clip: pixels `[height, width, 3]`.
 fn row(clip: &Path, sounds: &Path, shrink: usize) -> anyhow::Result<Array3<u8>> {
     let frames = shrunk(&read_png_frames(clip)?, shrink)?;
     let name = Path::new(clip.file_name().unwrap_or_default()).with_extension("wav");
@@ -58,7 +58,7 @@ fn row(clip: &Path, sounds: &Path, shrink: usize) -> anyhow::Result<Array3<u8>> 
     Ok(row)
 }
 
-/// Frames of the means of squares of pixels.
+/// Downsamples frames by averaging squares of `by` pixels.
 fn shrunk(frames: &Frames, by: usize) -> anyhow::Result<Frames> {
     let (height, width) = (frames.height() / by, frames.width() / by);
     let mean = |(f, y, x, c): (usize, usize, usize, usize)| {
@@ -68,7 +68,7 @@ fn shrunk(frames: &Frames, by: usize) -> anyhow::Result<Frames> {
     Ok(Frames::new(Array4::from_shape_fn((frames.count(), height, width, 3), mean))?)
 }
 
-/// How loud it is at each column of the row, 0 to 1: a frame's left edge is its time.
+/// Peak amplitude per pixel column, 0 to 1; a frame's left edge is at its time.
 fn loudness(sound: &Audio, frames: &Frames) -> Vec<f32> {
     let column = (sound.rate() as usize * EVERY) / (FRAME_RATE * frames.width());
     let mono = sound.samples().mean_axis(ndarray::Axis(0)).unwrap_or_default().to_vec();

@@ -1,10 +1,10 @@
-//! A video with sound through the library:
+//! Generates a video with audio through the library:
 //!
 //! ```sh
 //! cargo run --release --example generate nano assets/nano "a red circle bounces on blue, low beeps" 128x96x25 out.mp4
 //! ```
 //!
-//! Preset, model, prompt, size (width, height, frames), output; behind them keys of the YAML, `layout=mine.yml`.
+//! Arguments: preset, model, prompt, size (width, height, frames), output, then any YAML keys, such as `layout=mine.yml`.
 
 use std::error::Error;
 use std::ops::ControlFlow;
@@ -27,10 +27,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         format!("request.num_frames={frames}"),
     ];
     let config = Config::load(preset, own.iter().chain(keys))?;
-    // Everything is checked and compiled here: an illegal size or a layout that does not fit is an error now.
+    // Validates and compiles everything: an illegal size, or a layout that does not fit, is an error here.
     let mut session = Session::open(&config)?;
     let request = session.requests()?.remove(0);
-    // Tells of each step; `ControlFlow::Break(())` would end the run.
+    // Called for each step; return `ControlFlow::Break(())` to cancel the run.
     let mut watch = |phase: Phase, done: usize, total: usize| {
         eprintln!("{} {done}/{total}", phase.name());
         ControlFlow::Continue(())

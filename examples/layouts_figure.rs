@@ -1,13 +1,13 @@
-//! Draws what layouts move in a transformer block, from the figures that `ltx2 compile --json` wrote.
+//! Draws a bar chart of the bytes that each layout communicates per transformer block, from `ltx2 compile --json` reports.
 //!
-//! `cargo run --example layouts_figure benchmarks/layouts/*.json > benchmarks/layouts.svg`; `make layouts-figure` makes
-//! the figures first.
+//! `cargo run --example layouts_figure benchmarks/layouts/*.json > benchmarks/layouts.svg`; `make layouts-figure` writes
+//! the reports first.
 
 use std::fmt::Write;
 
 use serde_json::Value;
 
-/// Categories with their colours.
+/// Categories of collectives with their colours.
 const PARTS: [(&str, &str); 5] = [
     ("weights gathered", "#c0504d"),
     ("keys and values gathered", "#e59a3c"),
@@ -16,7 +16,7 @@ const PARTS: [(&str, &str); 5] = [
     ("keys and values passed on (permute)", "#5a9e6f"),
 ];
 
-/// The index of a collective's part.
+/// Returns the index in [`PARTS`] of a collective.
 fn part(collective: &Value) -> anyhow::Result<usize> {
     let of_weight = collective["tensor"].as_str().is_some_and(|t| t.ends_with("weight"));
     match (of_weight, collective["kind"].as_str()) {
@@ -29,7 +29,7 @@ fn part(collective: &Value) -> anyhow::Result<usize> {
     }
 }
 
-/// A layout's bar: name, devices, MB of each part in one block.
+/// One bar: layout, devices, and MB per block of each category.
 struct Bar {
     name: String,
     devices: String,
@@ -48,7 +48,10 @@ impl Bar {
             parts[part(c)?] += number(&c["bytes"]) * runs / 1e6;
         }
         let (drawn, said) = (parts.iter().sum::<f64>(), number(&figures["collectives"]["per_layer_bytes"]) / 1e6);
-        anyhow::ensure!((said - drawn).abs() < 0.01, "{path}: the list has {drawn} MB a block, the sum says {said}");
+        anyhow::ensure!(
+            (said - drawn).abs() < 0.01,
+            "{path}: collectives add up to {drawn} MB per block, per_layer_bytes is {said} MB"
+        );
         let mesh = figures["mesh"].as_object().into_iter().flatten().map(|(a, n)| format!("{a}={n}"));
         let chip = text(&figures["target"]).replace("tpu:", "");
         let devices = format!("{chip} {}", mesh.collect::<Vec<_>>().join(" "));

@@ -1,10 +1,11 @@
-//! A sampler of one's own beside Euler's, on the same request:
+//! Implements a sampler and compares it with Euler on the same request:
 //!
 //! ```sh
 //! cargo run --release --example sampler nano assets/nano out.mp4
 //! ```
 //!
-//! Preset, model, output of one's own; behind them keys of the YAML. Both are compared with four times as many of Euler's steps.
+//! Arguments: preset, model, output of the new sampler, then any YAML keys. Prints the distance of each sampler from Euler with
+//! four times as many steps.
 
 use std::error::Error;
 
@@ -13,9 +14,9 @@ use ltx2::media::Frames;
 use ltx2::sampling::{AnySampler, Euler, Evaluation, Sampler, Schedule, StreamState};
 use ltx2::{Config, Request, Session};
 
-/// The two-step method of Adams and Bashforth: second order, and still one evaluation a step, for it looks back at the velocity
-/// of the step before: `x + h · ((1 + r) · v - r · v')` with `r = h / 2h'`. The first step is Euler's, and so is the last: near
-/// level 0 the steps are too uneven.
+/// Two-step Adams-Bashforth: second order with one evaluation per step, from this velocity `v` and the previous `v'`:
+/// `x + h · ((1 + r) · v - r · v')`, `r = h / 2h'`. The first and the last step are Euler's; near level 0 the step sizes differ
+/// too much.
 #[derive(Debug)]
 struct AdamsBashforth;
 
@@ -66,7 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Mean difference of two videos' bytes.
+/// Mean absolute difference of two videos' bytes.
 fn distance(a: &Frames, b: &Frames) -> f64 {
     let bytes = a.data().iter().zip(b.data());
     bytes.map(|(a, b)| f64::from(a.abs_diff(*b))).sum::<f64>() / a.data().len() as f64

@@ -1,6 +1,6 @@
-//! A value for each of the two streams.
+//! A pair of values: one for the video stream, one for the audio stream.
 
-/// A value of the video stream and one of the audio stream. Everything that goes over both takes video first.
+/// A pair of values, one for each stream. Iteration visits video first, then audio.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Av<T> {
     pub video: T,
@@ -8,12 +8,12 @@ pub struct Av<T> {
 }
 
 impl Av<&'static str> {
-    /// The streams' names in programs and files.
+    /// The stream names used in program arguments and in files.
     pub const NAMES: Self = Av { video: "video", audio: "audio" };
 }
 
 impl<T> Av<T> {
-    /// The same for both.
+    /// Uses `value` for both streams.
     pub fn both(value: T) -> Self
     where
         T: Clone,
@@ -21,48 +21,49 @@ impl<T> Av<T> {
         Av { video: value.clone(), audio: value }
     }
 
-    /// Values of video and audio by turns, as those of each stream.
+    /// Splits a slice of alternating video and audio values by stream.
     pub fn in_turn(values: &[T]) -> Av<Vec<&T>> {
         Av { video: values.iter().step_by(2).collect(), audio: values.iter().skip(1).step_by(2).collect() }
     }
 
-    /// `f` of each.
+    /// Applies `f` to both values, video first.
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Av<U> {
         Av { video: f(self.video), audio: f(self.audio) }
     }
 
-    /// `f` of each; the first failure where one fails.
+    /// Applies the fallible `f` to both values, video first.
     ///
     /// # Errors
-    /// Those of `f`.
+    /// Returns the first error of `f`.
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Av<U>, E> {
         Ok(Av { video: f(self.video)?, audio: f(self.audio)? })
     }
 
-    /// Each with the other's of the same stream.
+    /// Pairs the values of two `Av`s by stream.
     pub fn zip<U>(self, other: Av<U>) -> Av<(T, U)> {
         Av { video: (self.video, other.video), audio: (self.audio, other.audio) }
     }
 
-    /// References to each.
+    /// Borrows both values.
     pub fn as_ref(&self) -> Av<&T> {
         Av { video: &self.video, audio: &self.audio }
     }
 
-    /// References to each, to change them.
+    /// Borrows both values mutably.
     pub fn as_mut(&mut self) -> Av<&mut T> {
         Av { video: &mut self.video, audio: &mut self.audio }
     }
 
-    /// Each stream's value in the other's place.
+    /// Returns the pair with the video and audio values exchanged.
     pub fn swap(self) -> Self {
         Av { video: self.audio, audio: self.video }
     }
 }
 
 impl<T> Av<Option<T>> {
-    /// Values in turn, one for each stream that is there.
-    pub fn in_place_of<U>(self, values: impl IntoIterator<Item = U>) -> Av<Option<U>> {
+    /// Replaces the value of each stream that has one by the next item of `values`, video first. A stream becomes
+    /// `None` if `values` has no more items.
+    pub fn replace_present<U>(self, values: impl IntoIterator<Item = U>) -> Av<Option<U>> {
         let mut values = values.into_iter();
         self.map(|own| own.and_then(|_| values.next()))
     }

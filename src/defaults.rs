@@ -1,6 +1,6 @@
-//! Structs whose defaults stand at their fields, as Rust's own default field values will.
+//! A macro for structs with inline field defaults, until Rust's default field values are stable.
 
-/// A struct with named fields, each with the value that its `Default` gives it: `field: Type = value`.
+/// Defines a struct with a default for each field (`field: Type = value`), and implements `Default` with these values.
 macro_rules! with_defaults {
     (
         $(#[$struct_attribute:meta])*

@@ -1,4 +1,4 @@
-//! Where the bytes of an output go: to a file that gets its name at the end, or straight to a device or a pipe.
+//! Output destinations: a file that is renamed into place when complete, or a stream (device, pipe) written directly.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -8,30 +8,27 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-/// Links that lead from one to the next at most, as on Linux.
+/// Maximum number of symbolic links to follow, as on Linux.
 const LINKS: usize = 40;
 
-/// Destination of an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Destination {
-    /// A regular file, or a free name. A finished file is renamed to it; links to it stay.
+    /// A regular file or a path that does not exist. The finished output is renamed to it; symbolic links to it are
+    /// kept.
     File(PathBuf),
-    /// A character device, a FIFO or an open descriptor such as `/dev/stdout`. Bytes are written to it.
+    /// A character device, a FIFO, or an open descriptor such as `/dev/stdout`. Written directly.
     Stream(PathBuf),
 }
 
 impl Destination {
-    /// Follows the links at `path`. A folder counts as a file: whoever writes there gets the error.
-    ///
-    /// # Errors
-    /// A block device or a socket; links that lead in a circle.
+    /// Classifies `path` after following symbolic links. A directory counts as a file; writing to it fails later.
     pub(crate) fn of(path: &Path) -> io::Result<Self> {
         let mut target = path.to_path_buf();
         for _ in 0..LINKS {
             let Ok(about) = fs::symlink_metadata(&target) else { return Ok(Destination::File(target)) };
             let kind = about.file_type();
             let refused = |kind: &str| {
-                let why = format!("it is a {kind}; name a file, a FIFO or a character device");
+                let why = format!("it is a {kind}; use a file, a FIFO or a character device");
                 Err(io::Error::new(ErrorKind::InvalidInput, why))
             };
             if kind.is_char_device() || kind.is_fifo() || (kind.is_symlink() && descriptor(&target).is_some()) {
@@ -51,23 +48,23 @@ impl Destination {
         Err(rustix::io::Errno::LOOP.into())
     }
 
-    /// Whether writing to `path` replaces a file.
+    /// Whether writing to `path` would replace an existing file.
     pub(crate) fn is_taken(path: &Path) -> bool {
         matches!(Destination::of(path), Ok(Destination::File(target)) if target.is_file())
     }
 
-    /// Whether bytes written to `path` go to a device, a pipe or a descriptor.
+    /// Whether `path` is a device, a pipe or an open descriptor.
     pub(crate) fn is_stream(path: &Path) -> bool {
         matches!(Destination::of(path), Ok(Destination::Stream(_)))
     }
 }
 
-/// Whether a path is a character device such as `/dev/null`, which several outputs may have.
+/// Whether `path` is a character device such as `/dev/null`, which several outputs may share.
 pub(crate) fn is_device(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|about| about.file_type().is_char_device())
 }
 
-/// Folder of a file; `.` for a bare name.
+/// Returns the parent directory; `.` for a bare file name.
 pub(crate) fn folder(path: &Path) -> PathBuf {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder.to_path_buf(),
@@ -75,17 +72,14 @@ pub(crate) fn folder(path: &Path) -> PathBuf {
     }
 }
 
-/// The folder of a process's open descriptors that holds `path`. `None`: it is no such link.
+/// Returns the `/proc/.../fd` directory that contains `path`; `None` if `path` is not a descriptor link.
 fn descriptor(path: &Path) -> Option<PathBuf> {
     let folder = folder(path).canonicalize().ok()?;
     (folder.starts_with("/proc") && folder.ends_with("fd")).then_some(folder)
 }
 
-/// Opens a [`Destination::Stream`] for writing; a FIFO waits for its reader. Standard output and error keep their position, which a
-/// file that was opened a second time would not share.
-///
-/// # Errors
-/// Those of the system.
+/// Opens a [`Destination::Stream`] for writing; opening a FIFO blocks until it has a reader. Standard output and
+/// standard error are duplicated rather than reopened, so that they keep their file position.
 pub(crate) fn open_stream(path: &Path) -> io::Result<File> {
     let own = Path::new("/proc/self/fd").canonicalize().ok();
     let name = path.file_name().filter(|_| own.is_some() && descriptor(path) == own);
@@ -96,25 +90,22 @@ pub(crate) fn open_stream(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Checks that a [`Destination::Stream`] can be written to, without opening it: a FIFO may have no reader yet.
-///
-/// # Errors
-/// The system's reason.
+/// Checks that a [`Destination::Stream`] is writable without opening it, since a FIFO may have no reader yet.
 pub(crate) fn check_stream(path: &Path) -> io::Result<()> {
     Ok(access(path, Access::WRITE_OK)?)
 }
 
-/// Refuses a file name whose ending names another format than is written there. Devices and pipes have no format in their names.
+/// Checks that the file extension is one of `endings`. Devices and pipes need no extension.
 ///
 /// # Errors
-/// The file, `written`, and the endings that it may have.
+/// Returns a message with the path, the format (`written`) and the allowed extensions.
 pub(crate) fn check_ending(path: &Path, written: &str, endings: &[&str]) -> Result<(), String> {
     let own = path.extension().map(|own| own.to_string_lossy().to_lowercase());
     if own.is_some_and(|own| endings.contains(&own.as_str())) || Destination::is_stream(path) {
         return Ok(());
     }
     let named: Vec<String> = endings.iter().map(|ending| format!(".{ending}")).collect();
-    Err(format!("{}: {written}; name a file with {}", path.display(), named.join(" or ")))
+    Err(format!("{}: {written}; use the extension {}", path.display(), named.join(" or ")))
 }
 
 #[cfg(test)]
@@ -126,13 +117,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_followed_to_their_end() {
+    fn symbolic_links_are_resolved() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         fs::create_dir(path("deep")).unwrap();
         symlink("deep/b.json", path("a.json")).unwrap();
         symlink("../c.json", path("deep/b.json")).unwrap();
-        // A link to a name that is free, and then to a file.
+        // A chain of links to a path that does not exist at first, then to a file.
         let target = Destination::File(path("deep/../c.json"));
         assert_eq!(Destination::of(&path("a.json")).unwrap(), target);
         assert!(!Destination::is_taken(&path("a.json")));
@@ -145,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_and_descriptors_are_streams_and_sockets_are_refused() {
+    fn devices_are_streams_and_sockets_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         for device in ["/dev/null", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/2"] {
             assert!(Destination::is_stream(Path::new(device)) && !Destination::is_taken(Path::new(device)), "{device}");
@@ -155,16 +146,16 @@ mod tests {
         assert_eq!(Destination::of(&link).unwrap(), Destination::Stream("/dev/null".into()));
         let socket = folder.path().join("socket");
         let _listener = UnixListener::bind(&socket).unwrap();
-        assert!(Destination::of(&socket).unwrap_err().to_string().starts_with("it is a socket; name a file"));
+        assert!(Destination::of(&socket).unwrap_err().to_string().starts_with("it is a socket; use a file"));
         assert!(check_stream(Path::new("/dev/null")).is_ok());
     }
 
     #[test]
-    fn an_ending_of_another_format_is_refused() {
+    fn wrong_file_extension_is_rejected() {
         let check = |path: &str| check_ending(Path::new(path), "videos are written as MP4", &["mp4"]);
         assert!(check("a.mp4").is_ok() && check("a.MP4").is_ok() && check("/dev/null").is_ok());
         for path in ["x.webm", "x.gif", "x", "-", "mp4", ".mp4"] {
-            assert_eq!(check(path).unwrap_err(), format!("{path}: videos are written as MP4; name a file with .mp4"));
+            assert_eq!(check(path).unwrap_err(), format!("{path}: videos are written as MP4; use the extension .mp4"));
         }
     }
 }

@@ -1,19 +1,20 @@
-//! Fail points: named moments of a run, at which a test of crash safety kills the process. Release builds have none.
+//! Fail points: named points of a run at which a crash-safety test kills the process. Disabled in release builds.
 //!
-//! With `LTX2_FAILPOINT='rename out.mp4'` the process prints `at rename out.mp4` to stderr at that moment and goes no
-//! further. With `LTX2_FAILPOINT='fail rename out.mp4'` that step fails, and the run continues as after any error.
+//! With `LTX2_FAILPOINT='rename out.mp4'` the process prints `at rename out.mp4` to stderr when it reaches that point,
+//! and then blocks forever. With `LTX2_FAILPOINT='fail rename out.mp4'` the operation returns an error, which the run
+//! handles as usual.
 
 use std::fmt::Display;
 use std::sync::OnceLock;
 use std::thread;
 
-/// Stops for good, where this moment was asked for.
+/// Blocks forever if this fail point is selected.
 pub(crate) fn reach(phase: &str, what: impl Display) {
     within(phase, what, || ());
 }
 
-/// Does `work`. Where this moment was asked for, it is announced before and nothing comes after: whoever kills the
-/// process upon that line kills it within `work`.
+/// Runs `work`. If this fail point is selected, prints its line before `work` and blocks forever after it: a test that
+/// kills the process when it sees the line thus interrupts `work`.
 pub(crate) fn within<T>(phase: &str, what: impl Display, work: impl FnOnce() -> T) -> T {
     let asked = asked(phase, &what);
     if asked {
@@ -28,13 +29,10 @@ pub(crate) fn within<T>(phase: &str, what: impl Display, work: impl FnOnce() -> 
     done
 }
 
-/// An error, where this step was asked to fail.
-///
-/// # Errors
-/// The step was asked to fail.
+/// Returns an error if this operation is selected to fail.
 pub(crate) fn fail(phase: &str, what: impl Display) -> std::io::Result<()> {
     match asked("fail", &format_args!("{phase} {what}")) {
-        true => Err(std::io::Error::other("the test asked for a failure")),
+        true => Err(std::io::Error::other("failure injected by LTX2_FAILPOINT")),
         false => Ok(()),
     }
 }

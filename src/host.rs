@@ -1,8 +1,9 @@
-//! Free memory of the host.
+//! Free host memory.
 
 use std::fs;
 
-/// Bytes of memory that are free for this process, where the system says so: the host's, and what its control group leaves.
+/// Returns the bytes of memory available to this process: the smaller of the host's available memory and what remains
+/// under the control group's limit. `None` if the system reports neither.
 pub(crate) fn free_memory() -> Option<u64> {
     let host = fs::read_to_string("/proc/meminfo").ok().and_then(|info| available(&info));
     let text = |file: &str| fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok();
@@ -12,14 +13,15 @@ pub(crate) fn free_memory() -> Option<u64> {
     host.into_iter().chain(number("memory.max").zip(number("memory.current")).map(left)).min()
 }
 
-/// Bytes of a control group that hold files and go when memory is wanted: weights that were read, not what a process holds.
+/// Returns the control group's page-cache bytes, which the kernel reclaims on demand (for example weights that were
+/// read from disk).
 fn reclaimable(stat: &str) -> u64 {
     let files = stat.lines().filter_map(|line| line.split_once(' '));
     let files = files.filter(|(name, _)| ["active_file", "inactive_file"].contains(name));
     files.filter_map(|(_, bytes)| bytes.parse::<u64>().ok()).sum()
 }
 
-/// Bytes that the kernel calls available.
+/// Returns `MemAvailable` of `/proc/meminfo` in bytes.
 fn available(info: &str) -> Option<u64> {
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1024)
@@ -30,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_s_words_are_bytes() {
+    fn memory_files_are_parsed_to_bytes() {
         let info = "MemTotal:       16306660 kB\nMemFree:          264868 kB\nMemAvailable:    8000000 kB\n";
         assert_eq!(available(info), Some(8_192_000_000));
         assert_eq!((available(""), available("MemAvailable: much")), (None, None));

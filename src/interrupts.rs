@@ -1,7 +1,9 @@
-//! Interrupts of a command: what the first signal waits for, and what is kept before the process ends.
+//! Handling of interrupt signals: what the process finishes after the first signal, and which results it saves before
+//! it exits.
 //!
-//! A first signal ends the process at once, in whatever phase it is, unless a [`hold`] says that results are about to be kept. Then
-//! it waits for these; a second signal does not. A [`keeper`] writes results that exist in memory alone.
+//! The first signal ends the process at once, unless a [`hold`] exists, which announces that results are about to be
+//! saved; the process then exits when all holds have ended. A second signal always ends it at once. Before the process
+//! exits, each [`keeper`] saves results that exist only in memory.
 
 use std::fmt::Write;
 use std::mem;
@@ -9,17 +11,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Between two looks at whether a hold has ended.
+/// Polling interval while waiting for holds to end.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Writes results; returns where they are, for the error line.
+/// Function that runs before the process exits, usually to save results. Returns a clause for the error line, such as
+/// where the results are; `None` if there is nothing to say.
 type Keep = Box<dyn FnOnce() -> Option<String> + Send>;
 
 static STATE: Mutex<State> = Mutex::new(State::new());
 
 struct State {
     phase: Phase,
-    /// What the process does, as the error line continues "interrupted".
+    /// Text that follows "interrupted" in the error line.
     doing: String,
     holds: Vec<(u64, &'static str)>,
     keepers: Vec<(u64, Keep)>,
@@ -30,20 +33,20 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// A signal came, and a hold was there.
+    /// A signal arrived while a hold existed.
     Asked,
-    /// The work was told, and ends by itself.
+    /// The work has been asked to stop and will return an error.
     Stopping,
-    /// The process ends now.
+    /// The process is exiting.
     Ending,
 }
 
-/// What a signal does.
+/// What to do about a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// The process ends now: [`last_words`].
+    /// Exit at once, with [`last_words`] as the error line.
     Now,
-    /// It ends after this work: [`wait`].
+    /// Exit once the work with this description has ended; see [`wait`].
     After(&'static str),
 }
 
@@ -77,7 +80,8 @@ impl State {
         }
     }
 
-    /// After a first signal: whether the process ends now, or its work ends it. `None`: neither yet.
+    /// Returns `Some(true)` if the interrupt thread must end the process now, because the last hold has ended. Returns
+    /// `Some(false)` if the work itself ends the process by returning an error. `None`: not decided yet.
     fn ends_now(&mut self) -> Option<bool> {
         match self.phase {
             Phase::Asked if self.holds.is_empty() => {
@@ -105,11 +109,11 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Entry of a hold, a keeper or a compilation; dropping it removes the entry.
+/// Registration of a hold, a keeper or a compilation; dropping it removes the entry.
 #[derive(Debug)]
 pub(crate) struct Guard(u64);
 
-/// Names work whose end the first signal waits for.
+/// Registers work that the first signal waits for.
 pub(crate) fn hold(what: &'static str) -> Guard {
     let mut state = state();
     let number = state.number();
@@ -117,7 +121,8 @@ pub(crate) fn hold(what: &'static str) -> Guard {
     Guard(number)
 }
 
-/// Has `keep` called before an interrupt ends the process, on the thread that does so: it writes results that exist in memory alone.
+/// Registers a function that saves in-memory results. It runs before an interrupt ends the process, on the thread that
+/// ends it.
 pub(crate) fn keeper(keep: impl FnOnce() -> Option<String> + Send + 'static) -> Guard {
     let mut state = state();
     let number = state.number();
@@ -125,7 +130,7 @@ pub(crate) fn keeper(keep: impl FnOnce() -> Option<String> + Send + 'static) -> 
     Guard(number)
 }
 
-/// Says that this thread compiles, which nothing can stop.
+/// Registers a compilation on this thread. Compilations cannot be cancelled.
 pub(crate) fn compiling() -> Guard {
     let mut state = state();
     let number = state.number();
@@ -133,7 +138,7 @@ pub(crate) fn compiling() -> Guard {
     Guard(number)
 }
 
-/// Whether a compilation is all that a drain would wait for.
+/// Whether a drain (graceful shutdown) would wait only for compilations.
 pub(crate) fn only_compiles() -> bool {
     state().only_compiles()
 }
@@ -144,39 +149,40 @@ impl Drop for Guard {
         state.holds.retain(|(number, _)| *number != self.0);
         state.compilations.retain(|number| *number != self.0);
         let at = state.keepers.iter().position(|(number, _)| *number == self.0);
-        // Dropped after the lock: its results may hold guards of their own.
+        // Dropped after unlocking, because the captured results may hold guards themselves.
         let keep = at.map(|at| state.keepers.remove(at));
         drop(state);
         drop(keep);
     }
 }
 
-/// Sets what the error line of an interrupt says after "interrupted".
+/// Sets the text that follows "interrupted" in the error line.
 pub(crate) fn doing(what: impl Into<String>) {
     state().doing = what.into();
 }
 
-/// Whether an interrupt asks the work to end. Whoever gets `true` returns an error, which ends the process. Does not return where
-/// the process ends now.
+/// Whether the work must stop because of an interrupt. If `true`, the caller must return an error, which ends the
+/// process. Never returns if the process is already exiting.
 pub(crate) fn stops() -> bool {
     let stops = state().stops();
-    stay_if_ending();
+    block_if_ending();
     stops
 }
 
-/// Does not return where an interrupt ends the process now: that thread has the last word.
-pub(crate) fn stay_if_ending() {
+/// Blocks forever if an interrupt is ending the process, so that only the interrupt thread prints the error line.
+pub(crate) fn block_if_ending() {
     while state().phase == Phase::Ending {
         thread::park();
     }
 }
 
-/// What a signal that came does.
+/// Records a signal and returns what to do about it.
 pub(crate) fn request() -> Reply {
     state().request()
 }
 
-/// Waits after [`Reply::After`]; whether the process ends now.
+/// After [`Reply::After`], waits until the holds have ended or the work stops. Returns `true` if the caller must exit
+/// the process, `false` if the work ends it by returning an error.
 pub(crate) fn wait() -> bool {
     loop {
         if let Some(ends) = state().ends_now() {
@@ -186,7 +192,7 @@ pub(crate) fn wait() -> bool {
     }
 }
 
-/// Keeps the results of all keepers. Returns the text of the error line.
+/// Runs all keepers and returns the text of the error line.
 pub(crate) fn last_words() -> String {
     let (doing, keepers) = {
         let mut state = state();
@@ -194,7 +200,7 @@ pub(crate) fn last_words() -> String {
     };
     let mut line = if doing.is_empty() { "interrupted".to_string() } else { format!("interrupted {doing}") };
     for kept in keepers.into_iter().filter_map(|(_, keep)| keep()) {
-        // A String takes all that is written.
+        // Writing to a String cannot fail.
         let _ = write!(line, "; {kept}");
     }
     line
@@ -206,20 +212,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_ends_at_once_unless_results_are_about_to_be_kept() {
+    fn first_signal_waits_only_for_holds() {
         let mut state = State::new();
         assert!(!state.stops());
         assert_eq!((state.request(), state.phase), (Reply::Now, Phase::Ending));
 
-        let mut state = State { holds: vec![(1, "the steps under way")], ..State::new() };
-        assert_eq!(state.request(), Reply::After("the steps under way"));
+        let mut state = State { holds: vec![(1, "the current steps")], ..State::new() };
+        assert_eq!(state.request(), Reply::After("the current steps"));
         assert_eq!(state.ends_now(), None);
         state.holds.clear();
         assert_eq!((state.ends_now(), state.phase), (Some(true), Phase::Ending));
     }
 
     #[test]
-    fn a_compilation_is_left_unless_results_are_about_to_be_kept() {
+    fn only_compiles_is_false_while_a_hold_exists() {
         let mut state = State { compilations: vec![1], ..State::new() };
         assert!(state.only_compiles() && !State::new().only_compiles());
         state.holds.push((2, "x"));
@@ -227,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_was_told_ends_by_itself_unless_a_second_signal_comes() {
+    fn second_signal_exits_while_work_is_stopping() {
         let mut state = State { holds: vec![(1, "x")], ..State::new() };
         state.request();
         assert!(state.stops());
@@ -237,14 +243,14 @@ mod tests {
     }
 
     #[test]
-    fn entries_count_until_their_guards_are_dropped() {
+    fn dropping_a_guard_removes_its_entry() {
         doing("after 3 of 8 steps");
         let kept = keeper(|| Some("the steps are kept in a".into()));
         let silent = keeper(|| None);
         drop(keeper(|| Some("gone".into())));
         let (held, compiles) = (hold("x"), compiling());
         let (hold, compilation) = (held.0, compiles.0);
-        // Other tests of this process may have entries, too.
+        // Checks these entries only: other tests of this process may register some too.
         let has = || {
             let state = state();
             (state.holds.iter().any(|(n, _)| *n == hold), state.compilations.contains(&compilation))

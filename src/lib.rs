@@ -5,7 +5,7 @@
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     ltx2::pjrt::quiet_plugins();
-//!     // A preset or a YAML file, with keys of docs/reference/yaml.md over it.
+//!     // A preset or a YAML file, with overrides of keys from docs/reference/yaml.md.
 //!     let keys = ["model.path=assets/nano", "request.prompt=a red circle bounces on blue, low beeps"];
 //!     let config = Config::load("nano", keys)?;
 //!     let mut session = Session::open(&config)?;
@@ -16,34 +16,37 @@
 //! }
 //! ```
 //!
-//! A plugin is found as `ltx2 plugin install` leaves it, or by `LTX2_PJRT_PLUGIN`. `examples/generate.rs` is a whole program,
-//! `examples/sampler.rs` has a [`sampling::Sampler`] of its own, `docs/guides/library.md` is the guide.
+//! The PJRT plugin is the one installed by `ltx2 plugin install`, or the file in `LTX2_PJRT_PLUGIN`.
+//! `examples/generate.rs` is a complete program, `examples/sampler.rs` implements a custom [`sampling::Sampler`], and
+//! `docs/guides/library.md` is the guide.
 //!
 //! # Life of a request
 //!
-//! [`Config`] is read from YAML and flags. [`Session`] asks each model for its program (StableHLO text) and its parameter
-//! tree, compiles the program and uploads the parameters from the checkpoint beside that. [`Session::generate`] runs the text
-//! encoder, the connectors, the denoising loop and the decoders; [`media`] writes the MP4. Modules only use those below
-//! them: `cli`, `tune`, `perf`, [`pipeline`], [`request`], [`config`], [`sampling`], [`models`], [`weights`] and [`runtime`],
-//! [`nn`], `kernels`; below all are [`hlo`], [`pjrt`] and [`analysis`], crates of their own.
+//! [`Config`] is read from YAML and flags. [`Session`] builds each model's program (StableHLO text) and parameter tree,
+//! compiles the program, and uploads the parameters from the checkpoint in parallel. [`Session::generate`] runs the
+//! text encoder, the connectors, the denoising loop and the decoders; [`media`] writes the MP4. Each module depends
+//! only on those after it in this list: `cli`, `tune`, `perf`, [`pipeline`], [`request`], [`config`], [`sampling`],
+//! [`models`], [`weights`] and [`runtime`], [`nn`], `kernels`, and the separate crates [`hlo`], [`pjrt`] and
+//! [`analysis`].
 //!
 //! # Versions
 //!
-//! [SemVer](https://semver.org), for the public items of this crate and of the three below it: at 0.x a minor release may
-//! change them, a patch release does not. The command line, YAML keys, JSON fields and exit codes follow `CHANGELOG.md`.
+//! [SemVer](https://semver.org) applies to the public items of this crate and of the three crates above: at 0.x a minor
+//! release may change them, a patch release does not. The command line, YAML keys, JSON fields and exit codes follow
+//! `CHANGELOG.md`.
 
 pub use ltx2_pjrt as pjrt;
 pub use ltx2_stablehlo as hlo;
 pub use ltx2_xla_analysis as analysis;
-/// Host arrays, as public items take and return them.
+/// The `ndarray` crate, whose arrays appear in public signatures.
 pub use ndarray;
 
 pub mod av;
-mod contained;
+mod catch_panic;
 mod defaults;
 pub(crate) mod destination;
 pub(crate) mod failpoint;
-mod foreign;
+mod file_kind;
 mod host;
 pub(crate) mod interrupts;
 pub(crate) mod temporaries;
@@ -71,7 +74,7 @@ pub use config::Config;
 pub use pipeline::{Generated, PipelineError, Result, Session};
 pub use request::Request;
 
-/// The guide's programs compile.
+/// Compiles the code examples of the library guide as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/guides/library.md")]
 struct Guide;

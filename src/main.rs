@@ -9,11 +9,11 @@ fn main() -> ExitCode {
     ltx2::pjrt::quiet_plugins();
     ltx2::pjrt::report_file_limits();
     cli::try_plugins();
-    // clap ends the process itself: 0 for help, 2 for flags that it does not know.
+    // clap exits by itself: code 0 for help, 2 for unknown flags.
     let cli = Cli::parse();
     cli::log::start(cli.verbose, cli.quiet);
     let ended = cli::run(&cli);
-    cli::stay_if_interrupted();
+    cli::block_if_interrupted();
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -1,16 +1,18 @@
-//! Temporary files and folders of this process, for an end without destructors.
+//! Registry of this process's temporary files and directories, which are removed when the process exits without running
+//! destructors.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Those that exist, among up to [`RENAMED`] that have been renamed or removed.
+/// Paths of temporary files and directories, including at most [`RENAMED`] paths that no longer exist.
 static TEMPORARIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Paths that no longer exist and may still be listed: a server makes files for as long as it runs.
+/// Number of paths from which adding a path first removes those that no longer exist, because a server creates
+/// temporary files for as long as it runs.
 const RENAMED: usize = 64;
 
-/// Adds a temporary file or folder to the list.
+/// Registers a temporary file or directory.
 pub(crate) fn note(path: &Path) {
     add(&mut TEMPORARIES.lock().unwrap_or_else(PoisonError::into_inner), path);
 }
@@ -22,10 +24,10 @@ fn add(list: &mut Vec<PathBuf>, path: &Path) {
     list.push(path.into());
 }
 
-/// Removes the temporary files and folders of this process, before it ends without destructors.
+/// Removes the registered files and directories before the process exits without running destructors.
 pub(crate) fn remove_all() {
     for path in TEMPORARIES.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-        // One that was renamed or removed no longer exists.
+        // Fails harmlessly for paths that were renamed or removed.
         let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     }
 }
@@ -36,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn renamed_files_leave_the_list() {
+    fn renamed_files_are_pruned_from_the_registry() {
         let folder = tempfile::tempdir().unwrap();
         let there = folder.path().join("there");
         fs::write(&there, "").unwrap();

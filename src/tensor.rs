@@ -1,4 +1,4 @@
-//! Host tensors: an [`ndarray`] of whichever element type, always in row-major order.
+//! Host tensors: [`ndarray`] arrays of a dynamic element type, always in row-major order.
 
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
@@ -37,19 +37,19 @@ macro_rules! each {
     };
 }
 
-/// Why bytes are not a tensor.
+/// An error from creating or casting a host tensor.
 #[derive(Debug, thiserror::Error)]
 pub enum TensorError {
-    /// The host has no form for this element type.
+    /// Host tensors do not support this element type.
     #[error("host tensors of {0} are not supported; use bool, u8, i32, i64, f8_e4m3, f16, bf16, f32 or f64")]
     Unsupported(DType),
-    /// The byte count does not fit the shape.
+    /// The byte count does not match the shape.
     #[error("{dtype} tensor of shape {shape:?} needs {want} bytes, got {got}")]
     Size { dtype: DType, shape: Vec<usize>, want: usize, got: usize },
 }
 
 impl Tensor {
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         fn of<T: Element>(_: &ArrayD<T>) -> DType {
             T::DTYPE
@@ -57,22 +57,25 @@ impl Tensor {
         each!(self, a => of(a))
     }
 
-    /// Dimensions, outermost first.
+    /// Returns the dimensions, outermost first.
     pub fn shape(&self) -> &[usize] {
         each!(self, a => a.shape())
     }
 
-    /// Elements in all.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         each!(self, a => a.len())
     }
 
-    /// True when a dimension is zero.
+    /// Whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A tensor from row-major little-endian bytes, of any alignment. Booleans are bytes, non-zero is true.
+    /// Creates a tensor from row-major little-endian bytes of any alignment. Booleans are bytes; non-zero is true.
+    ///
+    /// # Errors
+    /// Returns an error if the byte count does not match the shape or host tensors do not support `dtype`.
     pub fn from_bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Self, TensorError> {
         let want = shape.iter().product::<usize>() * dtype.size();
         if want != bytes.len() {
@@ -84,10 +87,10 @@ impl Tensor {
         })
     }
 
-    /// A tensor whose row-major little-endian bytes `fill` writes where they stay; they begin as zeros.
+    /// Creates a tensor whose row-major little-endian bytes `fill` writes in place; they are zero before the call.
     ///
     /// # Errors
-    /// What `fill` returns, or an element type without a host form.
+    /// Returns the error of `fill`, or an error if host tensors do not support `dtype`.
     pub fn filled<E: From<TensorError>>(
         dtype: DType,
         shape: &[usize],
@@ -98,7 +101,7 @@ impl Tensor {
             fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
         ) -> Result<ArrayD<T>, E> {
             let mut a = ArrayD::from_elem(IxDyn(shape), T::zeroed());
-            fill(bytemuck::cast_slice_mut(a.as_slice_mut().expect("made row-major")))?;
+            fill(bytemuck::cast_slice_mut(a.as_slice_mut().expect("created in row-major order")))?;
             Ok(a)
         }
         Ok(match dtype {
@@ -115,7 +118,8 @@ impl Tensor {
         })
     }
 
-    /// The row-major bytes; borrowed when the array already lies in that order, as every tensor made here does.
+    /// Returns the row-major bytes. They are borrowed if the array is contiguous in row-major order, which it is in
+    /// every tensor that this type's functions create.
     pub fn bytes(&self) -> std::borrow::Cow<'_, [u8]> {
         use std::borrow::Cow;
         fn of<T: bytemuck::NoUninit>(a: &ArrayD<T>) -> Cow<'_, [u8]> {
@@ -127,7 +131,7 @@ impl Tensor {
         each!(self, a => of(a))
     }
 
-    /// The values as single precision (booleans as 0 and 1).
+    /// Converts the values to `f32` (booleans to 0 and 1).
     pub fn to_f32(&self) -> ArrayD<f32> {
         match self {
             Tensor::Bool(a) => a.mapv(|v| f32::from(u8::from(v))),
@@ -142,7 +146,7 @@ impl Tensor {
         }
     }
 
-    /// Values in single precision, without a copy if they are so already.
+    /// Converts the values to `f32`, without a copy if they already are.
     pub fn into_f32(self) -> ArrayD<f32> {
         match self {
             Tensor::F32(a) => a,
@@ -150,7 +154,7 @@ impl Tensor {
         }
     }
 
-    /// The values as 64-bit integers (floats truncated).
+    /// Converts the values to `i64`, truncating floats.
     pub fn to_i64(&self) -> ArrayD<i64> {
         match self {
             Tensor::Bool(a) => a.mapv(i64::from),
@@ -161,7 +165,7 @@ impl Tensor {
         }
     }
 
-    /// The same values in another element type; floats round to nearest even.
+    /// Converts the values to another element type. Conversions to a narrower float round to nearest, ties to even.
     pub fn cast(&self, dtype: DType) -> Result<Self, TensorError> {
         if dtype == self.dtype() {
             return Ok(self.clone());
@@ -184,7 +188,8 @@ impl Tensor {
 macro_rules! from_arrays {
     ($($t:ty => $v:ident),*) => {
         $(impl<D: ndarray::Dimension> From<ndarray::Array<$t, D>> for Tensor {
-            /// Keeps the values; a transposed array is copied into row-major order.
+            /// Converts without a copy if the array is in row-major order; copies any other array, such as a transposed
+            /// one, into that order.
             fn from(a: ndarray::Array<$t, D>) -> Self {
                 let a = a.into_dyn();
                 Tensor::$v(if a.is_standard_layout() { a } else { a.as_standard_layout().into_owned() })
@@ -199,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_round_trip_and_cast() {
+    fn tensor_bytes_round_trip_and_values_cast() {
         let t = Tensor::from(ndarray::arr2(&[[1.0f32, -2.5], [3.0, 0.25]]));
         let back = Tensor::from_bytes(DType::F32, &[2, 2], &t.bytes()).expect("sizes fit");
         assert_eq!(t, back);

@@ -1,31 +1,28 @@
-//! Text files of users and of models: UTF-8, with or without the byte-order mark that Windows programs write.
+//! Reads UTF-8 text files, with or without the byte-order mark that Windows programs write.
 
 use std::fs;
 use std::io::{self, Error, ErrorKind, Read};
 use std::path::Path;
 
-/// The mark in UTF-8.
+/// The UTF-8 byte-order mark.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Reads a text file.
+/// Reads a text file without its byte-order mark.
 ///
 /// # Errors
-/// Those of the system; a text that is not UTF-8.
+/// Returns an error if the file cannot be read or is not UTF-8.
 pub(crate) fn read(path: &Path) -> io::Result<String> {
     text(fs::read(path)?)
 }
 
-/// Reads the text of an open file, up to a limit.
-///
-/// # Errors
-/// As [`read`].
+/// Like [`read`], but reads at most `limit` bytes from an open file.
 pub(crate) fn read_from(file: impl Read, limit: u64) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes)?;
     text(bytes)
 }
 
-/// The bytes of a text without its mark.
+/// Returns `bytes` without a leading byte-order mark.
 pub(crate) fn unmarked(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(MARK).unwrap_or(bytes)
 }
@@ -46,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_byte_order_mark_is_no_part_of_the_text() {
+    fn byte_order_mark_is_stripped() {
         let file = tempfile::NamedTempFile::new().unwrap();
         for (bytes, expected) in [(&b"\xef\xbb\xbfa cat\n"[..], "a cat\n"), (b"a cat", "a cat"), (b"\xef\xbb\xbf", "")]
         {

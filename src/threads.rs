@@ -1,4 +1,4 @@
-//! Work spread over the processor's cores: rows of one slice, and items that wait for files, devices or compilers.
+//! Parallel work on the host: over the rows of a slice, and over items that block on files, devices or compilers.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -6,23 +6,24 @@ use std::thread;
 
 use rayon::prelude::*;
 
-/// Values below which a thread costs more than it saves.
+/// Minimum number of values per thread; below this, threading costs more than it saves.
 const LEAST: usize = 1 << 14;
 
-/// Calls `fill(i, row)` for every row of `width` values, from several threads; each row is one call's alone.
+/// Calls `fill(i, row)` for every row of `width` values, from several threads. A remainder shorter than a row is left
+/// unchanged.
 pub(crate) fn each_row<T: Send>(values: &mut [T], width: usize, fill: impl Fn(usize, &mut [T]) + Sync) {
     let width = width.max(1);
     let rows = values.par_chunks_exact_mut(width).with_min_len(LEAST.div_ceil(width));
     rows.enumerate().for_each(|(i, row)| fill(i, row));
 }
 
-/// Cores of this process.
+/// Returns the number of CPU cores available to this process.
 pub(crate) fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Results of `work` on each item, in their order. Up to `workers` threads begin them in that order, so that what is needed
-/// first is there first; an item may wait as long as it likes.
+/// Runs `work` on each item and returns the results in the order of `items`. Up to `workers` threads start the items in
+/// that order, so items that are needed first should come first. `work` may block.
 pub(crate) fn in_order<T: Sync, R: Send>(items: &[T], workers: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let (next, work) = (AtomicUsize::new(0), &work);
     let take = || {
@@ -40,10 +41,10 @@ pub(crate) fn in_order<T: Sync, R: Send>(items: &[T], workers: usize, work: impl
     all.into_iter().map(|(_, made)| made).collect()
 }
 
-/// The same for work that can fail: after a failure nothing more is begun.
+/// Like [`in_order`] for fallible work: starts no further items after a failure.
 ///
 /// # Errors
-/// The first failure, in the items' order.
+/// Returns the first error in item order.
 pub(crate) fn try_in_order<T: Sync, R: Send, E: Send>(
     items: &[T],
     workers: usize,
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_is_filled_once_and_the_rest_left() {
+    fn each_row_fills_every_complete_row_once() {
         let mut values = vec![0usize; 3 * LEAST + 2];
         each_row(&mut values, 3, |i, row| row.iter_mut().for_each(|v| *v += i + 1));
         assert!(values[..3 * LEAST].iter().enumerate().all(|(at, v)| *v == at / 3 + 1));
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn items_are_begun_in_order_and_answered_in_order() {
+    fn items_start_and_return_in_order() {
         let begun = std::sync::Mutex::new(Vec::new());
         let items: Vec<usize> = (0..40).collect();
         for workers in [0, 1, 3, 100] {
@@ -81,13 +82,13 @@ mod tests {
             });
             assert_eq!(squares, items.iter().map(|i| i * i).collect::<Vec<_>>());
         }
-        // One thread begins them as they stand.
+        // With one worker, items start in order.
         assert_eq!(begun.lock().expect("no panic")[..40], items);
         assert!(in_order(&[0usize; 0], 4, |i| *i).is_empty());
     }
 
     #[test]
-    fn nothing_is_begun_behind_a_failure() {
+    fn no_item_starts_after_a_failure() {
         let begun = AtomicUsize::new(0);
         let items: Vec<usize> = (0..40).collect();
         let half = |i: &usize| {

@@ -1,7 +1,9 @@
-//! Readers of untrusted bytes, a function for each kind. None of them may panic, abort or ask for memory that the
-//! bytes do not hold. Their answer is for the seeds alone: one that stops before its end tries nothing behind.
+//! Fuzz targets: one function per kind of untrusted input. No input may cause a panic, an abort or an allocation that
+//! its size does not justify. The result is only checked for seeds: a seed that fails early would not exercise the
+//! reader.
 //!
-//! `make fuzz` runs each under libFuzzer; `tests/it/fuzz_regression.rs` runs the same functions over seeds and their mutations.
+//! `make fuzz` runs each target under libFuzzer; `tests/it/fuzz_regression.rs` runs the same functions on seeds and
+//! mutations of them.
 
 use std::cell::OnceCell;
 use std::error::Error;
@@ -44,13 +46,13 @@ use ltx2::weights::lora::updates;
 use ltx2::weights::lora_merge::merge;
 use ltx2::weights::{Checkpoint, Component, Lora, LoraFile, MergeOrder, ModelSource, Overrides};
 
-/// Whether bytes were read to their end, and else why not.
+/// Success, or why the input was rejected.
 pub type Read = Result<(), Box<dyn Error>>;
 
-/// Reads bytes and forgets what they said.
+/// A fuzz target.
 pub type Reader = fn(&[u8]) -> Read;
 
-/// Every kind, with what reads it.
+/// The fuzz targets by name.
 pub const TARGETS: [(&str, Reader); 17] = [
     ("config", config),
     ("layout", layout),
@@ -71,7 +73,7 @@ pub const TARGETS: [(&str, Reader); 17] = [
     ("data_url", data_url),
 ];
 
-/// A folder that this thread keeps, with the shipped configurations in it for those that extend them.
+/// Creates a temporary folder with the shipped configurations, which inputs may extend.
 fn folder() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let place = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
@@ -85,10 +87,10 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// Folder of files that may extend others of the folder above.
+/// Subfolder for inputs that may extend files of the parent folder.
 const BELOW: &str = "below";
 
-/// Holds the bytes as a file of the folder that this thread keeps.
+/// Writes the bytes to a file in this thread's folder and calls `read` with its path.
 fn as_file<T>(name: &str, bytes: &[u8], read: impl FnOnce(&Path) -> T) -> T {
     thread_local! { static FOLDER: OnceCell<tempfile::TempDir> = const { OnceCell::new() } }
     FOLDER.with(|kept| {
@@ -98,12 +100,12 @@ fn as_file<T>(name: &str, bytes: &[u8], read: impl FnOnce(&Path) -> T) -> T {
     })
 }
 
-/// Whether any of the readers of a kind knew what to do with the bytes.
+/// Succeeds if any of the readers accepted the bytes.
 fn any(read: &[bool]) -> Read {
     if black_box(read).contains(&true) { Ok(()) } else { Err("nothing reads it".into()) }
 }
 
-/// A YAML configuration, with what it extends.
+/// Reads a YAML configuration and the files it extends.
 pub fn config(bytes: &[u8]) -> Read {
     as_file(&format!("{BELOW}/config.yml"), bytes, |path| {
         let loaded = load(&CliOverrides { files: vec![path.display().to_string()], ..CliOverrides::default() })?;
@@ -112,7 +114,7 @@ pub fn config(bytes: &[u8]) -> Read {
     })
 }
 
-/// A layout file, read and printed again.
+/// Reads a layout file and applies it.
 pub fn layout(bytes: &[u8]) -> Read {
     as_file("layout.yml", bytes, |path| {
         let given = CliOverrides { set: vec![format!("layout={}", path.display())], ..CliOverrides::default() };
@@ -121,7 +123,7 @@ pub fn layout(bytes: &[u8]) -> Read {
     })
 }
 
-/// An experiment file, read with its cases.
+/// Reads an experiment file and its cases.
 pub fn experiment(bytes: &[u8]) -> Read {
     as_file("experiment.yml", bytes, |path| {
         black_box(read_experiment(path)?.cases());
@@ -129,7 +131,7 @@ pub fn experiment(bytes: &[u8]) -> Read {
     })
 }
 
-/// A checkpoint of one file, and the tensors that `run` and `compare` take.
+/// Reads a single-file checkpoint, also as the tensor file of `run` and `compare`.
 pub fn safetensors(bytes: &[u8]) -> Read {
     as_file("tensors.safetensors", bytes, |path| {
         let file = Checkpoint::open(path)?;
@@ -142,7 +144,7 @@ pub fn safetensors(bytes: &[u8]) -> Read {
     })
 }
 
-/// The index of a checkpoint of several files, one of which lies beside it.
+/// Reads the index of a sharded checkpoint; one shard exists.
 pub fn index(bytes: &[u8]) -> Read {
     let header = br#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
     let shard = [&(header.len() as u64).to_le_bytes()[..], header, &[0; 4]].concat();
@@ -153,7 +155,7 @@ pub fn index(bytes: &[u8]) -> Read {
     })
 }
 
-/// A tokenizer, and what it makes of a prompt.
+/// Reads a tokenizer and encodes a prompt.
 pub fn tokenizer(bytes: &[u8]) -> Read {
     as_file("tokenizer.json", bytes, |path| {
         let tokenizer = Tokenizer::open(path.parent().expect("a folder"), &GEMMA)?;
@@ -162,14 +164,14 @@ pub fn tokenizer(bytes: &[u8]) -> Read {
     })
 }
 
-/// The configuration of any component, or of the scheduler, with what is derived from it: sizes, host tables, and the smallest
+/// Reads the configuration of any component or of the scheduler, and derives sizes, host tables and the smallest
 /// program that declares all parameters.
 pub fn model_config(bytes: &[u8]) -> Read {
     thread_local! { static MODEL: Preset = Preset::named("nano_2_5").expect("a preset") }
     let json: serde_json::Value = serde_json::from_slice(bytes)?;
     let schedule = FlowMatch::from_json(std::str::from_utf8(bytes)?, Path::new("scheduler_config.json"));
     let encoder = Gemma3Config::from_json(&json).is_ok() || Gemma4Config::from_json(&json).is_ok();
-    // Programs are written for what is read alone: most damage ends there.
+    // Only build programs for configurations that were accepted: most damaged ones are rejected before.
     let read = [
         (Component::AudioVae, audio_vae::AudioVaeConfig::from_json(&json).is_ok()),
         (Component::Connectors, ConnectorsConfig::from_json(&json).is_ok()),
@@ -189,7 +191,7 @@ pub fn model_config(bytes: &[u8]) -> Read {
     any(&derived)
 }
 
-/// A LoRA's keys and shapes, and what it makes of a small model's weights.
+/// Reads a LoRA and merges it into the weights of a small model.
 pub fn lora(bytes: &[u8]) -> Read {
     thread_local! { static MODEL: OnceCell<ModelSource> = const { OnceCell::new() } }
     as_file("lora.safetensors", bytes, |path| {
@@ -209,14 +211,14 @@ pub fn lora(bytes: &[u8]) -> Read {
     })
 }
 
-/// The fixture that `scripts/fuzz/loras.py` writes the seeds for. This file is compiled in two packages.
+/// Opens the fixture for which `scripts/fuzz/loras.py` writes the seeds. This file is compiled in two packages.
 fn small_model() -> ModelSource {
     let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|f| f.join("tests/fixtures/models/tiny_a"));
     let model = folders.find(|f| f.is_dir()).expect("the repository");
     ModelSource::open(&model.display().to_string(), &Overrides::default()).expect("a model")
 }
 
-/// An optimized program and its report, on the chip that the first byte names, or on none.
+/// Decodes an optimized program and reports on it. The first byte selects the format and the chip, if any.
 pub fn module(bytes: &[u8]) -> Read {
     let (&kind, bytes) = bytes.split_first().ok_or("nothing")?;
     let format = if kind.is_multiple_of(2) { "hlo_with_config" } else { "hlo" };
@@ -228,16 +230,16 @@ pub fn module(bytes: &[u8]) -> Read {
     Ok(())
 }
 
-/// A profiler's trace, summarized.
+/// Reads and summarizes a profiler trace.
 pub fn trace(bytes: &[u8]) -> Read {
     black_box(Trace::of(&XSpace::read(bytes)?, Some(2))?);
     Ok(())
 }
 
-/// Readers of this binary alone: another program's faults are not looked for.
+/// Only this binary's readers are fuzzed, not ffmpeg.
 const NO_FFMPEG: &str = "/nowhere/ffmpeg";
 
-/// The tables of a video file, and its sound with the part of it that is heard.
+/// Reads the tables of a video file, and its audio with its edit list.
 pub fn mp4(bytes: &[u8]) -> Read {
     as_file("clip.mp4", bytes, |path| {
         black_box(read_sound(path, Path::new(NO_FFMPEG), Some(1.0)).is_ok());
@@ -246,7 +248,7 @@ pub fn mp4(bytes: &[u8]) -> Read {
     })
 }
 
-/// An image or a sound.
+/// Reads an image or an audio file.
 pub fn media(bytes: &[u8]) -> Read {
     as_file("media", bytes, |path| {
         let sound = read_sound(path, Path::new(NO_FFMPEG), Some(1.0));
@@ -254,7 +256,7 @@ pub fn media(bytes: &[u8]) -> Read {
     })
 }
 
-/// The command line's own little languages: targets, meshes, settings.
+/// Parses command-line syntax: targets, meshes, settings.
 pub fn words(bytes: &[u8]) -> Read {
     let text = std::str::from_utf8(bytes)?;
     let set = CliOverrides { set: vec![text.to_string()], ..CliOverrides::default() };
@@ -267,12 +269,12 @@ pub fn words(bytes: &[u8]) -> Read {
     any(&[text.parse::<Target>().is_ok(), parse_mesh(text).is_ok(), loads(&set), loads(&mesh)])
 }
 
-/// A body of JSON as a request to the server.
+/// Parses a JSON body as a server request.
 pub fn request(bytes: &[u8]) -> Read {
     accept(|_| Ok(Form::json(bytes)?))
 }
 
-/// The header of a form's type, a line, and its body, as a request to the server.
+/// Parses a multipart form as a server request: a line with the content type, then the body.
 pub fn form(bytes: &[u8]) -> Read {
     thread_local! {
         static RUNTIME: tokio::runtime::Runtime =
@@ -291,20 +293,20 @@ pub fn form(bytes: &[u8]) -> Read {
     })
 }
 
-/// A file of a request: a data URL, or base64.
+/// Parses a file in a request: a data URL or base64.
 pub fn data_url(bytes: &[u8]) -> Read {
     let text = std::str::from_utf8(bytes)?;
     let fields = [("prompt", "a"), ("input_reference", text)].map(|(name, text)| (name.to_string(), text.into()));
     accept(|_| Ok(Form { fields: fields.into_iter().collect(), ..Form::default() }))
 }
 
-/// The query of the list of videos.
+/// Parses the query of the video list.
 pub fn query(bytes: &[u8]) -> Read {
     black_box(list_query(Some(std::str::from_utf8(bytes)?))?);
     Ok(())
 }
 
-/// Accepts a form as a job; file parts of it go into a folder.
+/// Accepts a form as a job; its file parts go to a folder.
 fn accept(form: impl FnOnce(&Path) -> Result<Form, Box<dyn Error>>) -> Read {
     thread_local! { static SERVER: (Fields, tempfile::TempDir) = server() }
     let caller = Caller { name: String::new(), sees_all: true };
@@ -314,7 +316,7 @@ fn accept(form: impl FnOnce(&Path) -> Result<Form, Box<dyn Error>>) -> Read {
     })
 }
 
-/// The fields of a server, which keeps given files in a folder of its own.
+/// Creates the request fields of a server that stores input files in its own folder.
 fn server() -> (Fields, tempfile::TempDir) {
     let given = CliOverrides { files: vec!["nano".into()], ..CliOverrides::default() };
     let folder = folder();

@@ -1,4 +1,4 @@
-//! Flags that several subcommands share, in the groups of `--help`, and what they write into the configuration.
+//! Command-line options shared by several subcommands, and the configuration keys that they set.
 
 use std::path::PathBuf;
 
@@ -11,11 +11,11 @@ use crate::config::{CliOverrides, ConfigError, Dtype, ExtendAt, Job, Kept, Loade
 use crate::models::upsampler::Upsampling;
 use crate::tune::{Options, default_jobs};
 
-/// Flag of commands that may repeat a sidecar.
+/// Options of commands that can run the configuration of a sidecar.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Configuration")]
 pub(crate) struct RerunArgs {
-    /// Warns instead of failing where the input files or the model of a sidecar (-c OUT.json) have changed
+    /// Warns instead of failing if the input files or the model of a sidecar (-c OUT.json) have changed
     #[arg(long)]
     allow_changed_inputs: bool,
 }
@@ -26,7 +26,7 @@ impl RerunArgs {
     }
 }
 
-/// Flags of a command that runs a request.
+/// Options of a command that runs a request.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
@@ -42,7 +42,6 @@ pub(crate) struct RunArgs {
 }
 
 impl RunArgs {
-    /// Overrides of all groups.
     pub(crate) fn given(&self) -> Result<CliOverrides, UsageError> {
         let mut given = self.config.given();
         self.request.add(&mut given)?;
@@ -53,10 +52,10 @@ impl RunArgs {
     }
 }
 
-/// The configuration of a run, without options that have no effect.
+/// Loads the configuration of a run.
 ///
 /// # Errors
-/// Those of [`load`] and of [`Loaded::check_effect`].
+/// Returns an error if the configuration is invalid or contains options that have no effect.
 pub(crate) fn load_run(given: &CliOverrides) -> Result<Loaded, ConfigError> {
     let loaded = load(given)?;
     loaded.check_effect()?;
@@ -65,52 +64,54 @@ pub(crate) fn load_run(given: &CliOverrides) -> Result<Loaded, ConfigError> {
 
 const PROMPT: &str = "a red fox in the snow";
 
-/// The video of a configuration that a command times; of several videos that a file asks for, the first.
+/// Returns the video that a command times: the first one if the configuration requests several. An empty prompt is
+/// replaced by a fixed prompt.
 ///
 /// # Errors
-/// Flags or `--set` pairs that ask for several videos, or for files of a video: none is written.
+/// Returns an error if flags or `--set` pairs request several videos or output files, because none are written.
 pub(crate) fn timed_job(loaded: &Loaded) -> anyhow::Result<Job> {
     let is_of_files = |path: &str| path.starts_with("output.") || path == "sampler.progress_every";
-    loaded.check_read("no video is written, and no progress is shown", |path| !is_of_files(path))?;
+    loaded.check_read("this command writes no video and shows no progress", |path| !is_of_files(path))?;
     let jobs = loaded.config.jobs()?;
     if jobs.len() > 1 {
         let is_of_several = |path: &str| matches!(path, "request.num_videos" | "request.prompts");
-        loaded.check_read("one video is timed", |path| !is_of_several(path))?;
+        loaded.check_read("this command times a single video", |path| !is_of_several(path))?;
     }
-    let job = jobs.into_iter().next().ok_or_else(|| UsageError("no prompt".into()))?;
+    let job =
+        jobs.into_iter().next().ok_or_else(|| UsageError("no prompt: pass --prompt, or a file with prompts".into()))?;
     Ok(if job.prompt.trim().is_empty() { Job { prompt: PROMPT.into(), ..job } } else { job })
 }
 
-/// YAML files and single keys.
+/// Configuration files and single YAML keys.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Configuration")]
 pub(crate) struct ConfigArgs {
-    /// YAML file, JSON sidecar of an earlier video, or the name of a shipped configuration (ltx2, nano …); of several, each
-    /// is laid over those before it
+    /// YAML file, JSON sidecar of an earlier video, or the name of a shipped configuration (ltx2, nano …); repeatable,
+    /// later files override earlier ones
     #[arg(short, long, value_name = "FILE")]
     pub(crate) config: Vec<String>,
-    /// Sets any key of the YAML, e.g. `guidance.video.stg=1` (see `ltx2 schema`)
+    /// Sets a YAML key, e.g. `guidance.video.stg=1`; repeatable (`ltx2 schema` lists all keys)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
 }
 
 impl ConfigArgs {
-    /// Overrides of this group; the other groups add their flags.
+    /// Returns the overrides that these options set.
     pub(crate) fn given(&self) -> CliOverrides {
         CliOverrides { files: self.config.clone(), set: self.set.clone(), ..CliOverrides::default() }
     }
 }
 
-/// Flags of a command that compiles many programs.
+/// Options of commands that compile many programs.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct JobArgs {
-    /// Concurrent compilations [default: as many as cores and memory allow]
+    /// Maximum number of concurrent compilations [default: as many as cores and memory allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
-    /// Also repeats what failed
+    /// Also retries cases that failed in an earlier run
     #[arg(long)]
     retry: bool,
-    /// Folder of optimized modules, may be shared [default: modules, in the output folder]
+    /// Folder of optimized modules; several output folders may share it [default: modules, in the output folder]
     #[arg(long, value_name = "DIR")]
     modules: Option<PathBuf>,
 }
@@ -123,10 +124,10 @@ impl JobArgs {
     }
 }
 
-/// Transformer blocks that stand for all, where a model has as many.
+/// Default number of transformer blocks to compile; the results are extrapolated to all blocks.
 pub(crate) const LAYERS: usize = 3;
 
-/// Flags of the request.
+/// Options of the request.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Request")]
 pub(crate) struct RequestArgs {
@@ -136,7 +137,7 @@ pub(crate) struct RequestArgs {
     /// File with one prompt per line
     #[arg(long, value_name = "FILE")]
     pub(crate) prompts: Option<String>,
-    /// Videos per prompt, with consecutive seeds
+    /// Number of videos per prompt, with consecutive seeds
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) num_videos: Option<u64>,
     /// Negative prompt
@@ -145,60 +146,61 @@ pub(crate) struct RequestArgs {
     /// File with the negative prompt
     #[arg(long, value_name = "FILE")]
     pub(crate) negative_prompt_file: Option<String>,
-    /// Image conditioning: file, frame index (-1: the last of --num-frames), strength 0 to 1
+    /// Conditioning image: file, frame index (-1 is the last of --num-frames), strength from 0 to 1; repeatable
     #[arg(long, num_args = 3, value_names = ["PATH", "FRAME", "STRENGTH"], allow_negative_numbers = true)]
     pub(crate) image: Vec<String>,
-    /// Video that is given: a file, or a folder of PNG frames
+    /// Input video: a file, or a folder of PNG frames
     #[arg(long, value_name = "PATH")]
     pub(crate) video: Option<String>,
-    /// Video that an IC-LoRA follows, and how closely its tokens are kept, 0 to 1 [default: 1]; may be given several times, names the
-    /// pipeline in_context unless another is named
+    /// Reference video for an IC-LoRA, and its strength from 0 to 1 [default: 1]; repeatable; implies --pipeline
+    /// in_context unless another pipeline is selected
     #[arg(long, value_name = "PATH[=S]")]
     pub(crate) reference_video: Vec<String>,
-    /// Makes a span of the given video anew, in seconds: the pipeline retake
+    /// Regenerates a time span of --video, from FROM to TO seconds; implies --pipeline retake
     #[arg(long, num_args = 2, value_names = ["FROM", "TO"], allow_negative_numbers = true, value_parser = finite)]
     pub(crate) retake: Vec<f64>,
-    /// Frames and sound of a retake outside of its span: the video's latents decoded with it, or the video's own [default: decoded]
+    /// Source of the frames and sound outside the retake span: the decoded latents, or the input video itself [default:
+    /// decoded]
     #[arg(long, value_name = "WHAT")]
     pub(crate) retake_kept: Option<Kept>,
-    /// Goes on with the given video for so many seconds: the pipeline extend
+    /// Extends --video by this many seconds; implies --pipeline extend
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = finite, conflicts_with = "retake")]
     pub(crate) extend: Option<f64>,
-    /// Goes on behind the video's end, or before its start [default: end]
+    /// Extends after the end of the video, or before its start [default: end]
     #[arg(long, value_name = "WHERE")]
     pub(crate) extend_at: Option<ExtendAt>,
-    /// Sound that the video is made to: a file of any rate and number of channels, cut to the video's duration; with --retake and
-    /// --extend the sound of a given video that has none
+    /// Input audio that the video is generated to match: a file of any sample rate and channel count, truncated to the
+    /// duration of the video; with --retake and --extend, the sound of an input video that has none
     #[arg(long, value_name = "PATH")]
     pub(crate) audio: Option<String>,
-    /// Second of the sound at which the video starts
+    /// Time in the --audio file at which the video starts, in seconds [default: 0]
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite, requires = "audio")]
     pub(crate) audio_start: Option<f64>,
-    /// Seconds of the sound that are heard, then silence [default: all]
+    /// Seconds of --audio to use, followed by silence [default: all]
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite, requires = "audio")]
     pub(crate) audio_duration: Option<f64>,
-    /// Width in pixels, a multiple of 32; of 64 with two stages
+    /// Width in pixels, a multiple of 32 (of 64 for two-stage pipelines)
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) width: Option<u64>,
-    /// Height in pixels, a multiple of 32; of 64 with two stages
+    /// Height in pixels, a multiple of 32 (of 64 for two-stage pipelines)
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) height: Option<u64>,
-    /// Number of frames, 8k+1: 1, 9, 17 … 121 …; auto: as many as LTX-2.5's duration head predicts for the prompt
+    /// Number of frames, 8k+1: 1, 9, 17 … 121 …; `auto` lets LTX-2.5's duration head predict it from the prompt
     #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with = "seconds", value_parser = num_frames)]
     pub(crate) num_frames: Option<Value>,
-    /// Frames that the first stage of `distilled` generates beside the video, to guide it (LTX-2.5)
+    /// Number of keyframes that the first stage of `distilled` generates together with the video to guide it (LTX-2.5)
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) num_generated_keyframes: Option<u64>,
-    /// Upsampling between two stages, in this order, e.g. temporal_x2,spatial_x1_5
+    /// Upsampling steps between the two stages, in order, e.g. temporal_x2,spatial_x1_5
     #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
     pub(crate) upsample: Vec<Upsampling>,
-    /// Rounds of the pipeline dfr that double the frame rate, 0 to 2
+    /// Number of dfr rounds, 0 to 2; each doubles the frame rate
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) temporal_rounds: Option<u64>,
-    /// Duration in seconds; the nearest legal number of frames is taken
+    /// Duration in seconds, rounded to the nearest valid number of frames
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) seconds: Option<f64>,
-    /// Makes the video of clips, each from the latents of the one before, in the memory of one
+    /// Generates a long video as chained clips, using the memory of one clip
     #[arg(long)]
     pub(crate) chain: bool,
     /// Frames per second
@@ -207,37 +209,37 @@ pub(crate) struct RequestArgs {
     /// Speed of the motion; below 1 is slower, for slow-motion LoRAs
     #[arg(long, value_name = "SPEED", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) motion_speed: Option<f64>,
-    /// Denoising steps, 1 to 256
+    /// Number of denoising steps, 1 to 256
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) steps: Option<u64>,
     /// Random seed
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) seed: Option<u64>,
-    /// Maximum text tokens; a longer prompt is truncated
+    /// Maximum number of text tokens; longer prompts are truncated
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) max_sequence_length: Option<u64>,
-    /// Classifier-free guidance scale of both streams
+    /// Classifier-free guidance scale of both streams; 1 disables it
     #[arg(long, value_name = "G", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) guidance_scale: Option<f64>,
-    /// Classifier-free guidance scale of the audio stream
+    /// Classifier-free guidance scale of the audio stream; overrides --guidance-scale
     #[arg(long, value_name = "G", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) audio_guidance_scale: Option<f64>,
-    /// Spatio-temporal guidance (STG) scale
+    /// Spatiotemporal guidance (STG) scale; 0 disables it
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) stg_scale: Option<f64>,
-    /// Modality guidance scale: against the pass without cross-modal attention
+    /// Modality guidance scale, which moves the prediction away from the one without cross-modal attention; 1 disables
+    /// it
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) modality_scale: Option<f64>,
-    /// Guidance rescale: 0 off, 1 keeps the conditional prediction's standard deviation
+    /// Guidance rescale factor: 0 disables it, 1 restores the standard deviation of the conditional prediction
     #[arg(long, value_name = "R", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) guidance_rescale: Option<f64>,
-    /// Reference implementation to follow where they differ
+    /// Reference implementation to follow where implementations differ
     #[arg(long, value_name = "WHOSE")]
     pub(crate) reference: Option<Reference>,
 }
 
 impl RequestArgs {
-    /// Adds the flags.
     pub(crate) fn add(&self, given: &mut CliOverrides) -> Result<(), UsageError> {
         given.flag("prompt", "request.prompt", self.prompt.clone());
         given.flag("prompts", "request.prompts", self.prompts.clone());
@@ -262,7 +264,7 @@ impl RequestArgs {
         given.flag("steps", "sampler.steps", self.steps);
         given.flag("seed", "request.seed", self.seed);
         given.flag("max-sequence-length", "request.max_sequence_length", self.max_sequence_length);
-        // In this order: the flag of one stream lies over the flag of both.
+        // Order matters: the audio flag overrides the flag of both streams.
         given.flag("guidance-scale", "guidance.video.cfg", self.guidance_scale);
         given.flag("guidance-scale", "guidance.audio.cfg", self.guidance_scale);
         given.flag("audio-guidance-scale", "guidance.audio.cfg", self.audio_guidance_scale);
@@ -281,7 +283,7 @@ impl RequestArgs {
         Ok(())
     }
 
-    /// The sound that is given, with what else is said of it.
+    /// Returns the value of `request.audio`.
     fn sound(&self) -> Option<Value> {
         let more = [("start", self.audio_start), ("duration", self.audio_duration)];
         let path = [("path".to_string(), json!(self.audio.as_ref()?))].into_iter();
@@ -291,7 +293,7 @@ impl RequestArgs {
 }
 
 impl RequestArgs {
-    /// Adds what is made of a given video, and the pipeline that makes it.
+    /// Adds the flags of the input video. `--retake` and `--extend` also select their pipelines.
     fn add_video(&self, given: &mut CliOverrides) {
         given.flag("video", "request.video", self.video.clone());
         if let [from, to] = self.retake[..] {
@@ -307,29 +309,28 @@ impl RequestArgs {
     }
 }
 
-/// Flags of platform, types and layout.
+/// Options of platform, data type and layout.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Placement")]
 pub(crate) struct PlacementArgs {
     /// Platform: auto, cpu, cuda, tpu, or the path of a PJRT plugin
     #[arg(long, value_name = "NAME")]
     pub(crate) platform: Option<String>,
-    /// Data type of weights and activations; f32 also computes every matmul in full f32 precision
+    /// Data type of weights and activations; f32 also computes all matmuls in full f32 precision
     #[arg(long, value_name = "TYPE")]
     pub(crate) dtype: Option<Dtype>,
-    /// Layout, which maps logical tensor axes to mesh axes: YAML file, or the name of a shipped one
+    /// Layout, which maps logical tensor axes to mesh axes: a YAML file or the name of a shipped layout
     #[arg(long, value_name = "FILE")]
     pub(crate) layout: Option<String>,
-    /// Devices per mesh axis, e.g. cfg=2,context=4; -1 takes the rest
+    /// Devices per mesh axis, e.g. cfg=2,context=4; -1 uses all remaining devices
     #[arg(long, value_name = "AXIS=N,…")]
     pub(crate) mesh: Option<String>,
-    /// Chip to predict times with: a name or a TOML file [default: the device's or the target's]
+    /// Chip used to predict times: a name or a TOML file [default: that of the device or target]
     #[arg(long, value_name = "NAME|FILE")]
     pub(crate) chip: Option<String>,
 }
 
 impl PlacementArgs {
-    /// Whether any of them is given.
     pub(crate) fn is_given(&self) -> bool {
         let PlacementArgs { platform, dtype, layout, mesh, chip } = self;
         dtype.is_some() || [platform, layout, mesh, chip].iter().any(|text| text.is_some())
@@ -344,20 +345,21 @@ impl PlacementArgs {
     }
 }
 
-/// Flags of distributed runs.
+/// Options of distributed runs.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Processes")]
 pub(crate) struct ProcessArgs {
-    /// Coordinator address: process 0's, or etcd://HOST:PORT/RUN [default: from SLURM, Open MPI, a JobSet or GKE]
+    /// Coordinator address: HOST:PORT of process 0, or etcd://HOST:PORT/RUN [default: from SLURM, Open MPI, a JobSet or
+    /// GKE]
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) coordinator: Option<String>,
-    /// Index of this process, from 0
+    /// Index of this process, starting at 0
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) process_id: Option<u64>,
-    /// Number of processes; 1 ignores the environment
+    /// Number of processes; 1 ignores launcher variables in the environment
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) num_processes: Option<u64>,
-    /// CUDA devices per process, where several processes share a host
+    /// Number of CUDA devices per process, if several processes share a host
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) devices_per_process: Option<u64>,
 }
@@ -371,47 +373,48 @@ impl ProcessArgs {
     }
 }
 
-/// Flags of the output.
+/// Output options.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Output")]
 pub(crate) struct OutputArgs {
     /// Output MP4, or a folder for several videos [default: out/ltx2_SEED.mp4, numbered if it exists]
     #[arg(short, long, value_name = "OUT")]
     pub(crate) output: Option<String>,
-    /// Overwrites existing files, and empties the folder of --save-frames of earlier frames
+    /// Overwrites existing files, and deletes old frames in the folder of --save-frames
     #[arg(long)]
     pub(crate) force: bool,
-    /// Also writes the frames as PNG into this folder
+    /// Also writes the frames as PNG files into this folder
     #[arg(long, value_name = "DIR")]
     pub(crate) save_frames: Option<String>,
-    /// Also writes the audio as WAV
+    /// Also writes the audio as a WAV file
     #[arg(long, value_name = "FILE")]
     pub(crate) save_audio: Option<String>,
-    /// Also writes embeddings, noise, latents, frames and samples in f32
+    /// Also writes embeddings, noise, latents, frames and audio samples as f32 tensors
     #[arg(long, value_name = "FILE.safetensors")]
     pub(crate) dump: Option<PathBuf>,
-    /// Dumps the latents after every denoising step too
+    /// Also dumps the latents after each denoising step
     #[arg(long, requires = "dump")]
     pub(crate) dump_steps: bool,
-    /// Also writes timings and memory as JSON
+    /// Also writes timings and memory use as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) perf_json: Option<PathBuf>,
-    /// Denoising steps per progress update
+    /// Number of denoising steps per progress update
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) progress_every: Option<u64>,
-    /// Writes a checkpoint to OUT.steps.safetensors every N steps and when interrupted; with --chain, finished clips too
+    /// Writes a checkpoint to OUT.steps.safetensors every N steps and on interruption; with --chain, also keeps
+    /// finished clips
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) checkpoint_every: Option<u64>,
-    /// Continues from the checkpoint, to the same bytes; finished videos are kept
+    /// Resumes from the checkpoint and skips finished videos; the output is identical to that of an uninterrupted run
     #[arg(long, conflicts_with = "dump")]
     pub(crate) resume: bool,
-    /// Prints JSON instead of paths
+    /// Prints results as JSON instead of paths
     #[arg(long)]
     pub(crate) json: bool,
-    /// Prints the merged YAML with the origin of each value, then exits
+    /// Prints the merged configuration as YAML with the origin of each value, then exits
     #[arg(long)]
     pub(crate) print_config: bool,
-    /// Prints the plan, then exits
+    /// Prints the plan of the run (sizes, tokens, passes, placement), then exits
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -425,7 +428,7 @@ impl OutputArgs {
     }
 }
 
-/// Images with their frames; negative ones are counted from the end of so many frames, where these are given.
+/// Parses the triples of `--image`. Negative frame indices count from the end, which requires a known number of frames.
 fn images(values: &[String], num_frames: Option<&Value>) -> Result<Option<Value>, UsageError> {
     let one = |image: &[String]| {
         let fail = |why: &str| Err(UsageError(format!("--image {}: {why}", image.join(" "))));
@@ -435,10 +438,15 @@ fn images(values: &[String], num_frames: Option<&Value>) -> Result<Option<Value>
         let from_end = |count: i64| count.checked_add(frame).filter(|frame| *frame >= 0);
         let frame = match (frame, num_frames.and_then(Value::as_i64)) {
             (0.., _) => frame,
-            (_, None) => return fail("a frame counted from the end, -1 for the last, needs --num-frames N"),
+            (_, None) => return fail("a frame index counted from the end requires --num-frames N"),
             (_, Some(count)) => match from_end(count) {
                 Some(frame) => frame,
-                None => return fail(&format!("--num-frames {count} has the frames -{count} to {}", count - 1)),
+                None => {
+                    return fail(&format!(
+                        "with --num-frames {count}, the frame index must be from -{count} to {}",
+                        count - 1
+                    ));
+                }
             },
         };
         Ok(json!({"path": image[0], "frame": frame, "strength": strength}))
@@ -454,7 +462,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_and_images_are_lists_of_maps() {
+    fn file_and_image_flags_become_lists_of_maps() {
         let text = |s: &[&str]| s.iter().map(|t| (*t).to_string()).collect::<Vec<_>>();
         assert_eq!(
             files(&text(&["a.safetensors", "b=c.safetensors=0.5"])),
@@ -475,10 +483,10 @@ mod tests {
         assert_eq!(frame("-1", Some(json!(121))).unwrap(), 120);
         assert_eq!(frame("-121", Some(json!(121))).unwrap(), 0);
         let message = |text: &str, count| frame(text, count).unwrap_err().to_string();
-        let range = "--image i.png -122 1: --num-frames 121 has the frames -121 to 120";
+        let range = "--image i.png -122 1: with --num-frames 121, the frame index must be from -121 to 120";
         assert_eq!(message("-122", Some(json!(121))), range);
         for count in [None, Some(json!("auto"))] {
-            assert!(message("-1", count).ends_with("needs --num-frames N"));
+            assert!(message("-1", count).ends_with("requires --num-frames N"));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `ltx2 bench`: benchmarks of programs.
+//! `ltx2 bench`: benchmarks of programs and of a complete request.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use serde_json::Value;
 use super::args::{RerunArgs, RunArgs, load_run, timed_job};
 use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_run;
-use super::{UsageError, check_json, deliver, log, tell};
+use super::{UsageError, check_json, log, print_and_write_json, tell};
 use crate::perf::BenchReport;
 use crate::perf::bench::{BenchOptions, BenchTarget, Benched, bench};
 use crate::pipeline::one_line;
 use crate::pipeline::processes::together;
 use crate::text_file;
 
-/// Benchmarks each program of `generate` alone, and a whole request.
+/// Benchmarks each program of `generate` separately, and a complete request.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 bench -c ltx2 --weights random --json now.json             full size, no model files
@@ -25,25 +25,25 @@ use crate::text_file;
   ltx2 bench --micro --platform cuda --json h200x2.json            microbenchmarks, no model
   ltx2 bench --micro --from h200x2.json --from h200x4.json --fit h200.toml")]
 pub(crate) struct Args {
-    /// Report file; `-` for stdout, in place of the table
+    /// File to write the report to, as JSON; `-` writes it to stdout instead of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Overwrites the files of --json and --fit
     #[arg(long)]
     force: bool,
-    /// Earlier --json: exits non-zero on a regression above --tolerance
+    /// Earlier --json file to compare with; exits with 1 if a program is slower by more than --tolerance
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
-    /// Tolerated slowdown of a median against the baseline's, as a fraction
+    /// Allowed increase of a median relative to --baseline, as a fraction
     #[arg(long, value_name = "FRACTION", default_value_t = 0.1, requires = "baseline")]
     tolerance: f64,
-    /// Timed runs per program
+    /// Number of timed runs per program
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     runs: u16,
-    /// Warm-up runs per program
+    /// Number of warm-up runs per program
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     warmup: u16,
-    /// Transformer blocks, of random weights [default: all]
+    /// Number of transformer blocks, with random weights [default: all]
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
     /// Programs to benchmark [default: all]
@@ -87,10 +87,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let Benched { report, failed } = bench(config, &job, loaded.sidecar(), &options, group)?;
         let delivered = if first { finish(args, &report, baseline.as_ref()) } else { Ok(()) };
         match failed {
-            // Its exit code is that of a failure: the request was benchmarked up to it.
+            // Convert the cause to text, so that the exit code is 1 whatever the cause: earlier programs were measured.
             Some((target, error)) => {
                 delivered.unwrap_or_else(|error| tracing::error!("{}", super::one_line(&error)));
-                anyhow::bail!("{target}: {}; the report has what was measured before", one_line(&error))
+                anyhow::bail!(
+                    "{target}: {}; the report contains the programs that were measured before this error",
+                    one_line(&error)
+                )
             }
             None => delivered,
         }
@@ -100,7 +103,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn finish(args: &Args, report: &BenchReport, baseline: Option<&Value>) -> anyhow::Result<()> {
     let figures = serde_json::to_value(report)?;
     let text = format!("{}\n", serde_json::to_string_pretty(&figures)?);
-    deliver(args.json.as_deref(), args.force, &text, &table(report))?;
+    print_and_write_json(args.json.as_deref(), args.force, &text, &table(report))?;
     let wrong = report.wrong();
     if !wrong.is_empty() {
         anyhow::bail!("{}", wrong.join("; "));
@@ -126,7 +129,7 @@ fn compare(report: &BenchReport, figures: &Value, baseline: &Value, path: &Path,
         "/config/runtime/weights",
     ] {
         let (was, now) = (baseline.pointer(key), figures.pointer(key));
-        // A key that an older file lacks cannot be compared.
+        // Keys that an older file lacks are not compared.
         if was.is_some() && was != now {
             tracing::warn!("{} was measured with a different {}", path.display(), key[1..].replace('/', "."));
         }
@@ -139,7 +142,14 @@ fn compare(report: &BenchReport, figures: &Value, baseline: &Value, path: &Path,
     }
     match slower.len() {
         0 => Ok(()),
-        n => anyhow::bail!("{n} slower than {} by more than {:.0} %", path.display(), tolerance * 100.0),
+        n => {
+            anyhow::bail!(
+                "{n} of {} programs are slower than in {} by more than {:.0} %",
+                report.programs.len(),
+                path.display(),
+                tolerance * 100.0
+            )
+        }
     }
 }
 
@@ -151,7 +161,7 @@ fn table(report: &BenchReport) -> String {
     let _ = writeln!(out, "device      {} x {} ({})", report.devices, report.device, report.platform);
     let _ = writeln!(
         out,
-        "matmul      {}^3 {}: {:.1} TFLOP/s, 100 % of the last column",
+        "matmul      {}^3 {}: {:.1} TFLOP/s, 100 % in the last column",
         m.size,
         m.dtype,
         m.flops_per_second / 1e12

@@ -4,40 +4,40 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use super::generate::prepare_run;
-use super::{UsageError, check_new, deliver, print};
+use super::{UsageError, check_output_file, print, print_and_write_json};
 use crate::analysis::{AlphaBeta, Calibration, Chip, ChipError, CollectiveKind, Measurements, Microbenchmark, fit};
 use crate::config::{Config, ConfigError, Loaded};
 use crate::perf::micro::measure;
 use crate::runtime::micro;
 use crate::text_file;
 
-/// Flags of microbenchmarks.
+/// Options of microbenchmarks.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Microbenchmarks")]
 pub(crate) struct MicroArgs {
     /// Benchmarks matmuls, memory, kernel launches and collectives, without a model
     #[arg(long, conflicts_with_all = ["baseline", "programs", "layers", "warmup", "allow_changed_inputs"])]
     pub(crate) micro: bool,
-    /// Earlier --json in place of measuring; repeatable, for several hosts
+    /// Reads an earlier --json file instead of measuring; repeatable, to combine several hosts
     #[arg(long, value_name = "FILE", requires = "micro", conflicts_with = "runs")]
     pub(crate) from: Vec<PathBuf>,
-    /// Measures only these collectives: to renew a part of earlier measurements
+    /// Measures only these collectives, to update part of an earlier measurement
     #[arg(long, value_name = "KIND,…", requires = "micro", conflicts_with_all = ["from", "fit"], value_delimiter = ',',
         value_parser = collective)]
     pub(crate) collectives: Vec<CollectiveKind>,
-    /// Chip file whose calibration is written; a new one has the data sheet of --chip, else of the device
+    /// Chip file to write the calibration into; a new file also gets the data-sheet values of --chip or of the device
     #[arg(long, value_name = "FILE.toml", requires = "micro")]
     pub(crate) fit: Option<PathBuf>,
 }
 
 impl MicroArgs {
-    /// Refuses flags and `--set` pairs that change no measurement.
+    /// Rejects flags and `--set` pairs that do not affect the measurement.
     pub(crate) fn check_read(&self, loaded: &Loaded) -> Result<(), ConfigError> {
         let places = ["runtime.", "mesh.", "layout"];
         let (why, is_read): (_, &dyn Fn(&str) -> bool) = match (self.from.is_empty(), &self.fit) {
             (true, _) => ("--micro runs no model", &|path| places.iter().any(|place| path.starts_with(place))),
-            (false, Some(_)) => ("--from is measured already", &|path| path == "runtime.chip_file"),
-            (false, None) => ("--from is measured already", &|_| false),
+            (false, Some(_)) => ("--from uses existing measurements", &|path| path == "runtime.chip_file"),
+            (false, None) => ("--from uses existing measurements", &|_| false),
         };
         loaded.check_read(why, is_read)
     }
@@ -50,9 +50,9 @@ pub(crate) fn run(
     json: Option<&Path>,
     force: bool,
 ) -> anyhow::Result<()> {
-    check_new("--fit", args.fit.as_deref(), &["toml"], force)?;
+    check_output_file("--fit", args.fit.as_deref(), &["toml"], force)?;
     let chip = config.runtime.chip_file.as_deref();
-    let sheet = args.fit.as_deref().map(|path| named_sheet(path, chip)).transpose()?.flatten();
+    let sheet = args.fit.as_deref().map(|path| chip_file_to_extend(path, chip)).transpose()?.flatten();
     let all = match args.from.as_slice() {
         [] => {
             prepare_run(config);
@@ -62,8 +62,14 @@ pub(crate) fn run(
     };
     let tables: String = all.iter().map(table).collect();
     match (json, all.as_slice()) {
-        (Some(_), [_, _, ..]) => return Err(UsageError("--json takes the measurements of one --from".into()).into()),
-        (Some(_), [one]) => deliver(json, force, &format!("{}\n", serde_json::to_string_pretty(one)?), &tables)?,
+        (Some(_), [_, _, ..]) => {
+            return Err(
+                UsageError("--json requires a single --from: it writes the measurements of one file".into()).into()
+            );
+        }
+        (Some(_), [one]) => {
+            print_and_write_json(json, force, &format!("{}\n", serde_json::to_string_pretty(one)?), &tables)?
+        }
         _ => print(&tables)?,
     }
     let fitted = fit(&all, &typed());
@@ -83,13 +89,13 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// The collective of a name, of those that are measured.
+/// Parses the name of a collective that can be measured.
 fn collective(name: &str) -> Result<CollectiveKind, String> {
     let found = micro::KINDS.into_iter().find(|kind| kind.name() == name);
-    found.ok_or_else(|| format!("one of {}", micro::KINDS.map(CollectiveKind::name).join(", ")))
+    found.ok_or_else(|| format!("expected one of {}", micro::KINDS.map(CollectiveKind::name).join(", ")))
 }
 
-/// Command line as typed, absolute paths shortened to file names.
+/// Returns the command line, with absolute paths reduced to file names.
 fn typed() -> String {
     let short = |word: String| {
         let path = Path::new(&word);
@@ -99,16 +105,16 @@ fn typed() -> String {
     std::iter::once("ltx2".to_string()).chain(std::env::args().skip(1).map(short)).collect::<Vec<_>>().join(" ")
 }
 
-/// Text of a chip file, and the chip.
+/// Text of a chip file and the parsed chip.
 type Sheet = (String, Chip);
 
-/// The chip file that a calibration is written into: the file itself, else that of `chip`. `None`: the device's own, once that is
-/// known.
-fn named_sheet(path: &Path, chip: Option<&str>) -> anyhow::Result<Option<Sheet>> {
+/// Returns the chip file that the calibration extends: the file at `path` if it exists, otherwise that of `chip`.
+/// `None`: the file of the measured device, which is only known after measuring.
+fn chip_file_to_extend(path: &Path, chip: Option<&str>) -> anyhow::Result<Option<Sheet>> {
     let wrong = |e: ChipError| UsageError(format!("--fit {}: {e}", path.display()));
     Ok(Some(match (path.exists(), chip) {
         (true, Some(chip)) => {
-            let why = format!("--chip {chip}: {} is there, its data sheet stays; leave --chip out", path.display());
+            let why = format!("--chip {chip}: {} exists and keeps its own data sheet; remove --chip", path.display());
             return Err(UsageError(why).into());
         }
         (true, None) => (text_file::read(path)?, Chip::read(path).map_err(wrong)?),
@@ -124,7 +130,7 @@ fn named_sheet(path: &Path, chip: Option<&str>) -> anyhow::Result<Option<Sheet>>
     }))
 }
 
-/// Text of the chip file that a calibration of a device is for.
+/// Returns the text of the chip file to write the calibration into, and checks that it describes the measured device.
 fn data_sheet(path: &Path, sheet: Option<Sheet>, device: &str) -> anyhow::Result<String> {
     let (text, named) = match sheet {
         Some(sheet) => sheet,
@@ -138,7 +144,7 @@ fn data_sheet(path: &Path, sheet: Option<Sheet>, device: &str) -> anyhow::Result
     }
     let kinds = named.device_kinds.join("', '");
     Err(UsageError(format!(
-        "--fit {}: the measurements are of '{device}', the chip '{}' has device_kinds ['{kinds}']",
+        "--fit {}: the measurements are of '{device}', but the chip '{}' has device_kinds ['{kinds}']",
         path.display(),
         named.name
     ))
@@ -149,7 +155,7 @@ fn read(path: &Path) -> anyhow::Result<Measurements> {
     let fail = |e: String| UsageError(format!("--from {}: {e}", path.display()));
     let text = text_file::read(path).map_err(|e| fail(e.to_string()))?;
     let parsed = serde_json::from_str(&text);
-    Ok(parsed.map_err(|e| fail(format!("{e}; give what `ltx2 bench --micro --json FILE` wrote")))?)
+    Ok(parsed.map_err(|e| fail(format!("{e}; expected a file written by `ltx2 bench --micro --json FILE`")))?)
 }
 
 fn table(m: &Measurements) -> String {
@@ -193,7 +199,10 @@ fn constants_text(c: &Calibration) -> String {
     }
     for (what, lost) in c.contention.iter().flat_map(|c| [("matmuls", c.compute), ("memory", c.memory)]) {
         let (work, collective) = (lost.work * 100.0, lost.collective * 100.0);
-        let _ = writeln!(out, "a collective beside {what}: they lose {work:.0} % of their rate, it {collective:.0} %");
+        let _ = writeln!(
+            out,
+            "overlap of collectives and {what}: {what} lose {work:.0} % of their rate, collectives {collective:.0} %"
+        );
     }
     out
 }

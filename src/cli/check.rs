@@ -1,4 +1,4 @@
-//! `ltx2 check`: contents of a model, from headers alone.
+//! `ltx2 check`: reports the contents of a model from file headers.
 
 use std::sync::Arc;
 
@@ -20,18 +20,18 @@ use crate::pipeline::preflight::{check_components, preflight};
 use crate::pipeline::verify::component;
 use crate::weights::{ModelSource, ValidationReport, Version};
 
-/// Lists a model's components, missing and mis-shaped tensors, and what each pipeline needs, from headers alone. With -c, --set
-/// or a flag of placement, also verifies that request as a run would.
+/// Lists the components of a model, missing and wrongly shaped tensors, and what each pipeline needs; reads only file
+/// headers. With -c, --set or a placement option, also validates that request as a run would.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
     model: String,
     #[command(flatten)]
     components: ComponentArgs,
-    /// Prints JSON instead of the table.
+    /// Prints JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Also ranks the shipped layouts for these devices, as in `compile`, without compiling.
+    /// Also ranks the shipped layouts for these devices, given as in `compile`, without compiling.
     #[arg(long, value_name = "TARGET")]
     target: Option<String>,
     #[command(flatten)]
@@ -44,7 +44,7 @@ pub(crate) struct Args {
 
 enum Finding {
     Absent,
-    /// Present, without weights of its own.
+    /// Present; has no weights.
     Present,
     /// Present, but not supported.
     Unsupported(String),
@@ -52,25 +52,26 @@ enum Finding {
     Weights(ValidationReport),
 }
 
-/// What LTX-2.5 leaves to the components that are present.
+/// Which LTX-2.5 features the present components support.
 struct Newest {
-    /// Whether the video VAE has a decoder.
+    /// Whether the video VAE has a decoder (`model.decoder: conv`).
     convolution: bool,
     /// Whether the diffusion decoder is present.
     diffusion: bool,
-    /// Whether the decoder that `model.decoder: auto` selects is usable, for Lightricks' reference and for diffusers'.
+    /// Whether the decoder selected by `model.decoder: auto` is usable, with `reference: official` and with
+    /// `diffusers`.
     usable: [bool; 2],
-    /// Whether `--num-frames auto` runs.
+    /// Result for `--num-frames auto`.
     duration: Verdict,
-    /// Whether rounds of DFR run.
+    /// Result for `--temporal-rounds 1` or more.
     rounds: Verdict,
 }
 
-/// Whether a request runs on a model.
+/// Whether the model can run a request.
 struct Verdict {
     /// Components that are absent or unusable.
     missing: Vec<&'static str>,
-    /// Why components that are present cannot run it.
+    /// Error of components that are present but cannot run the request.
     error: Option<String>,
 }
 
@@ -87,7 +88,7 @@ impl Verdict {
         json
     }
 
-    /// What keeps the request from running; `None`: nothing.
+    /// Returns the reason why the request cannot run; `None` if it can.
     fn fault(&self) -> Option<String> {
         match self.missing.is_empty() {
             true => self.error.clone(),
@@ -97,7 +98,7 @@ impl Verdict {
 }
 
 impl Newest {
-    /// The decoder that `model.decoder: auto` selects for a reference, Lightricks' or diffusers'.
+    /// Returns the decoder that `model.decoder: auto` selects, with `reference: official` or `diffusers`.
     fn decoder(&self, official: bool) -> Option<&'static str> {
         match (self.convolution, self.diffusion) {
             (false, false) => None,
@@ -108,22 +109,22 @@ impl Newest {
 
     fn lines(&self) -> [String; 3] {
         let decoder = match (self.convolution, self.diffusion) {
-            (true, true) => "diffusion, by reference: diffusers conv; both are here",
-            (false, true) => "diffusion; vae has no decoder, which conv needs",
+            (true, true) => "diffusion (with reference: diffusers, conv); both are present",
+            (false, true) => "diffusion; conv needs a vae with a decoder",
             (true, false) => "conv; diffusion needs diffusion_decoder",
             (false, false) => "needs diffusion_decoder, or vae with a decoder",
         };
         let unusable = match (self.decoder(true), self.usable[0]) {
             (Some("diffusion"), false) if self.convolution => {
-                "; diffusion_decoder is unusable: repair it, or set model.decoder to conv"
+                "; diffusion_decoder is unusable: replace it, or set model.decoder to conv"
             }
-            (Some("diffusion"), false) => "; diffusion_decoder is unusable: repair it",
+            (Some("diffusion"), false) => "; diffusion_decoder is unusable: replace it",
             _ => "",
         };
         let frames = match self.duration.fault() {
             None => "ready".to_string(),
             Some(fault) if self.duration.missing == [Component::DurationHead.folder()] => {
-                format!("{fault}; by reference: diffusers it is 121 frames")
+                format!("{fault}; with reference: diffusers, auto means 121 frames")
             }
             Some(fault) => fault,
         };
@@ -137,32 +138,31 @@ impl Newest {
 }
 
 impl Args {
-    fn names_config(&self) -> bool {
+    fn selects_config(&self) -> bool {
         !self.config.config.is_empty() || !self.config.set.is_empty()
     }
 
-    /// Whether a configuration or its placement is named, so that its request is verified too. The placement of --target alone is
-    /// that of the layouts.
-    fn names_request(&self) -> bool {
-        self.names_config() || self.target.is_none() && self.placement.is_given()
+    /// Returns whether to validate a request too. With `--target`, placement options only select layouts to rank.
+    fn selects_request(&self) -> bool {
+        self.selects_config() || self.target.is_none() && self.placement.is_given()
     }
 
-    /// Refuses flags that change nothing.
+    /// Rejects flags that have no effect.
     fn check_effect(&self) -> Result<(), UsageError> {
         let PlacementArgs { platform, chip, .. } = &self.placement;
         let why = match (platform, chip, &self.target) {
             (_, Some(chip), None) => {
-                format!("--chip {chip}: it predicts times on --target's devices; give --target too, or remove it")
+                format!("--chip {chip} requires --target, for which it predicts times; add --target or remove --chip")
             }
-            (Some(platform), _, Some(target)) if !self.names_config() => {
-                format!("--platform {platform}: --target {target} names the devices; remove one")
+            (Some(platform), _, Some(target)) if !self.selects_config() => {
+                format!("--platform {platform}: --target {target} already selects the devices; remove one of the two")
             }
             _ => return Ok(()),
         };
         Err(UsageError(why))
     }
 
-    /// The configuration with this command's model.
+    /// Loads the configuration with the model of this command.
     fn loaded(&self) -> anyhow::Result<Loaded> {
         let mut given = self.config.given();
         self.placement.add(&mut given);
@@ -173,23 +173,22 @@ impl Args {
     }
 }
 
-/// Findings of every component, and which of them a run lacks.
-struct Survey<'a> {
+/// State of all components of a model.
+struct ModelSurvey<'a> {
     source: &'a Arc<ModelSource>,
-    /// Its section of a configuration.
+    /// Section `model` of a configuration with this model.
     model: Model,
     configs: ModelConfigs,
     findings: Vec<(Component, Finding)>,
 }
 
-impl<'a> Survey<'a> {
+impl<'a> ModelSurvey<'a> {
     fn new(source: &'a Arc<ModelSource>, model: Model) -> Self {
         let configs = ModelConfigs::of(source);
         let findings = Component::ALL.into_iter().map(|p| (p, examine(source, &configs, p))).collect();
-        Survey { source, model, configs, findings }
+        ModelSurvey { source, model, configs, findings }
     }
 
-    /// Whether a component is present and usable.
     fn good(&self, part: Component) -> bool {
         self.findings.iter().any(|(p, f)| {
             *p == part && (matches!(f, Finding::Present) || matches!(f, Finding::Weights(r) if r.is_ok()))
@@ -200,24 +199,25 @@ impl<'a> Survey<'a> {
         self.source.version().is_ok_and(|version| version == Version::V2_5)
     }
 
-    /// Components that a run of `config` reads and that are absent or unusable.
+    /// Returns the components that `config` needs and that are absent or unusable.
     fn missing(&self, config: &Config) -> Vec<&'static str> {
         let absent = self.configs.components(config).into_iter().filter(|part| !self.good(*part));
         let mut absent: Vec<Component> = absent.collect();
         absent.sort_by_key(|part| Component::ALL.iter().position(|own| own == part));
-        // Only transformers of this generation mark the frames that it generates.
+        // Only transformers of LTX-2.5 can mark generated keyframes.
         let unmarked = config.pipeline == Pipeline::Dfr && self.source.version().is_ok() && !self.is_2_5();
-        absent.into_iter().map(Component::folder).chain(unmarked.then_some("a transformer of LTX-2.5")).collect()
+        absent.into_iter().map(Component::folder).chain(unmarked.then_some("an LTX-2.5 transformer")).collect()
     }
 
-    /// The request that a pipeline's preset makes of the model, whose generation may not be known.
+    /// Returns the configuration of a pipeline's preset for this model, or the defaults if the model's version is
+    /// unknown.
     fn request(&self, pipeline: Pipeline) -> Config {
         let version = self.source.version().ok();
         let preset = version.and_then(|version| Config::of_preset(pipeline, version, self.model.clone()).ok());
         preset.unwrap_or_else(|| Config { pipeline, ..Config::default() })
     }
 
-    /// Whether the model's components are there and run `config`, whose given files are not opened.
+    /// Checks whether the components can run `config`, without opening its input files.
     fn verdict(&self, config: &Config) -> Verdict {
         let missing = self.missing(config);
         let error = if missing.is_empty() { check_components(config).err() } else { None };
@@ -253,11 +253,11 @@ fn opened(args: &Args) -> anyhow::Result<Arc<ModelSource>> {
     Ok(Arc::new(source))
 }
 
-/// Verdict on one request: whether `generate` would run it on this model.
+/// Checks whether `generate` would run the request on this model.
 fn verify(args: &Args) -> anyhow::Result<()> {
     let loaded = args.loaded()?;
     let mut config = loaded.config.clone();
-    // A model is verified for a request of any prompt.
+    // Any prompt will do: only the model is checked.
     if config.request.prompts.is_none() {
         config.request.prompt.get_or_insert_default();
     }
@@ -270,26 +270,26 @@ fn verify(args: &Args) -> anyhow::Result<()> {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     args.check_effect()?;
     let source = opened(args);
-    if source.is_err() && args.names_request() {
-        // Of several faults, the one that a run names.
+    if source.is_err() && args.selects_request() {
+        // Reports the error that a run would report, if there are several.
         verify(args)?;
     }
     let source = source?;
-    let survey = Survey::new(&source, Model { path: args.model.clone(), ..args.components.model() });
+    let survey = ModelSurvey::new(&source, Model { path: args.model.clone(), ..args.components.model() });
     let (findings, configs) = (&survey.findings, &survey.configs);
     let version = source.version().map_or_else(|_| "unknown".to_string(), |v| v.to_string());
     let newest = survey.is_2_5().then(|| survey.newest());
     let good = |part| survey.good(part);
-    let request = args.names_request().then(|| verify(args));
+    let request = args.selects_request().then(|| verify(args));
     let upsamplers = [Component::LatentUpsampler, Component::TemporalUpsampler].into_iter().filter(|part| good(*part));
     let upsamplings = upsamplers.filter_map(|part| configs.upsampling(part).ok().flatten().map(Upsampling::name));
     let upsamplings: Vec<&str> = upsamplings.collect();
     let verdict = |pipeline: &Pipeline| (*pipeline, survey.verdict(&survey.request(*pipeline)));
     let pipelines: Vec<(Pipeline, Verdict)> = Pipeline::value_variants().iter().map(verdict).collect();
     let plain = pipelines.iter().find(|(pipeline, _)| *pipeline == Pipeline::TextToVideo);
-    let (_, plain) = plain.ok_or_else(|| anyhow::anyhow!("text_to_video is no pipeline"))?;
+    let (_, plain) = plain.ok_or_else(|| anyhow::anyhow!("internal error: the pipeline text_to_video is missing"))?;
     let layouts = args.target.as_deref().map(|name| layouts(args, name)).transpose()?;
-    // What cannot be opened is among the findings.
+    // Errors of opening the files are already among the findings.
     let unverified = source.unverified().unwrap_or_else(|_| Vec::new());
     let bytes: u64 = findings.iter().map(|(_, f)| if let Finding::Weights(r) = f { r.bytes } else { 0 }).sum();
     if args.json {
@@ -326,7 +326,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let size = bytes as f64 / 1e9;
         let mut lines = vec![format!("{}: LTX-{version}, {size:.2} GB of weights", source.path().display())];
         lines.extend(findings.iter().flat_map(|(part, finding)| lines_of(*part, finding)));
-        lines.extend(pipelines.iter().map(|(pipeline, verdict)| line_of_pipeline(*pipeline, verdict)));
+        lines.extend(pipelines.iter().map(|(pipeline, verdict)| pipeline_line(*pipeline, verdict)));
         if !upsamplings.is_empty() {
             lines.push(format!("two_stage.upsample: {}", upsamplings.join(", ")));
         }
@@ -335,21 +335,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             lines.extend([auto].into_iter().chain(faster).chain(lacking));
         }
         lines.extend(unverified.iter().map(|line| format!("warning: {line}")));
-        lines.extend(request.iter().filter(|verdict| verdict.is_ok()).map(|_| "the request: ready".to_string()));
+        lines.extend(request.iter().filter(|verdict| verdict.is_ok()).map(|_| "request: ready".to_string()));
         print(&(lines.join("\n") + "\n"))?;
     }
     if let Some(verdict) = request {
         return verdict;
     }
     let (place, missing) = (source.path().display(), &plain.missing);
-    anyhow::ensure!(missing.is_empty(), "{place}: not complete: {}", missing.join(", "));
+    anyhow::ensure!(missing.is_empty(), "{place}: incomplete: missing {}", missing.join(", "));
     match &plain.error {
-        Some(error) => anyhow::bail!("{place}: text_to_video does not run by its preset: {error}"),
+        Some(error) => anyhow::bail!("{place}: text_to_video cannot run with its preset: {error}"),
         None => Ok(()),
     }
 }
 
-/// Choice of `layout: auto` on a target, a layout that is faster than the configuration's, and rules that it lacks.
+/// Comparison of layouts on a target: the one that `layout: auto` selects, a shipped one that is faster than the
+/// configured layout, and rules that the configured layout lacks.
 struct Layouts {
     auto: String,
     faster: Option<String>,
@@ -386,7 +387,7 @@ fn examine(source: &Arc<ModelSource>, configs: &ModelConfigs, part: Component) -
     }
 }
 
-fn line_of_pipeline(pipeline: Pipeline, verdict: &Verdict) -> String {
+fn pipeline_line(pipeline: Pipeline, verdict: &Verdict) -> String {
     let name = pipeline.name();
     match (verdict.fault(), pipeline.needed_flags()) {
         (Some(fault), _) => format!("{name}: {fault}"),
@@ -422,7 +423,7 @@ fn lines_of(part: Component, finding: &Finding) -> Vec<String> {
         Finding::Weights(report) if report.is_ok() => {
             let more = match report.inert {
                 0 => String::new(),
-                n => format!(", {n} more that are not used"),
+                n => format!(", {n} unused"),
             };
             format!("{name:<25} ok: {} tensors, {:.1} MB{more}", report.matched, report.bytes as f64 / 1e6)
         }

@@ -6,24 +6,24 @@ use std::path::PathBuf;
 use ndarray::{Array4, s};
 
 use super::comparison::{Clip, Scores, number, read, rows};
-use super::{UsageError, check_new, compare_report, print};
+use super::{UsageError, check_output_file, compare_report, print};
 use crate::media;
 use crate::quality;
 
 /// Compares two results: videos, folders of PNG files, WAV files, or dumps.
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "B is the reference. Videos are read by ffmpeg. Of dumps (.safetensors) every common tensor is compared:
-`video` as frames, `audio` as sound. Sounds of different lengths are compared over the common length.
+    after_help = "B is the reference. Videos are decoded with ffmpeg. For dumps (.safetensors), all common tensors are compared:
+`video` as frames, `audio` as audio. Audio of different lengths is compared over the shorter length.
 
 Examples:
   ltx2 compare a.mp4 b.mp4 --min-psnr 40 --report difference.html
   ltx2 compare ours.safetensors reference.safetensors --min-ssim 0.999 --max-audio-l2 1e-3 --json scores.json"
 )]
 pub(crate) struct Args {
-    /// Result: a video, a folder of PNG files, a WAV file, or a dump
+    /// Result to evaluate: a video, a folder of PNG files, a WAV file, or a dump
     a: PathBuf,
-    /// Reference to compare with, of the same kind
+    /// Reference result of the same kind
     b: PathBuf,
     /// Minimum PSNR over all frames, in decibels
     #[arg(long, value_name = "DB")]
@@ -31,19 +31,19 @@ pub(crate) struct Args {
     /// Minimum SSIM, mean over frames
     #[arg(long, value_name = "S")]
     min_ssim: Option<f64>,
-    /// Maximum mean absolute difference of any frame, in steps of 1/255
+    /// Maximum mean absolute difference of any frame, in units of 1/255
     #[arg(long, value_name = "STEPS")]
     max_mad: Option<f64>,
-    /// Maximum relative L2 distance of the sound
+    /// Maximum relative L2 distance between the audio of both results
     #[arg(long, value_name = "L2")]
     max_audio_l2: Option<f64>,
-    /// Minimum cosine similarity of the sounds
+    /// Minimum cosine similarity of the audio of both results
     #[arg(long, value_name = "C")]
     min_audio_cosine: Option<f64>,
-    /// File for all scores as JSON
+    /// Writes all scores to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Self-contained HTML report with frames side by side, differences and waveforms
+    /// Writes a self-contained HTML report with side-by-side frames, differences and waveforms
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Overwrites the files of --json and --report
@@ -52,8 +52,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    check_new("--json", args.json.as_deref(), &["json"], args.force)?;
-    check_new("--report", args.report.as_deref(), &["html", "htm"], args.force)?;
+    check_output_file("--json", args.json.as_deref(), &["json"], args.force)?;
+    check_output_file("--report", args.report.as_deref(), &["html", "htm"], args.force)?;
     let [mut a, mut b] = [read(&args.a)?, read(&args.b)?];
     let scores = score(args, &mut a, &mut b).map_err(UsageError)?;
     check_bounds_apply(args, &scores).map_err(UsageError)?;
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
     let [name_a, name_b] = [&args.a, &args.b].map(|p| p.display().to_string());
     let mut scores = Scores { a: name_a.clone(), b: name_b.clone(), ..Scores::default() };
-    let sides = |what: &str, x: String, y: String| format!("{what}: {name_a} has {x}, {name_b} {y}");
+    let sides = |what: &str, x: String, y: String| format!("{what}: {name_a} has {x}, {name_b} has {y}");
     match (&a.video, &b.video) {
         (Some(x), Some(y)) => {
             let size = |v: &Array4<f32>| format!("{} frames of {}x{}", v.dim().0, v.dim().3, v.dim().2);
@@ -94,7 +94,7 @@ fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
             if let (Some(p), Some(q)) = (rate_x, rate_y)
                 && p != q
             {
-                return Err(sides("sound", format!("{p} samples a second"), q.to_string()));
+                return Err(sides("sound", format!("{p} samples per second"), q.to_string()));
             }
             let common = x.ncols().min(y.ncols());
             if x.ncols() != y.ncols() {
@@ -121,25 +121,27 @@ fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
     let others = b.tensors.keys().filter(|name| !a.tensors.contains_key(*name));
     scores.only_in_one.extend(others.map(|name| format!("'{name}': {name_b}")));
     match scores.video.is_none() && scores.audio.is_none() && scores.tensors.is_empty() {
-        true => Err(format!("{name_a} and {name_b} have nothing in common to compare")),
+        true => Err(format!(
+            "{name_a} and {name_b} have nothing in common to compare: no frames, audio or tensors that both contain"
+        )),
         false => Ok(scores),
     }
 }
 
-/// Rejects bounds on parts that only one side has: they would never fail.
+/// Rejects bounds on frames or audio that are not compared, because such bounds would never fail.
 fn check_bounds_apply(args: &Args, scores: &Scores) -> Result<(), String> {
     let video = [("--min-psnr", args.min_psnr), ("--min-ssim", args.min_ssim), ("--max-mad", args.max_mad)];
     let audio = [("--max-audio-l2", args.max_audio_l2), ("--min-audio-cosine", args.min_audio_cosine)];
     let given =
         |bounds: &[(&'static str, Option<f64>)]| bounds.iter().find(|(_, v)| v.is_some()).map(|(name, _)| *name);
     match (given(&video), given(&audio)) {
-        (Some(flag), _) if scores.video.is_none() => Err(format!("{flag} needs frames on both sides")),
-        (_, Some(flag)) if scores.audio.is_none() => Err(format!("{flag} needs sound on both sides")),
+        (Some(flag), _) if scores.video.is_none() => Err(format!("{flag} requires frames in both results")),
+        (_, Some(flag)) if scores.audio.is_none() => Err(format!("{flag} requires audio in both results")),
         _ => Ok(()),
     }
 }
 
-/// A line for every score beyond its bound; NaN is beyond every bound.
+/// Returns a message for each score outside its bound; NaN always fails.
 fn failures(args: &Args, scores: &Scores) -> Vec<String> {
     let (video, audio) = (scores.video.as_ref(), scores.audio.as_ref());
     let bounds = [
@@ -169,7 +171,7 @@ fn table(scores: &Scores) -> String {
         let _ = writeln!(text, "{}", format!("{name:<width$}  {value:>12}  {worst:>12}").trim_end());
     }
     for only in &scores.only_in_one {
-        let _ = writeln!(text, "not compared, on one side only: {only}");
+        let _ = writeln!(text, "not compared, only in one result: {only}");
     }
     text
 }

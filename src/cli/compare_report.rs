@@ -17,7 +17,6 @@ table{border-collapse:collapse}td,th{padding:.2rem 1rem .2rem 0;text-align:left}
 font-variant-numeric:tabular-nums}.row{display:grid;grid-template-columns:repeat(3,1fr);gap:.5rem}\
 figure{margin:0}img,svg{width:100%;height:auto;background:#eee}figcaption{font-size:.85rem;color:#555}";
 
-/// Report as HTML.
 pub(super) fn page(scores: &Scores, a: &Clip, b: &Clip) -> Result<String, String> {
     let names = [escaped(&scores.a), escaped(&scores.b)];
     let mut page = format!(
@@ -30,7 +29,7 @@ pub(super) fn page(scores: &Scores, a: &Clip, b: &Clip) -> Result<String, String
     }
     page.push_str("</table>\n");
     for only in &scores.only_in_one {
-        add(&mut page, format!("<p>Not compared, on one side only: {}</p>\n", escaped(only)));
+        add(&mut page, format!("<p>Not compared, only in one result: {}</p>\n", escaped(only)));
     }
     if let (Some(a), Some(b), Some(video)) = (&a.video, &b.video, &scores.video) {
         let last = a.dim().0 - 1;
@@ -72,7 +71,7 @@ fn add(page: &mut String, text: String) {
     let _ = page.write_str(&text);
 }
 
-/// Frame `index` as a data URL.
+/// Returns frame `index` as a PNG data URL.
 fn frame_png(video: &Array4<f32>, index: usize) -> Result<String, String> {
     let one = video.index_axis(Axis(0), index).insert_axis(Axis(0)).to_owned();
     let frames = Frames::from_video(one.view()).map_err(|e| e.to_string())?;
@@ -80,7 +79,8 @@ fn frame_png(video: &Array4<f32>, index: usize) -> Result<String, String> {
     Ok(format!("data:image/png;base64,{}", BASE64_STANDARD.encode(png_bytes(rgb, frames.width(), frames.height())?)))
 }
 
-/// SVG of the sample range at every point, from -1 at the bottom to 1 at the top.
+/// Draws the waveform as SVG: a vertical line per group of samples, from the smallest to the largest sample. The
+/// vertical axis is -1 to 1.
 fn waveform(samples: ArrayView1<f32>) -> String {
     let step = samples.len().div_ceil(POINTS).max(1);
     let mut path = String::new();
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_waveform_goes_from_low_to_high() {
+    fn waveform_path_spans_sample_range() {
         let svg = waveform(ndarray::arr1(&[1.0f32, -1.0, 0.0]).view());
         assert!(svg.contains("M0 0.0V0.5M1 120.0V120.5M2 60.0V60.5"), "{svg}");
     }

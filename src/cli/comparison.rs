@@ -1,4 +1,4 @@
-//! Two results and their scores.
+//! Results to compare, and their scores.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,12 +16,12 @@ use crate::tensor::Tensor;
 pub(super) struct Clip {
     /// Frames `[frames, 3, height, width]`, values in 0..1.
     pub(crate) video: Option<Array4<f32>>,
-    /// Sound `[channels, samples]`, and its sample rate where known.
+    /// Audio `[channels, samples]`, and its sample rate if known.
     pub(crate) audio: Option<(Array2<f32>, Option<u32>)>,
     pub(crate) tensors: BTreeMap<String, Tensor>,
 }
 
-/// Reads a result, by its extension.
+/// Reads a result; the file extension determines its format.
 pub(super) fn read(path: &Path) -> Result<Clip, UsageError> {
     let bad = |e: &dyn std::fmt::Display| UsageError(e.to_string());
     let video = |frames: Frames| frames.to_video();
@@ -47,7 +47,8 @@ pub(super) fn read(path: &Path) -> Result<Clip, UsageError> {
     }
 }
 
-/// A dump's `video [b, f, 3, h, w]` and `audio [b, channels, samples]` as frames and sound, where they have that form.
+/// Converts the tensors `video [b, f, 3, h, w]` and `audio [b, channels, samples]` of a dump into frames and audio, if
+/// they have these shapes.
 fn dump(mut tensors: BTreeMap<String, Tensor>) -> Result<Clip, UsageError> {
     let mut clip = Clip::default();
     if let Some(&[n, f, 3, h, w]) = tensors.get("video").map(Tensor::shape) {
@@ -72,7 +73,7 @@ pub(super) struct Scores {
     pub(crate) only_in_one: Vec<String>,
 }
 
-/// Four decimals, or an exponent for small and large values.
+/// Formats a number with four decimals, or with an exponent if it is small or large.
 pub(super) fn number(v: f64) -> String {
     match v.abs() {
         a if a == 0.0 || (1e-3..1e5).contains(&a) => format!("{v:.4}"),
@@ -81,7 +82,7 @@ pub(super) fn number(v: f64) -> String {
     }
 }
 
-/// Rows of the table: metric, value, worst frame.
+/// Returns the rows of the table: metric, value, value of the worst frame.
 pub(super) fn rows(scores: &Scores) -> Vec<[String; 3]> {
     let mut rows = Vec::new();
     let mut row = |name: &str, value: f64, worst: Option<f64>| {

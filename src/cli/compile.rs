@@ -1,11 +1,11 @@
-//! `ltx2 compile`: a program, ahead of time, and what it moves.
+//! `ltx2 compile`: compiles a program ahead of time and reports its costs.
 
 use std::path::{Path, PathBuf};
 
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs, load_run};
 use super::compile_table::table;
 use super::generate::prepare_libtpu;
-use super::{UsageError, check_json, check_new, deliver, print, signals};
+use super::{UsageError, check_json, check_output_file, print, print_and_write_json, signals};
 use crate::analysis::Chip;
 use crate::config::Config;
 use crate::pipeline::PipelineError;
@@ -15,7 +15,8 @@ use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
 use crate::runtime::{ModuleStore, Target};
 use crate::tune::CompileReport;
 
-/// Compiles a program ahead of time, without its devices, and reports memory, FLOPs, collectives and predicted time.
+/// Compiles a program ahead of time, without the target devices, and reports memory, FLOPs, collectives and predicted
+/// time.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 compile --target tpu:v6e:2x4 -c ltx2 --layout fsdp-ulysses
@@ -27,25 +28,25 @@ pub(crate) struct Args {
     /// Target devices: tpu:CHIP:AxB or AxBxC, cuda:h200:PARTITIONSxHOSTSxDEVICES, cpu:N
     #[arg(long, value_name = "TARGET")]
     target: String,
-    /// Program to compile [default: denoise; with --save every program of a run]
+    /// Program to compile [default: denoise; with --save, all programs of a run]
     #[arg(long, value_name = "NAME")]
     program: Option<ProgramKind>,
-    /// Transformer blocks to compile; figures per block do not depend on it
+    /// Number of transformer blocks to compile; figures per block do not depend on it
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Report file; `-` for stdout, in place of the table
+    /// File to write the report to, as JSON; `-` writes it to stdout instead of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Overwrites the files of --json and --dump-hlo
     #[arg(long)]
     force: bool,
-    /// Folder for the program's StableHLO and optimized HLO
+    /// Folder for the StableHLO and optimized HLO of the program
     #[arg(long, value_name = "DIR")]
     dump_hlo: Option<PathBuf>,
-    /// Precompiles the cache in a folder, for runs with `runtime.compile_cache: DIR`
+    /// Writes the executables to a compile cache in this folder, for runs with `runtime.compile_cache: DIR`
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
-    /// Folder of optimized modules; one that is stored is analysed without compiling
+    /// Folder of optimized modules; a module that it contains is analyzed without compiling
     #[arg(long, value_name = "DIR", conflicts_with = "save")]
     modules: Option<PathBuf>,
     #[command(flatten)]
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         (None, Some(_)) => Programs::of(config, None)?.kinds().collect(),
     };
     let dumps = args.dump_hlo.iter().flat_map(|folder| kinds.iter().flat_map(move |kind| dump_files(folder, *kind)));
-    dumps.into_iter().try_for_each(|file| check_new("--dump-hlo", Some(&file), &[], args.force))?;
+    dumps.into_iter().try_for_each(|file| check_output_file("--dump-hlo", Some(&file), &[], args.force))?;
     let modules = args.modules.as_deref().map(ModuleStore::new);
     let mut reports = Vec::new();
     let mut shortage = None;
@@ -92,8 +93,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         all => serde_json::to_string_pretty(all)?,
     };
     if args.json.is_some() {
-        // The tables are printed.
-        deliver(args.json.as_deref(), args.force, &format!("{figures}\n"), "")?;
+        // The tables are already printed.
+        print_and_write_json(args.json.as_deref(), args.force, &format!("{figures}\n"), "")?;
     }
     match shortage {
         None => Ok(()),
@@ -101,18 +102,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// The value of `--target`.
+/// Parses the value of `--target`.
 pub(super) fn target(name: &str, chip: Option<&Chip>) -> Result<Target, UsageError> {
     Target::of(name, chip).map_err(|e| UsageError(format!("--target: {e}")))
 }
 
-/// The chip that a configuration names.
+/// Returns the chip of `runtime.chip_file`.
 pub(super) fn chip_of(config: &Config) -> Result<Option<Chip>, UsageError> {
     config.chip().map_err(|e| UsageError(format!("runtime.chip_file: {e}")))
 }
 
-/// Sets this process up for targets of which some may be TPUs, before anything has started a thread. Children find it in
-/// their environment.
+/// Prepares libtpu's environment variables if any target is a TPU; must run before any thread starts. Child processes
+/// inherit the variables. Then installs the signal handlers.
 pub(super) fn prepare_tpus(config: &Config, targets: &[String]) -> anyhow::Result<()> {
     if targets.iter().any(|name| name.starts_with("tpu:")) {
         prepare_libtpu(config);

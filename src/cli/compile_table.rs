@@ -1,4 +1,4 @@
-//! The figures of a compiled program as a table.
+//! Table of a compiled program's figures.
 
 use std::fmt::Write;
 
@@ -15,10 +15,10 @@ fn gib(bytes: i64) -> String {
     format!("{:.2} GiB", bytes as f64 / GIB)
 }
 
-/// Number of collectives with their bytes: those of outputs, received, and overlapped.
+/// Formats the number of collectives, their output and received bytes, and the share of overlapped bytes.
 fn moved(count: f64, [bytes, wire, overlapped]: [f64; 3]) -> String {
     let share = if bytes > 0.0 { 100.0 * overlapped / bytes } else { 0.0 };
-    // A sum of nothing is -0.
+    // An empty sum is -0; adding 0 removes the sign.
     format!(
         "{:.0} collectives, {:.1} MB ({:.1} MB received), {share:.0} % overlapped",
         count + 0.0,
@@ -46,7 +46,7 @@ pub(super) fn table(f: &CompileReport) -> String {
     line(
         "memory",
         format!(
-            "{}{of} per device: arguments {}, temporaries {}, results {} ({} in place), code {}",
+            "{}{of} per device: arguments {}, temporaries {}, results {} ({} in argument buffers), code {}",
             gib(m.total),
             gib(m.arguments),
             gib(m.temporaries),
@@ -67,7 +67,7 @@ pub(super) fn table(f: &CompileReport) -> String {
     line("per step", format!("{}; {all}", work(f.flops, f.bytes_accessed)));
     if let Some(p) = f.all_blocks() {
         let by = if f.needed.layers > f.layers {
-            format!(" of {} blocks by {} compiled", f.needed.layers, f.layers)
+            format!(" for {} blocks ({} compiled)", f.needed.layers, f.layers)
         } else {
             String::new()
         };
@@ -81,9 +81,9 @@ pub(super) fn table(f: &CompileReport) -> String {
     }
     let copied: f64 = f.stack_copies.iter().map(|c| c.bytes).sum();
     match f.stack_copies.as_slice() {
-        [] => line("copies", "no stack of layers is copied".into()),
+        [] => line("copies", "no stacked layer parameters are copied".into()),
         copies => {
-            line("copies", format!("{} stacks of layers, {:.1} MB:", copies.len(), copied / MB));
+            line("copies", format!("{} copies of stacked layer parameters, {:.1} MB:", copies.len(), copied / MB));
             for c in copies {
                 let scope = if c.scope.is_empty() { String::new() } else { format!(" under {}", c.scope) };
                 line("", format!("{} {} {:.1} MB{scope}", c.opcode, c.shape, c.bytes / MB));
@@ -96,12 +96,12 @@ pub(super) fn table(f: &CompileReport) -> String {
 }
 
 fn collectives(f: &CompileReport) -> String {
-    let head = ["in a", "runs a step", "kind", "MB", "received", "type", "axes", "how", "scope", "tensor", "rule"];
+    let head = ["per", "runs per step", "kind", "MB", "received", "type", "axes", "how", "scope", "tensor", "rule"];
     let mut rows = vec![head.map(str::to_string).to_vec()];
     for e in &f.collectives.list {
         let how = match (e.asynchronous, e.overlapped) {
             (false, _) => "sync",
-            (true, false) => "async, alone",
+            (true, false) => "async, not overlapped",
             (true, true) => "async",
         };
         rows.push(vec![

@@ -1,16 +1,16 @@
-//! `ltx2 completions`: for shells.
+//! `ltx2 completions`: shell completions.
 
 use clap::CommandFactory;
 
 use super::{Cli, print};
 
-/// Prints completions for a shell.
+/// Prints shell completions.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 completions bash > ~/.local/share/bash-completion/completions/ltx2
   ltx2 completions zsh > ~/.zfunc/_ltx2")]
 pub(crate) struct Args {
-    /// Shell to complete for
+    /// Shell to generate completions for
     #[arg(value_enum)]
     shell: clap_complete::Shell,
 }

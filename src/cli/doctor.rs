@@ -1,4 +1,4 @@
-//! `ltx2 doctor`: what works on this machine, what is missing, and the command that gets it.
+//! `ltx2 doctor`: reports which platforms work on this machine, what is missing, and the command that installs it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ pub(crate) struct Args {
     pub(crate) json: bool,
 }
 
-/// Variable that has a child process of `ltx2 doctor` report one platform.
+/// Environment variable that makes a child process of `ltx2 doctor` examine a single platform.
 const PROBE: &str = "LTX2_DOCTOR_PLATFORM";
 
 /// Platforms, plugins and tools of this machine.
@@ -40,9 +40,10 @@ struct PlatformReport {
     platform_name: Option<String>,
     platform_version: Option<String>,
     devices: Vec<String>,
-    /// Problems, each with its remedy.
+    /// Problems, each with its fix.
     missing: Vec<String>,
-    /// A plugin that was found for this platform and belongs to none of this program's; listed by itself.
+    /// Plugin that was found for this platform but belongs to an unsupported one; the output lists it as a separate
+    /// platform.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     foreign: Option<Box<PlatformReport>>,
 }
@@ -51,7 +52,7 @@ struct PlatformReport {
 struct PluginReport {
     path: PathBuf,
     origin: String,
-    /// The plugin's PJRT version; `None`: it was not loaded.
+    /// The plugin's PJRT version; `None`: the plugin was not loaded.
     api_version: Option<String>,
     stablehlo_version: Option<String>,
 }
@@ -66,11 +67,14 @@ impl From<&PluginFile> for PluginReport {
 pub(crate) fn run(args: &Args) -> Result<()> {
     const PLATFORMS: [Platform; 3] = [Platform::Cpu, Platform::Cuda, Platform::Tpu];
     if let Ok(name) = std::env::var(PROBE) {
-        let kind = PLATFORMS.into_iter().find(|kind| kind.name() == name).context("no such platform")?;
+        let kind = PLATFORMS
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .with_context(|| format!("{PROBE}: unknown platform '{name}'"))?;
         return print(&serde_json::to_string(&examine(kind))?);
     }
     let mut platforms: Vec<PlatformReport> = PLATFORMS.into_iter().map(probe).collect();
-    // One file is found for every platform if its name speaks of none.
+    // A plugin whose file name does not identify a platform is found for every platform.
     let mut foreign: Vec<PlatformReport> =
         platforms.iter_mut().filter_map(|one| one.foreign.take()).map(|b| *b).collect();
     foreign.dedup_by(|one, other| one.path() == other.path());
@@ -82,12 +86,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         false => print(&text(&report))?,
     }
     if !report.platforms.iter().any(|platform| platform.works) {
-        bail!("no platform works, as listed; `ltx2 plugin install cpu` fetches a plugin that runs everywhere");
+        bail!(
+            "no platform works (see the list above); `ltx2 plugin install cpu` installs a plugin that runs on any machine"
+        );
     }
     Ok(())
 }
 
-/// Examines a platform in a child process, which a plugin may end.
+/// Examines a platform in a child process, because a plugin may abort its process.
 fn probe(kind: Platform) -> PlatformReport {
     let ran = std::env::current_exe().and_then(|program| {
         let mut child = Command::new(program);
@@ -95,7 +101,7 @@ fn probe(kind: Platform) -> PlatformReport {
     });
     let output = match ran {
         Ok(output) => output,
-        Err(error) => return failed(kind, format!("cannot start a process to examine it: {error}")),
+        Err(error) => return failed(kind, format!("cannot start a process that examines the platform: {error}")),
     };
     let printed = String::from_utf8_lossy(&output.stderr);
     match serde_json::from_slice(&output.stdout) {
@@ -104,13 +110,16 @@ fn probe(kind: Platform) -> PlatformReport {
             report
         }
         _ => {
-            let last = printed.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
-            failed(kind, format!("the process that examined it ended with {}: {}", output.status, last.trim()))
+            let last = printed.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no output");
+            failed(
+                kind,
+                format!("the process that examined the platform ended with {}: {}", output.status, last.trim()),
+            )
         }
     }
 }
 
-/// The report of a platform whose child process has none.
+/// Returns the report of a platform whose child process failed.
 fn failed(kind: Platform, why: String) -> PlatformReport {
     let search = discover::find(kind, None);
     let report = PlatformReport { platform: kind.name().into(), ..PlatformReport::default() };
@@ -120,19 +129,18 @@ fn failed(kind: Platform, why: String) -> PlatformReport {
     }
 }
 
-/// The report of a plugin for hardware that this program does not support.
+/// Returns the report of a plugin for unsupported hardware.
 fn unsupported(name: &str, plugin: PluginReport) -> PlatformReport {
     let why = format!("{name} is not supported: use cpu, cuda or tpu");
     PlatformReport { platform: name.into(), plugin: Some(plugin), missing: vec![why], ..PlatformReport::default() }
 }
 
 impl PlatformReport {
-    /// Path of the plugin.
     fn path(&self) -> Option<&Path> {
         self.plugin.as_ref().map(|plugin| &*plugin.path)
     }
 
-    /// The report without a plugin that turned out not to be the platform's.
+    /// Removes a plugin that turned out to be for another platform, and adds a message with the path and `what`.
     fn without(mut self, plugin: &PluginFile, what: &str, foreign: Option<PlatformReport>) -> Self {
         self.missing.push(format!("{} {what}", plugin.path.display()));
         PlatformReport {
@@ -144,7 +152,7 @@ impl PlatformReport {
         }
     }
 
-    /// The same for a plugin whose file does not say what it is for and which does not start.
+    /// Like [`Self::without`], for a plugin of unknown platform that fails to start.
     fn without_broken(self, plugin: &PluginFile, error: String) -> Self {
         let missing = vec![error];
         let foreign = PlatformReport {
@@ -153,7 +161,7 @@ impl PlatformReport {
             missing,
             ..PlatformReport::default()
         };
-        let what = format!("cannot be used: name another plugin with {PLUGIN_VARIABLE}, or unset it");
+        let what = format!("cannot be used: set {PLUGIN_VARIABLE} to another plugin, or unset it");
         self.without(plugin, &what, Some(foreign))
     }
 }
@@ -169,33 +177,33 @@ fn examine(kind: Platform) -> PlatformReport {
     }
     let search = discover::find(kind, None);
     let Some(found) = search.found.first() else {
-        report.missing.push(format!("no plugin: `ltx2 plugin install {name}` fetches it"));
+        report.missing.push(format!("no plugin: install it with `ltx2 plugin install {name}`"));
         return report;
     };
     report.plugin = Some(found.into());
     let is_neutral = Kind::of_file(&found.path).is_none();
-    // Reading half a gigabyte of libtpu is of no use without chips.
+    // Skips loading libtpu (half a gigabyte) if there are no TPU chips.
     if Platform::of_file(&found.path) != Some(Platform::Tpu) || hardware.is_ok() {
         match trial::load(&found.path, None, Purpose::Run) {
             Ok(plugin) => match plugin.kind() {
                 Some(Kind::Unsupported(own)) => {
                     return report.without(
                         found,
-                        &format!("is a plugin of {own}"),
+                        &format!("is a plugin for {own}"),
                         Some(unsupported(own, found.into())),
                     );
                 }
                 Some(own) if own != Kind::Supported(kind) => {
-                    return report.without(found, &format!("is a plugin of {}", own.name()), None);
+                    return report.without(found, &format!("is a plugin for {}", own.name()), None);
                 }
                 None if kind != Platform::Cpu => {
-                    return report.without(found, &format!("is no plugin of {name}"), None);
+                    return report.without(found, &format!("is not a plugin for {name}"), None);
                 }
                 _ => report.plugin = Some(loaded(found, &plugin)),
             },
-            // A plugin of a neutral name that turns out to be libtpu's is not this platform's.
+            // A plugin whose file name identifies no platform turned out to be libtpu.
             Err(Error::NoHardware { platform, .. }) if platform != name => {
-                return report.without(found, &format!("is a plugin of {platform}"), None);
+                return report.without(found, &format!("is a plugin for {platform}"), None);
             }
             Err(Error::NoHardware { .. }) if hardware.is_err() => {}
             Err(error) if is_neutral => return report.without_broken(found, error.to_string()),
@@ -211,7 +219,7 @@ fn examine(kind: Platform) -> PlatformReport {
     }
 }
 
-/// Report of a plugin that was loaded.
+/// Returns the report of a loaded plugin.
 fn loaded(file: &PluginFile, plugin: &Plugin) -> PluginReport {
     PluginReport {
         api_version: Some(format!("{}.{}", plugin.version().0, plugin.version().1)),
@@ -220,15 +228,15 @@ fn loaded(file: &PluginFile, plugin: &Plugin) -> PluginReport {
     }
 }
 
-/// Adds the devices of a plugin that was loaded. Its client may name other hardware than the platform's: a plugin without
-/// a TPU's or a GPU's extensions need not be the CPU's.
+/// Creates a client and adds its devices to the report. The client may report a platform other than `kind`: a plugin
+/// without TPU or GPU extensions is not necessarily a CPU plugin.
 fn start(kind: Platform, mut report: PlatformReport, found: &PluginFile) -> PlatformReport {
     let opened = platform::open(&Choice::File(found.path.clone()), None).map_err(|e| e.to_string());
     match opened.and_then(|(_, client)| describe(&mut report, &client).map_err(|e| e.to_string())) {
         Ok(()) => match report.platform_name.clone().filter(|own| kind == Platform::Cpu && own != kind.name()) {
             Some(own) => {
                 let foreign = report.plugin.take().map(|plugin| unsupported(&own, plugin));
-                return report.without(found, &format!("is a plugin of {own}"), foreign);
+                return report.without(found, &format!("is a plugin for {own}"), foreign);
             }
             None => report.works = true,
         },
@@ -251,7 +259,7 @@ fn describe(report: &mut PlatformReport, client: &Client) -> crate::pjrt::Result
     Ok(())
 }
 
-/// `1.20.0` from the plugin's list of numbers.
+/// Returns the StableHLO version, such as `1.20.0`, from the plugin's attributes.
 fn stablehlo_version(plugin: &Plugin) -> Option<String> {
     match plugin.attributes().ok()?.remove("stablehlo_current_version")? {
         Value::Ints(parts) => Some(parts.iter().map(i64::to_string).collect::<Vec<_>>().join(".")),
@@ -281,12 +289,12 @@ fn text(report: &DoctorReport) -> String {
     }
     match &report.ffmpeg {
         Some(path) => lines.push(format!("\nffmpeg: {}", path.display())),
-        None => lines.push("\nffmpeg: not on PATH; MP4 files are written by the built-in encoder".into()),
+        None => lines.push("\nffmpeg: not on PATH; MP4 files are written with the built-in encoder".into()),
     }
     lines.join("\n") + "\n"
 }
 
-/// The first executable of that name on PATH.
+/// Returns the first executable with this name on PATH.
 fn in_path(name: &str) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt;
     let executable = |path: &Path| path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);

@@ -1,4 +1,4 @@
-//! `ltx2 experiment`: cases compiled, measured and ranked; or a search among all layouts.
+//! `ltx2 experiment`: compiles, measures and ranks cases, or searches all layouts.
 
 use std::path::{Path, PathBuf};
 
@@ -14,10 +14,10 @@ use crate::tune::{
     suggestions_markdown, table,
 };
 
-/// Compiles the cases of a YAML file and ranks them; with --search, finds the fastest layout and mesh itself.
+/// Compiles the cases of a YAML file and ranks them; with --search, finds the fastest layout and mesh.
 ///
-/// Run it again to resume: only missing cases are compiled and measured. Stored modules are analysed anew; measurements are
-/// kept by the program that ran.
+/// Run the command again to resume: only missing cases are compiled and measured. Stored modules are analyzed again
+/// with the current cost model; a stored measurement is reused only for the same program.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 experiment experiments/ablation.yml -o out/ablation
@@ -28,21 +28,22 @@ use crate::tune::{
   ltx2 experiment --search --target cuda:h200:1x1x4 -c ltx2_3_two_stage --videos 1,2,4 --layout mine.yml -o out/search
 
 To compile for TPUs, set TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1. `ltx2 schema --of experiment` lists the keys.
-A search writes DIR/best.yml, a layout file whose comments list what it was compared with.")]
+A search writes DIR/best.yml, a layout file whose comments list the layouts it was compared with.")]
 pub(crate) struct Args {
     /// Experiment file
     #[arg(value_name = "FILE.yml", required_unless_present = "search", conflicts_with = "search")]
     file: Option<PathBuf>,
-    /// The experiment's own folder: results.jsonl, report.md, report.html, best.yml and optimized modules, which a later run replaces
+    /// Folder for results.jsonl, report.md, report.html, best.yml and optimized modules; a later run replaces the
+    /// reports. Use one folder per experiment
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// Also measures each case whose devices are present, with random weights
     #[arg(long, conflicts_with = "search")]
     measure: bool,
-    /// Also diagnoses the fastest layout of each group; its suggestions are in the report
+    /// Also diagnoses the fastest layout of each group and adds the suggestions to the report
     #[arg(long, conflicts_with = "search")]
     why: bool,
-    /// Chip to predict times with: a name or a TOML file [default: the target's]
+    /// Chip used to predict times: a name or a TOML file [default: that of the target]
     #[arg(long, value_name = "NAME|FILE")]
     chip: Option<String>,
     #[command(flatten)]
@@ -53,7 +54,7 @@ pub(crate) struct Args {
     config: ConfigArgs,
 }
 
-/// Flags of a search.
+/// Options of a search.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Search")]
 struct SearchArgs {
@@ -63,34 +64,34 @@ struct SearchArgs {
     /// Target devices, as in `compile`
     #[arg(long, value_name = "TARGET", requires = "search")]
     target: Option<String>,
-    /// Video size; give it again for a layout that serves several [default: the configuration's]
+    /// Video size; repeat it to find one layout for several sizes [default: the configured size]
     #[arg(long, value_name = "WIDTHxHEIGHTxFRAMES", requires = "search")]
     shape: Vec<String>,
-    /// Numbers of videos to choose from, by the time of one [default: the configuration's]
+    /// Batch sizes (numbers of videos) to choose from, by the time per video [default: the configured batch size]
     #[arg(long, value_name = "N,…", value_delimiter = ',', requires = "search", value_parser = clap::value_parser!(u16).range(1..))]
     videos: Vec<u16>,
-    /// Loop to search for [default: all of a request, each by its steps]
+    /// Program to optimize [default: all denoising programs of a request, weighted by their steps]
     #[arg(long, value_name = "PROGRAM", value_parser = ["denoise", "refine"], requires = "search")]
     program: Option<String>,
-    /// Layout file to try beside the shipped layouts, on every mesh of axes that it uses; may be repeated
+    /// Layout file to try in addition to the shipped layouts, on every mesh of the axes that it uses; repeatable
     #[arg(long, value_name = "FILE", requires = "search")]
     layout: Vec<String>,
-    /// Only layouts that fit into device memory beside a run's other components
+    /// Considers only layouts that fit into device memory together with a run's other components
     #[arg(long, requires = "search")]
     memory_fit: bool,
-    /// Only layouts of which a run needs at most so much of a device's memory
+    /// Considers only layouts with which a run needs at most this much memory per device
     #[arg(long, value_name = "GIB", requires = "search", value_parser = gib)]
     memory: Option<f64>,
-    /// Maximum number of programs, stored ones included
+    /// Maximum number of programs to compile, including those stored by earlier runs
     #[arg(long, value_name = "N", default_value_t = 48, requires = "search", value_parser = clap::value_parser!(u16).range(1..))]
     budget: u16,
-    /// Seconds after which no compilation is begun
+    /// Starts no new compilation after this many seconds
     #[arg(long, value_name = "S", default_value_t = 7200, requires = "search")]
     seconds: u64,
-    /// Seed of the order among equally promising layouts
+    /// Random seed for the order of equally promising layouts
     #[arg(long, value_name = "N", default_value_t = 0, requires = "search")]
     seed: u64,
-    /// Transformer blocks to compile [default: 3, or all of a smaller model]
+    /// Number of transformer blocks to compile [default: 3, or all of a smaller model]
     #[arg(long, value_name = "N", requires = "search", value_parser = clap::value_parser!(u16).range(1..))]
     layers: Option<u16>,
 }
@@ -102,9 +103,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut options = Options { chip, ..args.jobs.options(args.output.clone(), args.measure)? };
     let Some(file) = &args.file else { return run_search(args, options) };
     if !args.config.config.is_empty() || !args.config.set.is_empty() {
-        return Err(
-            UsageError("-c and --set belong to --search; an experiment's file has 'config' and 'set'".into()).into()
-        );
+        return Err(UsageError(
+            "-c and --set require --search; in an experiment file, use the keys 'config' and 'set'".into(),
+        )
+        .into());
     }
     let file = read_experiment(file)?;
     prepare(&file, &mut options)?;
@@ -116,40 +118,44 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     report(&file.title, &groups, &args.output)
 }
 
-/// Refuses a folder in which files that no experiment wrote have the names of its reports: its log is beside those of one.
+/// Returns an error if `folder` contains a report but no results.jsonl, so that files that no experiment wrote are not
+/// overwritten.
 fn check_own(folder: &Path) -> Result<(), UsageError> {
     let is_foreign = |name: &&str| folder.join(name).exists() && !folder.join(LOG).exists();
     match REPORTS.into_iter().find(is_foreign) {
         Some(name) => Err(UsageError(format!(
-            "--output: {} exists, and {LOG} of an experiment is not beside it; name another folder",
+            "--output: {} exists, but its folder has no {LOG}, so no experiment wrote the file; choose another folder",
             folder.join(name).display()
         ))),
         None => Ok(()),
     }
 }
 
-/// Sets this process up for the targets of a file, by the one set of arguments that all its configurations give libtpu, and takes the
-/// chip that they name.
+/// Prepares this process for the targets of the file: sets libtpu's arguments, which all cases must share, and uses the
+/// chip of the cases unless `--chip` is set.
 fn prepare(file: &Experiment, options: &mut Options) -> anyhow::Result<()> {
     let cases = file.cases();
     let configs = cases.iter().map(|case| Ok(load_run(&given(case, file).map_err(usage)?)?.config));
     let configs = configs.collect::<anyhow::Result<Vec<_>>>()?;
     let targets: Vec<String> = cases.into_iter().filter_map(|case| case.target).collect();
     let Some(first) = configs.first() else { return Ok(()) };
-    // They are read once, from the environment that children share.
+    // libtpu reads its arguments once, from the environment, which child processes inherit.
     if configs.iter().any(|config| config.runtime.libtpu_init_args != first.runtime.libtpu_init_args) {
-        let why = "runtime.libtpu_init_args differs between the cases; make an experiment of each";
+        let why = "runtime.libtpu_init_args differs between the cases; use a separate experiment for each value";
         return Err(UsageError(why.into()).into());
     }
     if options.chip.is_none() && configs.iter().any(|config| config.runtime.chip_file != first.runtime.chip_file) {
-        return Err(UsageError("runtime.chip_file differs between the cases; make an experiment of each".into()).into());
+        return Err(UsageError(
+            "runtime.chip_file differs between the cases; use a separate experiment for each value".into(),
+        )
+        .into());
     }
-    take_chip(first, options)?;
+    use_configured_chip(first, options)?;
     prepare_tpus(first, &targets)
 }
 
-/// Takes the chip that a configuration names where `--chip` names none.
-fn take_chip(config: &Config, options: &mut Options) -> Result<(), UsageError> {
+/// Uses the chip of the configuration unless `--chip` is set.
+fn use_configured_chip(config: &Config, options: &mut Options) -> Result<(), UsageError> {
     if options.chip.is_none() {
         options.chip = config.runtime.chip_file.clone().zip(chip_of(config)?);
     }
@@ -169,7 +175,7 @@ fn report(title: &str, groups: &[Group], folder: &Path) -> anyhow::Result<()> {
     tracing::info!("{short} and {long} written");
     let rows = || groups.iter().flat_map(|group| &group.rows);
     let (failed, all) = (rows().filter(|r| r.report.is_none()).count(), rows().count());
-    anyhow::ensure!(failed < all, "none of {all} cases compiled");
+    anyhow::ensure!(failed < all, "all {all} cases failed to compile");
     Ok(())
 }
 
@@ -184,20 +190,22 @@ fn run_search(args: &Args, mut options: Options) -> anyhow::Result<()> {
     shapes.dedup();
     videos.sort_unstable();
     videos.dedup();
-    // A size that is given takes the place of the configuration's, which may be left to a prompt.
+    // `--shape` overrides the configured size, whose frame count may be `auto`.
     let mut sized = given.clone();
     sized.set.extend(shapes.first().map(|shape| case(shape).size_settings()).transpose()?.unwrap_or_default());
     let config = load_run(&sized)?.config;
-    take_chip(&config, &mut options)?;
+    use_configured_chip(&config, &mut options)?;
     let options = &options;
     let target = target(&name, options.chip.as_ref().map(|(_, chip)| chip))?;
     if s.memory_fit && target.chip().is_none() {
         return Err(usage(crate::tune::TuneError::Capacity(name)));
     }
-    // Before any device is opened.
+    // Checked before any device is opened.
     s.layout.iter().try_for_each(|layout| read_layout_source(layout).map(drop))?;
     if s.layout.iter().any(|layout| layout == AUTO) {
-        return Err(UsageError("--layout auto: a search tries the shipped layouts anyway; name a file".into()).into());
+        return Err(
+            UsageError("--layout auto: a search always tries the shipped layouts; pass a layout file".into()).into()
+        );
     }
     prepare_tpus(&config, std::slice::from_ref(&name))?;
     let blocks = Programs::of(&config, None)?.layers();
@@ -230,18 +238,18 @@ fn run_search(args: &Args, mut options: Options) -> anyhow::Result<()> {
         report(&title, &ranked(rows), &args.output)?;
     }
     print(&format!("\n{}", summary(&result)))?;
-    anyhow::ensure!(result.found(), "no layout was found for {}", request.target);
+    anyhow::ensure!(result.found(), "found no layout for {}", request.target);
     Ok(())
 }
 
 fn gib(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(gib) if gib > 0.0 && f64::is_finite(gib) => Ok(gib),
-        _ => Err("not a number of GiB above 0".into()),
+        _ => Err("expected a number of GiB above 0".into()),
     }
 }
 
-/// The command of this process, to be typed again.
+/// Returns the command line of this process, quoted for a shell.
 fn command_line() -> String {
     let plain =
         |word: &String| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "-_./=:,@+%".contains(c));
@@ -252,7 +260,7 @@ fn command_line() -> String {
 
 const TIMEOUT: u64 = 1800;
 
-/// Files of an experiment's folder that a later run replaces.
+/// Files in an experiment's folder that a later run replaces.
 const REPORTS: [&str; 3] = ["report.md", "report.html", "best.yml"];
 
 pub(super) fn usage(error: crate::tune::TuneError) -> anyhow::Error {

@@ -1,4 +1,4 @@
-//! `ltx2 generate`: videos with sound from prompts.
+//! `ltx2 generate`: generates videos with sound from prompts.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -13,20 +13,20 @@ use crate::pipeline::PipelineError;
 use crate::pipeline::generate::generate;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::origin::Origin;
-use crate::pipeline::outputs::{check_taken, unfinished};
+use crate::pipeline::outputs::{check_outputs, unfinished};
 use crate::pipeline::preflight::preflight;
 use crate::pipeline::processes::together;
 use crate::pipeline::programs::Programs;
-use crate::pjrt::give_libtpu_arguments;
+use crate::pjrt::prepend_libtpu_flags;
 use crate::runtime::processes::Group;
 
-/// Makes videos with sound from prompts.
+/// Generates videos with sound from prompts.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(after_help = "Examples:
   ltx2 generate -c nano -p \"a red circle bounces on blue, low beeps\"
   ltx2 generate -c configs/ltx2.yml -p \"a cat plays the piano\" --seconds 5 --seed 1 -o cat.mp4
   ltx2 generate -c my.yml --set guidance.video.cfg=3 --print-config
-  ltx2 generate -c out/ltx2_10.json -o again.mp4          repeats an earlier run
+  ltx2 generate -c out/ltx2_10.json -o again.mp4          generates an earlier video again
   ltx2 generate -c ltx2 --prompts prompts.txt --num-videos 2 -o clips")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -38,7 +38,6 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The configuration that files and flags make together.
     pub(crate) fn load(&self) -> anyhow::Result<Loaded> {
         let mut given = self.run.given()?;
         self.rerun.add(&mut given);
@@ -67,11 +66,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     together(config, |group| make(args, &loaded, group))
 }
 
-/// Verifies a run for its plan. A published model may be on another machine than the plan: then the request is verified by
-/// the configuration that this program carries of it.
+/// Validates a run for its plan. If the model is a published one that is not on this machine, validates the request
+/// against the built-in configuration of that model.
 ///
 /// # Errors
-/// The error that the run would end with before it compiles a program.
+/// Returns the error that the run would fail with before it compiles a program.
 fn verify(config: &Config, options: &GenerateOptions) -> anyhow::Result<()> {
     let is_elsewhere =
         config.model.weights == WeightSource::File && matches!(Origin::of(config), Ok(Origin::Preset(_)));
@@ -82,7 +81,7 @@ fn verify(config: &Config, options: &GenerateOptions) -> anyhow::Result<()> {
         return Ok(());
     }
     match Programs::of(config, None) {
-        // Which upsampler the other machine has is not known.
+        // An input error is accepted, because it is unknown which upsampler the machine that runs the plan has.
         Ok(_) | Err(PipelineError::Input(_)) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -113,17 +112,19 @@ fn make(args: &Args, loaded: &Loaded, group: Option<&Arc<Group>>) -> anyhow::Res
     }
 }
 
-/// Hands the configuration's arguments to libtpu; then SIGINT and SIGTERM are heard in every phase.
+/// Passes the configured arguments to libtpu, then installs the handlers of SIGINT and SIGTERM.
 pub(super) fn prepare_run(config: &Config) {
     prepare_libtpu(config);
     signals::end_command();
 }
 
-/// Hands the configuration's arguments to libtpu, before anything has started a thread.
+/// Passes the configured arguments to libtpu; must run before any thread starts.
 pub(super) fn prepare_libtpu(config: &Config) {
     let arguments = config.runtime.libtpu_init_args.trim();
-    if !arguments.is_empty() && !give_libtpu_arguments(arguments) {
-        tracing::warn!("runtime.libtpu_init_args comes too late; set LIBTPU_INIT_ARGS instead");
+    if !arguments.is_empty() && !prepend_libtpu_flags(arguments) {
+        tracing::warn!(
+            "runtime.libtpu_init_args has no effect: threads are already running; set LIBTPU_INIT_ARGS instead"
+        );
     }
 }
 
@@ -132,15 +133,17 @@ fn options(loaded: &Loaded, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
     let mut jobs = config.jobs()?;
     if output.checkpoint_every.is_some() || output.resume {
         if group.is_some() {
-            return Err(UsageError("--checkpoint-every and --resume are for runs of one process".into()).into());
+            return Err(
+                UsageError("--checkpoint-every and --resume are not supported with several processes".into()).into()
+            );
         }
         if config.output.path.is_none() {
-            let why = "--checkpoint-every and --resume need a name that stays: give -o or output.path";
+            let why = "--checkpoint-every and --resume require a fixed output path: set -o or output.path";
             return Err(UsageError(why.into()).into());
         }
     }
     let mut outputs = match group {
-        // Only the first process writes, and only it looks at what is there.
+        // Only the first process writes files and checks for existing ones.
         Some(group) if group.id() > 0 => jobs.iter().map(|_| PathBuf::new()).collect(),
         _ => output_paths(config.output.path.as_deref().map(Path::new), &jobs, config.pipeline.extension())?,
     };
@@ -150,8 +153,8 @@ fn options(loaded: &Loaded, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
     }
     let progress_every = match config.sampler.progress_every {
         ProgressEvery::Steps(steps) => Some(steps),
-        // A bar moves with every step; without one, the loop runs at once. Several processes run the same calls, whether
-        // they have a terminal or not.
+        // With a progress bar, each step is a separate device call; without one, all steps run in one call. With
+        // several processes, all must make the same calls, so a terminal has no influence.
         ProgressEvery::Auto(_) => (group.is_none() && std::io::stderr().is_terminal()).then_some(1),
     };
     let options = GenerateOptions {
@@ -168,6 +171,6 @@ fn options(loaded: &Loaded, output: &OutputArgs, group: Option<&Arc<Group>>) -> 
         progress_every,
         json: output.json,
     };
-    check_taken(config, &options)?;
+    check_outputs(config, &options)?;
     Ok(options)
 }

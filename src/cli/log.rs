@@ -1,4 +1,4 @@
-//! The log on stderr.
+//! Log on stderr.
 
 use std::fmt::{self as text, Write as _};
 use std::io::IsTerminal;
@@ -15,16 +15,16 @@ use tracing_subscriber::{EnvFilter, Registry, fmt, prelude::*, reload};
 
 use crate::config::LogFormat;
 
-/// Handle by which [`only_warnings`] changes the filter; unset if the user chose a level.
+/// Handle with which [`only_warnings`] changes the filter; unset if the user chose a level.
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
-/// Filter of lines up to a level. Lines of other crates, which speak of their own parts, are at `trace` alone.
+/// Returns the filter directives of a level. Only `trace` includes other crates.
 fn filter_of(level: &str) -> String {
-    // The names of all crates of the workspace start with it.
+    // The names of all crates of the workspace start with `ltx2`.
     if level == "trace" { level.into() } else { format!("off,ltx2={level}") }
 }
 
-/// Starts the log. `LTX2_LOG` overrides `-v` and `-q`.
+/// Starts logging. `LTX2_LOG` overrides `-v` and `-q`.
 pub fn start(verbose: u8, quiet: u8) {
     let level = filter_of(match (verbose, quiet) {
         (0, 0) => "info",
@@ -44,38 +44,38 @@ pub fn start(verbose: u8, quiet: u8) {
         .with_writer(std::io::stderr)
         .with_ansi(colours)
         .event_format(Lines(fmt::format().with_ansi(colours).with_target(verbose > 0).without_time()))
-        // A log that cannot be written is no reason to end: the message about it would end the process.
+        // By default, a failed log write is reported with `eprintln!`, which panics if stderr cannot be written.
         .log_internal_errors(false);
     tracing_subscriber::registry().with(filter).with(lines).init();
     if !asked {
-        // The log is started once.
+        // Logging starts only once.
         let _ = FILTER.set(handle);
     }
     if let Some(why) = mistake {
-        tracing::warn!("LTX2_LOG is not a filter and is ignored: {why}");
+        tracing::warn!("ignoring LTX2_LOG, which is not a valid filter: {why}");
     }
 }
 
-/// Reduces the log to warnings and errors, as all processes but the first do. A level that the user chose stays.
+/// Reduces the log to warnings and errors, in all processes but the first. Keeps a level that the user chose.
 pub(crate) fn only_warnings() {
     if let Some(handle) = FILTER.get() {
-        // The log goes on as it was where its filter is gone.
+        // If the filter is gone, the level stays unchanged.
         let _ = handle.modify(|filter| *filter = EnvFilter::new(filter_of("warn")));
     }
 }
 
-/// Whether lines are objects of JSON.
+/// Whether each log line is a JSON object.
 static JSON: AtomicBool = AtomicBool::new(false);
 
-/// Target of lines that are objects by themselves.
+/// Target of events whose message already is a JSON object.
 const OBJECTS: &str = "ltx2::serve::access";
 
-/// Takes the form of the lines from here on.
+/// Sets the format of all following log lines.
 pub(crate) fn form(format: LogFormat) {
     JSON.store(format == LogFormat::Json, Ordering::Relaxed);
 }
 
-/// Lines of text, or an object each.
+/// Formats an event as text or as a JSON object.
 struct Lines(Format<Full, ()>);
 
 impl<S, N> FormatEvent<S, N> for Lines
@@ -106,7 +106,7 @@ where
     }
 }
 
-/// Text and fields of an event.
+/// Message and fields of an event.
 #[derive(Default)]
 struct Fields {
     message: String,

@@ -1,4 +1,4 @@
-//! The subcommands, one file each.
+//! Command-line interface; one module per subcommand.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -53,10 +53,10 @@ mod why;
 
 stdout carries results only; LTX2_LOG (e.g. debug, ltx2::runtime=trace) overrides -v and -q.")]
 pub struct Cli {
-    /// Prints more; twice for everything
+    /// Increases log verbosity (debug); twice: trace
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// Prints warnings and errors only; twice for errors only
+    /// Logs only warnings and errors; twice: only errors
     #[arg(short, long, global = true, action = clap::ArgAction::Count, conflicts_with = "verbose")]
     pub quiet: u8,
     /// Subcommand to run.
@@ -64,53 +64,54 @@ pub struct Cli {
     pub(crate) command: Command,
 }
 
-/// Subcommands of `ltx2`.
 #[derive(Subcommand, Debug)]
 #[allow(clippy::large_enum_variant)] // One value in a process.
 pub(crate) enum Command {
-    /// Make videos with sound from prompts
+    /// Generate videos with sound from prompts
     Generate(generate::Args),
-    /// Serve videos over HTTP, as OpenAI's /v1/videos, with a page
+    /// Serve video generation over HTTP with OpenAI's /v1/videos API and a web page
     Serve(serve::Args),
-    /// Run one component on tensors of a file
+    /// Run one component on tensors from a file
     Run(run::Args),
     /// Compile a program ahead of time and report memory, FLOPs, collectives and predicted time
     Compile(compile::Args),
-    /// Fill the compile cache on the devices of a run, so that the run compiles nothing
+    /// Compile all programs of a run into the compile cache, on the run's devices
     Warm(warm::Args),
-    /// Compile, measure and rank layouts, or search for the fastest
+    /// Compile, measure and rank layouts, or search for the fastest one
     Experiment(experiment::Args),
     /// Explain every collective and suggest layout changes that remove it
     Why(why::Args),
     /// Trace denoising steps and break down their time
     Profile(profile::Args),
-    /// Benchmark the programs of a run, and a whole request
+    /// Benchmark the programs of a run and a complete request
     Bench(bench::Args),
     /// Compare two results by PSNR, SSIM and audio distances
     Compare(compare::Args),
     /// Write a random model in the diffusers layout
     Init(init::Args),
-    /// List what a model contains and lacks, from headers alone
+    /// List the components of a model and what is missing; reads only file headers
     Check(check::Args),
-    /// Show plugins, versions and devices, and what is missing
+    /// Show plugins, versions and devices, and report what is missing
     Doctor(doctor::Args),
     /// Install PJRT plugins
     Plugin(plugin::Args),
-    /// Print the JSON Schema of the YAML
+    /// Print the JSON Schema of the YAML files
     Schema(schema::Args),
-    /// Print completions for a shell
+    /// Print shell completions
     Completions(completions::Args),
 }
 
-/// Begins the trials of new plugin files: a process that was started to try one does that and ends.
+/// Enables plugin trials: new plugin files are first loaded in a child process. If this process is such a child, loads
+/// the plugin and exits.
 pub fn try_plugins() {
     trial::begin();
 }
 
-/// Runs a subcommand.
+/// Runs the subcommand of the command line.
 pub fn run(cli: &Cli) -> anyhow::Result<()> {
     timeline::begin();
-    // The others prepare libtpu first, which comes before any thread.
+    // The other commands install signal handlers later: they set libtpu's environment variables first, before any
+    // thread starts.
     if matches!(
         cli.command,
         Command::Run(_)
@@ -142,17 +143,17 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
     }
 }
 
-/// Does not return where a signal ends the process at this moment, with a message of its own.
-pub fn stay_if_interrupted() {
-    crate::interrupts::stay_if_ending();
+/// Blocks forever if a signal is ending the process, because the signal thread prints the final message.
+pub fn block_if_interrupted() {
+    crate::interrupts::block_if_ending();
 }
 
-/// Invalid flags, YAML or sizes: exit code 2.
+/// Error in flags, YAML or sizes; exit code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
 
-/// A server that ended before its work was done.
+/// Error of a server that stopped before it finished its work.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub(crate) struct Ended {
@@ -160,8 +161,8 @@ pub(crate) struct Ended {
     pub(crate) why: String,
 }
 
-/// Whether an error is one of a flag that a plugin does not know: of the environment, or of `runtime.xla_flags`.
-fn is_of_flags(cause: &(dyn std::error::Error + 'static)) -> bool {
+/// Returns whether the error is an unknown plugin option, set in the environment or in `runtime.xla_flags`.
+fn is_plugin_option_error(cause: &(dyn std::error::Error + 'static)) -> bool {
     let plugin = |error: &pjrt::Error| matches!(error, pjrt::Error::Flags { .. });
     let platform = |error: &PlatformError| matches!(error, PlatformError::Pjrt(error) if plugin(error));
     let runtime = |error: &RuntimeError| match error {
@@ -179,11 +180,12 @@ fn is_of_flags(cause: &(dyn std::error::Error + 'static)) -> bool {
         || cause.downcast_ref().is_some_and(pipeline)
 }
 
-/// 2 for flags, YAML and sizes, 130 for an interruption, 1 for the rest.
+/// Returns the exit code of an error: 2 for flags, YAML and sizes, 130 for an interruption, a server's own code,
+/// otherwise 1.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
     let sampling = |e: &SamplingError| !matches!(e, SamplingError::Read { .. } | SamplingError::Scheduler { .. });
     for cause in error.chain() {
-        if cause.is::<UsageError>() || cause.is::<ConfigError>() || is_of_flags(cause) {
+        if cause.is::<UsageError>() || cause.is::<ConfigError>() || is_plugin_option_error(cause) {
             return 2;
         }
         if let Some(ended) = cause.downcast_ref::<Ended>() {
@@ -191,14 +193,14 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
         }
         let error = cause.downcast_ref::<PipelineError>();
         let cause = error.map(PipelineError::cause);
-        // What fails behind the last step is no fault of the request, whatever its error is.
+        // An error after the last step is not caused by the request, whatever its type.
         if matches!(error, Some(PipelineError::Kept { .. })) && !matches!(cause, Some(PipelineError::Interrupted(..))) {
             return 1;
         }
         match cause {
             Some(PipelineError::Interrupted(..)) => return 130,
             Some(PipelineError::Sampling(e)) if sampling(e) => return 2,
-            // Rules that contradict each other are found where a tensor is placed.
+            // Contradicting layout rules are only detected when a tensor is placed.
             Some(PipelineError::Program(e)) if e.op == "layout" => return 2,
             Some(
                 PipelineError::Usage(_)
@@ -215,27 +217,27 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     1
 }
 
-/// An error and its causes on one line.
+/// Returns the error and its causes on one line.
 pub fn one_line(error: &anyhow::Error) -> String {
     crate::pipeline::one_line(error.as_ref())
 }
 
-/// Refuses to overwrite the file that `flag` names, and a name with another ending than `endings`, if there are any; tries its
-/// place, before the work.
-pub(crate) fn check_new(flag: &str, path: Option<&Path>, endings: &[&str], force: bool) -> anyhow::Result<()> {
+/// Checks the output file of a flag before the work starts: it must not exist without `force`, must have one of the
+/// `endings` (if any are listed), and must be writable.
+pub(crate) fn check_output_file(flag: &str, path: Option<&Path>, endings: &[&str], force: bool) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
     if Destination::is_taken(path) && !force {
-        let why = format!("{flag}: {} exists; overwrite it with --force, or name another file", path.display());
+        let why = format!("{flag}: {} exists; overwrite it with --force, or choose another file", path.display());
         return Err(UsageError(why).into());
     }
     if let ([first, ..], Some(_)) = (endings, path.extension()) {
-        let written = format!("{} is written here", first.to_uppercase());
+        let written = format!("the output format is {}", first.to_uppercase());
         check_ending(path, &written, endings).map_err(|why| UsageError(format!("{flag}: {why}")))?;
     }
     Ok(crate::media::check_writable(path)?)
 }
 
-/// Writes results to stdout. A reader that has seen enough is no error.
+/// Writes results to stdout; ignores a broken pipe.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -244,19 +246,19 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// The file of `--json`; `-` is stdout.
+/// Returns the file of `--json`; `None` if the flag is not set or is `-` (stdout).
 fn json_file(json: Option<&Path>) -> Option<&Path> {
     json.filter(|path| path.as_os_str() != "-")
 }
 
-/// [`check_new`] of the place that [`deliver`] will write to.
+/// Runs [`check_output_file`] on the file that [`print_and_write_json`] will write.
 pub(crate) fn check_json(json: Option<&Path>, force: bool) -> anyhow::Result<()> {
-    check_new("--json", json_file(json), &["json"], force)
+    check_output_file("--json", json_file(json), &["json"], force)
 }
 
-/// Prints `text`, and writes `figures` to the file of `--json`; `-` is stdout, in place of the text. Figures that cannot be written
-/// are printed.
-pub(crate) fn deliver(json: Option<&Path>, force: bool, figures: &str, text: &str) -> anyhow::Result<()> {
+/// Prints `text` and writes `figures` (JSON) to the file of `--json`. With `-`, prints the JSON instead of the text. If
+/// the file cannot be written, prints the JSON too.
+pub(crate) fn print_and_write_json(json: Option<&Path>, force: bool, figures: &str, text: &str) -> anyhow::Result<()> {
     let Some(path) = json_file(json) else {
         return print(if json.is_some() { figures } else { text });
     };
@@ -265,12 +267,12 @@ pub(crate) fn deliver(json: Option<&Path>, force: bool, figures: &str, text: &st
     if written.is_err() {
         print(figures)?;
     }
-    written.context("--json: its figures are printed instead")
+    written.context("--json: cannot write the file; the JSON was printed to stdout instead")
 }
 
-/// Writes a line to stderr. A full disk there does not end the run.
+/// Writes a line to stderr; write errors are ignored.
 pub fn tell(line: impl Display) {
-    // There is nowhere left to report it.
+    // There is no other place to report the error.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
@@ -281,12 +283,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn command_line_definition_is_valid() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn errors_are_one_line_and_have_their_code() {
+    fn errors_have_one_line_and_the_right_exit_code() {
         let io = std::io::Error::other("disk\n  full");
         let read = ConfigError::Read { path: "x.yml".into(), source: io };
         let error = Err::<(), _>(read).context("loading").unwrap_err();

@@ -1,4 +1,4 @@
-//! Flags that name the model and its components, shared by several subcommands.
+//! Command-line options that select the model and its components.
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
@@ -6,29 +6,30 @@ use serde_json::{Value, json};
 use crate::config::{CliOverrides, Model, Pipeline, WeightSource};
 use crate::weights::Overrides;
 
-/// Flags of model components that are stored elsewhere.
+/// Options that replace single components of the model.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ComponentArgs {
-    /// Text encoder stored elsewhere: folder, LTX-2.5's single file, or org/name
+    /// Text encoder to use instead of the model's: folder, single file of LTX-2.5, or org/name
     #[arg(long, value_name = "DIR")]
     text_encoder: Option<String>,
-    /// Tokenizer stored elsewhere: folder with tokenizer.json, or that file
+    /// Tokenizer to use instead of the model's: tokenizer.json, or its folder
     #[arg(long, value_name = "PATH")]
     tokenizer: Option<String>,
-    /// Video VAE stored elsewhere: folder or single file
+    /// Video VAE to use instead of the model's: folder or single file
     #[arg(long, value_name = "PATH")]
     vae: Option<String>,
-    /// Audio VAE stored elsewhere: folder, or single file with the vocoder
+    /// Audio VAE to use instead of the model's: folder, or single file that includes the vocoder
     #[arg(long, value_name = "PATH")]
     audio_vae: Option<String>,
-    /// Vocoder stored elsewhere: folder or single file
+    /// Vocoder to use instead of the model's: folder or single file
     #[arg(long, value_name = "PATH")]
     vocoder: Option<String>,
-    /// Latent upsampler of two-stage pipelines: folder or single file
+    /// Spatial latent upsampler of two-stage pipelines: folder or single file
     #[arg(long, value_name = "FILE")]
     upsampler: Option<String>,
-    /// Latent upsampler in time, of temporal_x2 between two stages and of the pipeline dfr's rounds: folder or single file
+    /// Temporal latent upsampler, for temporal_x2 between two stages and for rounds of the pipeline dfr: folder or
+    /// single file
     #[arg(long, value_name = "FILE")]
     temporal_upsampler: Option<String>,
     /// Duration head of LTX-2.5, for --num-frames auto: folder or single file
@@ -37,7 +38,7 @@ pub(crate) struct ComponentArgs {
 }
 
 impl ComponentArgs {
-    /// Each flag with its key and value.
+    /// Returns the name, configuration key and value of each flag.
     fn all(&self) -> [(&'static str, &'static str, &Option<String>); 8] {
         [
             ("text-encoder", "model.text_encoder", &self.text_encoder),
@@ -55,12 +56,11 @@ impl ComponentArgs {
         self.all().into_iter().for_each(|(name, key, value)| given.flag(name, key, value.clone()));
     }
 
-    /// The same flags as arguments of a child process.
+    /// Returns these flags as arguments of a child process.
     pub(crate) fn arguments(&self) -> impl Iterator<Item = [String; 2]> {
         self.all().into_iter().filter_map(|(name, _, value)| Some([format!("--{name}"), value.clone()?]))
     }
 
-    /// Components that replace those of the model's folder.
     pub(crate) fn overrides(&self) -> Overrides {
         let ComponentArgs {
             text_encoder,
@@ -75,7 +75,6 @@ impl ComponentArgs {
         Overrides { text_encoder, tokenizer, vae, audio_vae, vocoder, upsampler, temporal_upsampler, duration_head }
     }
 
-    /// The section `model` of a configuration with these components.
     pub(crate) fn model(&self) -> Model {
         let parts = self.overrides();
         Model {
@@ -92,7 +91,7 @@ impl ComponentArgs {
     }
 }
 
-/// Flags of the model.
+/// Model options.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
@@ -101,13 +100,13 @@ pub(crate) struct ModelArgs {
     pub(crate) model: Option<String>,
     #[command(flatten)]
     pub(crate) components: ComponentArgs,
-    /// LoRA and its strength; may be given several times
+    /// LoRA file and its strength [default: 1]; repeatable
     #[arg(long, value_name = "FILE[=S]")]
     pub(crate) lora: Vec<String>,
-    /// Source of the weights: files, or random numbers made on the device
+    /// Source of the weights: files, or random numbers generated on the device
     #[arg(long, value_name = "FROM")]
     pub(crate) weights: Option<WeightSource>,
-    /// Pipeline: what the video is made from, and in how many passes
+    /// Pipeline: determines the inputs of the video and the number of denoising passes
     #[arg(long, value_name = "NAME")]
     pub(crate) pipeline: Option<Pipeline>,
 }
@@ -122,12 +121,12 @@ impl ModelArgs {
     }
 }
 
-/// A choice's name in YAML.
+/// Returns the YAML name of an enum value.
 pub(super) fn word(choice: impl ValueEnum) -> Option<String> {
     choice.to_possible_value().map(|v| v.get_name().to_string())
 }
 
-/// `PATH` or `PATH=STRENGTH`: what follows the last `=` is a strength if it is a number.
+/// Parses `PATH` or `PATH=STRENGTH` flags. The text after the last `=` is a strength only if it is a number.
 pub(super) fn files(flags: &[String]) -> Option<Value> {
     let one = |text: &String| match text.rsplit_once('=').map(|(path, s)| (path, s.parse::<f64>())) {
         Some((path, Ok(strength))) => json!({"path": path, "strength": strength}),

@@ -1,5 +1,4 @@
-//! Plan of `--dry-run`: sizes, tokens, passes, placement. If the run would fail before it compiles a program, the plan has
-//! the error.
+//! Plan of `--dry-run`: sizes, tokens, passes, placement, and the error with which the run would fail before compiling.
 
 use std::fmt;
 
@@ -9,7 +8,7 @@ use super::compile_table::mesh_text;
 use super::one_line;
 use crate::config::{Config, Loaded, NumFrames, WeightSource, encoded_frames};
 use crate::pipeline::configs::ModelConfigs;
-use crate::pipeline::duration::least_valid;
+use crate::pipeline::duration::smallest_valid_prediction;
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::origin::Origin;
 use crate::request::{self, Chain, coordinate_grids};
@@ -21,30 +20,30 @@ pub(crate) struct Plan {
     preset: &'static str,
     pipeline: &'static str,
     model: String,
-    /// The model's generation, if it can be read.
+    /// Version of the model, if it can be read.
     model_version: Option<String>,
     model_error: Option<String>,
-    /// The error that the run would end with before it compiles a program.
+    /// Error that the run would fail with before it compiles a program.
     error: Option<String>,
     weights: WeightSource,
     width: usize,
     height: usize,
     num_frames: NumFrames,
-    /// Number of frames below which a prediction is no valid request, where the number is predicted and may be less.
+    /// With a predicted number of frames: the smallest valid prediction, if some are too small.
     least_frames: Option<usize>,
     frame_rate: f64,
     seconds: Option<f64>,
-    /// Clips of a video of several, and the frames of each.
+    /// Number of clips of a chained video, and frames per clip.
     clips: Option<[usize; 2]>,
-    /// Of the video or of a clip: latent frames, rows, columns.
+    /// Latent frames, rows and columns of the video or of a clip.
     video_latents: [usize; 3],
     video_tokens: usize,
-    /// Tokens of reference videos behind the first stage's.
+    /// Tokens of reference videos, appended to those of the first stage.
     reference_tokens: usize,
     audio_tokens: usize,
     text_tokens: usize,
     steps: usize,
-    /// Forward passes per step.
+    /// Guidance branches, each of which is one forward pass per step.
     branches: Vec<&'static str>,
     platform: String,
     dtype: String,
@@ -54,7 +53,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The plan of a configuration, whose run was verified. Token counts are 0 if the model does not take its sizes.
+    /// Creates the plan of a configuration; `verified` is the result of its validation. Token counts are 0 if the model
+    /// does not support the sizes.
     pub(crate) fn new(loaded: &Loaded, options: &GenerateOptions, verified: &anyhow::Result<()>) -> Self {
         let config = &loaded.config;
         let r = &config.request;
@@ -82,7 +82,10 @@ impl Plan {
             width: r.width,
             height: r.height,
             num_frames: r.num_frames,
-            least_frames: verified.as_ref().ok().and_then(|()| least_valid(config, &options.jobs).ok().flatten()),
+            least_frames: verified
+                .as_ref()
+                .ok()
+                .and_then(|()| smallest_valid_prediction(config, &options.jobs).ok().flatten()),
             frame_rate: r.frame_rate,
             seconds: count.map(|count| count as f64 / r.frame_rate),
             video_latents: video.map_or([0; 3], |v| [v.frames, v.height, v.width]),
@@ -102,7 +105,7 @@ impl Plan {
     }
 }
 
-/// Tokens of a configuration's reference videos, in the first stage.
+/// Returns the number of reference video tokens in the first stage.
 fn reference_tokens(config: &Config, grid: &VideoGrid) -> usize {
     let [downscale, step] = config.conditioning.reference_scales();
     let before = |side: usize, [times, of]: [usize; 2]| side / times * of;
@@ -133,14 +136,14 @@ impl fmt::Display for Plan {
             }
         }
         if self.weights == WeightSource::Random {
-            writeln!(f, "weights    random, made on the device")?;
+            writeln!(f, "weights    random, generated on the device")?;
         }
         write!(f, "video      {}x{}, ", self.width, self.height)?;
         match self.num_frames.count().zip(self.seconds) {
             Some((count, seconds)) => {
-                writeln!(f, "{count} frames at {} a second, {seconds:.2} s", self.frame_rate)?;
+                writeln!(f, "{count} frames at {} per second, {seconds:.2} s", self.frame_rate)?;
                 if let Some([clips, frames]) = self.clips {
-                    writeln!(f, "clips      {clips} of {frames} frames, each with the tokens below")?;
+                    writeln!(f, "clips      {clips} of {frames} frames each; token counts are per clip")?;
                 }
                 writeln!(
                     f,
@@ -148,15 +151,15 @@ impl fmt::Display for Plan {
                     self.video_tokens, self.audio_tokens, self.text_tokens
                 )?;
             }
-            None => writeln!(f, "as many frames at {} a second as the prompt's duration is", self.frame_rate)?,
+            None => writeln!(f, "number of frames predicted from the prompt, {} frames per second", self.frame_rate)?,
         }
         if let Some(least) = self.least_frames {
             writeln!(f, "           valid only if at least {least} frames are predicted")?;
         }
         if self.reference_tokens > 0 {
-            writeln!(f, "references {} tokens behind the first stage's video", self.reference_tokens)?;
+            writeln!(f, "references {} tokens, appended to the first stage's video", self.reference_tokens)?;
         }
-        writeln!(f, "denoising  {} steps, passes a step: {}", self.steps, self.branches.join(", "))?;
+        writeln!(f, "denoising  {} steps, passes per step: {}", self.steps, self.branches.join(", "))?;
         writeln!(f, "device     {}, {}, layout {}, {}", self.platform, self.dtype, self.layout, self.mesh)?;
         for output in &self.outputs {
             writeln!(f, "writes     {output}")?;

@@ -1,4 +1,4 @@
-//! `ltx2 plugin install`: fetches the pinned plugin of a platform.
+//! `ltx2 plugin install`: downloads and installs the pinned plugin of a platform.
 
 mod index;
 mod settings;
@@ -38,17 +38,17 @@ pub(crate) enum Action {
 /// Arguments of `ltx2 plugin install`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Install {
-    /// Platform to install the plugin of
+    /// Platform of the plugin
     pub(crate) platform: Platform,
-    /// Folder of plugins [default: ./plugins in a checkout, else ~/.local/share/ltx2/plugins]
+    /// Folder to install plugins in [default: ./plugins in a checkout, else ~/.local/share/ltx2/plugins]
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
 }
 
-/// A platform that has a plugin.
+/// Platform that has a plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Platform {
-    /// The host's processor
+    /// CPU of the host
     Cpu,
     /// NVIDIA GPUs (CUDA 13, driver 580 or newer; about 3 GB unpacked)
     Cuda,
@@ -56,7 +56,7 @@ pub(crate) enum Platform {
     Tpu,
 }
 
-/// Written last into a plugin's folder: what it was made of.
+/// File in a plugin's folder that lists the installed wheels; written last.
 const STAMP: &str = "installed.txt";
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -73,17 +73,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     print(&format!("{}\n", install_plugin(kind, &folder)?.display()))
 }
 
-/// `./plugins` where that is the project's, else the user's data folder.
+/// Returns `./plugins` in a checkout of this project, otherwise the user's data folder.
 fn default_folder() -> Result<PathBuf> {
     let folders = discover::plugin_folders();
     let here = Path::new("plugins");
     if here.is_dir() || Path::new("Cargo.toml").is_file() {
         return Ok(here.to_owned());
     }
-    folders.last().cloned().context("no folder for plugins: give --dir DIR or set HOME")
+    folders.last().cloned().context("no folder for plugins: pass --dir DIR or set HOME")
 }
 
-/// Installs a platform's plugin below `folder` unless it is there at its pinned version; returns the plugin file.
+/// Installs a platform's plugin below `folder` unless its pinned version is installed. Returns the plugin file.
 pub(crate) fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<PathBuf> {
     let target = folder.join(kind.name());
     let stamp: String =
@@ -91,15 +91,15 @@ pub(crate) fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<
     let is_current = || fs::read_to_string(target.join(STAMP)).is_ok_and(|text| text == stamp);
     if !is_current() {
         fs::create_dir_all(folder).with_context(|| format!("{}: cannot create the folder", folder.display()))?;
-        let alone = alone_in(folder, kind)?;
+        let alone = lock_install(folder, kind)?;
         if is_current() {
-            // Who was waited for has done it.
+            // Another process installed it while this one waited for the lock.
             return installed(kind, &target);
         }
-        // In the target's folder, so that the last step is a rename.
+        // The temporary folder is in the target's parent folder, so that the last step is a rename.
         let prefix = format!(".install-{}-", kind.name());
         if alone.is_some() {
-            remove_left(folder, &prefix)?;
+            remove_stale_installs(folder, &prefix)?;
         }
         let work = tempfile::Builder::new().prefix(&prefix).tempdir_in(folder);
         let work = work.with_context(|| format!("{}: cannot write", folder.display()))?;
@@ -112,7 +112,7 @@ pub(crate) fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<
             unpack(&download(&index, wheel, work.path())?, &fresh)?;
         }
         fs::write(fresh.join(STAMP), &stamp)?;
-        // The stamp says that all of it is there, also to a machine that stops before it is on the disk.
+        // The stamp marks the plugin as complete, so the files must be on disk first, in case the machine crashes.
         sync_all(&fresh).with_context(|| format!("{}: cannot write", fresh.display()))?;
         if target.exists() {
             fs::rename(&target, work.path().join("old"))
@@ -126,35 +126,39 @@ pub(crate) fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<
 
 fn installed(kind: discover::Platform, target: &Path) -> Result<PathBuf> {
     discover::in_folder(kind, target)
-        .with_context(|| format!("{}: holds no plugin file; delete the folder and install again", target.display()))
+        .with_context(|| format!("{}: contains no plugin file; delete the folder and install again", target.display()))
 }
 
-/// A lock on a platform's plugin in a folder: another install there waits until it is dropped, and it ends with its process. None on
-/// shared file systems without locks: two installs then do the work twice.
-fn alone_in(folder: &Path, kind: discover::Platform) -> Result<Option<File>> {
+/// Locks a platform's plugin in a folder until the returned file is dropped or the process ends; waits while another
+/// install holds the lock. Returns `None` on shared file systems without locks: two installs then do the same work
+/// twice.
+fn lock_install(folder: &Path, kind: discover::Platform) -> Result<Option<File>> {
     let path = folder.join(format!(".{}.lock", kind.name()));
     let file = File::create(&path).with_context(|| format!("{}: cannot write", path.display()))?;
     if let Err(TryLockError::WouldBlock) = file.try_lock() {
-        tell(format_args!("waiting for another install ({})", path.display()));
+        tell(format_args!("waiting for another install (lock file {})", path.display()));
     }
     match file.lock() {
         Ok(()) => Ok(Some(file)),
         Err(error) => {
-            tracing::warn!("{}: cannot be locked: {error}; what killed installs left there stays", path.display());
+            tracing::warn!(
+                "{}: cannot lock: {error}; files of earlier killed installs are not removed",
+                path.display()
+            );
             Ok(None)
         }
     }
 }
 
-/// Removes what installs left that were killed.
-fn remove_left(folder: &Path, prefix: &str) -> Result<()> {
+/// Removes temporary folders of killed installs.
+fn remove_stale_installs(folder: &Path, prefix: &str) -> Result<()> {
     for entry in fs::read_dir(folder)?.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(prefix)) {
-        fs::remove_dir_all(entry.path()).with_context(|| format!("{}: cannot be removed", entry.path().display()))?;
+        fs::remove_dir_all(entry.path()).with_context(|| format!("{}: cannot remove", entry.path().display()))?;
     }
     Ok(())
 }
 
-/// Waits until all files below a folder are on the disk.
+/// Flushes all files below a folder to disk.
 fn sync_all(folder: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -167,25 +171,25 @@ fn sync_all(folder: &Path) -> std::io::Result<()> {
     sync_folder(folder)
 }
 
-/// Downloads a wheel into a folder and compares its checksum with the pinned one.
+/// Downloads a wheel into a folder and verifies its checksum.
 fn download(index: &Index, wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
     let file = index.download(wheel, folder)?;
     let sum = sha256_file(&file).with_context(|| format!("{}: cannot read", file.display()))?;
     if sum != wheel.sha256 {
         let (package, version, pinned) = (wheel.package, wheel.version, wheel.sha256);
-        bail!("{package}=={version}: sha256 is {sum}, expected {pinned}: the file is not the one this program trusts");
+        bail!("{package}=={version}: sha256 is {sum}, expected {pinned}: refusing to install an unknown file");
     }
     Ok(file)
 }
 
-/// Unpacks a wheel with its files' right to be executed, which the CUDA compiler needs, and deletes it.
+/// Unpacks a wheel, keeping executable permissions (needed by the CUDA compiler), and deletes it.
 fn unpack(wheel: &Path, folder: &Path) -> Result<()> {
     let unpacked = || -> Result<()> {
         let mut archive = ZipArchive::new(io::BufReader::new(File::open(wheel)?))?;
         for n in 0..archive.len() {
             let mut entry = archive.by_index(n)?;
             let name = entry.name()?.into_owned();
-            let inner = entry.enclosed_name().with_context(|| format!("'{name}' leaves the folder"))?;
+            let inner = entry.enclosed_name().with_context(|| format!("'{name}' points outside the folder"))?;
             let path = folder.join(inner);
             if entry.is_dir() {
                 fs::create_dir_all(&path)?;
@@ -193,7 +197,7 @@ fn unpack(wheel: &Path, folder: &Path) -> Result<()> {
             }
             fs::create_dir_all(path.parent().unwrap_or(folder))?;
             let mut file = File::create(&path).with_context(|| format!("{}: cannot write", path.display()))?;
-            io::copy(&mut entry, &mut file).with_context(|| format!("'{name}' cannot be unpacked"))?;
+            io::copy(&mut entry, &mut file).with_context(|| format!("cannot unpack '{name}'"))?;
             if entry.unix_mode().is_some_and(|mode| mode & 0o111 != 0) {
                 file.set_permissions(fs::Permissions::from_mode(0o755))?;
             }
@@ -201,7 +205,7 @@ fn unpack(wheel: &Path, folder: &Path) -> Result<()> {
         Ok(())
     };
     unpacked().with_context(|| format!("{}: cannot unpack", wheel.display()))?;
-    // The wheel may be large; nothing reads it again.
+    // The wheel may be large and is not needed any more.
     fs::remove_file(wheel).with_context(|| format!("{}: cannot delete", wheel.display()))
 }
 
@@ -212,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_installed_plugin_is_left_alone() {
+    fn current_plugin_is_not_reinstalled() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("cpu");
         let file = target.join("lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so");
@@ -239,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wheel_is_unpacked_with_the_right_to_execute() {
+    fn unpacked_wheel_keeps_executable_permissions() {
         let (folder, wheel) = wheel_file(&[("bin/ptxas", 0o755), ("lib/a.so", 0o644)]);
         let target = folder.path().join("new");
         unpack(&wheel, &target).unwrap();
@@ -250,14 +254,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wheel_that_is_damaged_or_leaves_its_folder_is_named() {
+    fn damaged_or_escaping_wheel_is_rejected() {
         let (folder, wheel) = wheel_file(&[("../outside", 0o644)]);
         let error = format!("{:#}", unpack(&wheel, &folder.path().join("new")).unwrap_err());
-        assert!(error.contains("a.whl: cannot unpack: '../outside' leaves the folder"), "{error}");
+        assert!(error.contains("a.whl: cannot unpack: '../outside' points outside the folder"), "{error}");
         assert!(!folder.path().join("outside").exists());
         let (folder, wheel) = wheel_file(&[("lib/a.so", 0o644)]);
         let mut bytes = fs::read(&wheel).unwrap();
-        // A byte of the entry's data, which follow its header and name.
+        // Change a byte of the entry's data, which follows the header and the name.
         bytes[30 + "lib/a.so".len() + 20] ^= 0xff;
         fs::write(&wheel, bytes).unwrap();
         let error = format!("{:#}", unpack(&wheel, &folder.path().join("new")).unwrap_err());
@@ -265,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn sums() {
+    fn sha256_matches_known_value() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "abc").unwrap();
         assert_eq!(

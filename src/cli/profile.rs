@@ -1,4 +1,4 @@
-//! `ltx2 profile`: time breakdown of denoising steps.
+//! `ltx2 profile`: traces denoising steps and breaks down their time.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::args::{RerunArgs, RunArgs, load_run, timed_job};
 use super::compile::chip_of;
 use super::generate::prepare_run;
-use super::{UsageError, check_json, check_new, deliver, log};
+use super::{UsageError, check_json, check_output_file, log, print_and_write_json};
 use crate::analysis::{Chip, Comparison, Trace, XSpace};
 use crate::config::load;
 use crate::media::write_file;
@@ -18,7 +18,8 @@ const STEPS: u64 = 2;
 
 const SUMMARY: &str = "summary.json";
 
-/// Traces --steps denoising steps (2) with the plugin's profiler, after a warm-up, and compares them with the prediction.
+/// Traces denoising steps (--steps, 2 by default) with the plugin's profiler, after a warm-up, and compares them with
+/// the prediction.
 ///
 /// Open the trace, DIR/plugins/profile/RUN/HOST.xplane.pb, with `tensorboard --logdir DIR` or `xprof DIR`.
 #[derive(clap::Args, Clone, Debug)]
@@ -30,10 +31,10 @@ pub(crate) struct Args {
     /// Folder for the trace and summary.json
     #[arg(short, long, value_name = "DIR", required_unless_present = "read")]
     output: Option<PathBuf>,
-    /// Existing trace of any program, to summarize
+    /// Summarizes an existing trace, of any program, instead of running
     #[arg(long, value_name = "FILE.xplane.pb", conflicts_with_all = ["output", "allow_changed_inputs"])]
     read: Option<PathBuf>,
-    /// Second file for the summary; `-` for stdout, in place of the tables
+    /// Additional file to write the summary to, as JSON; `-` writes it to stdout instead of the tables
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Overwrites summary.json and the file of --json
@@ -49,17 +50,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.read {
         check_json(args.json.as_deref(), args.force)?;
         let mut given = args.run.clone();
-        // The number of traced steps.
+        // Here --steps is the number of traced steps, not a request setting.
         given.request.steps = None;
         let mut given = given.given()?;
         args.rerun.add(&mut given);
         let loaded = load(&given)?;
-        loaded.check_read("--read runs nothing", |path| path == "runtime.chip_file")?;
+        loaded.check_read("--read does not run the model", |path| path == "runtime.chip_file")?;
         let chip = chip_of(&loaded.config)?;
         return read(args, path, chip.as_ref());
     }
-    let folder = args.output.as_deref().ok_or_else(|| UsageError("no --output DIR".into()))?;
-    // --steps is the number of traced steps; the configuration has the number of all.
+    let folder = args.output.as_deref().ok_or_else(|| UsageError("--output DIR is required".into()))?;
+    // --steps is the number of traced steps; the configuration keeps the total.
     let mut given = args.run.clone();
     let steps = given.request.steps.take().unwrap_or(STEPS) as usize;
     let mut given = given.given()?;
@@ -72,7 +73,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     together(config, |group| {
         let first = group.is_none_or(|group| group.id() == 0);
         if first {
-            check_new("--output", Some(&summary), &[], args.force)?;
+            check_output_file("--output", Some(&summary), &[], args.force)?;
             check_json(args.json.as_deref(), args.force)?;
         } else {
             log::only_warnings();
@@ -83,7 +84,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
         let figures = serde_json::to_string_pretty(&profile)? + "\n";
         let written = write_file(&summary, figures.as_bytes(), args.force);
-        deliver(args.json.as_deref(), args.force, &figures, &text(&profile, &summary))?;
+        print_and_write_json(args.json.as_deref(), args.force, &figures, &text(&profile, &summary))?;
         Ok(written?)
     })
 }
@@ -94,27 +95,28 @@ fn read(args: &Args, path: &Path, chip: Option<&Chip>) -> anyhow::Result<()> {
     let space = XSpace::read(&bytes).map_err(|e| wrong(format!("not an xplane.pb: {e}")))?;
     let steps = args.run.request.steps.map(|steps| steps as usize);
     if chip.is_some() && steps.is_none() {
-        // A prediction is of one step, and a trace does not say how many it holds.
-        return Err(
-            UsageError("--read with --chip: give --steps, the number of denoising steps in the trace".into()).into()
-        );
+        // The prediction is per step, and a trace does not contain the number of steps.
+        return Err(UsageError(
+            "--read with --chip requires --steps, the number of denoising steps in the trace".into(),
+        )
+        .into());
     }
     let trace = Trace::of(&space, steps).map_err(wrong)?;
     let devices = [("devices".to_string(), trace.devices.len())];
     let comparison = chip.and_then(|chip| Comparison::of_space(&space, &trace, &devices, chip));
     if let (Some(chip), None) = (chip, &comparison) {
-        return Err(wrong(format!("no program that could be predicted on {} is in the trace", chip.name)));
+        return Err(wrong(format!("the trace contains no program whose time can be predicted for {}", chip.name)));
     }
     let figures = json!({"xplane": path, "trace": trace, "comparison": comparison});
     let text = tables(&trace, comparison.as_ref());
-    deliver(args.json.as_deref(), args.force, &(serde_json::to_string_pretty(&figures)? + "\n"), &text)
+    print_and_write_json(args.json.as_deref(), args.force, &(serde_json::to_string_pretty(&figures)? + "\n"), &text)
 }
 
 fn text(profile: &Profile, summary: &Path) -> String {
     let mut out = format!("device      {} x {} ({})\n", profile.devices, profile.device, profile.platform);
     if !profile.flags.is_empty() {
         let flags = profile.flags.join(", ");
-        out += &format!("options     {flags}: without CUDA graphs, so that kernels name their operations\n");
+        out += &format!("options     {flags} (CUDA graphs are disabled so that kernels map to operations)\n");
     }
     out += &format!("trace       {}\nsummary     {}\n\n", profile.xplane.display(), summary.display());
     out + &tables(&profile.trace, profile.comparison.as_ref())

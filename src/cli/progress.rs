@@ -13,7 +13,7 @@ use crate::config::Job;
 use crate::interrupts;
 use crate::pipeline::generate::{Finished, Observer, OnLoad};
 
-/// Progress bar on a terminal, a line per tenth of the steps elsewhere; stops the run where an interrupt asks for it.
+/// Shows a progress bar on a terminal, otherwise a line per tenth of the steps. Stops the run on an interrupt.
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
     terminal: bool,
@@ -23,7 +23,6 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Progress of a run of so many videos.
     pub(crate) fn new(videos: usize, quiet: bool) -> Self {
         interrupts::doing("before the first step; no video was written");
         let terminal = std::io::stderr().is_terminal();
@@ -31,7 +30,7 @@ impl Progress {
     }
 }
 
-/// Prefix that numbers the current videos, if there are several.
+/// Returns a prefix with the numbers of the current videos, if there are several.
 fn which(jobs: &[Job], videos: usize) -> String {
     match jobs {
         [job] if videos > 1 => format!("video {} of {videos} ", job.index + 1),
@@ -40,7 +39,7 @@ fn which(jobs: &[Job], videos: usize) -> String {
     }
 }
 
-/// A bar of bytes; it draws nothing where there is no terminal.
+/// Creates a progress bar in bytes, hidden without a terminal.
 fn load_bar(total: u64, terminal: bool) -> ProgressBar {
     let bar = if terminal { ProgressBar::new(total) } else { ProgressBar::hidden() };
     let style = ProgressStyle::with_template(

@@ -1,4 +1,4 @@
-//! `ltx2 run`: one component on given tensors.
+//! `ltx2 run`: runs one component on given tensors.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::de::DeserializeOwned;
 
 use super::args::{ComponentArgs, files};
-use super::{UsageError, check_new, print};
+use super::{UsageError, check_output_file, print};
 
 use crate::config::{ActivationType, Config, Dtype, Model, Numerics, Runtime, WeightSource, WeightType, parse_mesh};
 use crate::pipeline::component::{Scalars, run_component};
@@ -19,7 +19,7 @@ use crate::pipeline::tensors;
 use crate::pipeline::{origin, setup};
 use crate::runtime::{Engine, platform};
 
-/// Runs one component on the tensors of a safetensors file, under the reference's argument names.
+/// Runs one component on tensors from a safetensors file, named like the arguments of the reference implementation.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   ltx2 run transformer --model models/nano --inputs in.safetensors -o out.safetensors --set num_frames=4 --set height=5 --set width=8
@@ -33,37 +33,38 @@ pub(crate) struct Args {
     model: String,
     #[command(flatten)]
     components: ComponentArgs,
-    /// Source of the weights: files, or random numbers made on the device; also `--set model.weights=random`.
+    /// Source of the weights: files, or random numbers generated on the device; same as `--set model.weights=random`.
     #[arg(long, value_name = "FROM")]
     weights: Option<WeightSource>,
-    /// LoRA and its strength; may be given several times.
+    /// LoRA file and its strength [default: 1]; repeatable.
     #[arg(long, value_name = "FILE[=STRENGTH]")]
     lora: Vec<String>,
-    /// Input tensors, a safetensors file.
+    /// Safetensors file with the input tensors.
     #[arg(long)]
     inputs: PathBuf,
-    /// Output tensors, a safetensors file.
+    /// Safetensors file to write the output tensors to.
     #[arg(short, long)]
     output: PathBuf,
-    /// Platform: auto, cpu, cuda, tpu, or a plugin's path.
+    /// Platform: auto, cpu, cuda, tpu, or the path of a PJRT plugin.
     #[arg(long, default_value = "auto")]
     platform: String,
     /// Data type of weights and activations.
     #[arg(long, default_value = "f32", value_parser = ["f32", "bf16"])]
     dtype: String,
-    /// Rounding order of bf16 where the references differ.
+    /// Rounding order of bf16 where the reference implementations differ.
     #[arg(long, default_value = "default", value_parser = ["default", "official"])]
     numerics: String,
-    /// Layout, which maps logical tensor axes to mesh axes: YAML file, or the name of a shipped one.
+    /// Layout, which maps logical tensor axes to mesh axes: a YAML file or the name of a shipped layout.
     #[arg(long, default_value = "replicated")]
     layout: String,
-    /// Devices per mesh axis, e.g. `cfg=2,context=4` [default: the layout's].
+    /// Devices per mesh axis, e.g. `cfg=2,context=4` [default: the layout's mesh].
     #[arg(long)]
     mesh: Option<String>,
-    /// Scalar arguments of the component, e.g. `fps=24`; also `runtime.weights=int8` and `model.lora_merge=exact`.
+    /// Sets a scalar argument of the component, e.g. `fps=24`, or a key such as `runtime.weights=int8` or
+    /// `model.lora_merge=exact`; repeatable.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Overwrites the output file.
+    /// Overwrites an existing output file.
     #[arg(long)]
     force: bool,
 }
@@ -75,7 +76,7 @@ fn components() -> impl TypedValueParser<Value = ProgramKind> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    check_new("--output", Some(&args.output), &["safetensors"], args.force)?;
+    check_output_file("--output", Some(&args.output), &["safetensors"], args.force)?;
     let mut scalars = parse_scalars(&args.set)?;
     let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;
     let runtime = Runtime {
@@ -100,7 +101,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let configs = ModelConfigs::from(origin);
     check_files(&configs, &weights, [args.component.row().part])?;
     let options = setup::engine_options(&placed);
-    options.watchdog.tells_aborts();
+    options.watchdog.report_aborts();
     let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, Some(devices))?;
     if args.component == ProgramKind::Transformer {
         setup::log_weights(placed.runtime.weights, &weights)?;
@@ -113,7 +114,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     print(&format!("{}\n", args.output.display()))
 }
 
-/// A YAML key given among the scalars.
+/// Removes a configuration key from the scalars and parses its value.
 fn key<T: DeserializeOwned>(scalars: &mut Scalars, name: &str) -> anyhow::Result<Option<T>> {
     let set = scalars.remove(name).map(serde_json::from_value).transpose();
     Ok(set.map_err(|e| UsageError(format!("--set {name}: {e}")))?)
@@ -123,7 +124,7 @@ fn parse_scalars(set: &[String]) -> anyhow::Result<Scalars> {
     set.iter()
         .map(|pair| {
             let (key, value) =
-                pair.split_once('=').ok_or_else(|| UsageError(format!("--set {pair}: use KEY=VALUE")))?;
+                pair.split_once('=').ok_or_else(|| UsageError(format!("--set {pair}: expected KEY=VALUE")))?;
             let json = match value {
                 "True" => serde_json::Value::Bool(true),
                 "False" => serde_json::Value::Bool(false),

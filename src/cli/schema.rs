@@ -1,10 +1,10 @@
-//! `ltx2 schema`: the keys of the YAML and of reports.
+//! `ltx2 schema`: prints the JSON Schema of YAML files and reports.
 
 use super::print;
 use crate::config::{experiment_schema, json_schema};
 use crate::tune::{diagnosis_schema, report_schema};
 
-/// Prints the JSON Schema of a file, for editors and checks.
+/// Prints the JSON Schema of a kind of file, for editors and validators.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 schema > ltx2.schema.json
@@ -16,13 +16,12 @@ pub(crate) struct Args {
     of: SchemaKind,
 }
 
-/// A kind of file.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default)]
 enum SchemaKind {
-    /// Configuration of `generate` and its like
+    /// Configuration file of `ltx2 generate` and related commands
     #[default]
     Run,
-    /// File of `ltx2 experiment`
+    /// Experiment file of `ltx2 experiment`
     Experiment,
     /// Report of `ltx2 compile --json`
     Compile,

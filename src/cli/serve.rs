@@ -1,4 +1,4 @@
-//! `ltx2 serve`: videos over HTTP.
+//! `ltx2 serve`: serves video generation over HTTP.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,19 +23,19 @@ use crate::serve::model_device::{factory_together, follow};
 use crate::serve::server::{CUT, Options, Server, StartError, state_folder};
 use crate::temporaries;
 
-/// Between two looks at signals and at the device.
+/// Interval at which the main thread checks for signals and the state of the server.
 const LOOK: Duration = Duration::from_millis(20);
-/// Key of clients, beside those of a file.
+/// Environment variable with an API key, in addition to those of the key file.
 const KEY_VARIABLE: &str = "LTX2_API_KEY";
 
-/// Serves videos over HTTP, in the dialect of OpenAI's /v1/videos.
+/// Serves video generation over HTTP with an API compatible with OpenAI's /v1/videos.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(after_help = "Examples:
   ltx2 serve -c nano --warm 128x96x25
   ltx2 serve -c ltx2_3 -m LTX-2.3 --listen 0.0.0.0:8000 --api-key-file keys
   curl localhost:8000/v1/videos -F prompt=\"a red circle bounces on blue, low beeps\"
 
-LTX2_API_KEY is a key, too. SIGTERM and Ctrl-C drain; a second one ends at once.")]
+LTX2_API_KEY sets an additional API key. SIGTERM and Ctrl-C drain the server; a second one stops it at once.")]
 pub(crate) struct Args {
     #[command(flatten)]
     server: ServerArgs,
@@ -53,120 +53,121 @@ pub(crate) struct Args {
     config: ConfigArgs,
     #[command(flatten)]
     rerun: RerunArgs,
-    /// Prints the merged YAML with the origin of each value, then exits
+    /// Prints the merged configuration as YAML with the origin of each value, then exits
     #[arg(long)]
     print_config: bool,
 }
 
-/// Flags of the server's address and its clients.
+/// Options of the address and of clients.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Server")]
 struct ServerArgs {
-    /// Address and port; one other than loopback needs a key, or --insecure [default: 127.0.0.1:8000]
+    /// Address and port to listen on; an address other than loopback requires API keys or --insecure [default:
+    /// 127.0.0.1:8000]
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<String>,
-    /// Lets other machines use the server without a key
+    /// Allows clients on other machines without an API key
     #[arg(long)]
     insecure: bool,
-    /// File of lines name:key, mode 0600; name*:key sees every key's videos; read again on SIGHUP
+    /// File of API keys, one name:key per line, mode 0600; a name*:key has access to the videos of every key; reloaded
+    /// on SIGHUP
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<String>,
-    /// Name that clients give the model; may be given several times [default: the preset, and the last part of the model's path]
+    /// Model name that clients may use; repeatable [default: the preset and the last component of the model path]
     #[arg(long, value_name = "NAME")]
     served_model_name: Vec<String>,
-    /// Takes any name of a model
+    /// Accepts any model name
     #[arg(long)]
     any_model: bool,
-    /// Host name, beside loopback and the bound address, that requests may name; may be given several times
+    /// Host name to accept in requests, in addition to loopback and the bound address; repeatable
     #[arg(long, value_name = "HOST")]
     allow_host: Vec<String>,
-    /// Origin whose pages may use the API; may be given several times
+    /// Origin that may call the API from a browser (CORS); repeatable
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<String>,
-    /// Another address and port for /metrics
+    /// Separate address and port for /metrics
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_listen: Option<String>,
-    /// Form of the log's lines
+    /// Format of log lines [default: text]
     #[arg(long, value_name = "FORM")]
     log_format: Option<LogFormat>,
-    /// Logs prompts
+    /// Includes prompts in the log
     #[arg(long)]
     log_prompts: bool,
 }
 
-/// Flags of what requests may ask for.
+/// Limits of requests.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Limits")]
 struct LimitArgs {
-    /// Size that is compiled and run before the server is ready, or none; may be given several times [default: the configuration's]
+    /// Size to compile and run before the server reports ready, or `none`; repeatable [default: the configured size]
     #[arg(long, value_name = "WxHxF[@PIPELINE]")]
     warm: Vec<String>,
-    /// Refuses other sizes
+    /// Rejects sizes other than those of --warm
     #[arg(long)]
     only_warm: bool,
-    /// Videos that may wait [default: 64]
+    /// Maximum number of queued videos [default: 64]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     queue: Option<u64>,
-    /// Videos of one key that may wait, with keys [default: 32]
+    /// Maximum number of queued videos per API key [default: 32]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     queue_per_key: Option<u64>,
-    /// Videos that are made together [default: as many as the layout makes at once]
+    /// Maximum number of videos per batch [default: the batch size of the layout]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_batch: Option<u64>,
-    /// Sizes whose programs stay loaded [default: 8]
+    /// Maximum number of sizes whose programs stay loaded [default: 8]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_shapes: Option<u64>,
-    /// Video tokens of the last stage [default: 32768]
+    /// Maximum number of video tokens in the last stage [default: 32768]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_tokens: Option<u64>,
-    /// Frames of a video [default: 289]
+    /// Maximum number of frames per video [default: 289]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_frames: Option<u64>,
-    /// Denoising steps [default: 100]
+    /// Maximum number of denoising steps [default: 100]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_steps: Option<u64>,
-    /// Images of a request [default: 8]
+    /// Maximum number of images per request [default: 8]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_images: Option<u64>,
-    /// Bytes of a request's body, e.g. 32MiB
+    /// Maximum size of a request body, e.g. 32MiB
     #[arg(long, value_name = "BYTES")]
     body_limit: Option<String>,
-    /// Bytes a second that an upload must send, judged every 10 s; 0B sets no minimum [default: 4KiB]
+    /// Minimum upload rate in bytes per second, checked every 10 s; 0B disables the check [default: 4KiB]
     #[arg(long, value_name = "BYTES")]
     min_upload_rate: Option<String>,
-    /// Time that POST /v1/videos/sync waits [default: 600s]
+    /// Timeout of POST /v1/videos/sync [default: 600s]
     #[arg(long, value_name = "TIME")]
     sync_timeout: Option<String>,
 }
 
-/// Flags of what is kept, and of the end.
+/// Options of stored state and shutdown.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "State")]
 struct KeepingArgs {
     /// Folder of the queue and the videos [default: ltx2/serve in the user's state folder]
     #[arg(long, value_name = "DIR")]
     state: Option<String>,
-    /// How long finished videos are kept [default: 24h]
+    /// How long to keep finished videos [default: 24h]
     #[arg(long, value_name = "TIME")]
     keep: Option<String>,
-    /// Bytes that finished videos may take [default: 20GiB]
+    /// Maximum disk space of finished videos [default: 20GiB]
     #[arg(long, value_name = "BYTES")]
     disk: Option<String>,
-    /// Bytes of the disk that stay free [default: 2GiB]
+    /// Disk space to keep free [default: 2GiB]
     #[arg(long, value_name = "BYTES")]
     min_free: Option<String>,
-    /// Time of denoising between two savings of the steps behind a video [default: 30s]
+    /// Denoising time between two checkpoints of a running video [default: 30s]
     #[arg(long, value_name = "TIME")]
     checkpoint: Option<String>,
-    /// End of a running video when the server is asked to end [default: checkpoint]
+    /// What to do with a running video at shutdown [default: checkpoint]
     #[arg(long, value_name = "HOW")]
     drain: Option<Drain>,
-    /// Time that this may take [default: 30s]
+    /// Maximum time of the shutdown [default: 30s]
     #[arg(long, value_name = "TIME")]
     drain_timeout: Option<String>,
 }
 
-/// A list, where anything was given.
 fn list(values: &[String]) -> Option<Value> {
     (!values.is_empty()).then(|| json!(values))
 }
@@ -243,12 +244,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     loaded.config.serve.state = Some(state.to_string_lossy().into_owned());
     prepare_libtpu(&loaded.config);
     let config = loaded.config.clone();
-    // Before the address is printed and clients connect.
+    // Fails before the address is printed and clients connect.
     check_flags(&config)?;
     together(&config, |group| match group {
         Some(group) if group.id() > 0 => {
             log::only_warnings();
-            // The first process hears the signals and tells the others when to end; one that went before would take it along.
+            // The first process receives the signals and tells the others when to stop. If another process exited
+            // first, the first process would fail too.
             let _heard = Signals::listen()?;
             follow(&config, group).map_err(anyhow::Error::msg)
         }
@@ -270,10 +272,10 @@ fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
     let factory = factory_together(loaded.config.clone(), loaded.sidecar().cloned(), group);
     let server = Server::start(loaded, options, Box::new(factory)).map_err(usage)?;
     let keys = match (server.keys(), insecure) {
-        (0, true) if !server.address().ip().is_loopback() => "no key: anyone may use it".into(),
-        (0, _) => "no key".into(),
-        (1, _) => "1 key".into(),
-        (count, _) => format!("{count} keys"),
+        (0, true) if !server.address().ip().is_loopback() => "no API key: anyone may use this server".into(),
+        (0, _) => "no API key".into(),
+        (1, _) => "1 API key".into(),
+        (count, _) => format!("{count} API keys"),
     };
     let (address, names, state) = (server.address(), server.names().join(", "), server.state().display());
     let line = format!("http://{address}: {names}, {keys}, state in {state}");
@@ -289,52 +291,51 @@ fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
         }
         if signals.reread() {
             match server.reread_keys() {
-                Ok(count) => tracing::info!("{count} keys"),
-                Err(why) => tracing::error!("the keys stay as they were: {why}"),
+                Ok(count) => tracing::info!("reloaded {count} API keys"),
+                Err(why) => tracing::error!("cannot reload the API keys, keeping the old ones: {why}"),
             }
         }
         std::thread::sleep(LOOK);
     }
     if signals.count() > 0 {
         if server.is_starting() {
-            tracing::info!("ending: no video runs yet; those that wait are made after the next start");
-            leave_device()
+            tracing::info!("stopping before the first video; queued videos run after the next start");
+            exit_without_device()
         }
-        tracing::info!("draining; a second signal ends at once");
+        tracing::info!("draining; a second signal stops the server at once");
     }
     let health = Arc::clone(server.health());
-    match server.end_or_leave(|| signals.count() > 1, interrupts::only_compiles) {
-        0 if interrupts::only_compiles() => leave_device(),
+    match server.end_unless_compiling(|| signals.count() > 1, interrupts::only_compiles) {
+        0 if interrupts::only_compiles() => exit_without_device(),
         0 => Ok(()),
         CUT => {
-            tell("error: the running video is not finished; the next start resumes it");
-            // The device's thread still runs.
+            tell("error: the running video is unfinished; the next start resumes it");
+            // The device thread still runs.
             end_process(CUT.into())
         }
-        code => {
-            Err(Ended { code, why: health.failure().unwrap_or_else(|| "a thread of the server failed".into()) }.into())
-        }
+        code => Err(Ended { code, why: health.failure().unwrap_or_else(|| "a server thread failed".into()) }.into()),
     }
 }
 
-/// Ends the process beside the device's thread, which may compile: nothing can stop that. Other processes are told.
-fn leave_device() -> ! {
+/// Exits the process without waiting for the device thread, whose compilation cannot be interrupted. First notifies the
+/// other processes.
+fn exit_without_device() -> ! {
     interrupts::last_words();
     temporaries::remove_all();
     end_process(0)
 }
 
-/// Signals that have come.
+/// Signals received so far.
 #[derive(Clone, Default)]
 struct Signals {
-    /// To end.
+    /// Number of SIGINT and SIGTERM signals.
     ends: Arc<AtomicUsize>,
-    /// To read the keys again.
+    /// Whether SIGHUP requested a reload of the keys.
     rereads: Arc<AtomicBool>,
 }
 
 impl Signals {
-    /// Counts signals from here on.
+    /// Starts counting signals.
     fn listen() -> anyhow::Result<Self> {
         let signals = Signals::default();
         let heard = signals.clone();

@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP, on a thread of their own.
+//! Handlers of SIGINT, SIGTERM and SIGHUP, on a separate thread.
 
 use std::fs;
 use std::sync::Once;
@@ -15,7 +15,7 @@ use crate::temporaries;
 /// Exit code of an interrupted command.
 pub(super) const INTERRUPTED: u8 = 130;
 
-/// A signal that came.
+/// Received signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     /// SIGINT or SIGTERM.
@@ -23,10 +23,10 @@ pub(super) enum Heard {
     Hangup,
 }
 
-/// Calls `on_signal` for each SIGINT and SIGTERM from here on, and for each SIGHUP where `hangup`.
+/// Calls `on_signal` for each following SIGINT and SIGTERM, and with `hangup` for each SIGHUP.
 ///
 /// # Errors
-/// No thread or handler can be had.
+/// Returns an error if a thread or a signal handler cannot be created.
 pub(super) fn listen(hangup: bool, on_signal: impl Fn(Heard) + Send + 'static) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let listening = runtime.enter();
@@ -54,8 +54,8 @@ pub(super) fn listen(hangup: bool, on_signal: impl Fn(Heard) + Send + 'static) -
     Ok(())
 }
 
-/// Has SIGINT and SIGTERM end this command with exit code 130: at once, or after what is about to be kept. Starts a thread, so it
-/// comes after what sets environment variables.
+/// Makes SIGINT and SIGTERM end this command with exit code 130, immediately or after the pending results are saved.
+/// Starts a thread, so environment variables must be set before.
 pub(super) fn end_command() {
     static LISTENS: Once = Once::new();
     LISTENS.call_once(listen_to_end);
@@ -65,7 +65,7 @@ fn listen_to_end() {
     let on_signal = |_| match interrupts::request() {
         Reply::Now => end(),
         Reply::After(what) => {
-            tell(format_args!("stopping after {what}; again to stop at once"));
+            tell(format_args!("stopping after {what}; interrupt again to stop at once"));
             let wait = || {
                 if interrupts::wait() {
                     end();
@@ -77,11 +77,11 @@ fn listen_to_end() {
         }
     };
     if let Err(e) = listen(false, on_signal) {
-        tracing::warn!("SIGINT and SIGTERM end the process without a message: {e}");
+        tracing::warn!("cannot handle SIGINT and SIGTERM, which will end the process without cleanup: {e}");
     }
 }
 
-/// Keeps what there is to keep, removes temporary files, and ends the process and those that it started.
+/// Saves pending results, removes temporary files, and ends this process and its child processes.
 fn end() -> ! {
     end_children();
     tell(format_args!("error: {}", interrupts::last_words()));
@@ -89,14 +89,14 @@ fn end() -> ! {
     end_process(INTERRUPTED.into())
 }
 
-/// Sends SIGTERM to the processes that this one started: trials of plugins, commands of experiments, ffmpeg, compilers.
+/// Sends SIGTERM to the child processes: plugin trials, experiment commands, ffmpeg, compilers.
 fn end_children() {
-    // A system that does not list them leaves them to end when their pipes close.
+    // If the system does not list child processes, they end when their pipes close.
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return };
     let lists = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
     for child in lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<i32>>())
     {
-        // It may have ended just now.
+        // The child may have ended already.
         let _ = Pid::from_raw(child).map(|child| kill_process(child, Signal::TERM));
     }
 }

@@ -1,4 +1,4 @@
-//! `ltx2 warm`: the compile cache, filled on the devices of a run.
+//! `ltx2 warm`: fills the compile cache on the devices of a run.
 
 use std::fmt::Write;
 
@@ -8,16 +8,16 @@ use super::{log, print};
 use crate::pipeline::processes::together;
 use crate::pipeline::warm::{Warmed, warm};
 
-/// Fills the compile cache with every program of a configuration, on the devices that run it; needs no weights.
+/// Compiles all programs of a configuration into the compile cache, on the devices that run them; needs no weights.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
-  ltx2 warm -c ltx2 --platform cuda                        then `ltx2 generate` with the same flags compiles nothing
+  ltx2 warm -c ltx2 --platform cuda                        `ltx2 generate` with the same flags then compiles nothing
   ltx2 warm -c ltx2_3 --layout ulysses --width 1024 --height 576 --num-frames 65
   ltx2 warm -c ltx2 --set runtime.compile_cache=/shared/programs --json
 
-Sizes, pipeline, guidance, layout and compiler options are parts of a program; prompts, seeds and steps are not.")]
+Programs depend on sizes, pipeline, guidance, layout and compiler options, but not on prompts, seeds and steps.")]
 pub(crate) struct Args {
-    /// Prints JSON instead of the table
+    /// Prints JSON instead of a table
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -45,13 +45,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn table(programs: &[Warmed]) -> String {
     let mut text = String::new();
     for p in programs {
-        let state = if p.compiled { "compiled" } else { "already there" };
+        let state = if p.compiled { "compiled" } else { "already cached" };
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{:<16}{:>9.3} s  {state}", p.program.replace('_', " "), p.seconds);
     }
     let compiled = programs.iter().filter(|p| p.compiled).count();
     let folder = programs.iter().find_map(|p| p.path.parent()).map(|folder| format!(" in {}", folder.display()));
     let there = programs.len() - compiled;
-    let _ = writeln!(text, "{compiled} compiled, {there} already there{}", folder.unwrap_or_default());
+    let _ = writeln!(text, "{compiled} compiled, {there} already cached{}", folder.unwrap_or_default());
     text
 }

@@ -1,15 +1,16 @@
-//! `ltx2 why`: the reason of every collective, and layout changes that remove it.
+//! `ltx2 why`: explains each collective and suggests layout changes that remove it.
 
 use std::path::PathBuf;
 
 use super::args::{ConfigArgs, JobArgs, LAYERS, ModelArgs, PlacementArgs, load_run, word};
 use super::compile::{chip_of, prepare_tpus};
 use super::experiment::usage;
-use super::{check_json, check_new, deliver};
+use super::{check_json, check_output_file, print_and_write_json};
 use crate::pipeline::programs::ProgramKind;
 use crate::tune::{BUDGET, DiagnoseRequest, DiagnosisReport, diagnose, diagnosis_text};
 
-/// Names the tensor, rule and reason of every collective, then compiles single-rule layout changes and ranks them.
+/// Lists the tensor, sharding rule and reason of each collective, then compiles single-rule layout changes and ranks
+/// them.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 why -c ltx2 --layout before-385 --target tpu:v5p:2x2x2
@@ -17,7 +18,7 @@ use crate::tune::{BUDGET, DiagnoseRequest, DiagnosisReport, diagnose, diagnosis_
   ltx2 why -c ltx2 --layout better.yml --target tpu:v5p:2x2x2
   ltx2 why -c nano_2_0 --model nano --layout tensor --target cpu:4 --collective 1
 
-The largest gain comes first. A change is free where it needs neither memory nor other collectives.")]
+The largest gain comes first. A change is marked free if it needs no additional memory or collectives.")]
 pub(crate) struct Args {
     /// Target devices, as in `compile`
     #[arg(long, value_name = "TARGET")]
@@ -25,22 +26,22 @@ pub(crate) struct Args {
     /// Program to diagnose
     #[arg(long, value_name = "NAME", default_value = "denoise")]
     program: ProgramKind,
-    /// Only changes that could remove this collective of the table
+    /// Considers only changes that could remove this collective (its number in the table)
     #[arg(long, value_name = "N")]
     collective: Option<usize>,
-    /// Transformer blocks to compile [default: 3, or all of a smaller model]
+    /// Number of transformer blocks to compile [default: 3, or all of a smaller model]
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
     /// Maximum number of changes to compile, the most promising first
     #[arg(long, value_name = "N", default_value_t = BUDGET)]
     budget: usize,
-    /// Timeout of one compilation in seconds
+    /// Timeout of each compilation in seconds
     #[arg(long, value_name = "S", default_value_t = 1800)]
     timeout: u64,
-    /// File for table and suggestions; `-` for stdout, in place of the text
+    /// File to write the table and suggestions to, as JSON; `-` writes them to stdout instead of the text
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// File for the layout with the best change
+    /// Writes the layout with the best change to this file
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
     /// Overwrites the files of --json and --write
@@ -65,7 +66,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     args.placement.add(&mut given);
     let config = load_run(&given)?.config;
     check_json(args.json.as_deref(), args.force)?;
-    check_new("--write", args.write.as_deref(), &["yml", "yaml"], args.force)?;
+    check_output_file("--write", args.write.as_deref(), &["yml", "yaml"], args.force)?;
     let scratch;
     let folder = match (&args.output, config.compile_cache()) {
         (Some(folder), _) => folder.clone(),
@@ -92,24 +93,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let diagnosis = diagnose(&request, &args.jobs.options(folder, false)?).map_err(usage)?;
     let report = DiagnosisReport::from(diagnosis.clone());
     let figures = format!("{}\n", serde_json::to_string_pretty(&report)?);
-    deliver(args.json.as_deref(), args.force, &figures, &diagnosis_text(&diagnosis, args.collective))?;
+    print_and_write_json(args.json.as_deref(), args.force, &figures, &diagnosis_text(&diagnosis, args.collective))?;
     match (&args.write, diagnosis.suggestions.first()) {
         (Some(path), Some(best)) => {
             let comments = [
-                format!("As {}, with {}", diagnosis.base.layout, best.change),
-                format!("for {}: {:.1} % off the step.", args.target, best.gain() * 100.0),
+                format!("Based on {}, with {}", diagnosis.base.layout, best.change),
+                format!("for {}: {:.1} % less time per step.", args.target, best.gain() * 100.0),
             ];
             let text = comments.map(|c| format!("# {c}\n")).concat() + &best.layout;
             crate::media::write_file(path, text.as_bytes(), args.force)?;
             tracing::info!("{} written", path.display());
         }
-        (Some(_), None) => tracing::info!("nothing is written: no change gains"),
+        (Some(_), None) => tracing::info!("--write: nothing written, because no change is faster"),
         (None, _) => {}
     }
     Ok(())
 }
 
-/// Arguments that give a child the same, without the layout.
+/// Returns the arguments with which a child process has the same configuration, without the layout.
 fn settings(args: &Args) -> Vec<String> {
     let mut out = Vec::new();
     let mut add = |flag: &str, value: Option<String>| out.extend(value.into_iter().flat_map(|v| [flag.into(), v]));

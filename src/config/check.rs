@@ -1,4 +1,4 @@
-//! Checks that types cannot express: sizes the model takes, lists that must fall, and combinations this version lacks.
+//! Configuration checks that types cannot express: valid sizes, decreasing schedules and unsupported combinations.
 
 use serde_json::Value;
 
@@ -15,7 +15,8 @@ use crate::runtime::platform::Choice;
 use crate::sampling::schedules::{BetaSchedule, ScheduleKind};
 use crate::sampling::{AnySampler, MAX_STEPS, SamplerOptions};
 
-/// The typed form. Layers were validated, so what fails here is a number too large for its type.
+/// Deserializes the merged tree. Every layer was validated against the schema, so the only possible failure is a number
+/// that is too large for its type.
 pub(super) fn typed(tree: &Tree) -> Result<Config, ConfigError> {
     serde_path_to_error::deserialize(tree.to_value())
         .map_err(|e| ConfigError::Flag(format!("configuration: {}: {}", e.path(), e.inner())))
@@ -24,7 +25,7 @@ pub(super) fn typed(tree: &Tree) -> Result<Config, ConfigError> {
 /// Checks the values of a configuration.
 ///
 /// # Errors
-/// The first that cannot be used, with where it was written and what would be right.
+/// Returns an error for the first invalid value, with its origin and the valid values.
 pub(crate) fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
     check_upsampling(config)
         .and_then(|()| check_request(config))
@@ -46,7 +47,7 @@ fn check_request(config: &Config) -> Result<(), Fault> {
             };
             let scale = config.conditioning.reference_scales()[0];
             let smaller = scale > 1 && !r.reference_videos.is_empty();
-            let references = smaller.then(|| format!("references of 1/{scale} its size"));
+            let references = smaller.then(|| format!("reference videos at 1/{scale} size"));
             let with = [stages, references].into_iter().flatten().collect::<Vec<_>>().join(" and ");
             let with = if with.is_empty() { with } else { format!(" with {with}") };
             let why = format!("must be a multiple of {multiple}{with}; the nearest are {low} and {high}");
@@ -64,7 +65,8 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     check_rates(config)?;
     let last = r.num_videos as u64 - 1;
     if r.seed.checked_add(last).is_none() {
-        return fail("request.seed", r.seed.to_string(), format!("{} videos need seeds beyond 64 bits", r.num_videos));
+        let why = format!("the seeds of {} videos exceed 64 bits; use a smaller seed", r.num_videos);
+        return fail("request.seed", r.seed.to_string(), why);
     }
     if let Some((image, frames)) = count.and_then(|frames| Some((outside(config, frames)?, frames))) {
         let why = format!("the video has {frames} frames, numbered from 0");
@@ -77,7 +79,7 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         return fail("pipeline", config.pipeline.name().into(), why.into());
     }
     if !r.reference_videos.is_empty() && config.doubles_frames() {
-        let why = "a first pass of half the frames takes no request.reference_videos; leave out one of the two";
+        let why = "reference videos are not supported with temporal_x2; remove temporal_x2 or request.reference_videos";
         return fail("two_stage.upsample", "temporal_x2".into(), why.into());
     }
     check_source(config)?;
@@ -86,7 +88,7 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         return fail("pipeline", config.pipeline.name().into(), why.into());
     }
     if r.audio.is_some() && !r.audio_latents.is_empty() {
-        let why = "request.audio gives the whole sound; leave out one of the two";
+        let why = "request.audio already provides the complete audio; remove one of the two";
         return fail("request.audio_latents", format!("{} spans", r.audio_latents.len()), why.into());
     }
     if let Some(seconds) = r.audio.as_ref().and_then(|audio| audio.duration).filter(|seconds| *seconds <= 0.0) {
@@ -94,10 +96,10 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     }
     let rounds = config.dfr.temporal_rounds;
     if rounds > 0 && config.pipeline != Pipeline::Dfr {
-        return fail("dfr.temporal_rounds", rounds.to_string(), "only the pipeline dfr has rounds".into());
+        return fail("dfr.temporal_rounds", rounds.to_string(), "only the pipeline dfr has temporal rounds".into());
     }
     if !config.output.audio && matches!(config.pipeline, Pipeline::VideoToAudio | Pipeline::TextToAudio) {
-        let why = format!("the pipeline {} makes sound; set it true", config.pipeline.name());
+        let why = format!("the pipeline {} generates audio; set output.audio to true", config.pipeline.name());
         return fail("output.audio", "false".into(), why);
     }
     let slots = config.conditioning.generated_keyframes;
@@ -105,13 +107,12 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         return fail(
             "conditioning.generated_keyframes",
             slots.to_string(),
-            "only the pipeline distilled makes such; dfr has its own".into(),
+            "only the pipeline distilled supports generated keyframes; dfr generates its own".into(),
         );
     }
     Ok(())
 }
 
-/// Checks the settings of pipelines that start from a video.
 fn check_source(config: &Config) -> Result<(), Fault> {
     let (r, pipeline) = (&config.request, config.pipeline);
     let name = || pipeline.name().to_string();
@@ -126,12 +127,12 @@ fn check_source(config: &Config) -> Result<(), Fault> {
         _ => {}
     }
     if pipeline.takes_video() && !r.audio_latents.is_empty() {
-        let why = "the pipeline has the sound of its video; leave it out".into();
+        let why = "the pipeline uses the sound of its input video; remove request.audio_latents".into();
         return fail("request.audio_latents", format!("{} spans", r.audio_latents.len()), why);
     }
     let slots = config.conditioning.generated_keyframes;
     if slots > 0 && (pipeline.takes_video() || pipeline == Pipeline::TextToAudio) {
-        let why = format!("the pipeline {} generates none; leave it out", name());
+        let why = format!("the pipeline {} generates no keyframes; remove it", name());
         return fail("conditioning.generated_keyframes", slots.to_string(), why);
     }
     let seconds = r.num_frames.count().unwrap_or(1) as f64 / r.frame_rate;
@@ -139,10 +140,10 @@ fn check_source(config: &Config) -> Result<(), Fault> {
         Some(to) => format!("{} to {to} s", span.from),
         None => format!("{} s to the end", span.from),
     };
-    let alone = |own: &str| format!("only the pipeline {own} reads it, and the pipeline is {}", name());
+    let alone = |own: &str| format!("only the pipeline {own} uses this key, but the pipeline is {}", name());
     match (&r.retake, pipeline) {
         (None, Pipeline::Retake) => {
-            let why = "needs the span that is made anew: --retake FROM TO, or request.retake".into();
+            let why = "requires a time span: --retake FROM TO, or request.retake".into();
             return fail("pipeline", name(), why);
         }
         (Some(span), Pipeline::Retake) => {
@@ -151,13 +152,13 @@ fn check_source(config: &Config) -> Result<(), Fault> {
                 return fail("request.retake", text, "is empty; to must be after from".into());
             }
             if span.from >= seconds {
-                return fail("request.retake", text, format!("lies behind the video, which ends at {seconds:.3} s"));
+                return fail("request.retake", text, format!("starts after the end of the video at {seconds:.3} s"));
             }
             if !span.video && !span.audio {
-                return fail("request.retake", text, "makes neither video nor sound anew; set one of both true".into());
+                return fail("request.retake", text, "regenerates nothing; set video or audio to true".into());
             }
             if span.from <= 0.0 && span.to.is_none() {
-                return fail("request.retake", text, "is the whole video: say which span of it is made anew".into());
+                return fail("request.retake", text, "is the complete video; set the span to regenerate".into());
             }
         }
         (Some(span), _) => return fail("request.retake", shown(span), alone("retake")),
@@ -181,19 +182,19 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
     let schedule = config.sampler.schedule;
     if schedule != ScheduleKind::Beta && config.sampler.beta != BetaSchedule::default() {
         let BetaSchedule { alpha, beta, shift } = config.sampler.beta;
-        let why = "only the schedule beta takes such settings; remove them, or set sampler.schedule to beta".into();
+        let why = "only the schedule beta has these parameters; remove them, or set sampler.schedule to beta".into();
         return fail("sampler.beta", format!("alpha {alpha}, beta {beta}, shift {shift}"), why);
     }
     if config.sampler.sigmas.is_some() && schedule != ScheduleKind::Ltx2 {
         let why =
-            "sampler.sigmas holds the noise levels already: set sampler.steps, which takes their place, or remove it";
+            "sampler.sigmas already sets the noise levels; remove it, or set sampler.steps instead of sampler.sigmas";
         return fail("sampler.schedule", word(schedule), why.into());
     }
-    // By `reference` it is one of many conventions; beside another one, somebody asked for it.
+    // `reference: diffusers` sets this key together with others; with any other reference, the user set it explicitly.
     let asked = config.sampler.sigma_shift == Reference::Diffusers && config.reference != Reference::Diffusers;
     if asked && schedule != ScheduleKind::Ltx2 {
         let why = format!(
-            "sampler.schedule = {} is shifted for no number of tokens; leave out one of the two",
+            "sampler.schedule = {} does not depend on the number of tokens; remove one of the two",
             word(schedule)
         );
         return fail("sampler.sigma_shift", "diffusers".into(), why);
@@ -208,7 +209,6 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
     check_guidance(config)
 }
 
-/// Checks what lies between two stages.
 fn check_upsampling(config: &Config) -> Result<(), Fault> {
     let (asked, pipeline) = (&config.two_stage.upsample, config.pipeline);
     if *asked == TwoStage::default().upsample {
@@ -216,10 +216,12 @@ fn check_upsampling(config: &Config) -> Result<(), Fault> {
     }
     let in_time = asked.iter().filter(|upsampling| **upsampling == Upsampling::TemporalX2).count();
     let why = match (in_time, asked.len() - in_time) {
-        _ if !pipeline.has_two_stages() => format!("the pipeline {} has one stage; leave it out", pipeline.name()),
-        _ if pipeline == Pipeline::Dfr => "the pipeline dfr has spatial_x2, then dfr.temporal_rounds".into(),
-        (0, 0) => "must name one upsampling or more".into(),
-        (2.., _) | (_, 2..) => "must name at most one upsampling in space and one in time".into(),
+        _ if !pipeline.has_two_stages() => format!("the pipeline {} has one stage; remove it", pipeline.name()),
+        _ if pipeline == Pipeline::Dfr => {
+            "the pipeline dfr uses spatial_x2, then dfr.temporal_rounds; remove it".into()
+        }
+        (0, 0) => "must list at least one upsampling".into(),
+        (2.., _) | (_, 2..) => "must list at most one spatial and one temporal upsampling".into(),
         _ => return Ok(()),
     };
     let names: Vec<_> = asked.iter().map(|upsampling| upsampling.name()).collect();
@@ -231,7 +233,7 @@ fn check_run(config: &Config) -> Result<(), Fault> {
         let pairs = [("pixels", t.pixels, t.overlap, 32), ("frames", t.frames, t.frame_overlap, FRAME_STEP)];
         for (what, size, overlap, step) in pairs {
             if size % step != 0 || overlap % step != 0 || overlap >= size {
-                let why = format!("{what} and their overlap must be multiples of {step}, and the overlap smaller");
+                let why = format!("{what} and overlap must be multiples of {step}, and overlap less than {what}");
                 return fail("runtime.tiling", format!("{what} {size}, overlap {overlap}"), why);
             }
         }
@@ -243,7 +245,7 @@ fn check_run(config: &Config) -> Result<(), Fault> {
         return fail("runtime.chip_file", config.runtime.chip_file.clone().unwrap_or_default(), why);
     }
     if let (Some(blocks), WeightSource::File) = (config.model.blocks, config.model.weights) {
-        let why = "only random weights are of fewer blocks: leave it out, or set model.weights to random".into();
+        let why = "only random weights can have fewer blocks: remove it, or set model.weights to random".into();
         return fail("model.blocks", blocks.to_string(), why);
     }
     if let Some(lora) = config.model.loras.iter().find(|l| l.stages.iter().any(|s| !matches!(s, 1 | 2))) {
@@ -260,10 +262,10 @@ fn check_run(config: &Config) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Key, value and fault of settings that the sampler does not take, or of more steps in a stage than its tables hold.
+/// Checks the sampler options, and that no stage needs more than [`MAX_STEPS`] transformer evaluations.
 fn check_sampler(config: &Config) -> Result<(), Fault> {
     let (first, second) = config.samplers().map_err(|(key, value)| {
-        (key, value, "this sampler takes no such setting; remove it, or choose another sampler.kind".to_string())
+        (key, value, "this sampler does not have this option; remove it, or choose another sampler.kind".to_string())
     })?;
     let listed = |sigmas: &[f64]| sigmas.strip_suffix(&[0.0]).unwrap_or(sigmas).len();
     let own = config.sampler.sigmas.as_deref().map(|sigmas| ("sampler.sigmas", listed(sigmas), &first));
@@ -274,18 +276,19 @@ fn check_sampler(config: &Config) -> Result<(), Fault> {
         let fits = |steps: &usize| sampler.evaluations(*steps) <= MAX_STEPS;
         if !fits(&steps) {
             let most = (1..steps).rev().find(fits).unwrap_or(1);
-            let why = format!("{} evaluations of the transformer: at most {most} steps", sampler.evaluations(steps));
-            return fail(key, steps.to_string(), why);
+            let why =
+                format!("requires {} transformer evaluations; use at most {most} steps", sampler.evaluations(steps));
+            return fail(key, format!("{steps} steps"), why);
         }
     }
     Ok(())
 }
 
-/// Key, value and fault of guidance that no step can follow.
+/// Checks guidance options against the guider and the sampler.
 fn check_guidance(config: &Config) -> Result<(), Fault> {
     let guidance = &config.guidance;
     if let Err((key, value)) = guidance.kind.guider(guidance.apg) {
-        let why = "this guider takes no such setting; remove it, or choose another guidance.kind";
+        let why = "this guider does not have this option; remove it, or choose another guidance.kind";
         return fail(key, value, why.into());
     }
     let (sampler, _) = config.samplers().map_err(|(key, value)| (key, value, String::new()))?;
@@ -295,24 +298,25 @@ fn check_guidance(config: &Config) -> Result<(), Fault> {
     ];
     for (skip_key, sigma_key, own) in streams {
         let bounds = own.by_sigma.as_deref().unwrap_or_default();
+        let levels = format!("sigmas {}", list(&bounds.iter().map(|at| at.sigma).collect::<Vec<f64>>()));
         if let Some(pair) = bounds.windows(2).find(|pair| pair[1].sigma >= pair[0].sigma) {
-            let why = format!("{} does not fall below {}", pair[1].sigma, pair[0].sigma);
-            return fail(sigma_key, "sigma".into(), why);
+            let why = format!("noise levels must decrease, but {} follows {}", pair[1].sigma, pair[0].sigma);
+            return fail(sigma_key, levels, why);
         }
         if own.by_sigma.as_ref().is_some_and(Vec::is_empty)
             || bounds.iter().any(|at| at.sigma.is_nan() || at.sigma < 0.0)
         {
-            return fail(sigma_key, "sigma".into(), "there must be one or more noise levels, none below 0".into());
+            return fail(sigma_key, levels, "must have at least one entry, and no sigma below 0".into());
         }
         if let Some(at) = bounds.iter().find(|at| at.stg.is_some() && guidance.stg_streams == Reference::Diffusers) {
-            let why = "guidance.stg_streams: diffusers knows no such; take official";
+            let why = "not supported with guidance.stg_streams: diffusers; use official";
             return fail(sigma_key, format!("stg at {}", at.sigma), why.into());
         }
         let skip = own.skip.into_iter().chain(bounds.iter().filter_map(|at| at.skip)).max().unwrap_or(0);
         let why = match skip {
             0 => continue,
-            _ if sampler.evaluations(2) != 2 => "a sampler that evaluates the transformer twice a step skips none",
-            _ if sampler.reads_negative() => "this sampler reads the prediction on the negative prompt at every step",
+            _ if sampler.evaluations(2) != 2 => "a sampler with two evaluations per step cannot skip steps",
+            _ if sampler.reads_negative() => "this sampler reads the prediction for the negative prompt at every step",
             _ => continue,
         };
         return fail(skip_key, skip.to_string(), format!("{why}; remove it, or choose another sampler.kind"));
@@ -320,13 +324,12 @@ fn check_guidance(config: &Config) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A list as YAML writes it.
 fn list<T: std::fmt::Display>(items: &[T]) -> String {
     let items: Vec<String> = items.iter().map(ToString::to_string).collect();
     format!("[{}]", items.join(", "))
 }
 
-/// The word of the YAML for a choice.
+/// Returns the YAML name of an enum value.
 fn word(choice: impl serde::Serialize) -> String {
     match serde_json::to_value(choice) {
         Ok(Value::String(word)) => word,
@@ -334,7 +337,7 @@ fn word(choice: impl serde::Serialize) -> String {
     }
 }
 
-/// The steps that a list of sigmas makes: a closing 0 is none.
+/// Returns the number of steps in a list of sigmas; a final 0 is not a step.
 pub(crate) fn steps_of(sigmas: &Value) -> usize {
     let list = sigmas.as_array().map_or(&[][..], Vec::as_slice);
     list.iter().filter(|s| s.as_f64() != Some(0.0)).count()
@@ -343,19 +346,19 @@ pub(crate) fn steps_of(sigmas: &Value) -> usize {
 fn schedule_fault(sigmas: &[f64]) -> Option<String> {
     let body = sigmas.strip_suffix(&[0.0]).unwrap_or(sigmas);
     if !(1..=MAX_STEPS).contains(&body.len()) {
-        return Some(format!("{} steps; there must be 1 to {MAX_STEPS}", body.len()));
+        return Some(format!("has {} steps, but must have 1 to {MAX_STEPS}", body.len()));
     }
     if let Some(bad) = body.iter().find(|s| !(**s > 0.0 && **s <= 1.0)) {
-        return Some(format!("{bad} is not above 0 and at most 1"));
+        return Some(format!("the noise level {bad} must be above 0 and at most 1"));
     }
-    body.windows(2).find(|w| w[1] >= w[0]).map(|w| format!("{} does not fall below {}", w[1], w[0]))
+    body.windows(2).find(|w| w[1] >= w[0]).map(|w| format!("noise levels must decrease, but {} follows {}", w[1], w[0]))
 }
 
 impl Config {
-    /// The same with so many frames.
+    /// Returns a copy of the configuration that generates `frames` frames.
     ///
     /// # Errors
-    /// An image that stands behind the last.
+    /// Returns an error if a conditioning image is for a frame after the last one.
     pub(crate) fn with_frames(&self, frames: usize) -> Result<Config, String> {
         if let Some(image) = outside(self, frames) {
             return Err(format!("request.images: frame {image}: the video has {frames} frames, numbered from 0"));
@@ -365,29 +368,32 @@ impl Config {
         Ok(config)
     }
 
-    /// Frames that are denoised together, where their number is given: those of a clip, of all where there is one.
+    /// Returns the number of frames per denoising pass: the frames of one clip (`request.chain.clip`), or all frames of
+    /// a video that is not chained. `None` for `num_frames: auto`.
     pub(crate) fn clip_frames(&self) -> Option<usize> {
         let all = self.request.num_frames.count()?;
         Some(self.request.chain.as_ref().map_or(all, |chain| chain.clip.min(all)))
     }
 
-    /// The sound that the video is made to; where the video is given, `request.audio` is its own.
+    /// Returns the input audio that the video is generated to match. `None` if the pipeline takes an input video,
+    /// because `request.audio` is then the sound of that video.
     pub(crate) fn given_sound(&self) -> Option<&GivenAudio> {
         self.request.audio.as_ref().filter(|_| !self.pipeline.takes_video())
     }
 
-    /// The platform to look for.
+    /// Returns the selected platform.
     ///
     /// # Errors
-    /// A word that is none, with those that are.
+    /// Returns an error that lists the platforms if the name is unknown.
     pub(crate) fn platform(&self) -> Result<Choice, String> {
         self.runtime.platform.parse()
     }
 
-    /// The samplers of both stages. Settings that only some take are the first's, and the second's where it is the same.
+    /// Returns the samplers of both stages. Options that only some samplers accept apply to the first stage, and to the
+    /// second if it uses the same sampler.
     ///
     /// # Errors
-    /// Key and value of a setting that the first does not take.
+    /// Returns the key and value of an option that the first sampler does not accept.
     pub(crate) fn samplers(&self) -> Result<(AnySampler, AnySampler), (&'static str, String)> {
         let options = self.sampler.options(self.runtime.dtype);
         let first = self.sampler.kind.sampler(options)?;
@@ -398,23 +404,24 @@ impl Config {
         Ok((first, second))
     }
 
-    /// The scales of the video and the audio stream: a missing value is the other stream's, and off if both are.
+    /// Returns the guidance scales of both streams. A value missing in one stream is inherited from the other stream; a
+    /// value missing in both disables its guidance term.
     pub(crate) fn scales(&self) -> Av<ResolvedScales> {
         let (video, audio) = (&self.guidance.video, &self.guidance.audio);
         Av { video: ResolvedScales::new(video, audio), audio: ResolvedScales::new(audio, video) }
     }
 }
 
-/// One stream's guidance, every value known.
+/// Guidance scales of one stream after inheritance from the other stream and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ResolvedScales {
-    /// Away from the negative prompt; 1 is off.
+    /// Classifier-free guidance scale; 1 disables it.
     pub(crate) cfg: f64,
-    /// Away from the perturbed prediction; 0 is off.
+    /// STG scale; 0 disables it.
     pub(crate) stg: f64,
-    /// Away from the prediction without the other stream; 1 is off.
+    /// Modality guidance scale; 1 disables it.
     pub(crate) modality: f64,
-    /// Towards the standard deviation before guidance; 0 is off.
+    /// Strength of rescaling to the standard deviation of the prediction before guidance, 0 to 1; 0 disables it.
     pub(crate) rescale: f64,
 }
 
@@ -436,16 +443,16 @@ mod tests {
     use crate::config::tests::set;
 
     #[test]
-    fn schedules_fall() {
+    fn schedules_must_decrease() {
         assert_eq!(schedule_fault(&[1.0, 0.5, 0.0]), None);
-        assert_eq!(schedule_fault(&[0.5, 0.5]).unwrap(), "0.5 does not fall below 0.5");
-        assert_eq!(schedule_fault(&[1.5]).unwrap(), "1.5 is not above 0 and at most 1");
-        assert_eq!(schedule_fault(&[0.0]).unwrap(), "0 steps; there must be 1 to 256");
+        assert_eq!(schedule_fault(&[0.5, 0.5]).unwrap(), "noise levels must decrease, but 0.5 follows 0.5");
+        assert_eq!(schedule_fault(&[1.5]).unwrap(), "the noise level 1.5 must be above 0 and at most 1");
+        assert_eq!(schedule_fault(&[0.0]).unwrap(), "has 0 steps, but must have 1 to 256");
         assert_eq!(steps_of(&serde_json::json!([1, 0.5, 0])), 2);
     }
 
     #[test]
-    fn a_missing_scale_is_the_other_streams() {
+    fn missing_scale_inherits_from_the_other_stream() {
         let mut config = Config::default();
         assert_eq!(config.scales().video, ResolvedScales { cfg: 1.0, stg: 0.0, modality: 1.0, rescale: 0.0 });
         config.guidance.video.cfg = Some(4.0);
@@ -454,9 +461,8 @@ mod tests {
         assert_eq!(config.scales().video.stg, 1.0);
     }
 
-    /// Sizes, frames and lists of upsampling between two stages.
     #[test]
-    fn upsampling_that_cannot_be_says_what_can() {
+    fn invalid_upsampling_errors_list_valid_values() {
         let two = "pipeline=two_stage";
         for (pairs, want) in [
             (
@@ -473,18 +479,18 @@ mod tests {
                 "request.num_frames = 121 (preset ltx2): must be one more than a multiple of 16 with temporal_x2 between two stages; \
                  the nearest are 113 and 129",
             ),
-            ([two, "two_stage.upsample=[]"], "two_stage.upsample = [] (--set): must name one upsampling or more"),
+            ([two, "two_stage.upsample=[]"], "two_stage.upsample = [] (--set): must list at least one upsampling"),
             (
                 [two, "two_stage.upsample=[spatial_x2, spatial_x1_5]"],
-                "two_stage.upsample = [spatial_x2, spatial_x1_5] (--set): must name at most one upsampling in space and one in time",
+                "two_stage.upsample = [spatial_x2, spatial_x1_5] (--set): must list at most one spatial and one temporal upsampling",
             ),
             (
                 [two, "two_stage.upsample=[temporal_x2, temporal_x2]"],
-                "two_stage.upsample = [temporal_x2, temporal_x2] (--set): must name at most one upsampling in space and one in time",
+                "two_stage.upsample = [temporal_x2, temporal_x2] (--set): must list at most one spatial and one temporal upsampling",
             ),
             (
                 ["pipeline=dfr", "two_stage.upsample=[spatial_x1_5]"],
-                "two_stage.upsample = [spatial_x1_5] (--set): the pipeline dfr has spatial_x2, then dfr.temporal_rounds",
+                "two_stage.upsample = [spatial_x1_5] (--set): the pipeline dfr uses spatial_x2, then dfr.temporal_rounds; remove it",
             ),
         ] {
             assert_eq!(load(&set(&pairs)).unwrap_err().to_string(), want, "{pairs:?}");

@@ -1,30 +1,37 @@
-//! Checks of a video of several clips.
+//! Checks of chained clips, frame rate and motion speed.
 
 use super::legal::{FRAME_STEP, Fault, around, fail};
 use super::pipeline::Pipeline;
 use super::schema::Config;
 
-/// Checks the settings of a video of several clips.
 pub(super) fn check_chain(config: &Config) -> Result<(), Fault> {
     let (r, name) = (&config.request, config.pipeline.name());
     let Some(chain) = &r.chain else { return Ok(()) };
     let refused = |why: &str| fail("request.chain", name.into(), why.into());
     if !config.pipeline.makes_clips() {
         return refused(
-            "this pipeline makes one clip; leave --chain out, or take a pipeline that starts from a prompt or images",
+            "this pipeline does not support chained clips; remove --chain, or use a pipeline that starts from a prompt or images",
         );
     }
     if r.num_frames.count().is_none() {
-        return refused("request.num_frames: auto is the length of a clip; give --seconds or a number of frames");
+        return refused(
+            "request.num_frames: auto predicts the length of one clip; set --seconds or a number of frames",
+        );
     }
     if r.audio.is_some() || !r.audio_latents.is_empty() {
-        return refused("clips make their own sound; leave out --chain, or request.audio and request.audio_latents");
+        return refused(
+            "chained clips generate their own audio; remove --chain, or request.audio and request.audio_latents",
+        );
     }
     if !r.reference_videos.is_empty() {
-        return refused("a reference is of one clip; leave out --chain, or request.reference_videos");
+        return refused(
+            "reference videos are not supported with chained clips; remove --chain or request.reference_videos",
+        );
     }
     if config.doubles_frames() {
-        return refused("clips keep their frame rate; leave out --chain, or temporal_x2 of two_stage.upsample");
+        return refused(
+            "temporal_x2 is not supported with chained clips; remove --chain, or temporal_x2 from two_stage.upsample",
+        );
     }
     for (key, frames) in [("request.chain.clip", chain.clip), ("request.chain.overlap", chain.overlap)] {
         if frames % FRAME_STEP != 1 {
@@ -38,18 +45,17 @@ pub(super) fn check_chain(config: &Config) -> Result<(), Fault> {
         return fail("request.chain.overlap", chain.overlap.to_string(), why);
     }
     if let Some(image) = outside(config, chain.clip) {
-        let why = format!("images are in the first clip, which has {} frames (request.chain.clip)", chain.clip);
+        let why = format!("images condition the first clip, which has {} frames (request.chain.clip)", chain.clip);
         return fail("request.images", format!("frame {image}"), why);
     }
     Ok(())
 }
 
-/// The frame of an image that a video of so many frames lacks.
+/// Returns the frame index of the first conditioning image that is outside a video of `frames` frames.
 pub(super) fn outside(config: &Config, frames: usize) -> Option<usize> {
     config.request.images.iter().map(|image| image.frame).find(|frame| *frame >= frames)
 }
 
-/// Checks the frame rate and the speed of motion.
 pub(super) fn check_rates(config: &Config) -> Result<(), Fault> {
     let r = &config.request;
     if !(r.frame_rate.is_finite() && r.frame_rate > 0.0) {
@@ -59,7 +65,7 @@ pub(super) fn check_rates(config: &Config) -> Result<(), Fault> {
         return fail("request.motion_speed", r.motion_speed.to_string(), "must be above 0".into());
     }
     if r.motion_speed != 1.0 && matches!(config.pipeline, Pipeline::TextToAudio | Pipeline::Dfr) {
-        let why = format!("the pipeline {} does not use it; leave it out", config.pipeline.name());
+        let why = format!("the pipeline {} does not use it; remove it", config.pipeline.name());
         return fail("request.motion_speed", r.motion_speed.to_string(), why);
     }
     Ok(())
@@ -71,7 +77,7 @@ mod tests {
     use crate::config::tests::set;
 
     #[test]
-    fn what_no_chain_can_be_is_said() {
+    fn invalid_chains_are_rejected() {
         let chain = "request.chain={clip: 33, overlap: 9}";
         for (pairs, want) in [
             (
@@ -86,13 +92,19 @@ mod tests {
                 &["request.chain={clip: 25}"],
                 "request.chain.overlap = 25 (default): must be less than request.chain.clip, 25",
             ),
-            (&[chain, "pipeline=text_to_audio"], "request.chain = text_to_audio (--set): this pipeline makes one clip"),
+            (
+                &[chain, "pipeline=text_to_audio"],
+                "request.chain = text_to_audio (--set): this pipeline does not support chained clips",
+            ),
             (
                 &[chain, "pipeline=dfr", "model.path=LTX-2.5"],
-                "request.chain = dfr (--set): this pipeline makes one clip",
+                "request.chain = dfr (--set): this pipeline does not support chained clips",
             ),
-            (&[chain, "request.num_frames=auto"], "request.num_frames: auto is the length of a clip; give --seconds"),
-            (&[chain, "request.audio={path: a.wav}", "pipeline=two_stage"], "clips make their own sound"),
+            (
+                &[chain, "request.num_frames=auto"],
+                "request.num_frames: auto predicts the length of one clip; set --seconds",
+            ),
+            (&[chain, "request.audio={path: a.wav}", "pipeline=two_stage"], "chained clips generate their own audio"),
             (
                 &[
                     chain,
@@ -100,11 +112,11 @@ mod tests {
                     "pipeline=two_stage",
                     "request.num_frames=129",
                 ],
-                "clips keep their frame rate",
+                "temporal_x2 is not supported with chained clips",
             ),
             (
                 &[chain, "pipeline=image_to_video", "request.images=[{path: a.png, frame: 40}]"],
-                "request.images = frame 40 (--set): images are in the first clip, which has 33 frames (request.chain.clip)",
+                "request.images = frame 40 (--set): images condition the first clip, which has 33 frames (request.chain.clip)",
             ),
         ] {
             let error = load(&set(pairs)).expect_err("refused").to_string();

@@ -1,6 +1,7 @@
-//! Which keys a run reads: a table of conditions, each with the reason why a key has no effect where it is not met.
+//! Rules for configuration keys that have no effect under some condition, with the reason.
 //!
-//! The table decides by the resolved configuration and the model's generation. Keys without a row always have an effect.
+//! The conditions depend on the resolved configuration and the model generation. Keys without a rule always have an
+//! effect.
 
 use super::effect_facts::{Facts, Stream};
 use super::pipeline::Pipeline;
@@ -10,23 +11,23 @@ use crate::models::upsampler::Upsampling;
 use crate::pjrt::discover::Platform;
 use crate::weights::Version;
 
-/// A row of the table.
 pub(super) struct Rule {
-    /// Keys or sections that the row covers.
+    /// Keys or sections that the rule covers.
     pub(super) keys: &'static [&'static str],
     pub(super) scope: Scope,
-    /// The reason why a key of the row has no effect, and what to do. `None`: the key has an effect.
+    /// Returns why a key has no effect and what to change; `None` if the key has an effect.
     pub(super) reason: fn(&Facts<'_>, &'static str) -> Option<String>,
 }
 
-/// Where values of a row are refused.
+/// Sources of values in which a value without effect is rejected.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// Of flags, `--set`, requests, and files of runs.
+    /// Flags, `--set`, server requests and the user's files.
     Run,
-    /// The same without files: a file may name components and texts that other runs of it read.
+    /// As `Run`, but not the user's files: a file may set components and texts for other runs.
     Flags,
-    /// The same as `Run`, and of a server's configuration: requests decide by their pipeline alone.
+    /// As `Run`, and also a server's configuration, because requests cannot change these keys; they can only select
+    /// another pipeline.
     Server,
 }
 
@@ -44,17 +45,19 @@ const fn server(keys: &'static [&'static str], reason: Reason) -> Rule {
     Rule { keys, scope: Scope::Server, reason }
 }
 
-/// The table.
 pub(super) const RULES: &[Rule] = &[
-    // The model's parts.
+    // Model components.
     flags(&["model.vae"], |f, _| f.without_video()),
     flags(&["model.upsampler"], |f, _| {
         let spatial = f.config.upsamplings().iter().any(|kind| *kind != Upsampling::TemporalX2);
-        f.unless(spatial, "no stage upsamples in space; take a pipeline with two stages, or remove it")
+        f.unless(spatial, "no stage uses spatial upsampling; use a two-stage pipeline, or remove it")
     }),
     flags(&["model.temporal_upsampler"], |f, _| {
         let used = f.config.doubles_frames() || f.rounds() > 0;
-        f.unless(used, "nothing upsamples in time; set two_stage.upsample or dfr.temporal_rounds too, or remove it")
+        f.unless(
+            used,
+            "no stage uses temporal upsampling; set two_stage.upsample or dfr.temporal_rounds too, or remove it",
+        )
     }),
     flags(&["model.duration_head"], |f, _| {
         let auto = f.config.request.num_frames.count().is_none();
@@ -63,7 +66,7 @@ pub(super) const RULES: &[Rule] = &[
     server(&["model.decoder"], |f, _| match f.version {
         _ if !f.config.pipeline.makes_frames() => f.by_pipeline("decodes no video"),
         Version::V2_5 => None,
-        older => Some(format!("LTX-{older} has one decoder, the video VAE's; remove it")),
+        older => Some(format!("LTX-{older} has only the decoder of the video VAE; remove it")),
     }),
     server(&["model.weights_seed"], |f, _| {
         let random = f.config.model.weights == WeightSource::Random;
@@ -73,9 +76,9 @@ pub(super) const RULES: &[Rule] = &[
     request(&["model.lora_merge"], |f, _| {
         f.unless(!f.config.model.loras.is_empty(), "there is no LoRA to merge; set model.loras too, or remove it")
     }),
-    // The request.
+    // Request.
     flags(&["request.negative_prompt"], |f, _| {
-        let why = "no step reads the negative prompt: guidance.video.cfg and guidance.audio.cfg are off; raise one, or remove it";
+        let why = "no step reads the negative prompt: guidance.video.cfg and guidance.audio.cfg are off; set one, or remove it";
         f.unless(f.reads_negative(), why)
     }),
     request(&["request.width", "request.height", "request.motion_speed"], |f, _| f.without_video()),
@@ -90,7 +93,7 @@ pub(super) const RULES: &[Rule] = &[
     request(&["request.chain"], |f, _| f.unused_chain()),
     flags(&["text.bos"], |f, _| {
         let forced = f.config.text.bos == Bos::Always && f.config.reference == Reference::Official;
-        f.unless(!forced, "prompts always begin with BOS where reference is official; remove it")
+        f.unless(!forced, "prompts always begin with BOS if reference is official; remove it")
     }),
     // Sampling.
     request(&["sampler.eta", "sampler.gamma", "sampler.noise_seed"], |f, key| f.unused_setting(key)),
@@ -98,22 +101,22 @@ pub(super) const RULES: &[Rule] = &[
     request(&["sampler.noise_order"], |f, _| {
         let draws = f.config.pipeline.has_two_stages() || f.appends();
         match f.config.pipeline {
-            Pipeline::Dfr => f.by_pipeline("has one order of noise in every reference"),
+            Pipeline::Dfr => f.by_pipeline("draws noise in the same order for every value of reference"),
             _ => f.unless(
                 draws,
-                "a pass from noise alone, without appended frames, has the same order in every reference; remove it",
+                "a pass that starts from noise, without appended frames, draws noise in the same order for every value of reference; remove it",
             ),
         }
     }),
     request(&["guidance.kind", "guidance.apg"], |f, _| {
-        let why = "no step is guided by the negative prompt: guidance.video.cfg and guidance.audio.cfg are off; raise one, or remove it";
+        let why = "no step is guided by the negative prompt: guidance.video.cfg and guidance.audio.cfg are off; set one, or remove it";
         f.unless(f.streams().any(|s| f.guides_by_prompt(s)), why)
     }),
     request(&["guidance.video.cfg", "guidance.audio.cfg"], |f, key| {
         f.unused_scale(key, |s| s.cfg.is_some(), |at| at.cfg.is_some())
     }),
     request(&["guidance.video.modality", "guidance.audio.modality"], |f, key| match f.config.pipeline {
-        Pipeline::TextToAudio => f.by_pipeline("has one stream, which no other guides"),
+        Pipeline::TextToAudio => f.by_pipeline("has only one stream, so modality guidance has no effect"),
         _ => f.unused_scale(key, |s| s.modality.is_some(), |at| at.modality.is_some()),
     }),
     request(&["guidance.video.rescale", "guidance.audio.rescale"], |f, key| {
@@ -125,7 +128,7 @@ pub(super) const RULES: &[Rule] = &[
     request(&["guidance.audio.stg_blocks"], |f, _| f.unused_blocks(Some(Stream::Audio))),
     request(&["guidance.stg_streams"], |f, _| f.unused_stg_streams()),
     request(&["guidance.video.skip", "guidance.audio.skip"], |f, key| {
-        let why = "there is one step, which is not skipped; remove it";
+        let why = "there is only one step, which is never skipped; remove it";
         let one = f.unless(f.config.sampler.steps > 1, why);
         f.unused_scale(key, |s| s.skip.is_some(), |at| at.skip.is_some()).or(one)
     }),
@@ -133,29 +136,28 @@ pub(super) const RULES: &[Rule] = &[
         f.unused_scale(key, |s| s.by_sigma.is_some(), |_| false).or_else(|| f.unused_level(key))
     }),
     server(&["guidance.rescale_scope"], |_, _| {
-        let why =
-            "each video is guided by itself, also in a batch of several, so that both scopes are the same; remove it";
+        let why = "each video is guided separately, also in a batch, so both values have the same effect; remove it";
         Some(why.into())
     }),
     // Conditioning.
     request(&["conditioning.cross_timestep"], |f, _| {
-        let why = "both streams have the same noise level everywhere: no frames and no sound are given; remove it";
+        let why = "both streams always have the same noise level: there are no input images, video or audio; remove it";
         f.unless(f.is_conditioned(), why)
     }),
     request(&["conditioning.keyframe_span"], |f, _| {
         let later = f.config.request.images.iter().any(|image| image.frame > 0);
-        f.unless(later, "no image stands for a frame after the first; remove it")
+        f.unless(later, "no image is for a frame after the first; remove it")
     }),
     request(&["conditioning.noising"], |f, _| match f.config.pipeline {
-        Pipeline::Dfr => f.by_pipeline("starts its second stage in one way in every reference"),
+        Pipeline::Dfr => f.by_pipeline("starts its second stage in the same way for every value of reference"),
         pipeline if !pipeline.has_two_stages() => f.one_stage(),
         _ => {
-            let why = "the second stage gets no image or sound of a strength below 1; remove it";
+            let why = "no image or audio of the second stage has a strength below 1; remove it";
             f.unless(f.has_weak_conditions(), why)
         }
     }),
     request(&["conditioning.clean_prediction"], |f, _| match f.config.pipeline {
-        Pipeline::Dfr => f.by_pipeline("takes the token's own noise level in every reference"),
+        Pipeline::Dfr => f.by_pipeline("uses each token's own noise level for every value of reference"),
         _ => {
             let why = "no image, reference video or sound has a strength below 1; remove it";
             let weak = f.config.request.reference_videos.iter().any(|video| video.strength < 1.0);
@@ -164,10 +166,10 @@ pub(super) const RULES: &[Rule] = &[
     }),
     request(&["conditioning.given_stream"], |f, _| {
         let given = f.config.given_sound().is_some() || f.streams().any(|s| !f.is_made(s) && !f.is_absent(s));
-        f.unless(given, "neither the video nor the sound is given whole; remove it")
+        f.unless(given, "neither the video nor the audio stream is given completely as input; remove it")
     }),
     server(&["conditioning.first_frame_marker"], |f, _| match f.config.pipeline {
-        Pipeline::Dfr => f.by_pipeline("marks the first frame in every reference"),
+        Pipeline::Dfr => f.by_pipeline("marks the first frame for every value of reference"),
         Pipeline::TextToAudio => f.without_video(),
         _ => f.unless(f.version == Version::V2_5, "only LTX-2.5 marks its first frame; remove it"),
     }),
@@ -180,11 +182,11 @@ pub(super) const RULES: &[Rule] = &[
         let off = f.config.conditioning.h264 == ImageH264::Off;
         let any = f.config.request.images.iter().any(|image| image.crf.is_none());
         f.unless(!off, "conditioning.h264 is off; remove one of the two")
-            .or_else(|| f.unless(any, "no image goes by it: there are none, or each has a crf of its own; remove it"))
+            .or_else(|| f.unless(any, "no image uses it: there are no images, or each sets its own crf; remove it"))
     }),
     request(&["conditioning.h264"], |f, _| {
         let any = f.config.request.images.iter().any(|image| image.crf(&f.config.conditioning) > 0);
-        f.unless(any, "no image goes through H.264: there are none, or their crf is 0; remove it")
+        f.unless(any, "no image is encoded with H.264: there are no images, or their crf is 0; remove it")
     }),
     // Stages.
     server(
@@ -195,22 +197,22 @@ pub(super) const RULES: &[Rule] = &[
     request(&["dfr.temporal_rounds"], |f, _| f.of_pipeline(Pipeline::Dfr)),
     request(&["dfr.sigmas"], |f, _| {
         f.of_pipeline(Pipeline::Dfr)
-            .or_else(|| f.unless(f.rounds() > 0, "dfr.temporal_rounds is 0; set it to 1 or 2, or remove this"))
+            .or_else(|| f.unless(f.rounds() > 0, "dfr.temporal_rounds is 0; set it to 1 or 2, or remove this key"))
     }),
     server(&["vocoder.stage1_clamp"], |f, _| {
         let why = "LTX-2.0's vocoder has one stage; remove it";
         f.unless(f.version != Version::V2_0, why).or_else(|| f.given_sound())
     }),
-    // The device.
+    // Device.
     server(&["runtime.numerics"], |f, _| {
-        f.unless(f.is_bf16(), "it decides about the rounding of bf16, and runtime.dtype is f32; remove one of the two")
+        f.unless(f.is_bf16(), "it affects only bf16 rounding, and runtime.dtype is f32; remove one of the two")
     }),
     server(&["runtime.positions"], |f, _| {
-        let why = "positions are f32 where runtime.dtype is; remove one of the two";
+        let why = "positions are always f32 if runtime.dtype is f32; remove one of the two";
         f.without_video().or_else(|| f.unless(f.is_bf16(), why))
     }),
     server(&["runtime.activations"], |f, _| {
-        let why = "int8 is multiplied with integers only; set runtime.weights to int8 too, or remove it";
+        let why = "only int8 weights use it; set runtime.weights to int8 too, or remove it";
         f.unless(f.config.runtime.weights == WeightType::Int8, why)
     }),
     server(&["runtime.tiling"], |f, _| match f.config.pipeline.makes_frames() {
@@ -220,7 +222,7 @@ pub(super) const RULES: &[Rule] = &[
     server(&["runtime.memory_fraction", "runtime.visible_devices"], |f, _| f.on_other_platforms(Platform::Cuda)),
     server(&["runtime.distributed.devices_per_process"], |f, _| {
         let named = f.config.runtime.visible_devices.is_some();
-        let why = "runtime.visible_devices names the devices; remove one of the two";
+        let why = "runtime.visible_devices already selects the devices; remove one of the two";
         f.on_other_platforms(Platform::Cuda).or_else(|| f.unless(!named, why))
     }),
     server(&["runtime.libtpu_init_args"], |f, _| f.on_other_platforms(Platform::Tpu)),
@@ -231,6 +233,6 @@ pub(super) const RULES: &[Rule] = &[
             f.unless(!alone, "runtime.distributed.num_processes is 1: this process runs alone; remove one of the two")
         },
     ),
-    // Files.
+    // Output files.
     request(&["output.save_frames"], |f, _| f.without_video()),
 ];

@@ -1,4 +1,4 @@
-//! Whether a run reads a key: conditions of the table in [`effect`](super::effect), each with the reason for an error.
+//! Conditions of the rules in [`effect`](super::effect): whether a run reads a key, and the reason if it does not.
 
 use super::check::ResolvedScales;
 use super::pipeline::Pipeline;
@@ -8,7 +8,6 @@ use crate::pjrt::discover::Platform;
 use crate::runtime::platform::Choice;
 use crate::weights::Version;
 
-/// One of the two streams.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stream {
     Video,
@@ -18,7 +17,7 @@ pub(super) enum Stream {
 impl Stream {
     const BOTH: [Stream; 2] = [Stream::Video, Stream::Audio];
 
-    /// The stream of a key below `guidance`.
+    /// Returns the stream of a key in the section `guidance`.
     pub(super) fn of(key: &str) -> Self {
         if key.starts_with("guidance.video.") { Stream::Video } else { Stream::Audio }
     }
@@ -32,10 +31,10 @@ impl Stream {
     }
 }
 
-/// Facts that the table decides by.
+/// Inputs of the conditions of the rules.
 pub(super) struct Facts<'a> {
     pub(super) config: &'a Config,
-    /// The model's generation.
+    /// Model generation.
     pub(super) version: Version,
 }
 
@@ -44,15 +43,18 @@ impl Facts<'_> {
         (!has_effect).then(|| why.into())
     }
 
-    /// A reason that the pipeline gives.
+    /// Returns a reason that starts with the name of the pipeline.
     pub(super) fn by_pipeline(&self, why: &str) -> Option<String> {
         Some(format!("the pipeline {} {why}; remove it", self.config.pipeline.name()))
     }
 
-    /// The reason of a key that one pipeline reads.
+    /// Returns the reason for a key that only `pipeline` reads.
     pub(super) fn of_pipeline(&self, pipeline: Pipeline) -> Option<String> {
-        let why =
-            format!("only the pipeline {} reads it, and this is {}", pipeline.name(), self.config.pipeline.name());
+        let why = format!(
+            "only the pipeline {} uses this key, but the pipeline is {}",
+            pipeline.name(),
+            self.config.pipeline.name()
+        );
         (self.config.pipeline != pipeline).then(|| format!("{why}; remove it"))
     }
 
@@ -65,7 +67,7 @@ impl Facts<'_> {
     }
 
     pub(super) fn given_sound(&self) -> Option<String> {
-        let why = "request.audio is the video's sound: none is decoded; remove it";
+        let why = "request.audio is used as the sound track, so no audio is decoded; remove it";
         self.unless(self.config.given_sound().is_none(), why)
     }
 
@@ -77,7 +79,7 @@ impl Facts<'_> {
         self.config.runtime.dtype == Dtype::Bf16
     }
 
-    /// The reason of a key of one platform, where another one is named.
+    /// Returns the reason for a key that only the platform `own` reads, if a different platform is selected.
     pub(super) fn on_other_platforms(&self, own: Platform) -> Option<String> {
         let platform = &self.config.runtime.platform;
         let is_other = matches!(self.config.platform(), Ok(Choice::Named(named)) if named != own);
@@ -85,16 +87,17 @@ impl Facts<'_> {
             .then(|| format!("only {} reads it, and runtime.platform is {platform}; remove one of the two", own.name()))
     }
 
-    /// The reason of the first LoRA that no stage has. It names no path, which a server does not tell.
+    /// Returns the reason for the first LoRA that no stage uses. The reason contains no path, because servers keep
+    /// paths private.
     pub(super) fn unused_lora(&self) -> Option<String> {
         let last = if self.config.pipeline.has_two_stages() { 2 } else { 1 };
         let is_unused = |stages: &[u8]| !stages.iter().any(|stage| (1..=last).contains(stage));
         let at = self.config.model.loras.iter().position(|lora| is_unused(&lora.stages))?;
         let (number, stages, name) = (at + 1, &self.config.model.loras[at].stages, self.config.pipeline.name());
         Some(match stages.is_empty() {
-            true => format!("LoRA {number} names no stage; set its stages to [1], [2] or [1, 2], or remove it"),
+            true => format!("LoRA {number} has no stages; set its stages to [1], [2] or [1, 2], or remove it"),
             false => format!(
-                "LoRA {number} is for stages {stages:?}, and the pipeline {name} has stage 1 alone; set its stages to [1], or \
+                "LoRA {number} is for stages {stages:?}, and the pipeline {name} has only stage 1; set its stages to [1], or \
                  remove it"
             ),
         })
@@ -114,12 +117,12 @@ impl Facts<'_> {
 
     pub(super) fn unused_chain(&self) -> Option<String> {
         if !self.config.pipeline.makes_clips() {
-            return self.by_pipeline("makes one clip");
+            return self.by_pipeline("does not support chained clips");
         }
         let (chain, frames) = (self.config.request.chain.as_ref()?, self.config.request.num_frames.count()?);
         if frames <= chain.clip {
             return Some(format!(
-                "{frames} frames are one clip, which has up to {}; remove it, or make a longer video or shorter clips \
+                "{frames} frames fit in one clip of up to {}; remove it, or generate a longer video or shorter clips \
                  (request.chain.clip)",
                 chain.clip
             ));
@@ -130,18 +133,18 @@ impl Facts<'_> {
         (own >= clips).then(|| {
             format!(
                 "there are {own} prompts for the clips after the first, and {frames} frames make {clips} clips; remove {} of \
-                 request.chain.prompts, or make a longer video",
+                 request.chain.prompts, or generate a longer video",
                 own + 1 - clips
             )
         })
     }
 
-    /// The reason of a setting that the sampler does not take.
+    /// Returns the reason for an option that the sampler does not accept.
     pub(super) fn unused_setting(&self, key: &str) -> Option<String> {
         match self.config.samplers() {
-            Err((refused, _)) if refused == key => Some("this sampler takes no such setting; remove it".into()),
+            Err((refused, _)) if refused == key => Some("this sampler does not have this option; remove it".into()),
             _ if key == "sampler.noise_seed" && self.config.sampler.eta == Some(0.0) => {
-                Some("sampler.eta is 0, so that steps draw no noise; remove one of the two".into())
+                Some("sampler.eta is 0, so steps draw no noise; remove one of the two".into())
             }
             _ => None,
         }
@@ -157,7 +160,7 @@ impl Facts<'_> {
         self.unless(drawn || rounds, why)
     }
 
-    /// Whether the first pass has tokens behind the video's own.
+    /// Returns whether the first pass appends tokens to the video: images, reference videos or generated keyframes.
     pub(super) fn appends(&self) -> bool {
         let (c, r) = (self.config, &self.config.request);
         let every = c.pipeline.appends_every_image();
@@ -166,7 +169,7 @@ impl Facts<'_> {
             || c.conditioning.generated_keyframes > 0
     }
 
-    /// Whether any token is known, or has a noise level other than its step's.
+    /// Returns whether any token is conditioned, so that its noise level can differ from that of the step.
     pub(super) fn is_conditioned(&self) -> bool {
         let (c, r) = (self.config, &self.config.request);
         let chained = r.chain.as_ref().zip(r.num_frames.count()).is_some_and(|(chain, frames)| frames > chain.clip);
@@ -185,7 +188,7 @@ impl Facts<'_> {
     }
 
     pub(super) fn unused_stage_audio(&self) -> Option<String> {
-        let why = "temporal_x2 of two_stage.upsample keeps the first stage's sound; remove it";
+        let why = "with temporal_x2 in two_stage.upsample, the first stage's audio is always kept; remove it";
         self.given_sound().or_else(|| self.unless(!self.config.doubles_frames(), why))
     }
 }
@@ -200,7 +203,7 @@ impl Facts<'_> {
         stream == Stream::Video && !self.config.pipeline.has_video()
     }
 
-    /// Whether the stream's latents change: it is neither given whole nor absent.
+    /// Returns whether the stream is denoised, that is, neither a complete input nor absent.
     pub(super) fn is_made(&self, stream: Stream) -> bool {
         let retake = self.config.request.retake.as_ref().filter(|_| self.config.pipeline == Pipeline::Retake);
         match stream {
@@ -218,7 +221,7 @@ impl Facts<'_> {
         own.map_or(&[], Vec::as_slice)
     }
 
-    /// The stream's scales at every noise level.
+    /// Returns the scales of a stream for every entry of `by_sigma`, or its general scales if there are no entries.
     pub(super) fn levels(&self, stream: Stream) -> Vec<ResolvedScales> {
         let scales = self.config.scales();
         let base = if stream == Stream::Video { scales.video } else { scales.audio };
@@ -246,7 +249,8 @@ impl Facts<'_> {
         self.levels(stream).iter().any(|at| at.stg != 0.0)
     }
 
-    /// The reason of a scale that no stream uses: `is_own` tells whether a stream has it, `is_at` whether a noise level has.
+    /// Returns the reason for a scale that no stream uses. `is_own` and `is_at` return whether a stream and a
+    /// `by_sigma` entry set the scale.
     pub(super) fn unused_scale(
         &self,
         key: &str,
@@ -254,30 +258,30 @@ impl Facts<'_> {
         is_at: impl Fn(&SigmaScales) -> bool,
     ) -> Option<String> {
         let stream = Stream::of(key);
-        // A stream without a value of its own has the other's.
+        // A stream without its own value inherits that of the other stream.
         let inherits = !is_own(self.own(stream.other()));
         let mut users = Stream::BOTH.into_iter().filter(|s| self.is_made(*s) && (*s == stream || inherits)).peekable();
         if users.peek().is_none() {
             let (name, pipeline) = (stream.name(), self.config.pipeline);
             return Some(match (stream, self.config.given_sound()) {
                 (Stream::Audio, Some(_)) => {
-                    "request.audio is the video's sound, which nothing guides; remove it".into()
+                    "request.audio is used as the sound track, so the audio stream has no guidance; remove it".into()
                 }
                 _ if pipeline == Pipeline::Retake => {
-                    format!("request.retake.{name} is false: the {name} is kept, and nothing guides it; remove it")
+                    format!("request.retake.{name} is false: the {name} is kept and has no guidance; remove it")
                 }
-                _ => format!("the pipeline {} makes no {name} that could be guided; remove it", pipeline.name()),
+                _ => format!("the pipeline {} generates no {name} that could be guided; remove it", pipeline.name()),
             });
         }
         let replaced = users.all(|s| !self.by_sigma(s).is_empty() && self.by_sigma(s).iter().all(&is_at));
         replaced.then(|| "by_sigma sets it at every noise level; remove one of the two".into())
     }
 
-    /// The reason of a noise level that guides by the other stream, where there is none.
+    /// Returns the reason for a `by_sigma` entry with a modality scale if there is only one stream.
     pub(super) fn unused_level(&self, key: &str) -> Option<String> {
         let levels = self.own(Stream::of(key)).by_sigma.as_deref().unwrap_or_default();
         let modality = levels.iter().any(|level| level.modality.is_some());
-        let why = "has one stream, so that modality guides nothing";
+        let why = "has only one stream, so modality guidance has no effect";
         if self.config.pipeline.has_video() || !modality { None } else { self.by_pipeline(why) }
     }
 
@@ -294,7 +298,7 @@ impl Facts<'_> {
         (!guided).then(|| format!("the {name} stream {why}"))
     }
 
-    /// Blocks that the perturbed branch perturbs in a stream.
+    /// Returns the indices of the transformer blocks that STG perturbs in a stream.
     pub(super) fn perturbed(&self, stream: Stream) -> &[usize] {
         let guidance = &self.config.guidance;
         let both = guidance.stg_streams == Reference::Diffusers && self.streams().any(|s| self.perturbs(s));
@@ -304,7 +308,8 @@ impl Facts<'_> {
         }
     }
 
-    /// Whether a stream's own scale has it perturbed; what a retake keeps is perturbed beside what it makes.
+    /// Returns whether STG perturbs a stream because the stream's own STG scale is not 0. In a retake, this can also be
+    /// a stream that is kept.
     pub(super) fn perturbs(&self, stream: Stream) -> bool {
         let runs = self.streams().any(|s| self.is_made(s) && self.has_stg(s));
         let takes_part = self.is_made(stream) || self.config.pipeline == Pipeline::Retake;
@@ -329,7 +334,7 @@ impl Facts<'_> {
         };
         self.streams().all(|s| self.perturbed(s).is_empty()).then(|| {
             format!(
-                "guidance.stg_blocks is empty, so that no block is perturbed; set guidance.stg_blocks too (the preset {preset} \
+                "guidance.stg_blocks is empty, so no block is perturbed; set guidance.stg_blocks too (the preset {preset} \
                  has [{block}]), or remove stg"
             )
         })
@@ -341,25 +346,27 @@ impl Facts<'_> {
         let perturbed = |s: Stream| self.perturbs(s) || (both && any);
         if let Some(stream) = own {
             let why = format!(
-                "guidance.{}.stg is 0, so that nothing of this stream is perturbed; set it too, or remove this",
+                "guidance.{}.stg is 0, so no block of this stream is perturbed; set it too, or remove this key",
                 stream.name()
             );
             return (!perturbed(stream)).then_some(why);
         }
-        let why = "guidance.video.stg and guidance.audio.stg are 0, so that no block is perturbed; set one too, or remove this";
+        let why = "guidance.video.stg and guidance.audio.stg are 0, so no block is perturbed; set one too, or remove this key";
         self.unless(any, why).or_else(|| {
             let used = self.streams().any(|s| perturbed(s) && self.own(s).stg_blocks.is_none());
-            self.unless(used, "every perturbed stream has stg_blocks of its own; remove this")
+            self.unless(used, "every perturbed stream sets its own stg_blocks; remove this key")
         })
     }
 
     pub(super) fn unused_stg_streams(&self) -> Option<String> {
         let [video, audio] = Stream::BOTH.map(|s| self.perturbs(s));
-        let why =
-            "guidance.video.stg and guidance.audio.stg are 0, so that nothing is perturbed; set one too, or remove it";
+        let why = "guidance.video.stg and guidance.audio.stg are 0, so nothing is perturbed; set one too, or remove it";
         self.unless(video || audio, why).or_else(|| {
             let same = video && audio && self.version != Version::V2_0;
-            self.unless(!same, "stg is on in both streams, which every reference then perturbs; remove it")
+            self.unless(
+                !same,
+                "STG is on in both streams, which are then perturbed for every value of reference; remove it",
+            )
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Errors of a configuration: always one line that says where, what, and what would be right.
+//! Errors of a configuration. Every message is one line: location, problem and valid values.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,30 +6,30 @@ use std::path::PathBuf;
 /// Where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ValueOrigin {
-    /// The program's own.
+    /// Built-in default.
     Default,
     Preset(&'static str),
-    /// A line of a file, from 1; the file as it was named.
+    /// Line of a configuration file, counted from 1, with the file name as the user wrote it.
     File {
         file: String,
         line: u64,
     },
-    /// A line of a sidecar, which holds every key of the run that it repeats.
+    /// Line of a sidecar. A sidecar sets every key, with the values of the run that wrote it.
     Sidecar {
         file: String,
         line: u64,
     },
     Set,
     Flag(&'static str),
-    /// A field of a request to the server.
+    /// Field of a server request.
     Field(String),
-    /// Of the given video.
+    /// Property of the input video at this path.
     Video(String),
-    /// Of the header of a LoRA.
+    /// Header of the LoRA file at this path.
     Lora(String),
-    /// The pipeline's own, in the default's place.
+    /// Set by the pipeline instead of the default.
     Pipeline(&'static str),
-    /// Follows from `reference`, which was written there.
+    /// Set by `reference`, which was written at this origin.
     Reference(Box<ValueOrigin>),
 }
 
@@ -50,7 +50,7 @@ impl fmt::Display for ValueOrigin {
     }
 }
 
-/// An error of the configuration.
+/// Error while loading or checking a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("cannot read {}: {source}", path.display())]
@@ -63,18 +63,18 @@ pub enum ConfigError {
     WrongType { place: String, key: String, expected: String, found: String },
     #[error("{key} = {value} ({origin}): {why}")]
     Value { key: &'static str, value: String, origin: ValueOrigin, why: String },
-    /// Two keys that exclude each other, written in one place.
-    #[error("{place}: '{first}' and '{second}' exclude each other; keep one")]
+    /// Two mutually exclusive keys that are set in the same place.
+    #[error("{place}: '{first}' and '{second}' are mutually exclusive; remove one")]
     Both { place: String, first: &'static str, second: &'static str },
-    #[error("{place}: 'extends' goes in a circle: {chain}")]
+    #[error("{place}: circular 'extends': {chain}")]
     Cycle { place: String, chain: String },
-    /// A given video that cannot be read.
+    /// An input video that cannot be read.
     #[error(transparent)]
     Video(crate::media::Error),
-    /// A LoRA whose header cannot be used.
+    /// A LoRA file with an invalid header.
     #[error(transparent)]
     Lora(crate::weights::WeightsError),
-    /// `--set` or `--mesh` that cannot be read.
+    /// An argument (`--set`, `--mesh` or another flag) or a file that cannot be used.
     #[error("{0}")]
     Flag(String),
 }

@@ -1,4 +1,4 @@
-//! Experiment files: cases as the product of lists, with cases added and left out.
+//! Experiment files: lists of parameter values that expand to cases, with inclusions and exclusions.
 
 use std::collections::BTreeMap;
 
@@ -15,78 +15,81 @@ use crate::defaults::with_defaults;
 pub(crate) type Flags = BTreeMap<String, FlagValue>;
 
 with_defaults! {
-    /// A file of `experiments/`: every layout with every mesh, shape, configuration, slice or target, and set of flags,
-    /// without `exclude`; then `include`.
+    /// Experiment file (`experiments/`): the cases to compile and compare. The cases are all combinations of the
+    /// configurations, slices or targets, layouts, meshes, shapes and flags, except those that match `exclude`,
+    /// followed by the cases of `include`.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Experiment {
         /// Heading of the report.
         pub(crate) title: String = String::new(),
-        /// The configuration of all cases: a YAML file beside this one, or a shipped name.
+        /// Configuration of all cases: a YAML file next to this one, or a shipped configuration.
         pub(crate) config: String = "ltx2".into(),
-        /// Configurations, in place of `config`.
+        /// Configurations to compare, instead of `config`.
         pub(crate) configs: Vec<String> = Vec::new(),
-        /// Keys of it, each as `--set` takes it, e.g. `sampler.steps=4`.
+        /// Overrides of the configuration, as for `--set`, e.g. `sampler.steps=4`.
         pub(crate) set: Vec<String> = Vec::new(),
-        /// The program that is compiled, as `compile --program` names it.
+        /// Program to compile, as for `compile --program`.
         pub(crate) program: String = "denoise".into(),
-        /// Blocks of the transformer that are compiled; all if not given.
+        /// Number of transformer blocks to compile; null for all.
         #[schemars(range(min = 1))]
         pub(crate) layers: Option<usize> = None,
-        /// Seconds after which a case is given up.
+        /// Timeout per case, in seconds.
         #[schemars(range(min = 1))]
         pub(crate) timeout: u64 = 1800,
-        /// Files laid over the configuration, each with the devices that it is for, e.g. `tpu/v6e-8: tpu:v6e:2x4`; in place
-        /// of `targets`.
+        /// TPU slices to compare, instead of `targets`. Each key is a configuration file that overrides the
+        /// configuration, and each value is the target devices of the slice, e.g. `tpu/v6e-8: tpu:v6e:2x4`.
         #[schemars(with = "BTreeMap<String, String>")]
         pub(crate) slices: Slices = Slices::default(),
-        /// Layout files beside this one, or shipped names; none is the slice's own, or the configuration's.
+        /// Layout files next to this one, or shipped layouts. An empty list uses the layout of the slice or of the
+        /// configuration.
         pub(crate) layouts: Vec<String> = Vec::new(),
-        /// Meshes as `--mesh` takes them; none is the slice's, or the layout's own.
+        /// Meshes, as for `--mesh`. An empty list uses the mesh of the slice or of the layout.
         pub(crate) meshes: Vec<String> = Vec::new(),
-        /// `WIDTHxHEIGHTxFRAMES`; none is the configuration's own.
+        /// Video sizes as `WIDTHxHEIGHTxFRAMES`. An empty list uses the configured size.
         pub(crate) shapes: Vec<String> = Vec::new(),
-        /// Devices, as `compile --target` takes them.
+        /// Target devices, as for `compile --target`.
         pub(crate) targets: Vec<String> = Vec::new(),
-        /// XLA options of a case, over the configuration's.
+        /// Sets of XLA options to compare; each set overrides options of the configuration.
         pub(crate) flags: Vec<Flags> = Vec::new(),
-        /// More cases: every combination of what an entry lists. A key that it leaves out is the first of the file's list, but
-        /// `mesh` the slice's or the layout's own.
+        /// Additional cases. Each entry expands to all combinations of its values. A key that the entry omits uses the
+        /// first value of the corresponding list of the file, except `mesh`, which uses the mesh of the slice or of the
+        /// layout.
         pub(crate) include: Vec<Cases> = Vec::new(),
-        /// Cases of the lists that agree with an entry in all that it names are left out.
+        /// Combinations to remove: those that match an entry in all keys that the entry sets.
         pub(crate) exclude: Vec<Cases> = Vec::new(),
     }
 }
 
-/// Keys by which cases differ: one value of each ([`Case`]), or those that a file lists ([`Cases`]).
+/// Parameters of one case ([`Case`]), or lists of their values ([`Cases`]).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "Cases")]
 pub struct Parameters<T: Default, F: Default> {
-    /// Configuration of the case: a file next to the experiment, or a shipped name.
+    /// Configuration: a file next to the experiment, or a shipped configuration.
     pub(crate) config: T,
-    /// Slice of the case: a key of `slices`.
+    /// Slice: a key of `slices`.
     pub(crate) slice: T,
-    /// Layout of the case: a file next to the experiment, or a shipped name.
+    /// Layout: a file next to the experiment, or a shipped layout.
     pub(crate) layout: T,
-    /// Mesh of the case, as `--mesh` takes it.
+    /// Mesh, as for `--mesh`.
     pub(crate) mesh: T,
-    /// Size of the video, as `--shape` takes it.
+    /// Video size as `WIDTHxHEIGHTxFRAMES`, as for `--shape`.
     pub(crate) shape: T,
-    /// Devices of the case, as `--target` takes them.
+    /// Target devices, as for `--target`.
     pub(crate) target: T,
     /// XLA options.
     pub(crate) flags: F,
 }
 
-/// One case; what is none is the configuration's own.
+/// Parameters of one case; `None` uses the value of the configuration.
 pub(crate) type Case = Parameters<Option<String>, Option<Flags>>;
-/// Several cases, as `include` and `exclude` name them.
+/// Entry of `include` or `exclude`.
 pub(super) type Cases = Parameters<Option<OneOrMany<String>>, Option<OneOrMany<Flags>>>;
-/// Values whose product is the cases; an empty list counts as one value, none.
+/// Lists of values whose Cartesian product is the cases; an empty list counts as one `None`.
 type Lists = Parameters<Vec<String>, Vec<Flags>>;
 
-/// A value, or a list of them.
+/// A value, or a list of values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -111,7 +114,7 @@ impl<T> OneOrMany<T> {
     }
 }
 
-/// Slices by name, each with its target, in the order of the file.
+/// TPU slices with their target devices, in file order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Slices(pub(super) Vec<(String, String)>);
 
@@ -127,7 +130,7 @@ impl Slices {
 
 impl<'de> Deserialize<'de> for Slices {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // This map keeps the order of the file, in which the first is what `include` leaves out.
+        // Keep the file order: `include` entries use the first slice by default.
         let slices = Map::<String, Value>::deserialize(deserializer)?.into_iter();
         let pairs = slices.map(|(name, target)| Ok((name, String::deserialize(target).map_err(D::Error::custom)?)));
         pairs.collect::<Result<_, _>>().map(Slices)
@@ -141,7 +144,7 @@ impl Serialize for Slices {
 }
 
 impl Cases {
-    /// Whether a case agrees with one of these in all that they name.
+    /// Returns whether a case matches this entry in all keys that the entry sets.
     fn cover(&self, case: &Case) -> bool {
         fn agrees<T: PartialEq>(named: &Option<OneOrMany<T>>, value: &Option<T>) -> bool {
             let named = named.as_ref().map_or(&[][..], OneOrMany::as_slice);
@@ -158,10 +161,10 @@ impl Cases {
 }
 
 impl Case {
-    /// Width, height and frames.
+    /// Returns the width, height and number of frames of the case's shape; `None` if the case sets no shape.
     ///
     /// # Errors
-    /// A shape that is not three numbers.
+    /// Returns an error if the shape is not `WIDTHxHEIGHTxFRAMES`.
     pub(crate) fn size(&self) -> Result<Option<[usize; 3]>, ConfigError> {
         let Some(shape) = &self.shape else { return Ok(None) };
         let sizes: Option<Vec<usize>> = shape.split('x').map(|n| n.parse().ok()).collect();
@@ -171,7 +174,7 @@ impl Case {
         }
     }
 
-    /// The shape as `key=value` pairs of a configuration.
+    /// Returns the shape as `key=value` overrides.
     pub(crate) fn size_settings(&self) -> Result<Vec<String>, ConfigError> {
         let sizes = ["width", "height", "num_frames"].into_iter().zip(self.size()?.into_iter().flatten());
         Ok(sizes.map(|(key, size)| format!("request.{key}={size}")).collect())
@@ -179,14 +182,14 @@ impl Case {
 }
 
 impl Lists {
-    /// Number of cases of the product.
+    /// Returns the number of combinations.
     fn count(&self) -> usize {
         let Parameters { config, slice, layout, mesh, shape, target, flags } = self;
         let sizes = [config, slice, layout, mesh, shape, target].map(Vec::len).into_iter().chain([flags.len()]);
         sizes.fold(1, |product, size| product.saturating_mul(size.max(1)))
     }
 
-    /// Every combination; the last key changes fastest.
+    /// Returns all combinations; the last key changes fastest.
     fn product(&self) -> Vec<Case> {
         let mut all = vec![Case::default()];
         times(&mut all, &self.target, |case| &mut case.target);
@@ -200,7 +203,7 @@ impl Lists {
     }
 }
 
-/// Each case with each value.
+/// Replaces each case by one copy per value, with `key` set to the value. No values leave the cases unchanged.
 fn times<T: Clone>(cases: &mut Vec<Case>, values: &[T], key: impl Fn(&mut Case) -> &mut Option<T>) {
     let with = |case: &Case, value: &T| {
         let mut case = case.clone();
@@ -213,7 +216,7 @@ fn times<T: Clone>(cases: &mut Vec<Case>, values: &[T], key: impl Fn(&mut Case) 
 }
 
 impl Experiment {
-    /// Values of the file's own product; none where the file is of `include` alone.
+    /// Returns the lists of values of the file; `None` if the file sets no layouts, targets or slices.
     fn lists(&self) -> Option<Lists> {
         let any = !self.layouts.is_empty() || !self.targets.is_empty() || !self.slices.0.is_empty();
         any.then(|| Parameters {
@@ -227,7 +230,7 @@ impl Experiment {
         })
     }
 
-    /// Values that an entry of `include` stands for.
+    /// Returns the lists of values of an `include` entry.
     fn included(&self, cases: &Cases) -> Lists {
         fn chosen<T: Clone>(given: &Option<OneOrMany<T>>, mut first: impl Iterator<Item = T>) -> Vec<T> {
             match given.as_ref().map(OneOrMany::as_slice) {
@@ -250,13 +253,13 @@ impl Experiment {
         if self.configs.is_empty() { vec![self.config.clone()] } else { self.configs.clone() }
     }
 
-    /// Number of cases before any is left out.
+    /// Returns the number of cases, including excluded ones and duplicates.
     pub(super) fn count(&self) -> usize {
         let included = self.include.iter().map(|cases| self.included(cases));
         self.lists().into_iter().chain(included).fold(0, |sum, lists| sum.saturating_add(lists.count()))
     }
 
-    /// The cases, each once.
+    /// Returns all cases, without duplicates.
     pub fn cases(&self) -> Vec<Case> {
         let mut all = self.lists().map_or_else(Vec::new, |lists| lists.product());
         let placed = |mut case: Case| {
@@ -292,7 +295,7 @@ mod tests {
         })
     }
 
-    /// Values of a case, or of all, by their keys' first letters.
+    /// Returns the parameters of each case, joined by spaces.
     fn names(file: &Experiment) -> Vec<String> {
         let name = |c: &Case| {
             [&c.config, &c.slice, &c.layout, &c.mesh, &c.shape, &c.target].map(|v| v.clone().unwrap_or_default())
@@ -301,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_are_a_product_with_additions_and_omissions() {
+    fn cases_are_the_product_with_inclusions_and_exclusions() {
         let file = read(
             "layouts: [ulysses, own.yml]\ntargets: ['cpu:8', 'cpu:4']\nflags: [{}, {a: true}]\n\
              exclude: [{layout: ulysses, target: 'cpu:4'}]\ninclude: [{mesh: cfg=2, target: 'cpu:2'}, {target: 'cpu:8'}]\n",
@@ -309,14 +312,14 @@ mod tests {
         .unwrap();
         assert_eq!(file.layouts, ["ulysses", "FOLDER/own.yml"]);
         let names = names(&file);
-        // The last of `include` is a case of the product.
+        // The last entry of `include` is already in the product.
         assert_eq!(names.len(), 7, "{names:?}");
         assert_eq!(names[6], "ltx2 ulysses cfg=2 cpu:2");
         assert!(!names.contains(&"ltx2 ulysses cpu:4".to_string()));
     }
 
     #[test]
-    fn an_entry_of_lists_is_their_product() {
+    fn entry_with_lists_expands_to_all_combinations() {
         let file = read(
             "configs: [ltx2, ltx2_3]\nslices: {tpu/v6e-8: tpu:v6e:2x4, tpu/v5p-8: tpu:v5p:2x2x2}\nshapes: [64x64x9, 64x96x9]\n\
              exclude: [{config: [ltx2, ltx2_3], slice: tpu/v5p-8, shape: [64x96x9]}]\n\
@@ -332,7 +335,7 @@ mod tests {
                 "ltx2_3 tpu/v6e-8 64x96x9 tpu:v6e:2x4",
                 "ltx2 tpu/v5p-8 64x64x9 tpu:v5p:2x2x2",
                 "ltx2_3 tpu/v5p-8 64x64x9 tpu:v5p:2x2x2",
-                // What is left out is the first of its list, in the file's order.
+                // An omitted key uses the first value of its list, in file order.
                 "ltx2 tpu/v6e-8 ring 64x64x9 tpu:v6e:2x4",
                 "ltx2 tpu/v6e-8 sequence 64x64x9 tpu:v6e:2x4",
                 "ltx2_3 tpu/v6e-8 ring 64x64x9 tpu:v6e:2x4",
@@ -341,28 +344,31 @@ mod tests {
                 "ltx2 tpu/v5p-8 ring cfg=2 64x64x9 tpu:v5p:2x2x2",
             ]
         );
-        // Nothing is one value, none: an empty list, null.
+        // An empty list and null both count as one `None`.
         let file = read("layouts: [ring]\ntargets: ['cpu:2']\ninclude: [{layout: [], mesh: null, target: 'cpu:4'}]\n");
         assert_eq!(names(&file.unwrap()), ["ltx2 ring cpu:2", "ltx2 ring cpu:4"]);
     }
 
     #[test]
-    fn mistakes_are_named_with_their_line() {
+    fn errors_have_the_line_number() {
         let fail = |text: &str| read(text).unwrap_err();
         assert_eq!(fail("layouts: [a]\nlayuots: [b]\n"), "x.yml:2: unknown key 'layuots'; did you mean 'layouts'?");
         assert_eq!(fail("layers: 0\n"), "x.yml:1: 'layers' must be a whole number of at least 1 or null, not 0");
         assert!(fail("layouts: [ulysses]\n").contains("a case has no target"));
-        assert!(fail("title: t\n").contains("no case is left"));
+        assert!(fail("title: t\n").contains("no cases: set layouts"));
         assert_eq!(
             fail("config: ltx2\n\nconfigs: [ltx2]\n"),
-            "x.yml:3: 'config' and 'configs' exclude each other; keep one"
+            "x.yml:3: 'config' and 'configs' are mutually exclusive; remove one"
         );
         let slices = "slices:\n  tpu/v6e-8: tpu:v6e:2x4\n";
         let fail_after = |text: &str| fail(&format!("{slices}{text}"));
-        assert_eq!(fail_after("targets: ['cpu:8']\n"), "x.yml:3: 'slices' and 'targets' exclude each other; keep one");
+        assert_eq!(
+            fail_after("targets: ['cpu:8']\n"),
+            "x.yml:3: 'slices' and 'targets' are mutually exclusive; remove one"
+        );
         assert_eq!(
             fail_after("include:\n  - {layout: ring}\n  - {target: 'cpu:8'}\n"),
-            "x.yml:5: 'slices' and 'target' exclude each other; keep one"
+            "x.yml:5: 'slices' and 'target' are mutually exclusive; remove one"
         );
         assert_eq!(
             fail_after("  tpu/v6e-9: tpu:v6e:3x3\n"),
@@ -382,10 +388,10 @@ mod tests {
         );
         assert_eq!(fail("slices: [tpu/v6e-8]\n"), "x.yml:1: 'slices' must be a map of keys, not a list");
         let needs = fail("targets: ['cpu:8']\ninclude: [{slice: tpu/v6e-8}]\n");
-        assert_eq!(needs, "x.yml:2: 'include: slice': 'tpu/v6e-8' needs 'slices', which names it and its target");
+        assert_eq!(needs, "x.yml:2: 'include: slice': 'tpu/v6e-8' is not defined; add it with its target to 'slices'");
         let list = format!("[{}]", vec!["a"; 70].join(", "));
         let many = fail(&format!("layouts: {list}\nmeshes: {list}\ntargets: ['cpu:8']\n"));
-        assert_eq!(many, "x.yml: 4900 cases are more than 4000");
+        assert_eq!(many, "x.yml: 4900 cases exceed the limit of 4000");
         let shape = fail("layouts: [a]\ntargets: ['cpu:8']\nshapes: [768x512]\n");
         assert!(shape.contains("shape '768x512' is not WIDTHxHEIGHTxFRAMES"), "{shape}");
     }

@@ -1,4 +1,4 @@
-//! Reading of an experiment file: names made paths, and what contradicts itself refused with its line.
+//! Reads and validates experiment files.
 
 use std::path::Path;
 
@@ -9,14 +9,14 @@ use super::yaml::{self, Data, Node};
 use super::{paths, presets};
 use crate::text_file;
 
-/// Most cases of a file: a case takes seconds, and all are written down before the first.
+/// Maximum number of cases. Compiling a case takes seconds, and all cases are listed before the first one runs.
 const MOST: usize = 4000;
 
-/// Reads an experiment. Files next to it are named from there; other names are shipped ones.
+/// Reads an experiment file. Names of files next to it are replaced by paths; other names refer to shipped files.
 ///
 /// # Errors
-/// No such file; an unknown key, a wrong type, keys that exclude each other, an unknown configuration or slice, with line;
-/// nothing to compile.
+/// Returns an error if the file cannot be read, has no cases or too many, sets unknown or mutually exclusive keys or a
+/// value of the wrong type, or refers to an unknown configuration or slice.
 pub fn read_experiment(path: &Path) -> Result<Experiment, ConfigError> {
     let label = path.display().to_string();
     let text = text_file::read(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
@@ -26,25 +26,25 @@ pub fn read_experiment(path: &Path) -> Result<Experiment, ConfigError> {
     let mut file: Experiment = serde_json::from_value(node.to_value()).map_err(|e| wrong(e.to_string()))?;
     Written { label: &label, node: &node }.check(&file)?;
     from_folder(&mut file, path.parent().unwrap_or(Path::new("")));
-    Written { label: &label, node: &node }.names_are_known(&file)?;
+    Written { label: &label, node: &node }.check_names(&file)?;
     let count = file.count();
     if count > MOST {
-        return Err(wrong(format!("{count} cases are more than {MOST}")));
+        return Err(wrong(format!("{count} cases exceed the limit of {MOST}")));
     }
     let cases = file.cases();
     if cases.is_empty() {
-        return Err(wrong("no case is left: give layouts and targets, slices, or include".into()));
+        return Err(wrong("no cases: set layouts and targets, slices, or include".into()));
     }
     for case in &cases {
         if case.target.is_none() {
-            return Err(wrong("a case has no target: give targets, e.g. [tpu:v5p:2x2x2], or slices".into()));
+            return Err(wrong("a case has no target: set targets, e.g. [tpu:v5p:2x2x2], or slices".into()));
         }
         case.size().map_err(|e| wrong(e.to_string()))?;
     }
     Ok(file)
 }
 
-/// Names every file beside the experiment from the working directory.
+/// Replaces names of files that exist in `folder` by paths that start with `folder`.
 fn from_folder(file: &mut Experiment, folder: &Path) {
     let beside = |name: &mut String| {
         if folder.join(name.as_str()).is_file() {
@@ -60,13 +60,13 @@ fn from_folder(file: &mut Experiment, folder: &Path) {
     }
 }
 
-/// A file as it was written, for the lines of what is wrong in it.
+/// Experiment file with its YAML tree, for line numbers in errors.
 struct Written<'a> {
     label: &'a str,
     node: &'a Node,
 }
 
-/// Keys that name several cases.
+/// Keys whose values are lists of [`Cases`].
 const LISTS: [&str; 2] = ["include", "exclude"];
 
 impl Written<'_> {
@@ -74,7 +74,7 @@ impl Written<'_> {
         format!("{}:{}", self.label, node.line)
     }
 
-    /// Entries of a list of cases.
+    /// Returns the YAML entries of the key `list`.
     fn entries(&self, list: &str) -> &[Node] {
         match self.node.get(list) {
             Some(Node { data: Data::List(entries), .. }) => entries,
@@ -82,7 +82,7 @@ impl Written<'_> {
         }
     }
 
-    /// Keys that exclude each other.
+    /// Rejects mutually exclusive keys.
     fn check(&self, file: &Experiment) -> Result<(), ConfigError> {
         let both = |first, second, node: &Node| Err(ConfigError::Both { place: self.place(node), first, second });
         if let (Some(_), Some(node)) = (self.node.get("config"), self.node.get("configs")) {
@@ -98,31 +98,32 @@ impl Written<'_> {
         entries.find_map(|entry| entry.get("target")).map_or(Ok(()), |node| both("slices", "target", node))
     }
 
-    /// Whether every configuration is a file or shipped, and every slice of a case one of `slices`.
-    fn names_are_known(&self, file: &Experiment) -> Result<(), ConfigError> {
+    /// Checks that every configuration is a file or a shipped configuration, and that every slice of an entry is a key
+    /// of `slices`.
+    fn check_names(&self, file: &Experiment) -> Result<(), ConfigError> {
         let root = |key: &str| self.node.get(key).unwrap_or(self.node);
-        self.is_a_config(&file.config, "config", root("config"))?;
-        file.configs.iter().try_for_each(|name| self.is_a_config(name, "configs", root("configs")))?;
+        self.check_config_name(&file.config, "config", root("config"))?;
+        file.configs.iter().try_for_each(|name| self.check_config_name(name, "configs", root("configs")))?;
         for name in file.slices.names() {
             let slices = root("slices");
-            // A file beside this one has another name by now; it is there.
-            self.is_a_config(name, "slices", slices.get(name).unwrap_or(slices))?;
+            // `from_folder` replaced names of files by paths, so the lookup by name can fail.
+            self.check_config_name(name, "slices", slices.get(name).unwrap_or(slices))?;
         }
         for (list, all) in LISTS.into_iter().zip([&file.include, &file.exclude]) {
             for (Cases { config, slice, .. }, entry) in all.iter().zip(self.entries(list)) {
                 let at = |key: &str| entry.get(key).unwrap_or(entry);
                 for name in config.iter().flat_map(OneOrMany::as_slice) {
-                    self.is_a_config(name, &format!("{list}: config"), at("config"))?;
+                    self.check_config_name(name, &format!("{list}: config"), at("config"))?;
                 }
                 for name in slice.iter().flat_map(OneOrMany::as_slice) {
-                    self.is_a_slice(name, file, &format!("{list}: slice"), at("slice"))?;
+                    self.check_slice_name(name, file, &format!("{list}: slice"), at("slice"))?;
                 }
             }
         }
         Ok(())
     }
 
-    fn is_a_config(&self, name: &str, key: &str, node: &Node) -> Result<(), ConfigError> {
+    fn check_config_name(&self, name: &str, key: &str, node: &Node) -> Result<(), ConfigError> {
         if Path::new(name).is_file() || presets::shipped_config(name).is_some() {
             return Ok(());
         }
@@ -130,13 +131,13 @@ impl Written<'_> {
         Err(ConfigError::Syntax { place: self.place(node), message })
     }
 
-    fn is_a_slice(&self, name: &str, file: &Experiment, key: &str, node: &Node) -> Result<(), ConfigError> {
+    fn check_slice_name(&self, name: &str, file: &Experiment, key: &str, node: &Node) -> Result<(), ConfigError> {
         if file.slices.names().any(|slice| slice == name) {
             return Ok(());
         }
         let all = file.slices.names().map(String::as_str).collect::<Vec<_>>().join(", ");
         let message = match all.as_str() {
-            "" => format!("'{key}': '{name}' needs 'slices', which names it and its target"),
+            "" => format!("'{key}': '{name}' is not defined; add it with its target to 'slices'"),
             all => format!("'{key}': '{name}' is not one of the slices {all}"),
         };
         Err(ConfigError::Syntax { place: self.place(node), message })

@@ -1,4 +1,4 @@
-//! Layout files and meshes: which devices there are, and what is split over them.
+//! Layout files and device meshes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,42 +16,42 @@ use crate::hlo;
 use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, LayoutError, Override, Rule};
 use crate::text_file;
 
-/// A file of `shardings/`.
+/// Layout file (`shardings/`): a device mesh and sharding rules.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct LayoutFile {
-    /// The devices, unless the configuration has a mesh of its own.
+    /// Default mesh; `mesh` of the configuration overrides it.
     pub(crate) mesh: Mesh,
-    /// Placement during computation: for each logical axis the mesh axes that split it, outer
-    /// first.
+    /// Sharding during computation: for each logical axis, the mesh axes that shard it, outermost first.
     pub(crate) rules: BTreeMap<Axis, Vec<String>>,
-    /// How weights are split further between their uses; each is gathered right before its use.
+    /// Additional sharding of weights between uses (FSDP): for each logical axis, the mesh axes that shard it. Weights
+    /// are gathered before each use.
     pub(crate) storage: BTreeMap<Axis, Vec<String>>,
-    /// Rules of single tensors, by patterns over `component.name` in which `*` stands for any text. The first pattern
-    /// that matches and has the axis wins.
+    /// Overrides of the rules for individual tensors. Each key is a pattern for `component.name` of a tensor, with `*`
+    /// as a wildcard. For each axis, the first matching pattern with a rule for that axis applies.
     pub(crate) tensors: BTreeMap<String, BTreeMap<Axis, Vec<String>>>,
-    /// How attention crosses a split sequence.
+    /// How attention is computed over a sharded sequence.
     #[serde(alias = "exchange")]
     pub(crate) context_parallel: ContextParallelPolicy,
 }
 
-/// A layout file with its rules in the order of its lines.
+/// Layout file with its rules in file order.
 #[derive(Clone, Debug)]
 pub struct LayoutSource {
-    /// The file without order.
+    /// Deserialized file, whose maps are sorted by key.
     pub(crate) file: LayoutFile,
-    /// Placement during computation.
+    /// Sharding during computation.
     pub(crate) rules: Vec<Rule>,
-    /// How weights are split further between their uses.
+    /// Additional sharding of weights between uses.
     pub(crate) storage: Vec<Rule>,
     pub(crate) overrides: Vec<Override>,
 }
 
 impl LayoutSource {
-    /// The rules on a mesh, whose axes have more than one device each; axes that it lacks are left out of the rules.
+    /// Returns the layout for a mesh. Mesh axes that the mesh does not have are removed from the rules.
     ///
     /// # Errors
-    /// None where the file was read: its rules name known axes.
+    /// Never fails for a file that [`read_layout_source`] accepted.
     pub fn on(&self, mesh: hlo::Mesh) -> Result<Layout, LayoutError> {
         let split = |rules: &[Rule]| -> Vec<Rule> {
             let present = |axes: &[String]| axes.iter().filter(|a| mesh.size(a).is_some()).cloned().collect();
@@ -63,7 +63,7 @@ impl LayoutSource {
         Layout::new(mesh.clone(), rules, storage, overrides, self.file.context_parallel)
     }
 
-    /// As a layout file, under lines of comment.
+    /// Returns the YAML text of the layout, preceded by `comments` as comment lines.
     pub(crate) fn to_yaml(&self, comments: &[String]) -> String {
         let rule = |r: &Rule| format!("{}: [{}]", r.axis.name(), r.mesh_axes.join(", "));
         let mut out: String = comments.iter().map(|c| format!("# {c}\n")).collect();
@@ -86,10 +86,10 @@ impl LayoutSource {
                 out += &format!("  \"{}\": {{{}}}\n", e.pattern, rules.join(", "));
             }
         }
-        let policy = serde_json::to_value(self.file.context_parallel).expect("a policy came from such a value");
+        let policy = serde_json::to_value(self.file.context_parallel).expect("a policy serializes");
         let keys = policy.as_object().into_iter().flatten().filter_map(|(key, value)| {
             let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
-            // What stands at its default says nothing.
+            // Omit the default value.
             (!value.is_null() && (key.as_str(), text.as_str()) != ("outer", "gather_kv"))
                 .then(|| format!("{key}: {text}"))
         });
@@ -98,7 +98,7 @@ impl LayoutSource {
     }
 }
 
-/// Virtual devices that a mesh with an open size is padded to.
+/// Number of virtual devices that a mesh with an axis of -1 expands to.
 const VIRTUAL_DEVICES: usize = 8;
 
 const AXES: [&str; 5] = ["data", "cfg", "fsdp", "context", "tensor"];
@@ -108,10 +108,10 @@ fn sizes(mesh: &Mesh) -> [(&'static str, i64); 5] {
     std::array::from_fn(|i| (AXES[i], values[i]))
 }
 
-/// Reads `cfg=2,context=-1`; an axis that is not named is 1.
+/// Parses a mesh such as `cfg=2,context=-1`; omitted axes have size 1.
 ///
 /// # Errors
-/// What cannot be read.
+/// Returns an error if the text is not a list of `AXIS=SIZE`, an axis is unknown or repeated, or a size is invalid.
 pub fn parse_mesh(text: &str) -> Result<Mesh, ConfigError> {
     let fail = |why: String| Err(ConfigError::Flag(format!("--mesh {text}: {why}; e.g. --mesh cfg=2,context=4")));
     let mut mesh = Mesh::default();
@@ -128,10 +128,10 @@ pub fn parse_mesh(text: &str) -> Result<Mesh, ConfigError> {
             "context" => &mut mesh.context,
             "tensor" => &mut mesh.tensor,
             "dcn.data" => &mut mesh.dcn.data,
-            _ => return fail(format!("'{axis}' is no axis, known are {}", AXES.join(", "))),
+            _ => return fail(format!("unknown axis '{axis}'; known axes are {}", AXES.join(", "))),
         };
         if seen.contains(&axis) {
-            return fail(format!("'{axis}' is given twice"));
+            return fail(format!("the axis '{axis}' is given twice"));
         }
         seen.push(axis);
         *slot = size;
@@ -142,30 +142,30 @@ pub fn parse_mesh(text: &str) -> Result<Mesh, ConfigError> {
     }
 }
 
-/// As `--mesh` takes it.
+/// Formats a mesh as `--mesh` accepts it.
 pub(crate) fn mesh_text(mesh: &Mesh) -> String {
     let slices = if mesh.dcn.data == 1 { String::new() } else { format!(",dcn.data={}", mesh.dcn.data) };
     sizes(mesh).map(|(axis, size)| format!("{axis}={size}")).join(",") + &slices
 }
 
-/// Checks that every size can be meant.
+/// Checks that sizes are positive, except for at most one -1.
 pub(crate) fn check_mesh(mesh: &Mesh) -> Result<(), String> {
     if let Some((axis, size)) = sizes(mesh).into_iter().find(|(_, s)| *s == 0 || *s < -1) {
-        return Err(format!("{axis} = {size} must be at least 1, or -1 for the rest"));
+        return Err(format!("{axis} = {size} must be at least 1, or -1 for the remaining devices"));
     }
     if mesh.dcn.data < 1 {
         return Err(format!("dcn.data = {} must be at least 1", mesh.dcn.data));
     }
     match sizes(mesh).iter().filter(|(_, s)| *s == -1).count() {
         0 | 1 => Ok(()),
-        n => Err(format!("{n} axes are -1; only one can be the rest")),
+        n => Err(format!("{n} axes are -1; only one axis can be -1")),
     }
 }
 
-/// The axes of more than one device, with the rest filled in for a number of devices.
+/// Returns the mesh axes that have more than one device, with -1 replaced by the number of remaining devices.
 ///
 /// # Errors
-/// Sizes that do not make up the devices.
+/// Returns an error if the mesh does not match the number of devices.
 pub(crate) fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::Mesh, ConfigError> {
     let fail = |why: String| Err(ConfigError::Flag(format!("mesh {}: {why}", mesh_text(mesh))));
     if let Err(why) = check_mesh(mesh) {
@@ -173,19 +173,22 @@ pub(crate) fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::Mesh, Con
     }
     let slices = usize::try_from(mesh.dcn.data).unwrap_or(1);
     if !devices.is_multiple_of(slices) {
-        return fail(format!("{devices} devices are not {slices} equal slices"));
+        return fail(format!("{devices} devices cannot be divided into {slices} equal slices"));
     }
     let devices = devices / slices;
     let fixed = sizes(mesh).iter().filter(|(_, s)| *s > 0).try_fold(1usize, |n, (_, s)| n.checked_mul(*s as usize));
-    let Some(fixed) = fixed else { return fail("no machine has as many devices".into()) };
+    let Some(fixed) = fixed else { return fail("the mesh has too many devices".into()) };
     let rest = sizes(mesh).iter().any(|(_, s)| *s == -1);
     if rest && !devices.is_multiple_of(fixed) {
-        return fail(format!("{devices} devices{} do not divide by {fixed}", of_a_slice(slices)));
+        return fail(format!(
+            "{devices} devices{} are not divisible by {fixed}, the product of the other axes",
+            per_slice_suffix(slices)
+        ));
     }
     if !rest && fixed > devices {
-        return fail(format!("needs {fixed} devices{0}, there are {devices}", of_a_slice(slices)));
+        return fail(format!("needs {fixed} devices{0}, but there are {devices}", per_slice_suffix(slices)));
     }
-    // Slices follow each other in the order of the devices: they are the outer part of the outermost axis.
+    // Slices are consecutive in device order, so they are the outer part of the outermost axis.
     let size = |axis: &str, s: i64| {
         let own = if s == -1 { devices / fixed } else { s as usize };
         if axis == "data" { own * slices } else { own }
@@ -194,14 +197,14 @@ pub(crate) fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::Mesh, Con
     Ok(hlo::Mesh { axes })
 }
 
-fn of_a_slice(slices: usize) -> &'static str {
-    if slices > 1 { " of a slice" } else { "" }
+fn per_slice_suffix(slices: usize) -> &'static str {
+    if slices > 1 { " per slice" } else { "" }
 }
 
-/// Reads a layout by its path or shipped name, with the order and the lines of its rules.
+/// Reads a layout file, or a shipped layout by its name. `auto` reads `replicated`.
 ///
 /// # Errors
-/// No such file; a key or rule it must not have.
+/// Returns an error if the file does not exist, or if a key or rule is invalid.
 pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
     let name = if name == AUTO { "replicated" } else { name };
     let (label, text) = match (text_file::read(Path::new(name)), presets::shipped_layout(name)) {
@@ -218,23 +221,28 @@ pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
             let axis: Axis = serde_json::from_value(key.as_str().into()).map_err(|e: serde_json::Error| {
                 let known = e.to_string();
                 let known = known.split_once("expected ").map_or("", |(_, known)| known);
-                wrong(value.line, format!("'{key}' is no axis of a tensor, known are {known}"))
+                wrong(value.line, format!("unknown tensor axis '{key}'; known axes are {known}"))
             })?;
             let mesh_axes: Vec<String> = serde_json::from_value(value.to_value()).map_err(|_| {
-                wrong(value.line, format!("rule of '{key}' must be a list of mesh axes, such as [context]"))
+                wrong(value.line, format!("rule for '{key}' must be a list of mesh axes, such as [context]"))
             })?;
             if matches!(axis, Axis::CfgBatch | Axis::Replicated | Axis::Layers) {
                 return Err(wrong(
                     value.line,
-                    format!("'{key}' has no rule of its own; rows follow 'batch' and 'branch'"),
+                    format!(
+                        "the axis '{key}' cannot have a rule; 'cfg_batch' follows the rules for 'batch' and 'branch'"
+                    ),
                 ));
             }
             if let Some(bad) = mesh_axes.iter().find(|m| !AXES.contains(&m.as_str())) {
                 let known = AXES.join(", ");
-                return Err(wrong(value.line, format!("rule of '{key}' names mesh axis '{bad}', known are {known}")));
+                return Err(wrong(
+                    value.line,
+                    format!("rule for '{key}' has unknown mesh axis '{bad}'; known axes are {known}"),
+                ));
             }
             if let Some(twice) = mesh_axes.iter().enumerate().find(|(i, m)| mesh_axes[..*i].contains(m)) {
-                return Err(wrong(value.line, format!("rule of '{key}' names mesh axis '{}' twice", twice.1)));
+                return Err(wrong(value.line, format!("rule for '{key}' repeats mesh axis '{}'", twice.1)));
             }
             rules.push(Rule { axis, mesh_axes, place: format!("{label}:{}", value.line) });
         }
@@ -251,10 +259,11 @@ pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
     let policy = node.get("context_parallel").or(old);
     if let Some(rope) = policy.and_then(|policy| policy.get("rope")) {
         let now = r#"tensors: {"*.attn1.keys": {video_sequence: [], text_sequence: []}}"#;
-        let message = format!("context_parallel has no 'rope'; to gather keys before they are rotated, write {now}");
+        let message =
+            format!("context_parallel has no key 'rope'; to gather keys before the rotary embedding, write {now}");
         return Err(wrong(rope.line, message));
     }
-    // After the rules, whose mistakes are said in their own words.
+    // Deserialize after the rules, so that errors in rules get specific messages.
     let file: LayoutFile = serde_path_to_error::deserialize(node.to_value())
         .map_err(|e| wrong(line_of(&node, e.path()), format!("{}: {}", e.path(), e.inner())))?;
     if let Some(old) = old {
@@ -266,13 +275,14 @@ pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
     let hybrid = file.context_parallel.kind == ContextParallelKind::Hybrid;
     if hybrid != file.context_parallel.ulysses.is_some() {
         let line = policy.map_or(0, |n| n.line);
-        let message = "context_parallel: 'ulysses' is the size of a hybrid's groups: give both or neither";
+        let message =
+            "context_parallel: 'kind: hybrid' and 'ulysses' (the group size) require each other; set both or neither";
         return Err(wrong(line, message.into()));
     }
     Ok(LayoutSource { file, rules: general, storage, overrides })
 }
 
-/// The line of the deepest part of a path that the file has.
+/// Returns the line of the deepest existing node on a path.
 fn line_of(mut node: &Node, path: &serde_path_to_error::Path) -> u64 {
     for segment in path {
         let serde_path_to_error::Segment::Map { key } = segment else { break };
@@ -283,34 +293,34 @@ fn line_of(mut node: &Node, path: &serde_path_to_error::Path) -> u64 {
 }
 
 impl Config {
-    /// The chip that times are predicted with, where one is named.
+    /// Returns the chip that `runtime.chip_file` selects for time predictions; `None` if the key is not set.
     ///
     /// # Errors
-    /// An unknown name; a file that cannot be read.
+    /// Returns an error if the name is unknown or the file cannot be read.
     pub(crate) fn chip(&self) -> Result<Option<Chip>, String> {
         self.runtime.chip_file.as_deref().map(Chip::find).transpose().map_err(|e| e.to_string())
     }
 
-    /// The mesh of the configuration, else that of its layout's file.
+    /// Returns the mesh of the configuration, or the default mesh of its layout if the configuration sets none.
     fn named_mesh(&self) -> Result<Mesh, ConfigError> {
         let file = read_layout_source(&self.layout)?.file;
         Ok(self.mesh.unwrap_or(file.mesh))
     }
 
-    /// Number of devices that the mesh names; `None`: one of its axes takes the rest.
+    /// Returns the number of devices in the mesh; `None` if an axis is -1.
     ///
     /// # Errors
-    /// No such layout.
+    /// Returns an error if the layout does not exist.
     pub(crate) fn named_devices(&self) -> Result<Option<usize>, ConfigError> {
         let has_rest = sizes(&self.named_mesh()?).iter().any(|(_, size)| *size == -1);
         if has_rest { Ok(None) } else { self.virtual_devices().map(Some) }
     }
 
-    /// Devices a platform of virtual devices starts for this configuration: what the mesh names, and where it takes the
-    /// rest, as many as make eight.
+    /// Returns the number of devices to create on a virtual platform: the size of the mesh. An axis of -1 is expanded
+    /// to at most eight devices per slice in total.
     ///
     /// # Errors
-    /// No such layout, or a mesh that cannot be meant.
+    /// Returns an error if the layout does not exist or the mesh is invalid.
     pub(crate) fn virtual_devices(&self) -> Result<usize, ConfigError> {
         let mesh = self.named_mesh()?;
         let named: usize = sizes(&mesh).iter().filter_map(|(_, s)| usize::try_from(*s).ok()).product();
@@ -319,15 +329,15 @@ impl Config {
         Ok(slices * if rest { named * (VIRTUAL_DEVICES / named.max(1)).max(1) } else { named.max(1) })
     }
 
-    /// Groups of devices that the mesh is spread over, `mesh.dcn`.
+    /// Returns the number of slices (`mesh.dcn.data`).
     pub(crate) fn slices(&self) -> Result<usize, ConfigError> {
         Ok(usize::try_from(self.named_mesh()?.dcn.data).unwrap_or(1))
     }
 
-    /// The mesh and the rules for a number of devices; axes of one device are left out of both.
+    /// Returns the layout for a number of devices; mesh axes with one device are omitted.
     ///
     /// # Errors
-    /// No such layout, or a mesh that the devices do not make up.
+    /// Returns an error if the layout does not exist or the mesh does not match the number of devices.
     pub fn placement(&self, devices: usize) -> Result<Layout, ConfigError> {
         let read = read_layout_source(&self.layout)?;
         let mesh = resolve_mesh(self.mesh.as_ref().unwrap_or(&read.file.mesh), devices)?;
@@ -340,28 +350,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn meshes_are_read_and_filled() {
+    fn meshes_are_parsed_and_resolved() {
         let mesh = parse_mesh("cfg=2,context=-1").unwrap();
         assert_eq!(mesh_text(&mesh), "data=1,cfg=2,fsdp=1,context=-1,tensor=1");
         assert_eq!(resolve_mesh(&mesh, 8).unwrap(), hlo::Mesh::new(&[("cfg", 2), ("context", 4)]));
         assert_eq!(resolve_mesh(&Mesh::default(), 8).unwrap().axes, []);
         let message = |text: &str| parse_mesh(text).unwrap_err().to_string();
         assert_eq!(message("cfg"), "--mesh cfg: 'cfg' is not AXIS=SIZE; e.g. --mesh cfg=2,context=4");
-        assert!(message("ctx=2").contains("'ctx' is no axis, known are data, cfg, fsdp, context, tensor"));
-        assert!(message("cfg=-1,data=-1").contains("2 axes are -1; only one can be the rest"));
-        assert!(message("cfg=0").contains("cfg = 0 must be at least 1, or -1 for the rest"));
+        assert!(message("ctx=2").contains("unknown axis 'ctx'; known axes are data, cfg, fsdp, context, tensor"));
+        assert!(message("cfg=-1,data=-1").contains("2 axes are -1; only one axis can be -1"));
+        assert!(message("cfg=0").contains("cfg = 0 must be at least 1, or -1 for the remaining devices"));
         assert!(message("cfg=2,cfg=2").contains("'cfg' is given twice"));
         let slices = parse_mesh("dcn.data=2,context=-1").unwrap();
         assert_eq!(resolve_mesh(&slices, 8).unwrap(), hlo::Mesh::new(&[("data", 2), ("context", 4)]));
         let error = resolve_mesh(&Mesh { context: 3, ..slices }, 4).unwrap_err().to_string();
-        assert!(error.ends_with("context=3,tensor=1,dcn.data=2: needs 3 devices of a slice, there are 2"), "{error}");
-        assert!(resolve_mesh(&slices, 7).unwrap_err().to_string().ends_with("7 devices are not 2 equal slices"));
+        assert!(
+            error.ends_with("context=3,tensor=1,dcn.data=2: needs 3 devices per slice, but there are 2"),
+            "{error}"
+        );
+        assert!(
+            resolve_mesh(&slices, 7)
+                .unwrap_err()
+                .to_string()
+                .ends_with("7 devices cannot be divided into 2 equal slices")
+        );
         let error = resolve_mesh(&mesh, 7).unwrap_err().to_string();
-        assert_eq!(error, "mesh data=1,cfg=2,fsdp=1,context=-1,tensor=1: 7 devices do not divide by 2");
+        assert_eq!(
+            error,
+            "mesh data=1,cfg=2,fsdp=1,context=-1,tensor=1: 7 devices are not divisible by 2, the product of the other axes"
+        );
     }
 
     #[test]
-    fn layouts_are_written_as_they_are_read() {
+    fn layouts_round_trip_through_yaml() {
         let folder = tempfile::tempdir().unwrap();
         for (name, _) in super::super::presets::LAYOUTS {
             let source = read_layout_source(name).unwrap();
@@ -383,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shipped_layout_is_one_device() {
+    fn replicated_layout_is_single_device() {
         for name in ["replicated", "shardings/replicated.yml"] {
             let config = Config { layout: name.into(), ..Config::default() };
             assert!(config.placement(1).unwrap().is_single(), "{name}");

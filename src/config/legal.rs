@@ -1,21 +1,23 @@
-//! Legal values beside illegal ones, and what is told of these.
+//! Valid sizes and frame counts, and the valid values nearest to an invalid one.
 
-/// Frames a latent frame covers.
+/// Video frames per latent frame, except the first latent frame, which holds one video frame.
 pub(crate) const FRAME_STEP: usize = 8;
 
-/// Of so many frames those that make whole latents: one, and each further latent's.
+/// Returns the largest number of frames, at most `frames`, that fills complete latent frames: one frame for the first
+/// latent frame, [`FRAME_STEP`] for each later one.
 pub(crate) fn whole_frames(frames: usize) -> usize {
     (frames - 1) / FRAME_STEP * FRAME_STEP + 1
 }
 
-/// A key, its value, and why it cannot be used.
+/// Key, value and reason of an invalid value.
 pub(super) type Fault = (&'static str, String, String);
 
 pub(super) fn fail(key: &'static str, value: String, why: String) -> Result<(), Fault> {
     Err((key, value, why))
 }
 
-/// The legal values around an illegal one, both at least the smallest positive.
+/// Returns the valid values below and above an invalid one; valid values are positive and of the form `step * n +
+/// remainder`.
 pub(super) fn around(value: usize, remainder: usize, step: usize) -> (usize, usize) {
     let smallest = if remainder == 0 { step } else { remainder };
     let steps = value.saturating_sub(smallest) / step;
@@ -23,7 +25,7 @@ pub(super) fn around(value: usize, remainder: usize, step: usize) -> (usize, usi
     (low, low + step)
 }
 
-/// The legal number of frames nearest to a duration in frames, one more than a multiple of `step`; of two, the longer.
+/// Returns the positive number of the form `step * n + 1` nearest to `frames`; a tie rounds up.
 pub(crate) fn nearest_frames(frames: f64, step: usize) -> usize {
     let steps = ((frames - 1.0) / step as f64).round().max(0.0);
     steps as usize * step + 1
@@ -34,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_two_nearest_are_legal() {
+    fn nearest_values_are_valid() {
         assert_eq!([around(500, 0, 32), around(5, 0, 32), around(33, 0, 32)], [(480, 512), (32, 64), (32, 64)]);
         assert_eq!([around(120, 1, 8), around(8, 1, 8), around(2, 1, 8)], [(113, 121), (1, 9), (1, 9)]);
         let nearest = |step: usize| [0.0, 1.0, 4.9, 5.0, 120.0, 117.0].map(|frames| nearest_frames(frames, step));

@@ -1,13 +1,13 @@
-//! From files and flags to one configuration: flag over `--set` over YAML over preset over default.
+//! Loads files and flags into one configuration. Precedence, highest first: flag, `--set`, YAML, preset, default.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
 use super::error::{ConfigError, ValueOrigin};
-use super::other_names::to_own_names;
 use super::overrides::CliOverrides;
 use super::pipeline::Pipeline;
+use super::reference_video;
 use super::schema::{Config, Mesh};
 use super::serve::Serve;
 use super::sidecar::Sidecar;
@@ -20,28 +20,30 @@ use crate::models::upsampler::Upsampling;
 use crate::text_file;
 use crate::weights::{ModelSource, Overrides, Version};
 
-/// A configuration with the origin of every value.
+/// Configuration with the origin of every value.
 #[derive(Clone, Debug)]
 pub struct Loaded {
     pub config: Config,
     pub(super) tree: Tree,
-    /// What holds below the values that were written: preset and defaults, or the server's configuration below a request.
+    /// Values that would apply without those that the user wrote: presets and defaults or, for a server request, the
+    /// server's configuration.
     pub(super) below: Tree,
     preset: &'static str,
-    /// Layers as they were written, the lowest first: files, then the command line, then a request.
+    /// Unmerged layers, lowest precedence first: files, the command line, the fields of a server request.
     pub(super) layers: Vec<Tree>,
     pub(super) length: Option<Length>,
-    /// Generation of the model, which decides the preset.
+    /// Model generation, which selects the preset.
     pub(super) version: Version,
-    /// Whether noise levels are written below the uppermost layer.
+    /// Whether a layer below the top one sets `sampler.sigmas`.
     has_sigmas: bool,
-    /// The sidecar that the run repeats; of several files the last.
+    /// Loaded sidecar, if any; the last one if there are several.
     sidecar: Option<Sidecar>,
-    /// Flags that write an empty section, which has no origin of its own: the key and the flag.
+    /// (key, flag) of flags that set an empty section. An empty section has no values and therefore no origin in the
+    /// tree.
     pub(super) sections: Vec<(&'static str, &'static str)>,
 }
 
-/// A number of frames by a duration.
+/// Duration of the video, which determines the number of frames.
 #[derive(Clone, Debug)]
 pub(super) struct Length {
     pub(super) seconds: f64,
@@ -49,41 +51,41 @@ pub(super) struct Length {
 }
 
 impl Loaded {
-    /// The merged YAML, each value's origin in a comment.
+    /// Returns the merged YAML with the origin of each value in a comment.
     pub fn to_yaml(&self) -> String {
         format!("# preset: {}\n{}", self.preset, self.tree.to_yaml())
     }
 
-    /// Where a value was written; `path` is its key with dots.
+    /// Returns where the value at `path` (a dotted key) was written.
     pub fn origin(&self, path: &str) -> ValueOrigin {
         self.tree.origin(path)
     }
 
-    /// The sidecar that the run repeats; `None`: the configuration is from no sidecar.
+    /// Returns the loaded sidecar; `None` if no sidecar was loaded.
     pub fn sidecar(&self) -> Option<&Sidecar> {
         self.sidecar.as_ref()
     }
 
-    /// The preset that lies under the files.
+    /// Returns the name of the base preset.
     pub fn preset(&self) -> &'static str {
         self.preset
     }
 
-    /// Whether models of this generation may have a second decoder of the video.
+    /// Returns whether models of this generation can have a second video decoder.
     pub(crate) fn has_two_decoders(&self) -> bool {
         self.version == Version::V2_5
     }
 
-    /// Whether noise levels are written below the uppermost layer, so that its number of steps is another model's.
+    /// Returns whether a layer below the top one sets `sampler.sigmas`, which fixes the number of steps.
     pub(crate) fn has_sigmas_below(&self) -> bool {
         self.has_sigmas
     }
 }
 
-/// Merges everything that was given.
+/// Loads and merges the files and flags of a command line.
 ///
 /// # Errors
-/// [`ConfigError`]: all of them are the user's to mend.
+/// Returns an error if a file cannot be read, a key is unknown, or a value is invalid.
 pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
     let (mut files, mut sidecar) = (Vec::new(), None);
     for file in given.files.iter().rev() {
@@ -94,7 +96,7 @@ pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
     let length = given.seconds.map(|seconds| Length { seconds, origin: ValueOrigin::Flag("seconds") });
     let loaded = combine(files, length, None)?;
     if given.allow_changed_inputs && sidecar.is_none() {
-        let why = "--allow-changed-inputs: no sidecar is repeated; give one (-c OUT.json), or remove it";
+        let why = "--allow-changed-inputs: no sidecar is loaded; pass one (-c OUT.json), or remove the flag";
         return Err(ConfigError::Flag(why.into()));
     }
     let allows_changes = given.allow_changed_inputs;
@@ -103,19 +105,20 @@ pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
     Ok(Loaded { sidecar, sections: sections.collect(), ..loaded })
 }
 
-/// Merges layers, the lowest first, over the preset that they ask for. The model's generation is looked up where it is not known.
+/// Merges `layers` (lowest precedence first) over the preset that they select. `known` is the model generation; `None`:
+/// determined from the model.
 pub(super) fn combine(
     mut layers: Vec<Tree>,
     length: Option<Length>,
     known: Option<Version>,
 ) -> Result<Loaded, ConfigError> {
-    // Which preset lies below depends on what lies above.
+    // Merge once without a preset: the merged layers select the preset.
     let mut merged = defaults()?;
     for layer in &layers {
         lay(&mut merged, layer.clone())?;
     }
     if let Some(top) = layers.last_mut() {
-        references::name_pipeline(&merged, &check::typed(&merged)?, top);
+        references::select_reference_pipeline(&merged, &check::typed(&merged)?, top);
         lay(&mut merged, top.clone())?;
     }
     let typed: Config = check::typed(&merged)?;
@@ -137,7 +140,7 @@ pub(super) fn combine(
         has_sigmas = merged.leaf("sampler.sigmas").is_some();
         lay(&mut merged, layer)?;
     }
-    plain_steps(&mut merged);
+    replace_ancestral_sampler(&mut merged);
     if let Some(length) = &length {
         set_seconds(&mut merged, length)?;
     }
@@ -170,8 +173,8 @@ fn read(path: &Path) -> Result<String, ConfigError> {
     text_file::read(path).map_err(|source| ConfigError::Read { path: path.into(), source })
 }
 
-/// The generation of a model, from its files where they are here, else from what this program carries of it, else from
-/// its name.
+/// Returns the generation of a model: read from the model's files if they are available, otherwise from the embedded
+/// configuration of the model, otherwise guessed from the model's name.
 fn version(model: &str) -> Version {
     let found = ModelSource::open(model, &Overrides::default()).and_then(|source| source.version());
     found.unwrap_or_else(|reason| {
@@ -180,7 +183,9 @@ fn version(model: &str) -> Version {
         let named = named.iter().find(|(dot, line, _)| model.contains(dot) || model.contains(line));
         let named = named.map_or(Version::V2_0, |(.., version)| *version);
         let version = carried.unwrap_or(named);
-        tracing::debug!("model generation {version} taken from its name: {reason}");
+        tracing::debug!(
+            "assuming model generation {version} from the model's name, because its files cannot be read: {reason}"
+        );
         version
     })
 }
@@ -190,7 +195,7 @@ pub(super) fn defaults() -> Result<Tree, ConfigError> {
     Ok(Tree::from_node(&Node::from_value(value), &|_| ValueOrigin::Default))
 }
 
-/// A preset and what it extends, the lowest first.
+/// Returns a preset and the presets it extends, base first.
 pub(super) fn preset_layers(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
     let text = presets::find(&presets::CONFIGS, name).map_or("", |(_, text)| text);
     let node = yaml::parse(text, name)?;
@@ -206,7 +211,8 @@ pub(super) fn preset_layers(name: &'static str) -> Result<Vec<Tree>, ConfigError
     Ok(layers)
 }
 
-/// Reads a file and what it extends; the file itself comes first in `out`. `found` takes the first sidecar among them.
+/// Reads a file and the files it extends into `out`, the file itself first. `found` is set to the first sidecar among
+/// them.
 fn read_chain(
     path: &Path,
     named_by: Option<String>,
@@ -226,7 +232,7 @@ fn read_chain(
     *found = found.take().or_else(|| Sidecar::of(&root, &label));
     let (mut node, is_sidecar) = sidecar::unwrap(root);
     validate(&node, Place::File(&label))?;
-    to_own_names(&mut node, |line| Place::File(&label).at(line))?;
+    reference_video::expand(&mut node, |line| Place::File(&label).at(line))?;
     paths::resolve(&mut node, &folder);
     let parent = match node.get("extends") {
         Some(Node { data: Data::Scalar(Value::String(parent)), line }) => Some((parent.clone(), *line)),
@@ -247,7 +253,7 @@ fn read_chain(
         None => Ok(()),
         Some((parent, line)) => {
             let beside = PathBuf::from(paths::join(&folder, &parent));
-            // A name that is no file beside this one is a shipped configuration.
+            // A name that is not a file next to this one refers to a shipped configuration.
             let shipped = !beside.exists() && presets::shipped_config(&parent).is_some();
             let target = if shipped { PathBuf::from(parent) } else { beside };
             read_chain(&target, Some(format!("{label}:{line}")), seen, out, found)
@@ -259,7 +265,8 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// A file's label, text and folder; a shipped configuration when there is no such file.
+/// Returns the label, text and folder of a file. If the file cannot be read, `path` is the name of a shipped
+/// configuration.
 fn open(path: &Path) -> Result<(String, String, PathBuf), ConfigError> {
     match read(path) {
         Ok(text) => {
@@ -291,9 +298,10 @@ pub(crate) const BY_REFERENCE: [&str; 14] = [
     "model.lora_merge",
 ];
 
-/// diffusers makes the steps of every distilled model without noise: its pipelines give a sampler that draws no generator. So does
-/// Lightricks' in-context pipeline. A sampler that the preset has, and nobody wrote, is plain Euler there.
-pub(super) fn plain_steps(merged: &mut Tree) {
+/// Replaces the preset's `euler_ancestral` by plain `euler` where the reference implementation adds no noise in the
+/// steps of distilled models: in every diffusers pipeline (diffusers passes no generator to the sampler) and in
+/// Lightricks' in-context pipeline. A sampler that the user set is kept.
+pub(super) fn replace_ancestral_sampler(merged: &mut Tree) {
     let is =
         |key: &str, word: &str| merged.leaf(key).filter(|(value, _)| **value == word).map(|(_, origin)| origin.clone());
     let by_reference = is("reference", "diffusers").map(|origin| ValueOrigin::Reference(Box::new(origin)));
@@ -307,7 +315,7 @@ pub(super) fn plain_steps(merged: &mut Tree) {
     }
 }
 
-/// `reference` stands for several keys; those that the same layer writes itself stay.
+/// Copies the value of `reference` to all keys that it sets, except those that the same layer sets itself.
 pub(super) fn expand_reference(layer: &mut Tree) {
     let Some((value, origin)) = layer.leaf("reference") else { return };
     let (value, origin) = (value.clone(), ValueOrigin::Reference(Box::new(origin.clone())));
@@ -318,13 +326,13 @@ pub(super) fn expand_reference(layer: &mut Tree) {
     }
 }
 
-/// `--set` and flags as one layer.
+/// Returns `--set` pairs and flags as one layer.
 fn command_line(given: &CliOverrides) -> Result<Tree, ConfigError> {
     let mut layer = Tree::Map(Vec::new());
     for pair in &given.set {
         let (path, value) = set_pair(pair)?;
         let mut own = Node::from_value(Tree::at(&path, value, &ValueOrigin::Set).to_value());
-        to_own_names(&mut own, |_| "--set".into())?;
+        reference_video::expand(&mut own, |_| "--set".into())?;
         layer.merge(Tree::from_node(&own, &|_| ValueOrigin::Set));
     }
     let by_set = layer.clone();
@@ -336,7 +344,7 @@ fn command_line(given: &CliOverrides) -> Result<Tree, ConfigError> {
         }
     }
     if let Some(mesh) = &given.mesh {
-        // The flag says the whole mesh: an axis that it does not name is 1.
+        // The flag replaces the complete mesh: axes that it omits have size 1.
         let mesh: Mesh = layout::parse_mesh(mesh)?;
         layer.set("mesh", json!(mesh), &ValueOrigin::Flag("mesh"));
     }
@@ -351,14 +359,18 @@ fn set_pair(pair: &str) -> Result<(String, Value), ConfigError> {
     let (path, place) = (path.trim(), format!("--set {pair}"));
     if path.contains('[') {
         let list = path.split('[').next().unwrap_or(path);
-        return Err(ConfigError::Flag(format!("{place}: a list is set as a whole, e.g. --set {list}='[…]'")));
+        return Err(ConfigError::Flag(format!(
+            "{place}: cannot set an item of a list; set the complete list, e.g. --set {list}='[…]'"
+        )));
     }
     if path == "extends" {
-        return Err(ConfigError::Flag(format!("{place}: 'extends' belongs into a file; give that file with -c")));
+        return Err(ConfigError::Flag(format!(
+            "{place}: 'extends' is only allowed in a file; pass the base file with -c"
+        )));
     }
     let quoted = text.trim_start().starts_with(['"', '\'']);
     let parsed = match yaml::parse(text, &place).map(|n| n.to_value()) {
-        // Text needs no quotes here, whatever stands in it.
+        // Text needs no quotes here, whatever characters it contains.
         Ok(Value::String(_)) if !quoted => Ok(Value::String(text.trim().into())),
         other => other,
     };
@@ -367,14 +379,14 @@ fn set_pair(pair: &str) -> Result<(String, Value), ConfigError> {
     };
     match parsed {
         Ok(value) if fits(&value).is_ok() => Ok((path.to_string(), value)),
-        // What reads as a number, a map or broken YAML is text where text is wanted.
+        // If the key accepts text, a value that parses as a number, a map or broken YAML is text.
         _ if accepts_text(path) => Ok((path.to_string(), text.into())),
         Ok(value) => fits(&value).map(|()| (path.to_string(), value)),
         Err(error) => Err(error),
     }
 }
 
-/// Lays a layer over what is below, with the keys that exclude each other.
+/// Merges a layer and resets lower keys that are mutually exclusive with keys of the layer.
 pub(super) fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
     const PAIRS: [(&str, &str); 2] =
         [("request.prompt", "request.prompts"), ("request.negative_prompt", "request.negative_prompt_file")];
@@ -400,7 +412,7 @@ pub(super) fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
         _ => {}
     }
     for (path, value, origin) in resets {
-        // Nothing below was written: its origin stays.
+        // A key that already has the reset value keeps its origin.
         if merged.leaf(path).is_some_and(|(old, _)| *old != value) {
             merged.set(path, value, &origin);
         }
@@ -413,29 +425,32 @@ fn set_seconds(merged: &mut Tree, length: &Length) -> Result<(), ConfigError> {
     let Length { seconds, origin } = length;
     let rate = merged.leaf("request.frame_rate").and_then(|(v, _)| v.as_f64());
     let rate = rate.ok_or_else(|| ConfigError::Flag("--seconds: request.frame_rate is not a number".into()))?;
-    if !(seconds.is_finite() && *seconds > 0.0 && seconds * rate < 1e9) {
+    if !(seconds.is_finite() && *seconds > 0.0) {
         return Err(ConfigError::Flag(format!("--seconds {seconds}: must be a number above 0")));
+    }
+    if seconds * rate >= 1e9 {
+        return Err(ConfigError::Flag(format!("--seconds {seconds}: is too long: at {rate} fps, 1e9 frames or more")));
     }
     let frames = legal::nearest_frames(seconds * rate, check::typed(merged)?.frame_step());
     let actual = frames as f64 / rate;
-    tracing::info!("--seconds {seconds} at {rate} frames a second: {frames} frames, {actual:.2} s");
+    tracing::info!("--seconds {seconds} at {rate} frames per second: {frames} frames, {actual:.2} s");
     merged.set("request.num_frames", frames.into(), origin);
     Ok(())
 }
 
 impl Config {
-    /// The configuration of a YAML file, a sidecar or a shipped preset, with `key=value` pairs over it:
-    /// `ltx2 generate -c FILE --set KEY=VALUE`.
+    /// Loads a YAML file, a sidecar or a shipped preset and applies `key=value` overrides, as `ltx2 generate -c FILE
+    /// --set KEY=VALUE` does.
     ///
     /// # Errors
-    /// Those of [`load`].
+    /// Returns the errors of [`load`].
     pub fn load<S: Into<String>>(file: &str, set: impl IntoIterator<Item = S>) -> Result<Config, ConfigError> {
         let set = set.into_iter().map(Into::into).collect();
         Ok(load(&CliOverrides { files: vec![file.into()], set, ..CliOverrides::default() })?.config)
     }
 
-    /// The configuration as a sidecar keeps it: every key, with paths that hold from anywhere. Where several videos
-    /// are made, `prompt` and `seed` are those of the sidecar's own video.
+    /// Returns the configuration for a sidecar: every key, with absolute paths. `prompt` and `seed` are those of the
+    /// sidecar's video.
     pub fn effective(&self, prompt: &str, seed: u64) -> Value {
         let mut own = self.clone();
         own.request.prompt = Some(prompt.into());
@@ -443,17 +458,17 @@ impl Config {
         own.request.num_videos = 1;
         own.request.seed = seed;
         own.serve = Serve::default();
-        // Whoever repeats the run starts it in a way of their own.
+        // A rerun may use different processes.
         let shares = &mut own.runtime.distributed;
         (shares.coordinator, shares.process_id, shares.num_processes) = (None, None, None);
-        let mut node = Node::from_value(serde_json::to_value(own).expect("a configuration came from such a value"));
+        let mut node = Node::from_value(serde_json::to_value(own).expect("a configuration serializes"));
         if let Ok(folder) = std::env::current_dir() {
             paths::resolve(&mut node, &folder);
         }
         node.to_value()
     }
 
-    /// The multiple that width and height must be of.
+    /// Returns the number that width and height must be a multiple of.
     pub fn size_multiple(&self) -> usize {
         let rows = self.upsamplings().iter().map(|upsampling| upsampling.rows()[0]);
         let references =
@@ -461,17 +476,17 @@ impl Config {
         32 * rows.product::<usize>() * references
     }
 
-    /// Upsampling between two stages; none without a second one.
+    /// Returns the upsamplings between the two stages; empty for one-stage pipelines.
     pub(crate) fn upsamplings(&self) -> &[Upsampling] {
         if self.pipeline.has_two_stages() { &self.two_stage.upsample } else { &[] }
     }
 
-    /// Whether the first stage has half the frames.
+    /// Returns whether the first stage generates half the frames (`temporal_x2`).
     pub(crate) fn doubles_frames(&self) -> bool {
         self.upsamplings().contains(&Upsampling::TemporalX2)
     }
 
-    /// The multiple that the number of frames is one more than.
+    /// Returns `n` such that the number of frames must be one more than a multiple of `n`.
     pub(crate) fn frame_step(&self) -> usize {
         if self.doubles_frames() { 2 * legal::FRAME_STEP } else { legal::FRAME_STEP }
     }

@@ -1,8 +1,8 @@
-//! The YAML schema, presets, and how they merge.
+//! YAML schema, presets and their merging.
 //!
-//! A run is described by one tree of keys ([`Config`]). It is merged from layers, each over the next: flags, `--set`,
-//! the YAML file and what it extends, the preset of the model's generation and the pipeline, the program's defaults.
-//! Every value keeps where it was written, for `--print-config` and for errors.
+//! A run is described by one tree of keys ([`Config`]). It is merged from layers, each overriding the next: flags,
+//! `--set`, the YAML file and the files it extends, the preset of the model generation and pipeline, the defaults.
+//! Every value records its origin, for `--print-config` and error messages.
 
 mod check;
 mod check_chain;
@@ -11,18 +11,18 @@ mod effect_facts;
 mod error;
 mod experiment;
 mod experiment_file;
-mod explicit;
+mod ineffective;
 mod layout;
 mod legal;
 mod load;
 mod naming;
-mod other_names;
 mod over;
 mod overrides;
 mod paths;
 mod pipeline;
 mod preset_request;
 pub mod presets;
+mod reference_video;
 mod references;
 mod schema;
 mod serve;
@@ -51,7 +51,7 @@ pub(crate) use references::{encoded_frames, mask_group};
 pub use schema::*;
 pub use serve::{Bytes, Drain, LogFormat, NamedLora, Seconds, Serve, ServeSeed};
 pub use sidecar::Sidecar;
-pub(crate) use source::beyond_training;
+pub(crate) use source::training_length_warning;
 pub(crate) use validate::accepts_text;
 pub use validate::{experiment_schema, json_schema};
 

@@ -1,4 +1,4 @@
-//! The videos of a request and the files they go to.
+//! The videos of a request and their output files.
 
 use std::path::{Path, PathBuf};
 
@@ -7,13 +7,13 @@ use super::schema::Config;
 use crate::destination::check_ending;
 use crate::text_file;
 
-/// The most videos of one run: as many as four digits number.
+/// Maximum number of videos per run: indices have four digits.
 const MAX_VIDEOS: usize = 10_000;
 
 /// One video of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Its place among the videos, from 0.
+    /// Index of the video in the request, from 0.
     pub index: usize,
     pub prompt: String,
     /// Random seed.
@@ -21,10 +21,10 @@ pub struct Job {
 }
 
 impl Config {
-    /// The videos of the request: for each prompt `num_videos`, with consecutive seeds.
+    /// Returns the videos of the request: `num_videos` per prompt, with consecutive seeds.
     ///
     /// # Errors
-    /// The prompts file cannot be read, or holds none.
+    /// Returns an error if the prompts file cannot be read or has no prompts, or if there are more than 10000 videos.
     pub fn jobs(&self) -> Result<Vec<Job>, ConfigError> {
         let prompts = match &self.request.prompts {
             None => vec![self.request.prompt.clone().unwrap_or_default()],
@@ -36,11 +36,14 @@ impl Config {
         };
         if prompts.is_empty() {
             let file = self.request.prompts.as_deref().expect("without a file there is one prompt");
-            return Err(ConfigError::Flag(format!("{file}: no prompt in it; write one a line")));
+            return Err(ConfigError::Flag(format!("{file}: contains no prompts; write one prompt per line")));
         }
         let each = self.request.num_videos as u64;
         if prompts.len() * self.request.num_videos > MAX_VIDEOS {
-            let why = format!("{} prompts, {each} videos each: at most {MAX_VIDEOS} in one run", prompts.len());
+            let why = format!(
+                "{} prompts with {each} videos each exceed the limit of {MAX_VIDEOS} videos per run",
+                prompts.len()
+            );
             return Err(ConfigError::Flag(why));
         }
         let all = prompts.into_iter().flat_map(|prompt| (0..each).map(move |i| (prompt.clone(), i)));
@@ -48,23 +51,25 @@ impl Config {
     }
 }
 
-/// The prompts of a file: one a line, blank lines skipped.
+/// Returns the non-empty lines, trimmed.
 fn prompt_lines(text: &str) -> Vec<String> {
     text.lines().map(str::trim).filter(|l| !l.is_empty()).map(String::from).collect()
 }
 
-/// The files of the videos, in their order.
+/// Returns the output file of each video, in order.
 ///
-/// One video goes to `path`, by default to `out/ltx2_<seed>.mp4`, numbered when that or its sidecar exists. Several go to a
-/// folder, as `{index:04}_{seed}.mp4`; by default each is named as one would be. Sound alone has the extension `wav`.
+/// A single video is written to `path`, by default `out/ltx2_<seed>.mp4`, with a number appended if that file or its
+/// sidecar exists. Several videos are written to the folder `path` as `{index:04}_{seed}.mp4`; by default, each is
+/// named like a single video. Audio-only output has the extension `wav`.
 ///
 /// # Errors
-/// An ending of another format. A folder at `path` where a file is needed, or the other way round.
+/// Returns an error if the extension does not match the output format, if `path` is a folder but must be a file, or if
+/// it is a file but must be a folder.
 pub fn output_paths(path: Option<&Path>, jobs: &[Job], extension: &str) -> Result<Vec<PathBuf>, ConfigError> {
     let Some(path) = path else { return Ok(default_paths(Path::new("out"), jobs, extension)) };
     let fail = |why: &str| Err(ConfigError::Flag(format!("{}: {why}", path.display())));
     Ok(match jobs {
-        [_] if path.is_dir() => return fail("is a folder; name a file, e.g. with .mp4"),
+        [_] if path.is_dir() => return fail("is a folder; pass a file name, e.g. with .mp4"),
         [_] => {
             let written =
                 if extension == "wav" { "sound alone is written as WAV" } else { "videos are written as MP4" };
@@ -83,7 +88,7 @@ fn default_paths(folder: &Path, jobs: &[Job], extension: &str) -> Vec<PathBuf> {
             0 => folder.join(format!("ltx2_{}.{extension}", job.seed)),
             n => folder.join(format!("ltx2_{}_{n}.{extension}", job.seed)),
         };
-        // A video and a sound of one seed would share the sidecar.
+        // A video and an audio file with the same seed would share a sidecar.
         let is_free = |path: &PathBuf| !path.exists() && !sidecar_path(path).exists() && !chosen.contains(path);
         let free = (0..).map(numbered).find(is_free);
         chosen.extend(free);
@@ -91,7 +96,7 @@ fn default_paths(folder: &Path, jobs: &[Job], extension: &str) -> Vec<PathBuf> {
     chosen
 }
 
-/// The sidecar of a video: `out.json` beside `out.mp4`.
+/// Returns the sidecar of a video: `out.json` for `out.mp4`.
 pub(crate) fn sidecar_path(video: &Path) -> PathBuf {
     video.with_extension("json")
 }
@@ -105,14 +110,14 @@ mod tests {
     }
 
     #[test]
-    fn names_follow_seed_and_number() {
+    fn file_names_contain_seed_and_index() {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path();
         assert_eq!(default_paths(out, &jobs(1), "mp4"), [out.join("ltx2_10.mp4")]);
         std::fs::write(out.join("ltx2_10.mp4"), "").unwrap();
         std::fs::write(out.join("ltx2_10_1.mp4"), "").unwrap();
         assert_eq!(default_paths(out, &jobs(1), "mp4"), [out.join("ltx2_10_2.mp4")]);
-        // The sidecar of another file takes the name too.
+        // A name is also taken if its sidecar exists.
         assert_eq!(default_paths(out, &jobs(1), "wav"), [out.join("ltx2_10.wav")]);
         std::fs::write(out.join("ltx2_10.json"), "").unwrap();
         assert_eq!(default_paths(out, &jobs(1), "wav"), [out.join("ltx2_10_1.wav")]);
@@ -126,20 +131,20 @@ mod tests {
     }
 
     #[test]
-    fn folders_and_files_are_not_mistaken_for_each_other() {
+    fn output_path_must_be_a_file_or_folder_as_needed() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a.mp4");
         assert_eq!(output_paths(Some(&file), &jobs(1), "mp4").unwrap(), std::slice::from_ref(&file));
         std::fs::write(&file, "").unwrap();
         let message = |path: &Path, n| output_paths(Some(path), &jobs(n), "mp4").unwrap_err().to_string();
         assert!(message(&file, 2).ends_with("is a file; several videos need a folder"));
-        assert!(message(folder.path(), 1).ends_with("is a folder; name a file, e.g. with .mp4"));
+        assert!(message(folder.path(), 1).ends_with("is a folder; pass a file name, e.g. with .mp4"));
         let sound = output_paths(Some(&file), &jobs(1), "wav").unwrap_err().to_string();
-        assert!(sound.ends_with("sound alone is written as WAV; name a file with .wav"), "{sound}");
+        assert!(sound.ends_with("sound alone is written as WAV; use the extension .wav"), "{sound}");
     }
 
     #[test]
-    fn prompts_are_the_lines_that_say_something() {
+    fn prompts_are_the_non_empty_lines() {
         assert_eq!(prompt_lines("a cat\r\n\n  \n a dog \n"), ["a cat", "a dog"]);
     }
 }

@@ -1,24 +1,24 @@
-//! The fields of a server's request, laid over its configuration.
+//! Overrides of a server's configuration by the fields of a request.
 
 use serde_json::Value;
 
 use super::error::{ConfigError, ValueOrigin};
 use super::load::{Length, Loaded, combine, expand_reference};
-use super::other_names::to_own_names;
+use super::reference_video;
 use super::tree::{Tree, are_same};
 use super::validate::{Place, validate};
 use super::yaml::Node;
 
 const FRAMES: &str = "request.num_frames";
 
-/// Keys that a request writes, each with the name of its field.
+/// Keys that a request sets, each with the field that set it.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestLayer {
     tree: Tree,
-    /// Keys that were written as a tree, below single ones.
+    /// Keys that the field `ltx2` set as a tree; other fields override them.
     keys: Tree,
     length: Option<Length>,
-    /// Keys that the configuration below does not say for this request.
+    /// Keys for which the configured value of the server is ignored.
     unwritten: Vec<&'static str>,
 }
 
@@ -29,28 +29,28 @@ impl Default for RequestLayer {
 }
 
 impl RequestLayer {
-    /// Writes a key.
+    /// Sets a key.
     ///
     /// # Errors
-    /// A value that the key does not take, by the field's name.
+    /// Returns an error that refers to `field` if the key does not accept the value.
     pub(crate) fn set(&mut self, field: &str, key: &str, value: Value) -> Result<(), ConfigError> {
         let origin = ValueOrigin::Field(field.into());
-        self.tree.merge(own_tree(field, Tree::at(key, value, &origin).to_value())?);
+        self.tree.merge(parse_field_tree(field, Tree::at(key, value, &origin).to_value())?);
         Ok(())
     }
 
-    /// Writes a tree of keys.
+    /// Sets a tree of keys.
     ///
     /// # Errors
-    /// An unknown key, or a value that it does not take, by the field's name.
+    /// Returns an error that refers to `field` if a key is unknown or does not accept its value.
     pub(crate) fn set_tree(&mut self, field: &str, tree: Value) -> Result<(), ConfigError> {
-        let own = own_tree(field, tree)?;
+        let own = parse_field_tree(field, tree)?;
         self.keys.merge(own.clone());
         self.tree.merge(own);
         Ok(())
     }
 
-    /// Keys of the tree in whose place a field wrote something else, each behind that field's name.
+    /// Returns (field, key) for each key of the field `ltx2` that another field sets to a different value.
     pub(crate) fn overruled(&self) -> Vec<(String, String)> {
         let mut found = Vec::new();
         let mut tree = self.tree.clone();
@@ -61,23 +61,23 @@ impl RequestLayer {
         found
     }
 
-    /// Writes the number of frames by a duration.
+    /// Sets the number of frames as a duration.
     pub(crate) fn set_seconds(&mut self, field: &str, seconds: f64) {
         self.length = Some(Length { seconds, origin: ValueOrigin::Field(field.into()) });
     }
 
-    /// Takes a key as written nowhere below.
+    /// Ignores the configured value of a key for this request.
     pub(crate) fn forget(&mut self, key: &'static str) {
         self.unwritten.push(key);
     }
 }
 
-/// A field's keys by their own names.
-fn own_tree(field: &str, tree: Value) -> Result<Tree, ConfigError> {
+/// Validates a tree and converts its keys to canonical names.
+fn parse_field_tree(field: &str, tree: Value) -> Result<Tree, ConfigError> {
     let (origin, mut node) = (ValueOrigin::Field(field.into()), Node::from_value(tree));
     let place = origin.to_string();
     validate(&node, Place::Flag(&place))?;
-    to_own_names(&mut node, |_| place.clone())?;
+    reference_video::expand(&mut node, |_| place.clone())?;
     Ok(Tree::from_node(&node, &|_| origin.clone()))
 }
 
@@ -99,17 +99,17 @@ fn overruled(keys: &Tree, over: &Tree, path: String, found: &mut Vec<(String, St
 }
 
 impl Loaded {
-    /// The same with a request's fields over it.
+    /// Returns the configuration with the fields of a request applied.
     ///
     /// # Errors
-    /// Those of [`super::load()`].
+    /// Returns the errors of [`super::load()`].
     pub(crate) fn with_request(&self, layer: &RequestLayer) -> Result<Loaded, ConfigError> {
         let mut layers = self.layers.clone();
         layers.iter_mut().for_each(|below| layer.unwritten.iter().for_each(|key| below.cut(key)));
         let mut top = layer.tree.clone();
         expand_reference(&mut top);
         layers.push(top);
-        // A duration of the configuration gives way to any length of the request.
+        // Any length in the request replaces a duration of the configuration.
         let says_frames = layer.unwritten.contains(&FRAMES) || layer.tree.leaf(FRAMES).is_some();
         let own = self.length.clone().filter(|_| !says_frames);
         combine(layers, layer.length.clone().or(own), Some(self.version))

@@ -1,4 +1,4 @@
-//! Paths in a file are meant from that file; on the command line, from the working directory.
+//! Path resolution: paths in a file are relative to that file, paths on the command line to the working directory.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::analysis::Chip;
 use crate::models::presets::Preset;
 use crate::weights::HubCache;
 
-/// Keys whose text is a path or `org/name`.
+/// Keys of `model` whose value is a path or `org/name`.
 const MODELS: [&str; 9] = [
     "path",
     "text_encoder",
@@ -22,7 +22,7 @@ const MODELS: [&str; 9] = [
     "duration_head",
 ];
 
-/// Rewrites the paths of a file in `folder` so that they hold from the working directory.
+/// Rewrites the paths of a configuration file in `folder` to be relative to the working directory.
 pub(crate) fn resolve(root: &mut Node, folder: &Path) {
     let Data::Map(sections) = &mut root.data else { return };
     for (section, node) in sections {
@@ -40,7 +40,7 @@ pub(crate) fn resolve(root: &mut Node, folder: &Path) {
                 if let Some(sound) = child(node, "audio") {
                     text(sound, "path", |t| join(folder, t));
                 }
-                // Images and whatever else a request is conditioned on.
+                // Images and other conditioning inputs.
                 lists(node, |item| {
                     ["path", "attention_mask"].iter().for_each(|key| text(item, key, |t| join(folder, t)))
                 });
@@ -71,13 +71,13 @@ pub(crate) fn resolve(root: &mut Node, folder: &Path) {
     }
 }
 
-/// A path in `folder`, shortened where that is safe.
+/// Joins a path to `folder` and removes `.` and `..` components where that cannot change the target.
 pub(crate) fn join(folder: &Path, path: &str) -> String {
     let mut out = PathBuf::new();
     for part in folder.join(path).components() {
         match part {
             Component::CurDir => {}
-            // Behind a link, `..` is not the folder that the link stands in.
+            // If the folder is a symbolic link, `..` is the parent of its target, so keep it.
             Component::ParentDir
                 if matches!(out.components().next_back(), Some(Component::Normal(_))) && !out.is_symlink() =>
             {
@@ -89,13 +89,15 @@ pub(crate) fn join(folder: &Path, path: &str) -> String {
     out.to_string_lossy().into_owned()
 }
 
-/// A model is a path only if it exists there, or reads neither as `org/name` nor as a model that this program carries.
+/// Resolves the name of a model. It is a path if it exists in `folder`, or if it is neither `org/name` nor the name of
+/// an embedded model.
 fn model(folder: &Path, name: &str) -> String {
     let known = HubCache::is_name(name) || Preset::named(name).is_some();
     if known && !folder.join(name).exists() { name.into() } else { join(folder, name) }
 }
 
-/// A layout is a file, or one that is shipped: by its bare name, or as `shardings/NAME.yml` where there is no such file.
+/// Resolves the name of a layout. If `folder` has no such file, `NAME` and `shardings/NAME.yml` refer to a shipped
+/// layout.
 fn layout(folder: &Path, name: &str) -> String {
     let known = name == AUTO || shipped_layout(name).is_some();
     if known && !folder.join(name).exists() { name.into() } else { join(folder, name) }
@@ -120,11 +122,12 @@ fn text(node: &mut Node, key: &str, f: impl FnOnce(&str) -> String) {
     }
 }
 
-/// Environment variable that `runtime.compile_cache: auto` reads: `off`, or a folder in place of the user's cache folder.
+/// Environment variable that `runtime.compile_cache: auto` reads: `off`, or a folder to use instead of the user's cache
+/// folder.
 pub(crate) const CACHE_VARIABLE: &str = "LTX2_COMPILE_CACHE";
 
 impl Config {
-    /// The folder of compiled programs; none where they are not kept.
+    /// Returns the folder of the compile cache; `None` if it is off.
     pub(crate) fn compile_cache(&self) -> Option<PathBuf> {
         cache_folder(&self.runtime.compile_cache, |name| std::env::var_os(name).map(PathBuf::from))
     }
@@ -148,7 +151,7 @@ fn each(node: &mut Node, key: &str, f: impl Fn(&mut Node)) {
     }
 }
 
-/// Every item of every list in a map.
+/// Applies `f` to every item of every list in a map.
 fn lists(node: &mut Node, f: impl Fn(&mut Node)) {
     let Data::Map(entries) = &mut node.data else { return };
     for (_, value) in entries {
@@ -164,7 +167,7 @@ mod tests {
     use crate::config::yaml::parse;
 
     #[test]
-    fn paths_are_meant_from_their_file() {
+    fn paths_are_relative_to_their_file() {
         let text = "model: {path: ../models/nano, vae: ltx2, text_encoder: google/gemma-3-12b-it, loras: [{path: a.safetensors}]}\n\
                     layout: shardings/replicated.yml\nruntime: {platform: cpu, compile_cache: cache}\n\
                     output: {path: /abs/x.mp4}\nrequest: {images: [{path: ./i.png}]}\n";
@@ -186,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_the_users_own_unless_named() {
+    fn compile_cache_defaults_to_the_user_cache_folder() {
         let folder = |setting: &str, set: &[(&str, &str)]| {
             let found = |name: &str| set.iter().find(|(n, _)| *n == name).map(|(_, v)| PathBuf::from(v));
             cache_folder(setting, found).map(|p| p.display().to_string())

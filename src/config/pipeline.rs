@@ -1,48 +1,48 @@
-//! The pipelines by name, and the rules in which they differ: what a configuration of each needs, its presets, and what
-//! a request of it means.
+//! Pipelines and their rules: required inputs, presets and supported request options.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::weights::Version;
 
-/// Inputs and outputs of a run.
+/// Pipeline of a run: determines the inputs and outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Pipeline {
     /// Video with sound from a prompt.
     TextToVideo,
-    /// The same, with image conditioning.
+    /// Video with sound from a prompt and conditioning images.
     ImageToVideo,
-    /// Video to a sound that is given, with image conditioning or without.
+    /// Video for input audio, optionally with conditioning images.
     AudioToVideo,
-    /// Half size first, then refined at full size.
+    /// Two stages: generation at half size with guidance, then upsampling and refinement at full size.
     TwoStage,
     /// Two stages of a distilled model: few steps, no guidance.
     Distilled,
-    /// The same two stages of a distilled model, the first with reference videos and an IC-LoRA, which was trained to follow them.
-    #[serde(rename = "in_context", alias = "ic_lora")]
-    #[value(name = "in_context", alias = "ic_lora")]
+    /// Two stages of a distilled model; the first stage follows reference videos with an IC-LoRA that was trained for
+    /// them.
+    #[serde(rename = "in_context")]
+    #[value(name = "in_context")]
     IcLora,
-    /// Two stages with the second-order sampler.
+    /// Two stages with a second-order sampler.
     Hq,
-    /// Between conditioning images, in two stages.
+    /// Two stages that interpolate between conditioning images.
     Keyframes,
-    /// Keyframes generated beside the video in two stages, then rounds that double its frame rate (LTX-2.5).
+    /// Two stages that also generate keyframes, then rounds that double the frame rate (LTX-2.5).
     Dfr,
-    /// A time span of a given video made anew, in one stage.
+    /// Regenerates a time span of an input video, in one stage.
     Retake,
-    /// A given video gone on with, behind its end or before its start.
+    /// Extends an input video after its end or before its start.
     Extend,
-    /// Sound for a given video.
+    /// Sound for an input video.
     VideoToAudio,
-    /// Sound alone from a prompt.
+    /// Sound only, from a prompt.
     TextToAudio,
 }
 
 impl Pipeline {
-    /// Its name in YAML.
+    /// Returns the name of the pipeline in YAML.
     pub fn name(self) -> &'static str {
         match self {
             Pipeline::TextToVideo => "text_to_video",
@@ -61,28 +61,28 @@ impl Pipeline {
         }
     }
 
-    /// Whether a second stage runs at twice the size of the first.
+    /// Returns whether a second stage refines the first at a larger size.
     pub fn has_two_stages(self) -> bool {
         use Pipeline::{Dfr, Distilled, Hq, IcLora, Keyframes, TwoStage};
         matches!(self, TwoStage | Distilled | IcLora | Hq | Keyframes | Dfr)
     }
 
-    /// Extension of the files that it writes.
+    /// Returns the extension of the pipeline's output files.
     pub fn extension(self) -> &'static str {
         if self == Pipeline::TextToAudio { "wav" } else { "mp4" }
     }
 
-    /// Whether there is a video in its passes.
+    /// Returns whether the pipeline's passes have a video stream.
     pub(crate) fn has_video(self) -> bool {
         self != Pipeline::TextToAudio
     }
 
-    /// Whether it makes frames, rather than sound alone.
+    /// Returns whether the pipeline generates frames, not only sound.
     pub(crate) fn makes_frames(self) -> bool {
         !matches!(self, Pipeline::VideoToAudio | Pipeline::TextToAudio)
     }
 
-    /// Flags of what its requests need beside a prompt.
+    /// Returns the flags that the pipeline requires in addition to a prompt.
     pub(crate) fn needed_flags(self) -> &'static [&'static str] {
         match self {
             Pipeline::ImageToVideo | Pipeline::Keyframes => &["--image"],
@@ -100,21 +100,21 @@ impl Pipeline {
         }
     }
 
-    /// Whether it starts from a given video.
+    /// Returns whether the pipeline requires an input video.
     pub fn takes_video(self) -> bool {
         matches!(self, Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio)
     }
 
-    /// Whether its video may be made of clips (`request.chain`).
+    /// Returns whether the pipeline supports chained clips (`request.chain`).
     pub(crate) fn makes_clips(self) -> bool {
         use Pipeline::{Distilled, Hq, ImageToVideo, Keyframes, TextToVideo, TwoStage};
         matches!(self, TextToVideo | ImageToVideo | TwoStage | Distilled | Hq | Keyframes)
     }
 
-    /// The preset of a model generation.
+    /// Returns the preset of the pipeline for a model generation.
     pub(crate) fn preset(self, version: Version) -> &'static str {
         match (version, self) {
-            // No other generation has it: its transformers are refused by name.
+            // Only LTX-2.5 supports dfr; models of other generations are rejected later.
             (_, Pipeline::Dfr) => "ltx2_5_dfr",
             (
                 version,
@@ -124,7 +124,7 @@ impl Pipeline {
                 | Pipeline::VideoToAudio
                 | Pipeline::TextToAudio,
             ) => match version {
-                // Lightricks' code guides these by every term, whatever the generation.
+                // Lightricks' code uses every guidance term in these pipelines, for all model generations.
                 Version::V2_0 => "ltx2_full_guidance",
                 newer => Pipeline::TextToVideo.preset(newer),
             },
@@ -143,33 +143,33 @@ impl Pipeline {
         }
     }
 
-    /// Fault of so many conditioning images.
+    /// Returns an error message if the pipeline does not support this number of conditioning images.
     pub(crate) fn images_fault(self, images: usize) -> Option<&'static str> {
         match self {
             Pipeline::TextToVideo if images > 0 => {
-                Some("images need --pipeline image_to_video, keyframes, or one of two stages")
+                Some("images need --pipeline image_to_video, keyframes, or a two-stage pipeline")
             }
             Pipeline::ImageToVideo | Pipeline::Keyframes if images == 0 => {
-                Some("needs a frame: --image PATH FRAME STRENGTH, or request.images")
+                Some("needs an image: --image PATH FRAME STRENGTH, or request.images")
             }
             Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio | Pipeline::TextToAudio if images > 0 => {
-                Some("takes no images: request.images")
+                Some("does not support images; remove them")
             }
             _ => None,
         }
     }
 
-    /// Fault of a sound that is given, or is not.
+    /// Returns an error message if input audio is missing or not supported.
     pub(crate) fn audio_fault(self, given: bool) -> Option<&'static str> {
         use Pipeline::{AudioToVideo, Extend, Retake};
         match self {
-            Pipeline::AudioToVideo if !given => Some("needs a sound: --audio PATH, or request.audio"),
+            Pipeline::AudioToVideo if !given => Some("needs input audio: --audio PATH, or request.audio"),
             pipeline
                 if given && !pipeline.has_two_stages() && !matches!(pipeline, AudioToVideo | Retake | Extend)
                     || given && pipeline == Pipeline::Dfr =>
             {
                 Some(
-                    "a sound needs --pipeline audio_to_video, two_stage, distilled, in_context, hq or keyframes, or retake or extend \
+                    "input audio needs --pipeline audio_to_video, two_stage, distilled, in_context, hq or keyframes, or retake or extend \
                      of a video without sound",
                 )
             }
@@ -177,39 +177,40 @@ impl Pipeline {
         }
     }
 
-    /// Fault of so many reference videos.
+    /// Returns an error message if the pipeline does not support this number of reference videos.
     pub(crate) fn references_fault(self, references: usize) -> Option<&'static str> {
         match self {
             Pipeline::IcLora if references == 0 => {
-                Some("needs a reference: --reference-video PATH, or request.reference_videos")
+                Some("needs a reference video: --reference-video PATH, or request.reference_videos")
             }
             Pipeline::Dfr | Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio | Pipeline::TextToAudio
                 if references > 0 =>
             {
                 Some(
-                    "takes no reference videos; --pipeline in_context does, and others of one or two stages from a prompt",
+                    "does not support reference videos; use --pipeline in_context or another pipeline that starts from a prompt",
                 )
             }
             _ => None,
         }
     }
 
-    /// Whether LoRAs that name no stage hold for the first alone.
+    /// Returns whether LoRAs without `stages` apply to the first stage only.
     pub(crate) fn has_loras_in_first_stage(self) -> bool {
         self == Pipeline::IcLora
     }
 
-    /// Whether an image of frame 0 is appended as tokens too, instead of replacing the video's first.
+    /// Returns whether an image for frame 0 is appended as tokens instead of replacing the first frame.
     pub(crate) fn appends_every_image(self) -> bool {
         self == Pipeline::Keyframes
     }
 
-    /// Whether the official schedule is shifted for the first stage's own size: HQ's alone is.
+    /// Returns whether the official noise schedule is shifted for the token count of the first stage instead of a
+    /// constant token count; only for `hq`.
     pub(crate) fn shifts_for_own_size(self) -> bool {
         self == Pipeline::Hq
     }
 
-    /// Whether the official pipeline keeps the second stage's sound.
+    /// Returns whether the official pipeline keeps the audio of the second stage.
     pub(crate) fn keeps_refined_audio(self) -> bool {
         matches!(self, Pipeline::Distilled | Pipeline::IcLora | Pipeline::Keyframes)
     }
@@ -222,9 +223,9 @@ mod tests {
     use crate::config::{CliOverrides, load};
     use crate::media::{Frames, write_png_frames};
 
-    /// Scales that Lightricks' pipelines have for each generation: every term.
+    /// Lightricks' code uses every guidance term in these pipelines, for each model generation.
     #[test]
-    fn streams_that_go_with_a_given_one_have_full_guidance() {
+    fn pipelines_with_input_streams_use_full_guidance() {
         let folder = tempfile::tempdir().expect("a folder");
         let frames = Frames::new(Array4::zeros((25, 64, 96, 3))).expect("frames");
         write_png_frames(folder.path(), &frames).expect("written");
@@ -232,7 +233,7 @@ mod tests {
         for (model, steps, block) in [("Lightricks/LTX-2", 40, 29), ("Lightricks/LTX-2.3", 30, 28)] {
             for (pipeline, given) in [
                 ("audio_to_video", &["request.audio={path: a.wav}"][..]),
-                ("retake", &[&video, "request.retake={start: 0.5}"]),
+                ("retake", &[&video, "request.retake={from: 0.5}"]),
                 ("extend", &[&video, "request.extend={seconds: 1}"]),
                 ("video_to_audio", &[&video]),
                 ("text_to_audio", &[]),

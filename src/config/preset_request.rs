@@ -1,25 +1,25 @@
-//! Requests of the presets: what a pipeline makes of a model if nothing but its inputs is given.
+//! Default requests of the pipelines, with placeholder inputs.
 
 use serde_json::{Value, json};
 
 use super::check::typed;
 use super::error::{ConfigError, ValueOrigin};
-use super::load::{defaults, lay, plain_steps, preset_layers};
+use super::load::{defaults, lay, preset_layers, replace_ancestral_sampler};
 use super::pipeline::Pipeline;
 use super::schema::{Config, Model};
 use super::tree::Tree;
 use super::yaml::Node;
 use crate::weights::Version;
 
-/// Path of inputs that are no files.
-const STAND_IN: &str = "input";
+/// Placeholder path of required inputs.
+const PLACEHOLDER_PATH: &str = "input";
 
 impl Config {
-    /// The request that a pipeline's preset makes of a model of generation `version`. Inputs that the pipeline needs are stand-ins,
-    /// which are no files: programs can be written for the request, and it cannot run.
+    /// Returns the request of the preset for `pipeline` and `version`. Required inputs are placeholders, not files:
+    /// programs can be compiled for the request, but it cannot run.
     ///
     /// # Errors
-    /// None with the presets of this program.
+    /// Never fails with the shipped presets.
     pub(crate) fn of_preset(pipeline: Pipeline, version: Version, model: Model) -> Result<Config, ConfigError> {
         let mut merged = defaults()?;
         for layer in preset_layers(pipeline.preset(version))? {
@@ -28,20 +28,20 @@ impl Config {
         let frames = merged.leaf("request.num_frames").map_or(Value::Null, |(frames, _)| frames.clone());
         let own = json!({"pipeline": pipeline.name(), "request": inputs(pipeline, &frames)});
         lay(&mut merged, Tree::from_node(&Node::from_value(own), &|_| ValueOrigin::Default))?;
-        plain_steps(&mut merged);
+        replace_ancestral_sampler(&mut merged);
         Ok(Config { model, ..typed(&merged)? })
     }
 }
 
-/// Inputs that a pipeline needs, of a video of so many frames.
+/// Returns placeholder inputs of a pipeline; `frames` is the number of frames of reference videos.
 fn inputs(pipeline: Pipeline, frames: &Value) -> Value {
     match pipeline {
-        Pipeline::ImageToVideo | Pipeline::Keyframes => json!({"images": [{"path": STAND_IN}]}),
-        Pipeline::AudioToVideo => json!({"audio": {"path": STAND_IN}}),
-        Pipeline::IcLora => json!({"reference_videos": [{"path": STAND_IN, "frames": frames}]}),
-        Pipeline::Retake => json!({"video": STAND_IN, "retake": {"from": 0, "to": 1}}),
-        Pipeline::Extend => json!({"video": STAND_IN, "extend": {"seconds": 1}}),
-        Pipeline::VideoToAudio => json!({"video": STAND_IN}),
+        Pipeline::ImageToVideo | Pipeline::Keyframes => json!({"images": [{"path": PLACEHOLDER_PATH}]}),
+        Pipeline::AudioToVideo => json!({"audio": {"path": PLACEHOLDER_PATH}}),
+        Pipeline::IcLora => json!({"reference_videos": [{"path": PLACEHOLDER_PATH, "frames": frames}]}),
+        Pipeline::Retake => json!({"video": PLACEHOLDER_PATH, "retake": {"from": 0, "to": 1}}),
+        Pipeline::Extend => json!({"video": PLACEHOLDER_PATH, "extend": {"seconds": 1}}),
+        Pipeline::VideoToAudio => json!({"video": PLACEHOLDER_PATH}),
         Pipeline::TextToVideo
         | Pipeline::TwoStage
         | Pipeline::Distilled

@@ -1,4 +1,4 @@
-//! The files of `configs/` and `shardings/` that the binary carries.
+//! Files of `configs/` and `shardings/` that are embedded in the binary.
 
 use super::error::ValueOrigin;
 
@@ -14,7 +14,7 @@ macro_rules! shipped {
     };
 }
 
-/// The configurations, by name.
+/// Shipped configurations, by name.
 pub const CONFIGS: [(&str, &str); 37] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
@@ -55,7 +55,7 @@ pub const CONFIGS: [(&str, &str); 37] = [
     config!("tpu/tpu7x-8-2_3-large"),
 ];
 
-/// The layouts, by name: those to use, then the history.
+/// Shipped layouts, by name: recommended ones first, then historical ones.
 pub(crate) const LAYOUTS: [(&str, &str); 22] = [
     shipped!("replicated"),
     shipped!("sequence"),
@@ -81,12 +81,12 @@ pub(crate) const LAYOUTS: [(&str, &str); 22] = [
     shipped!("rope-gathered"),
 ];
 
-/// The names of the layouts to use; those of the history are kept to be measured.
+/// Returns the names of the recommended layouts. Historical layouts are kept for measurements only.
 pub fn shipped_layouts() -> impl Iterator<Item = &'static str> {
     LAYOUTS.into_iter().filter(|(_, text)| !text.starts_with("# History")).map(|(name, _)| name)
 }
 
-/// A shipped file by its name, with or without `.yml`.
+/// Returns a shipped file by name, with or without `.yml`.
 pub(crate) fn find(
     shipped: &'static [(&'static str, &'static str)],
     name: &str,
@@ -95,22 +95,23 @@ pub(crate) fn find(
     shipped.iter().find(|(n, _)| *n == name).copied()
 }
 
-/// The shipped configuration of a name, or of its path in the repository.
+/// Returns a shipped configuration by its name or its path in the repository.
 pub(crate) fn shipped_config(name: &str) -> Option<(&'static str, &'static str)> {
     find(&CONFIGS, name.strip_prefix("configs/").unwrap_or(name))
 }
 
-/// Whether a layout is a shipped one, by its name or its path in the repository.
+/// Returns whether a layout is shipped, given its name or its path in the repository.
 pub(crate) fn is_shipped_layout(name: &str) -> bool {
     shipped_layout(name).is_some()
 }
 
-/// The shipped layout of a name.
+/// Returns a shipped layout by its name or its path in the repository.
 pub(crate) fn shipped_layout(name: &str) -> Option<(&'static str, &'static str)> {
     find(&LAYOUTS, name.strip_prefix("shardings/").unwrap_or(name))
 }
 
-/// Whether a value is of a preset or a shipped configuration: also one that a file has by another path, unless it was edited.
+/// Returns whether a value is from a preset or an unmodified shipped configuration, including a copy that was loaded
+/// from a different path.
 pub(super) fn is_shipped(origin: &ValueOrigin) -> bool {
     match origin {
         ValueOrigin::Preset(_) => true,

@@ -1,4 +1,4 @@
-//! Reference videos: their scales by the LoRAs' headers, their frames by the files, where these are written nowhere.
+//! Reference videos: default scales from the headers of LoRAs, default lengths from the video files.
 
 use std::path::Path;
 
@@ -17,33 +17,34 @@ use crate::weights::ReferenceScales;
 const VIDEOS: &str = "request.reference_videos";
 const SCALES: [&str; 2] = ["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"];
 
-/// Names the pipeline of requests with references that name none.
-pub(super) fn name_pipeline(merged: &Tree, config: &Config, line: &mut Tree) {
+/// Selects the pipeline `in_context` if there are reference videos and no pipeline is set.
+pub(super) fn select_reference_pipeline(merged: &Tree, config: &Config, line: &mut Tree) {
     if !config.request.reference_videos.is_empty() && merged.origin("pipeline") == ValueOrigin::Default {
         line.set("pipeline", Pipeline::IcLora.name().into(), &merged.origin(VIDEOS));
     }
 }
 
-/// Takes over what headers and videos say; `sidecar_frames` is the number of frames of a sidecar below.
+/// Fills in scales and lengths from LoRA headers and video files. `sidecar_frames` is the number of frames that a
+/// sidecar sets.
 ///
 /// # Errors
-/// A LoRA or a video that cannot be read; LoRAs of different scales.
+/// Returns an error if a LoRA or a video cannot be read, or if LoRAs have different scales.
 pub(super) fn take(merged: &mut Tree, sidecar_frames: Option<usize>) -> Result<(), ConfigError> {
     let config = typed(merged)?;
     if config.pipeline.has_loras_in_first_stage() {
-        keep_loras_in_first_stage(merged);
+        default_loras_to_first_stage(merged);
     }
     if config.request.reference_videos.is_empty() || config.pipeline.references_fault(1).is_some() {
         return Ok(());
     }
-    forget_derived(merged, &config, sidecar_frames);
+    clear_derived_values(merged, &config, sidecar_frames);
     take_scales(merged, &typed(merged)?)?;
     take_frames(merged, &typed(merged)?)
 }
 
-/// Takes out what a sidecar derived from LoRAs and from a number of frames that something overrides: scales, and the frames of
-/// references that were as long as its video.
-fn forget_derived(merged: &mut Tree, config: &Config, sidecar_frames: Option<usize>) {
+/// Removes values of a sidecar that were derived from keys that the user overrides: scales read from other LoRAs, and
+/// the lengths of reference videos that were as long as the sidecar's video.
+fn clear_derived_values(merged: &mut Tree, config: &Config, sidecar_frames: Option<usize>) {
     if !sidecar::holds(merged, "model.loras") {
         for key in SCALES {
             if sidecar::holds(merged, key) {
@@ -60,8 +61,8 @@ fn forget_derived(merged: &mut Tree, config: &Config, sidecar_frames: Option<usi
     merged.set(VIDEOS, json!(videos), &origin);
 }
 
-/// Writes the stage of LoRAs that name none.
-fn keep_loras_in_first_stage(merged: &mut Tree) {
+/// Sets stage 1 for LoRAs that do not specify their stages.
+fn default_loras_to_first_stage(merged: &mut Tree) {
     let Some((Value::Array(loras), origin)) = merged.leaf("model.loras") else { return };
     let (mut loras, origin) = (loras.clone(), origin.clone());
     for lora in loras.iter_mut().filter_map(Value::as_object_mut) {
@@ -70,11 +71,11 @@ fn keep_loras_in_first_stage(merged: &mut Tree) {
     merged.set("model.loras", loras.into(), &origin);
 }
 
-/// Both scales, of all LoRAs of the first stage: one that says nothing agrees with any.
+/// Sets both scales from the LoRAs of the first stage. LoRAs without scales are compatible with any.
 fn take_scales(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
     let loras = || config.model.loras.iter().filter(|lora| lora.stages.contains(&1));
     if loras().next().is_none() {
-        tracing::warn!("{VIDEOS}: a model follows references by an IC-LoRA, and none is given: --lora FILE");
+        tracing::warn!("{VIDEOS}: models need an IC-LoRA to follow reference videos; pass one with --lora FILE");
     }
     if SCALES.iter().all(|key| merged.leaf(key).is_some()) {
         return Ok(());
@@ -85,7 +86,7 @@ fn take_scales(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
         for ((found, own), key) in found.iter_mut().zip([scales.downscale, scales.temporal]).zip(SCALES) {
             match (own, &found) {
                 (Some(own), Some((known, first))) if own != *known => {
-                    let why = format!("{first} says {known}: LoRAs of different scales do not go together");
+                    let why = format!("{first} has {known}; LoRAs with different scales cannot be combined");
                     return Err(ConfigError::Value {
                         key,
                         value: own.to_string(),
@@ -100,8 +101,8 @@ fn take_scales(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
     }
     if let (None, None, Some(lora)) = (merged.leaf(SCALES[0]), found[0], loras().next()) {
         tracing::warn!(
-            "{}: no LoRA says `reference_downscale_factor`: references have the size of the stage; if it was trained with \
-             smaller ones, set {}",
+            "{}: no LoRA specifies `reference_downscale_factor`, so reference videos have the size of the stage; if the \
+             LoRA was trained with smaller ones, set {}",
             lora.path,
             SCALES[0]
         );
@@ -116,10 +117,10 @@ fn take_scales(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Frames of each reference: all of it, at most as many as the video has.
+/// Sets the number of frames to read from each reference video: its length, limited to that of the generated video.
 fn take_frames(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
     let Some(most) = config.request.num_frames.count() else {
-        let why = "references are cut to a number of frames: give one".into();
+        let why = "reference videos need a number of frames; set one".into();
         let (key, origin) = ("request.num_frames", merged.origin("request.num_frames"));
         return Err(ConfigError::Value { key, value: "auto".into(), origin, why });
     };
@@ -139,7 +140,7 @@ fn take_frames(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses a mask whose frames do not go with those of its reference, of which so many are encoded.
+/// Rejects a mask whose number of frames does not match the `encoded` frames of its reference video.
 fn check_mask(merged: &Tree, video: &ReferenceVideo, encoded: usize, most: usize) -> Result<(), ConfigError> {
     let Some(path) = &video.attention_mask else { return Ok(()) };
     let info = probe_clip(Path::new(path), Path::new("ffmpeg")).map_err(ConfigError::Video)?;
@@ -148,41 +149,43 @@ fn check_mask(merged: &Tree, video: &ReferenceVideo, encoded: usize, most: usize
     fault.map_or(Ok(()), |why| Err(ConfigError::Value { key: VIDEOS, value, origin, why }))
 }
 
-/// Frames of a mask for each latent frame of its reference but the first, which has one.
+/// Returns the number of mask frames per latent frame of the reference; the first latent frame has one mask frame.
 ///
 /// # Errors
-/// Frames that make no such groups.
+/// Returns an error if the mask frames after the first cannot be divided evenly among the later latent frames.
 pub(crate) fn mask_group(frames: usize, latents: usize) -> Result<usize, String> {
     let (rest, later) = (frames - 1, latents - 1);
     match later {
         0 => Ok(0),
         _ if rest >= later && rest.is_multiple_of(later) => Ok(rest / later),
         _ => Err(format!(
-            "a mask of {frames} frames does not fit the reference's {latents} latent frames: it has one for the first, and as \
-             many for each other"
+            "a mask with {frames} frames does not match the reference's {latents} latent frames: it needs one frame for \
+             the first latent frame and an equal number of frames for each later one"
         )),
     }
 }
 
-/// Where a reference is not as the video, in words.
+/// Returns warnings about differences between a reference and the generated video.
 fn differences(config: &Config, video: &ReferenceVideo, info: &ClipInfo, most: usize, step: usize) -> Vec<String> {
     let (path, r) = (&video.path, &config.request);
     let mut lines = Vec::new();
     let read = info.frames.min(most);
     if read < most {
-        lines.push(format!("{path}: {read} frames, the video has {most}: the last ones have no reference"));
+        lines.push(format!(
+            "{path} has {read} frames, but the video has {most}: the last frames of the video have no reference"
+        ));
     }
     let taken = taken(read, step);
     let encoded = encoded_frames(read, step);
     if encoded < taken {
         lines.push(format!(
-            "{path}: {taken} frames are not one more than a multiple of {FRAME_STEP}: the last {} are left out",
+            "{path}: its {taken} sampled frames are not one more than a multiple of {FRAME_STEP}: the last {} frames are dropped",
             taken - encoded
         ));
     }
     if let Some(rate) = info.frame_rate.filter(|rate| (rate - r.frame_rate).abs() > 1e-3) {
         lines.push(format!(
-            "{path}: {rate:.3} frames a second, the video has {:.3}: frame goes with frame, whatever their times",
+            "{path} has {rate:.3} frames per second, but the video has {:.3}: frames are matched by index, not by time",
             r.frame_rate
         ));
     }
@@ -190,7 +193,7 @@ fn differences(config: &Config, video: &ReferenceVideo, info: &ClipInfo, most: u
     let left = own.min(made) / own.max(made);
     if left < 0.9 {
         lines.push(format!(
-            "{path}: {}x{}, the video is {}x{}: {:.0} % of it lies outside and is cut off",
+            "{path} is {}x{}, but the video is {}x{}: {:.0} % of each reference frame is cropped",
             info.width,
             info.height,
             r.width,
@@ -201,12 +204,12 @@ fn differences(config: &Config, video: &ReferenceVideo, info: &ClipInfo, most: u
     lines
 }
 
-/// Frames that are taken of so many: the first, the second, and each `step`-th from there on.
+/// Returns the number of frames that are sampled from `frames`: the first, the second, then every `step`-th frame.
 fn taken(frames: usize, step: usize) -> usize {
     1 + (frames.max(1) - 1).div_ceil(step)
 }
 
-/// Frames that are encoded of so many: those that are taken, as far as they make whole latents.
+/// Returns the number of sampled frames that are encoded: the largest number that fills complete latent frames.
 pub(crate) fn encoded_frames(frames: usize, step: usize) -> usize {
     whole_frames(taken(frames, step))
 }
@@ -219,7 +222,7 @@ mod tests {
     use crate::config::{CliOverrides, load};
     use crate::media::{Frames, write_png_frames};
 
-    /// A configuration with a folder of frames as its reference.
+    /// Loads a configuration whose reference is a folder of black frames.
     fn of(frames: usize, set: &[&str]) -> Result<Config, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let frames = Frames::new(Array4::zeros((frames, 64, 96, 3))).expect("frames");
@@ -234,13 +237,13 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_those_of_whole_latents() {
+    fn encoded_frames_fill_complete_latents() {
         let steps = |frames: usize| [1, 2, 4].map(|step| encoded_frames(frames, step));
         assert_eq!([1, 8, 9, 121].map(steps), [[1, 1, 1], [1, 1, 1], [9, 1, 1], [121, 57, 25]]);
     }
 
     #[test]
-    fn a_mask_has_a_group_of_frames_for_each_latent() {
+    fn mask_has_equal_frame_groups_per_latent() {
         assert_eq!(
             [(1, 1), (9, 1), (9, 2), (121, 13), (121, 16)].map(|(f, l)| mask_group(f, l)),
             [Ok(0), Ok(0), Ok(8), Ok(10), Ok(8)]
@@ -249,48 +252,50 @@ mod tests {
     }
 
     #[test]
-    fn headers_and_files_say_what_is_not_written() {
+    fn missing_scales_and_lengths_are_read_from_files() {
         let config = of(30, &[&lora("ic_tiny_a"), "request.num_frames=17"]).expect("legal");
         assert_eq!(config.pipeline, Pipeline::IcLora);
         assert_eq!(config.conditioning.reference_scales(), [2, 1]);
         assert_eq!(config.request.reference_videos[0].frames, Some(17));
         assert_eq!(config.model.loras[0].stages, [1]);
         assert_eq!(config.sampler.sigmas.as_ref().map(Vec::len), Some(9), "the distilled preset");
-        // Without a word in the header, or a LoRA at all, references have the stage's size.
+        // Without scales in the header, or without a LoRA, references have the size of the stage.
         assert_eq!(of(9, &[&lora("ic_tiny_a_plain")]).expect("legal").conditioning.reference_scales(), [1, 1]);
         let config = of(9, &["pipeline=text_to_video"]).expect("legal");
         assert_eq!((config.pipeline, config.conditioning.reference_scales()), (Pipeline::TextToVideo, [1, 1]));
         assert_eq!(config.request.reference_videos[0].frames, Some(9));
-        // What is written holds.
+        // Explicit values take precedence.
         let both = ["conditioning.reference_downscale_factor=4", "conditioning.reference_temporal_scale_factor=2"];
         let gone = lora("gone");
         let set = [&[gone.as_str(), "request.width=1024"], &both[..]].concat();
         assert_eq!(of(9, &set).expect("not read").conditioning.reference_scales(), [4, 2]);
-        // Stages that are written are kept; other pipelines have both.
+        // Explicit stages are kept; in other pipelines, the default is both stages.
         let both = format!("{}, stages: [1, 2]}}]", lora("ic_tiny_a").trim_end_matches("}]"));
         assert_eq!(of(9, &[&both]).expect("legal").model.loras[0].stages, [1, 2]);
         assert_eq!(of(9, &[&lora("ic_tiny_a"), "pipeline=distilled"]).expect("legal").model.loras[0].stages, [1, 2]);
     }
 
     #[test]
-    fn what_cannot_be_is_said_in_a_line() {
+    fn invalid_references_are_one_line_errors() {
         let fails = |set: &[&str]| of(9, set).expect_err("refused");
         let error = fails(&[&lora("ic_tiny_a"), "request.width=704"]);
         let why =
-            "must be a multiple of 128 with two stages and references of 1/2 its size; the nearest are 640 and 768";
+            "must be a multiple of 128 with two stages and reference videos at 1/2 size; the nearest are 640 and 768";
         assert!(error.contains("request.width = 704 (--set)") && error.contains(why), "{error}");
         let error = fails(&["request.num_frames=auto"]);
-        assert!(error.contains("request.num_frames = auto") && error.contains("give one"), "{error}");
+        assert!(error.contains("request.num_frames = auto") && error.contains("set one"), "{error}");
         for pipeline in ["retake", "extend", "video_to_audio", "text_to_audio", "dfr"] {
             let error = fails(&[&format!("pipeline={pipeline}")]);
-            assert!(error.contains("takes no reference videos; --pipeline in_context does"), "{error}");
+            assert!(error.contains("does not support reference videos; use --pipeline in_context"), "{error}");
         }
-        let none = load(&CliOverrides { set: vec!["pipeline=ic_lora".into()], ..CliOverrides::default() });
-        assert!(none.expect_err("no reference").to_string().contains("needs a reference: --reference-video PATH"));
+        let none = load(&CliOverrides { set: vec!["pipeline=in_context".into()], ..CliOverrides::default() });
+        assert!(
+            none.expect_err("no reference").to_string().contains("needs a reference video: --reference-video PATH")
+        );
     }
 
     #[test]
-    fn a_reference_that_is_not_as_the_video_is_told_of() {
+    fn differences_from_the_video_give_warnings() {
         let video = ReferenceVideo {
             path: "a.mp4".into(),
             strength: 1.0,
@@ -307,10 +312,10 @@ mod tests {
         assert_eq!(said(1536, 1024, 500, 24.0), [""; 0]);
         let all = said(512, 768, 100, 30.0);
         let words = [
-            "100 frames, the video has 121",
-            "the last 3 are left out",
-            "30.000 frames a second",
-            "56 % of it lies outside",
+            "100 frames, but the video has 121",
+            "the last 3 frames are dropped",
+            "30.000 frames per second",
+            "56 % of each reference frame is cropped",
         ];
         assert!(all.iter().zip(words).all(|(line, words)| line.contains(words)) && all.len() == words.len(), "{all:?}");
     }

@@ -1,4 +1,4 @@
-//! The YAML, key by key. The comment of a field is its description in `ltx2 schema`; its default is the program's.
+//! The YAML schema. A field's doc comment is its description in `ltx2 schema`, and its initializer is its default.
 
 use std::collections::BTreeMap;
 
@@ -16,136 +16,138 @@ use crate::sampling::schedules::{BetaSchedule, ScheduleKind};
 use crate::sampling::{SamplerKind, SamplerOptions, StepDraws};
 use crate::weights::MergeOrder;
 
-/// The layout that is decided for the devices that are there.
+/// Value of `layout` that chooses a shipped layout for the available devices.
 pub const AUTO: &str = "auto";
 
-/// Default of `negative_prompt`.
 const NEGATIVE_PROMPT: &str = include_str!("../../configs/negative_prompt.txt");
 
 with_defaults! {
-    /// Configuration of a run: model, request, sampling, placement, output.
+    /// Configuration of a run: model, request, sampling, device layout, output.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Config {
-        /// Another YAML file that this one is laid over, relative to this one.
+        /// Base YAML file that this file overrides; the path is relative to this file.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub extends: Option<String> = None,
-        /// Inputs and outputs of a run.
+        /// Pipeline to run; determines the inputs and outputs.
         pub pipeline: Pipeline = Pipeline::TextToVideo,
-        /// Where the model's parts are.
+        /// Paths of the model and its components.
         pub model: Model = Model::default(),
         /// The video to generate.
         pub request: Request = Request::default(),
-        /// Whose conventions hold where they differ: sets `sampler.sigma_shift`, `sampler.step_noise`, `sampler.noise_order`,
-        /// `guidance.stg_streams`, `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`,
-        /// `conditioning.clean_prediction`, `conditioning.given_stream`, `conditioning.first_frame_marker`, `two_stage.audio`,
-        /// `vocoder.stage1_clamp`, `runtime.positions` and `model.lora_merge`, and what `auto` means of `text.bos`; each can be set
-        /// alone.
+        /// Reference implementation whose conventions apply where implementations of the model differ. Sets
+        /// `sampler.sigma_shift`, `sampler.step_noise`, `sampler.noise_order`, `guidance.stg_streams`,
+        /// `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`,
+        /// `conditioning.clean_prediction`, `conditioning.given_stream`, `conditioning.first_frame_marker`,
+        /// `two_stage.audio`, `vocoder.stage1_clamp`, `runtime.positions` and `model.lora_merge`, and the meaning of
+        /// `text.bos: auto`. Each of these keys can also be set separately.
         pub reference: Reference = Reference::Official,
-        /// How prompts become tokens.
+        /// Tokenization of prompts.
         pub text: Text = Text::default(),
-        /// The denoising loop.
+        /// Sampler and noise levels of the denoising loop.
         pub sampler: Sampler = Sampler::default(),
-        /// How strongly the prompt is followed.
+        /// Guidance of the video and the audio stream.
         pub guidance: Guidance = Guidance::default(),
-        /// How the streams condition each other.
+        /// Conditioning on images, video and audio, and between the two streams.
         pub conditioning: Conditioning = Conditioning::default(),
-        /// Pipelines with a second stage at full size.
+        /// Second stage of two-stage pipelines, at full size.
         pub two_stage: TwoStage = TwoStage::default(),
-        /// The pipeline `dfr`: keyframes generated beside the video, and rounds that double its frame rate.
+        /// Options of the pipeline `dfr`: keyframes generated with the video, then rounds that double its frame rate.
         pub dfr: Dfr = Dfr::default(),
-        /// From spectrogram to sound.
+        /// Vocoder: converts the decoded spectrogram to a waveform.
         pub vocoder: Vocoder = Vocoder::default(),
-        /// The devices; null takes the layout's own mesh.
+        /// Device mesh; null uses the mesh of the layout.
         pub mesh: Option<Mesh> = None,
-        /// How tensors are spread over the mesh: a YAML file, or the name of one that is shipped; auto takes the
-        /// shipped one that is predicted as the fastest for the devices that are there, of those that fit.
+        /// How tensors are sharded over the mesh: a YAML file or the name of a shipped layout. `auto` chooses, among
+        /// the shipped layouts that fit in memory, the one with the shortest predicted time on the available devices.
         pub layout: String = AUTO.into(),
-        /// The device and how it computes.
+        /// Device, numerics and memory.
         pub runtime: Runtime = Runtime::default(),
-        /// Files to write.
+        /// Output files.
         pub output: Output = Output::default(),
-        /// The server, `ltx2 serve`.
+        /// HTTP server, `ltx2 serve`.
         #[serde(skip_serializing_if = "Serve::is_default")]
         pub serve: Serve = Serve::default(),
     }
 }
 
 with_defaults! {
-    /// Where the model's parts are.
+    /// Paths of the model and its components.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Model {
-        /// A diffusers folder, a single file, or org/name in the local Hugging Face cache.
+        /// Model: a diffusers folder, a single checkpoint file, or `org/name` in the local Hugging Face cache.
         pub path: String = "Lightricks/LTX-2".into(),
-        /// The text encoder from elsewhere: a folder or org/name.
+        /// Text encoder to use instead of the model's: a folder or `org/name`. Null uses the model's.
         pub text_encoder: Option<String> = None,
-        /// The tokenizer from elsewhere: a folder with `tokenizer.json`, or that file.
+        /// Tokenizer to use instead of the model's: `tokenizer.json` or its folder. Null uses the model's.
         pub tokenizer: Option<String> = None,
-        /// The video VAE from elsewhere.
+        /// Video VAE to use instead of the model's: a folder, a file or `org/name`. Null uses the model's.
         pub vae: Option<String> = None,
-        /// The audio VAE from elsewhere.
+        /// Audio VAE to use instead of the model's: a folder, a file or `org/name`. Null uses the model's.
         pub audio_vae: Option<String> = None,
-        /// The vocoder from elsewhere.
+        /// Vocoder to use instead of the model's: a folder, a file or `org/name`. Null uses the model's.
         pub vocoder: Option<String> = None,
-        /// The latent upsampler between two stages.
+        /// Spatial latent upsampler between two stages. Null uses the model's.
         pub upsampler: Option<String> = None,
-        /// The latent upsampler in time, of `temporal_x2` between two stages and of the pipeline dfr's rounds.
+        /// Temporal latent upsampler, for `temporal_x2` between two stages and for the rounds of the pipeline `dfr`.
+        /// Null uses the model's.
         pub temporal_upsampler: Option<String> = None,
-        /// The duration head of LTX-2.5 from elsewhere, of `request.num_frames: auto`.
+        /// LTX-2.5 duration head, which predicts `request.num_frames: auto`. Null uses the model's.
         pub duration_head: Option<String> = None,
-        /// The decoder of the video, of which LTX-2.5 has two.
+        /// Video decoder; only LTX-2.5 models can have more than one.
         pub decoder: Decoder = Decoder::Auto,
-        /// Weights from the files, or random numbers made on the device.
+        /// Whether to read the weights from files or generate random ones.
         pub weights: WeightSource = WeightSource::File,
-        /// Of random weights.
+        /// Seed of random weights (`weights: random`).
         pub weights_seed: u64 = 0,
-        /// Of random weights: only so many of the transformer's blocks, the first ones, to measure layouts in less time and
-        /// memory; null for all.
+        /// Number of transformer blocks to keep, from the first; null keeps all. Only with `weights: random`, to
+        /// measure layouts in less time and memory.
         #[schemars(range(min = 1))]
         #[serde(skip_serializing_if = "Option::is_none")]
         pub blocks: Option<usize> = None,
-        /// LoRAs of the transformer, applied in order.
+        /// LoRAs of the transformer, merged in this order.
         pub loras: Vec<Lora> = Vec::new(),
-        /// Where merging LoRAs into the weights rounds. Official: as Lightricks' loader; diffusers: as its `fuse_lora`;
-        /// exact: once.
+        /// Order of rounding when LoRAs are merged into the weights. `official` and `official_1_0`: as in Lightricks'
+        /// loader of that version; `diffusers`: as in `fuse_lora` of diffusers; `exact`: rounds once.
         pub lora_merge: MergeOrder = MergeOrder::Official,
     }
 }
 
-/// The decoder of the video.
+/// Decoder of video latents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Decoder {
-    /// The one that is there; of two, by `reference`: official decodes by diffusion, diffusers by convolution.
+    /// The only decoder of the model. If the model has both: `diffusion` with `reference: official`, `conv` with
+    /// `reference: diffusers`.
     Auto,
-    /// The video VAE's, by convolution.
+    /// Convolutional decoder of the video VAE.
     Conv,
-    /// LTX-2.5's, by diffusion.
+    /// Diffusion decoder of LTX-2.5.
     Diffusion,
 }
 
-/// Where weights come from.
+/// Source of the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightSource {
-    /// The model's files.
+    /// Read from the model's files.
     File,
-    /// Random numbers made on the device, for benchmarks.
+    /// Random numbers generated on the device, for benchmarks.
     Random,
 }
 
-/// A LoRA file and its strength.
+/// LoRA file with its strength and stages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Lora {
-    /// A safetensors file.
+    /// Safetensors file.
     pub path: String,
-    /// Factor of the update.
+    /// Factor by which the weight update is multiplied.
     #[serde(default = "one")]
     pub strength: f64,
-    /// The stages it holds for, in `in_context` the first unless they are written; rounds of the pipeline `dfr` have those of the
-    /// first.
+    /// Stages that use the LoRA: 1, 2 or both. The pipeline `in_context` defaults to stage 1. Rounds of the pipeline
+    /// `dfr` use the LoRAs of stage 1.
     #[serde(default = "both_stages")]
     pub stages: Vec<u8>,
 }
@@ -163,58 +165,60 @@ with_defaults! {
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Request {
-        /// Text prompt; an empty one is the unconditional video.
+        /// Text prompt; an empty prompt generates an unconditional video.
         pub prompt: Option<String> = None,
-        /// Text prompt of what to avoid.
+        /// Negative prompt: what to avoid.
         pub negative_prompt: String = NEGATIVE_PROMPT.trim().into(),
-        /// A file with what to avoid, instead of `negative_prompt`.
+        /// File with the negative prompt, instead of `negative_prompt`.
         pub negative_prompt_file: Option<String> = None,
-        /// A file with one prompt a line, instead of `prompt`; blank lines are skipped.
+        /// File with one prompt per line, instead of `prompt`; blank lines are skipped.
         pub prompts: Option<String> = None,
-        /// Videos a prompt, with consecutive seeds.
+        /// Videos per prompt, with consecutive seeds.
         #[schemars(range(min = 1, max = 10000))]
         pub num_videos: usize = 1,
-        /// Pixels; a multiple of 32, of 64 with two stages, of 96 with `spatial_x1_5` between them.
+        /// Width in pixels; a multiple of 32, of 64 with two stages, or of 96 with `spatial_x1_5` between the stages.
         #[schemars(range(min = 1))]
         pub width: usize = 768,
-        /// Pixels; a multiple of 32, of 64 with two stages, of 96 with `spatial_x1_5` between them.
+        /// Height in pixels; a multiple of 32, of 64 with two stages, or of 96 with `spatial_x1_5` between the stages.
         #[schemars(range(min = 1))]
         pub height: usize = 512,
-        /// Frames; one more than a multiple of 8, of 16 with `temporal_x2` between two stages. Auto: as many as LTX-2.5's duration head predicts for the prompt.
+        /// Number of frames: one more than a multiple of 8, or of 16 with `temporal_x2` between two stages. `auto`:
+        /// predicted from the prompt by the duration head of LTX-2.5.
         pub num_frames: NumFrames = NumFrames::Count(121),
-        /// Frames a second.
+        /// Frames per second.
         pub frame_rate: f64 = 24.0,
-        /// Speed of the motion: positions of the video are computed for `frame_rate / motion_speed`, so that 0.2 with a slow-motion
-        /// LoRA plays five times slower. Duration, sound and the frame rate of the file stay those of `frame_rate`.
+        /// Speed of the motion; 1 is normal. Positions of video tokens are computed for a frame rate of `frame_rate /
+        /// motion_speed`, so that 0.2 with a slow-motion LoRA gives motion that is five times slower. The duration, the
+        /// sound and the frame rate of the file still follow `frame_rate`.
         pub motion_speed: f64 = 1.0,
-        /// Random seed of the first video's noise.
+        /// Random seed of the first video.
         pub seed: u64 = 10,
-        /// Frames that are given.
+        /// Conditioning images.
         pub images: Vec<Image> = Vec::new(),
-        /// Video that is given: a file, or a folder of PNG frames. What `width`, `height`, `num_frames` and `frame_rate` are not
-        /// written anywhere are its own.
+        /// Input video of the pipelines `retake`, `extend` and `video_to_audio`: a file, or a folder of PNG frames.
+        /// `width`, `height`, `num_frames` and `frame_rate` default to those of the video.
         pub video: Option<String> = None,
-        /// Span of the given video that the pipeline `retake` makes anew.
+        /// Time span that the pipeline `retake` regenerates.
         pub retake: Option<Retake> = None,
-        /// How the pipeline `extend` goes on with the given video.
+        /// How the pipeline `extend` extends the input video.
         pub extend: Option<Extend> = None,
-        /// Videos that the first stage is given as references, beside the video it makes: what an IC-LoRA was trained to follow.
+        /// Reference videos of the first stage, for an IC-LoRA that was trained to follow them.
         pub reference_videos: Vec<ReferenceVideo> = Vec::new(),
-        /// Makes the video of clips, each of which goes on where the one before ends.
+        /// Generates a long video as chained clips, each of which starts from the end of the previous one.
         pub chain: Option<Chain> = None,
-        /// Sound that is given: the video is made to it, and the file's samples go with the video. In `retake` and `extend`: the
-        /// sound of a `video` that has none of its own, such as a folder of frames.
+        /// Input audio. The video is generated to match it, and its samples become the sound track. In `retake` and
+        /// `extend`: sound of an input `video` without a sound track, such as a folder of frames.
         pub audio: Option<GivenAudio> = None,
-        /// Spans of sound that are kept.
+        /// Time spans of audio latents to keep from an earlier run.
         pub audio_latents: Vec<AudioLatents> = Vec::new(),
-        /// Text tokens; a longer prompt is cut.
+        /// Length of the prompt in text tokens; longer prompts are truncated.
         #[schemars(range(min = 1))]
         pub max_sequence_length: usize = 1024,
     }
 }
 
 impl Request {
-    /// Paths of the images, sounds and videos that are given.
+    /// Returns the paths of all input images, audio files and videos.
     pub(crate) fn files(&self) -> impl Iterator<Item = &str> {
         let references = self.reference_videos.iter().flat_map(|v| [Some(&v.path), v.attention_mask.as_ref()]);
         let lists = self.images.iter().map(|i| &i.path).chain(self.audio_latents.iter().map(|a| &a.path));
@@ -222,7 +226,7 @@ impl Request {
         lists.map(Some).chain(single).chain(references).flatten().map(String::as_str)
     }
 
-    /// The same, to be changed.
+    /// Returns mutable references to the paths of [`Request::files`].
     pub(crate) fn files_mut(&mut self) -> impl Iterator<Item = &mut String> {
         let references = self.reference_videos.iter_mut().flat_map(|v| [Some(&mut v.path), v.attention_mask.as_mut()]);
         let images = self.images.iter_mut().map(|i| &mut i.path);
@@ -232,18 +236,18 @@ impl Request {
     }
 }
 
-/// Frames of a video.
+/// Number of frames of a video.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum NumFrames {
-    /// As many as the model predicts for the prompt.
+    /// Predicted from the prompt by the model.
     Auto(Auto),
     /// Number of frames.
     Count(#[schemars(range(min = 1))] usize),
 }
 
 impl NumFrames {
-    /// The number, where it is given.
+    /// Returns the number of frames; `None` for `auto`.
     pub fn count(self) -> Option<usize> {
         match self {
             NumFrames::Auto(_) => None,
@@ -252,157 +256,162 @@ impl NumFrames {
     }
 }
 
-/// A frame that is given.
+/// Conditioning image.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Image {
     /// Image file.
     pub path: String,
-    /// The frame it stands for.
+    /// Index of the frame that the image conditions, from 0.
     #[serde(default)]
     pub frame: usize,
-    /// How closely it is kept, 0 to 1.
+    /// Strength of the conditioning, 0 to 1; 1 keeps the image unchanged.
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 1))]
     pub strength: f64,
-    /// Quality of the H.264 round trip it goes through first, 0 for none; null for `conditioning.crf`.
+    /// CRF of the H.264 round trip (encoding and decoding) of the image before it enters the VAE, 0 to 51; 0 skips the
+    /// round trip. Null uses `conditioning.crf`.
     #[serde(default)]
     #[schemars(range(min = 0, max = 51))]
     pub crf: Option<u8>,
 }
 
-/// A video that is given as a reference: scaled to cover the stage's size, or a part of it, and cropped to the centre.
+/// Reference video. It is scaled to cover the size of the stage (divided by `conditioning.reference_downscale_factor`)
+/// and center-cropped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReferenceVideo {
     /// Video file, or a folder of PNG frames.
     pub path: String,
-    /// How closely its tokens are kept, 0 to 1.
+    /// Strength of the conditioning, 0 to 1; 1 keeps the tokens of the reference video unchanged.
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 1))]
     pub strength: f64,
-    /// How strongly the video's tokens and its own attend to each other, 0 to 1.
+    /// Weight of the attention between the reference's tokens and the generated video's tokens, 0 to 1.
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 1))]
     pub attention_strength: f64,
-    /// A video whose brightness weighs that attention by place: not at all where it is black.
+    /// Mask video whose brightness at a location scales the attention between the reference's tokens and the generated
+    /// video's tokens there; black disables the attention.
     #[serde(default)]
     pub attention_mask: Option<String>,
-    /// Frames of it that are read, from its start; null for all, at most as many as the video has.
+    /// Number of frames to read, from the start, at most the length of the generated video; null for all.
     #[serde(default)]
     #[schemars(range(min = 1))]
     pub frames: Option<usize>,
 }
 
-/// Sound that is given: a span of a file, as long as the video. Silence follows a shorter one.
+/// Input audio: a span of a file, as long as the video. If the file ends earlier, silence is appended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GivenAudio {
-    /// File with sound, of any rate and number of channels.
+    /// Audio file, or video file with a sound track; any sample rate and number of channels.
     pub path: String,
-    /// Second of the file at which the video starts.
+    /// Time in the file at which the video starts, in seconds.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub start: f64,
-    /// Seconds that are heard, then silence; null for all.
+    /// Duration to use, in seconds, followed by silence; null uses the file to its end.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub duration: Option<f64>,
 }
 
-/// Kept sound: latents of an earlier run of the same duration, of which a time span stays.
+/// Time span of audio latents from an earlier run, which the new video keeps. Both videos must have the same duration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AudioLatents {
-    /// File that `--dump` wrote.
+    /// Safetensors file that `--dump` wrote.
     pub path: String,
-    /// Seconds at which the span starts.
+    /// Start of the span, in seconds.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub start: f64,
-    /// Seconds at which the span ends; without it, the video's end.
+    /// End of the span, in seconds; null for the end of the video.
     #[serde(default)]
     pub end: Option<f64>,
-    /// How closely the span is kept, 0 to 1.
+    /// Strength of the conditioning, 0 to 1; 1 keeps the span unchanged.
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 1))]
     pub strength: f64,
 }
 
-/// Span of a given video that is made anew; what a latent holds beyond it is too.
+/// Time span of the input video to regenerate. Every latent that overlaps the span is regenerated completely.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Retake {
-    /// Seconds at which the span starts.
+    /// Start of the span, in seconds.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub from: f64,
-    /// Seconds at which the span ends; without it, and beyond the video's end, that end.
+    /// End of the span, in seconds, limited to the end of the video; null for the end of the video.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub to: Option<f64>,
-    /// Whether the span's frames are made anew.
+    /// Whether to regenerate the frames of the span.
     #[serde(default = "yes")]
     pub video: bool,
-    /// Whether the span's sound is made anew; all of it where the video has none.
+    /// Whether to regenerate the sound of the span. If the input video has no sound, the complete sound is
+    /// generated.
     #[serde(default = "yes")]
     pub audio: bool,
-    /// Frames and sound outside of what is made anew.
+    /// Source of the frames and sound outside the span.
     #[serde(default)]
     pub kept: Kept,
 }
 
-/// Frames and sound of a retake outside of what is made anew.
+/// Source of a retake's frames and sound outside the span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Kept {
-    /// Latents of the given video decoded together with the span, as Lightricks' code.
+    /// Latents of the input video, decoded together with the span, as in Lightricks' code.
     #[default]
     Decoded,
-    /// The given video's own frames and samples; sound turns from one to the other within 20 ms.
+    /// Frames and samples of the input video; the sound is cross-faded over 20 ms.
     Source,
 }
 
-/// How a given video goes on.
+/// How to extend the input video.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Extend {
-    /// Seconds that are added, rounded to a multiple of 8 frames.
+    /// Duration to add, in seconds, rounded to a multiple of 8 frames.
     #[serde(default)]
     pub seconds: f64,
-    /// The end of the video that they are added at.
+    /// Whether to extend the end or the start of the video.
     #[serde(default)]
     pub at: ExtendAt,
-    /// Frames of the given video that the new ones are made beside; one more than a multiple of 8.
+    /// Frames of the input video that condition the new ones; one more than a multiple of 8.
     #[serde(default = "overlap")]
     #[schemars(range(min = 9))]
     pub overlap: usize,
 }
 
-/// An end of a given video that it is gone on from.
+/// Where to extend the input video.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum ExtendAt {
-    /// Behind its end.
+    /// After its end.
     #[default]
     End,
     /// Before its start.
     Start,
 }
 
-/// A video of clips. Each begins with the latents that the one before ends with.
+/// Long video of chained clips. Each clip starts with the last latents of the previous one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Chain {
-    /// Frames of a clip; one more than a multiple of 8.
+    /// Frames per clip; one more than a multiple of 8.
     #[serde(default = "clip")]
     #[schemars(range(min = 17))]
     pub clip: usize,
-    /// Frames of a clip that the one before has too; one more than a multiple of 8.
+    /// Frames that a clip shares with the previous one; one more than a multiple of 8.
     #[serde(default = "overlap")]
     #[schemars(range(min = 9))]
     pub overlap: usize,
-    /// Prompts of the second clip and those behind it, of which the last holds to the end; without, `prompt` holds.
+    /// Prompts of the second and later clips; the last one also applies to all remaining clips. If empty,
+    /// `request.prompt` applies to every clip.
     #[serde(default)]
     pub prompts: Vec<String>,
 }
@@ -411,23 +420,23 @@ fn yes() -> bool {
     true
 }
 
-/// Five seconds at 24 frames a second.
+/// 5 s at 24 frames per second.
 fn clip() -> usize {
     121
 }
 
-/// At 24 frames a second a whole number of audio latents.
+/// At 24 frames per second, a whole number of audio latents.
 fn overlap() -> usize {
     25
 }
 
-/// Whose conventions hold where two implementations of the model differ.
+/// Implementation whose conventions apply where implementations of the model differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Reference {
-    /// Lightricks' own code, 1.2.0.
+    /// Lightricks' code, version 1.2.0.
     Official,
-    /// Lightricks' own code, 1.0.0.
+    /// Lightricks' code, version 1.0.0.
     #[serde(rename = "official_1_0")]
     #[value(name = "official_1_0")]
     Official1,
@@ -436,65 +445,67 @@ pub enum Reference {
 }
 
 with_defaults! {
-    /// The denoising loop.
+    /// Sampler and noise levels of the denoising loop.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Sampler {
-        /// Integrator of the denoising loop.
+        /// Sampler (integrator of the denoising ODE or SDE).
         pub kind: SamplerKind = SamplerKind::Euler,
-        /// Part of each step's noise that is drawn anew, 0 to 1, of samplers that draw such.
+        /// Stochasticity (eta, 0 to 1) of ancestral samplers; null uses the sampler's default.
         #[schemars(range(min = 0, max = 1))]
         pub eta: Option<f64> = None,
-        /// Seed of the noise that steps draw; without it, it follows the request's seed.
+        /// Seed of the noise that sampling steps add; null derives it from the request's seed.
         pub noise_seed: Option<u64> = None,
-        /// Weight of a step's own velocity against that of the step before, of `gradient_estimation`; null for 2, and 1 is
-        /// `euler`.
+        /// Weight of a step's own velocity relative to the previous step's in `gradient_estimation`; 1 is equivalent to
+        /// `euler`, null uses 2.
         #[schemars(range(min = 0, max = 10))]
         #[serde(skip_serializing_if = "Option::is_none")]
         pub gamma: Option<f64> = None,
-        /// Generator of the noise that the steps of `euler_ancestral` and `cfg_pp` draw. Official: one for each pass, in the type of
-        /// `runtime.dtype`; diffusers: the request's, which continues through all passes to the decoder's noise, in f32.
+        /// Generator of the noise that the steps of `euler_ancestral` and `cfg_pp` add. `official`: a separate
+        /// generator for each pass, in `runtime.dtype`; `diffusers`: one f32 generator for the complete request, which
+        /// all passes and then the decoder use in turn.
         pub step_noise: Reference = Reference::Official,
-        /// Order of the noise that passes start from. Official: a video in the shape of its latents, its sound, then appended
-        /// tokens; diffusers: as its pipelines draw it, whole sequences of tokens where a pass starts from latents or tokens are
-        /// appended.
+        /// Order in which the initial noise of a pass is drawn. `official`: video in the shape of its latents, then
+        /// audio, then appended tokens; `diffusers`: as in the diffusers pipelines, which draw complete token sequences
+        /// if the pass starts from latents or tokens are appended.
         pub noise_order: Reference = Reference::Official,
-        /// Denoising steps.
+        /// Number of denoising steps.
         #[schemars(range(min = 1, max = 256))]
         pub steps: usize = 40,
-        /// Noise levels by the number of steps.
+        /// Schedule that computes the noise levels from `steps`.
         pub schedule: ScheduleKind = ScheduleKind::Ltx2,
-        /// Settings of the schedule `beta`.
+        /// Parameters of the schedule `beta`.
         #[serde(skip_serializing_if = "BetaSchedule::is_default")]
         pub beta: BetaSchedule = BetaSchedule::default(),
-        /// The noise levels themselves, falling from at most 1, instead of `steps`; a closing 0 is optional.
+        /// Explicit noise levels instead of `steps`: strictly decreasing, at most 1; a final 0 is optional.
         pub sigmas: Option<Vec<f64>> = None,
-        /// Tokens that the schedule's shift is computed for. Official: a constant number; diffusers: all that the
-        /// transformer reads, appended ones included.
+        /// Token count that determines the shift of the schedule. `official`: a constant; `diffusers`: the number of
+        /// all tokens that the transformer reads, including appended ones.
         pub sigma_shift: Reference = Reference::Official,
-        /// Where the noise is drawn.
+        /// Where the initial noise is generated.
         pub noise: Noise = Noise::Torch,
-        /// Steps between two reports of progress: one call of the device each.
+        /// Denoising steps per device call; progress is reported after each call.
         pub progress_every: ProgressEvery = ProgressEvery::Auto(Auto::Auto),
     }
 }
 
 impl Image {
-    /// Quality of the H.264 round trip it goes through first, 0 for none.
+    /// Returns the CRF of the image's H.264 round trip; 0 skips it.
     pub fn crf(&self, conditioning: &Conditioning) -> u8 {
         self.crf.unwrap_or(conditioning.crf)
     }
 }
 
 impl Conditioning {
-    /// Pixels, and frames, of the video that one of a reference video stands for.
+    /// Returns `[downscale, step]`: the number of pixels of the generated video per pixel of a reference video, along
+    /// each side, and the number of generated frames per frame of a reference video.
     pub(crate) fn reference_scales(&self) -> [usize; 2] {
         [self.reference_downscale_factor, self.reference_temporal_scale_factor].map(|factor| factor.unwrap_or(1))
     }
 }
 
 impl Sampler {
-    /// The settings that only some samplers take, of latents of a type.
+    /// Returns the options that only some samplers accept, for latents of type `dtype`.
     pub fn options(&self, dtype: Dtype) -> SamplerOptions {
         let draws = match (self.step_noise, dtype) {
             (Reference::Diffusers, _) => StepDraws::Continued,
@@ -506,107 +517,115 @@ impl Sampler {
 }
 
 with_defaults! {
-    /// How prompts become tokens.
+    /// Tokenization of prompts.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Text {
-        /// Whether prompts begin with the BOS token.
+        /// Whether prompts start with the BOS token.
         pub bos: Bos = Bos::Auto,
     }
 }
 
-/// Whether prompts begin with the BOS token. `add_bos_token` in `tokenizer_config.json` has no effect, as in transformers 5.
+/// Whether prompts start with the BOS token. `add_bos_token` in `tokenizer_config.json` is ignored, as in version 5 of
+/// transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Bos {
-    /// By `reference`. Official: always; `official_1_0` and diffusers: if `tokenizer.json` adds it.
+    /// Depends on `reference`. `official`: always; `official_1_0` and `diffusers`: if `tokenizer.json` adds it.
     Auto,
-    /// Always: prepended where `tokenizer.json` does not add it.
+    /// Always; prepended if `tokenizer.json` does not add it.
     Always,
 }
 
-/// Where noise is drawn.
+/// Where noise is generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Noise {
-    /// On the host, bit for bit as `torch.Generator("cpu")` draws it.
+    /// On the host, bit-identical to `torch.Generator("cpu")`.
     Torch,
-    /// On the device: faster, not portable.
+    /// On the device; faster, but the noise depends on the device.
     Device,
 }
 
-/// Steps between two reports of progress.
+/// Denoising steps per progress report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum ProgressEvery {
-    /// One on a terminal, all of them otherwise.
+    /// One step on a terminal, otherwise all steps.
     Auto(Auto),
     /// Number of steps.
     Steps(#[schemars(range(min = 1))] usize),
 }
 
-/// The word `auto`.
+/// The value `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Auto {
-    /// The program chooses.
+    /// Chosen automatically.
     Auto,
 }
 
 with_defaults! {
-    /// How strongly the prompt is followed.
+    /// Guidance of the video and the audio stream.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Guidance {
-        /// How the prediction on the negative prompt is made use of, at the scale `cfg`.
+        /// Guidance method that combines the predictions for the prompt and the negative prompt, with the scale `cfg`.
         pub kind: GuiderKind = GuiderKind::Cfg,
-        /// Settings of `apg` and `legacy_apg`.
+        /// Parameters of `apg` and `legacy_apg`.
         #[serde(skip_serializing_if = "GuiderOptions::is_default")]
         pub apg: GuiderOptions = GuiderOptions::default(),
-        /// The video stream's scales.
+        /// Guidance scales of the video stream.
         pub video: Scales = Scales::default(),
-        /// The audio stream's scales.
+        /// Guidance scales of the audio stream.
         pub audio: Scales = Scales::default(),
-        /// Transformer blocks that the perturbed branch perturbs, of streams that name none of their own.
+        /// Indices of the transformer blocks that spatiotemporal guidance (STG) perturbs, for streams without their own
+        /// `stg_blocks`.
         pub stg_blocks: Vec<usize> = Vec::new(),
-        /// Streams that the perturbed branch perturbs. Official: those whose stg is not 0; diffusers: both, and none
-        /// in a model without perturbed attention.
+        /// Streams that are perturbed in the perturbed branch of STG. `official`: streams whose `stg` is not 0;
+        /// `diffusers`: both streams, or neither if the model has no perturbed attention.
         pub stg_streams: Reference = Reference::Official,
-        /// Elements over which the rescale term takes standard deviations. Each video is rescaled by itself, also in a batch: both
-        /// values give the same video, and `batch` is refused.
+        /// Elements over which the rescale term computes standard deviations. Each video is rescaled separately, also
+        /// in a batch, so both values give the same result; `batch` is rejected as having no effect.
         pub rescale_scope: RescaleScope = RescaleScope::PerSample,
     }
 }
 
-/// One stream's guidance. A number is meant literally; null uses the other stream's.
+/// Guidance scales of one stream. Null uses the value of the other stream.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Scales {
-    /// Away from the negative prompt; 1 is off.
+    /// Classifier-free guidance scale, which moves the prediction away from the one for the negative prompt; 1 disables
+    /// it.
     pub cfg: Option<f64>,
-    /// Away from the perturbed prediction; 0 is off.
+    /// Spatiotemporal guidance (STG) scale, which moves the prediction away from the perturbed one; 0 disables it.
     pub stg: Option<f64>,
-    /// Away from the prediction without the other stream; 1 is off.
+    /// Modality guidance scale, which moves the prediction away from the one that ignores the other stream; 1 disables
+    /// it.
     pub modality: Option<f64>,
-    /// Towards the standard deviation before guidance; 0 is off.
+    /// Strength of rescaling the guided prediction to the standard deviation of the prediction before guidance: 0
+    /// disables it, 1 rescales fully.
     pub rescale: Option<f64>,
-    /// Transformer blocks that the perturbed branch perturbs in this stream; null for `guidance.stg_blocks`.
+    /// Indices of the transformer blocks that STG perturbs in this stream; null uses `guidance.stg_blocks`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stg_blocks: Option<Vec<usize>>,
-    /// Steps behind each predicted one that take over its prediction instead of a forward pass of their own.
+    /// Number of steps to skip after each evaluated step; a skipped step reuses the last prediction instead of running
+    /// the transformer.
     #[schemars(range(min = 0, max = 255))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skip: Option<usize>,
-    /// Guidance by noise level, from the highest bound to the lowest, each down to the next.
+    /// Guidance scales by noise level, from the highest `sigma` to the lowest; each entry applies down to the `sigma`
+    /// of the next entry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by_sigma: Option<Vec<SigmaScales>>,
 }
 
-/// A stream's guidance at noise levels up to a bound: the highest holds above it too. What is left out is as at all levels.
+/// Guidance scales of a stream for noise levels up to `sigma`; the entry with the highest `sigma` also applies above
+/// it. Omitted values are those of the stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SigmaScales {
-    /// Upper bound of the noise levels.
+    /// Highest noise level that the entry applies to.
     pub sigma: f64,
     /// See `guidance.video.cfg`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -626,272 +645,287 @@ pub struct SigmaScales {
     pub skip: Option<usize>,
 }
 
-/// Elements over which the rescale term takes standard deviations.
+/// Elements over which the rescale term computes standard deviations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RescaleScope {
-    /// Each sample for itself, as diffusers does.
+    /// Each sample separately, as in diffusers.
     #[default]
     PerSample,
-    /// All samples together, as the official code does.
+    /// All samples of the batch together, as in the official code.
     Batch,
 }
 
 with_defaults! {
-    /// How the streams condition each other.
+    /// Conditioning on images, video and audio, and between the two streams.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Conditioning {
-        /// The noise level that modulates the attention between the streams. All agree unless frames are given.
+        /// Noise level that modulates the cross-attention between the streams. The variants differ only if the two
+        /// streams have tokens at different noise levels (images, input video or audio).
         pub cross_timestep: CrossTimestep = CrossTimestep::Official,
-        /// Time that an appended frame spans. Official and diffusers: one frame; `official_1_0`: a latent's eight.
+        /// Duration that the positions of an appended image cover. `official` and `diffusers`: one frame;
+        /// `official_1_0`: eight frames (one latent).
         pub keyframe_span: Reference = Reference::Official,
-        /// Start of known tokens of a strength below 1 where a pass starts from latents. Official, and in `dfr` all: those
-        /// latents; `official_1_0` and diffusers: the known tokens.
+        /// Latents that tokens conditioned with a strength below 1 start from, with added noise, in a pass that starts
+        /// from latents. `official`, and `dfr` with any reference: the latents that the pass starts from;
+        /// `official_1_0` and `diffusers`: the conditioning latents.
         pub noising: Reference = Reference::Official,
-        /// Noise level that turns a token's velocity into its clean prediction. Official and `official_1_0`: the token's own,
-        /// the step's times 1 minus its strength; diffusers: the step's, but in `dfr` the token's own.
+        /// Noise level that converts a token's velocity to its clean prediction. `official` and `official_1_0`: the
+        /// token's own level, which is the level of the step times (1 - strength); `diffusers`: the level of the step,
+        /// except in `dfr`, where it is the token's own.
         pub clean_prediction: Reference = Reference::Official,
-        /// Noise level that a stream has which is given whole. Official and diffusers: 0; `official_1_0`: the step's, though its
-        /// tokens have none.
+        /// Noise level of a stream that is given completely as input. `official` and `diffusers`: 0; `official_1_0`:
+        /// the level of the step, although its tokens are clean.
         pub given_stream: Reference = Reference::Official,
-        /// Whether LTX-2.5's first latent frame is marked as a single frame. Official: in every pipeline; diffusers: in `dfr`
-        /// alone.
+        /// Whether LTX-2.5 marks the first latent frame as one that holds a single video frame. `official`: in every
+        /// pipeline; `diffusers`: only in `dfr`.
         pub first_frame_marker: Reference = Reference::Official,
-        /// Frames at equal distances that the first stage of `distilled` generates beside the video, to guide it (LTX-2.5).
+        /// Number of evenly spaced keyframes that the first stage of `distilled` generates together with the video to
+        /// guide it (LTX-2.5).
         pub generated_keyframes: usize = 0,
-        /// Pixels of the video that one of a reference video stands for, along each side; null for what the LoRAs' files say, 1
-        /// where they say nothing.
+        /// Pixels of the generated video per pixel of a reference video, along each side; null reads the factor from
+        /// the LoRA files, or uses 1 if they do not specify it.
         #[schemars(range(min = 1, max = 64))]
         #[serde(skip_serializing_if = "Option::is_none")]
         pub reference_downscale_factor: Option<usize> = None,
-        /// Frames of the video that one of a reference video stands for; null as above.
+        /// Frames of the generated video per frame of a reference video; null reads the factor from the LoRA files, or
+        /// uses 1 if they do not specify it.
         #[schemars(range(min = 1, max = 64))]
         #[serde(skip_serializing_if = "Option::is_none")]
         pub reference_temporal_scale_factor: Option<usize> = None,
-        /// Quality of the H.264 round trip of conditioning images that say none of their own, 0 for none.
+        /// CRF of the H.264 round trip of conditioning images without their own `crf`; 0 skips it.
         #[schemars(range(min = 0, max = 51))]
         pub crf: u8 = 33,
-        /// The H.264 encoder that conditioning images go through at their `crf`.
+        /// H.264 encoder for the round trip of conditioning images.
         pub h264: ImageH264 = ImageH264::Auto,
     }
 }
 
-/// The noise level that modulates the attention between the streams.
+/// Noise level that modulates the cross-attention between the streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CrossTimestep {
-    /// As Lightricks' current code: `gate_only`.
+    /// As in Lightricks' current code: `gate_only`.
     Official,
-    /// As Lightricks' 1.0.0: `cross`.
+    /// As in Lightricks' version 1.0.0: `cross`.
     #[serde(rename = "official_1_0")]
     Official1,
-    /// As diffusers: `cross`.
+    /// As in diffusers: `cross`.
     Diffusers,
-    /// Each stream's own.
+    /// Noise level of the stream itself.
     Own,
-    /// The other stream's.
+    /// Noise level of the other stream.
     Cross,
-    /// The gate by the other stream's, the rest by the stream's own.
+    /// Noise level of the other stream for the gate, and of the stream itself for scale and shift.
     GateOnly,
 }
 
 with_defaults! {
-    /// Pipelines with a second stage at full size.
+    /// Second stage of two-stage pipelines, at full size.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct TwoStage {
-        /// Upsampling of the first stage's latents, in this order: one in space, one in time, or both. The first stage has half
-        /// the size of the second, two thirds with `spatial_x1_5`; with `temporal_x2` half the frames but one at half the frame
-        /// rate, and the second stage keeps its sound.
+        /// Upsampling of the first stage's latents, applied in this order: one spatial, one temporal, or both. The
+        /// first stage runs at half the width and height of the second, or two thirds with `spatial_x1_5`. With
+        /// `temporal_x2` it generates every other frame at half the frame rate, and the second stage keeps the first
+        /// stage's sound.
         pub upsample: Vec<Upsampling> = vec![Upsampling::SpatialX2],
-        /// Integrator of the second stage; null for `sampler.kind`.
+        /// Sampler of the second stage; null uses `sampler.kind`.
         pub sampler: Option<SamplerKind> = None,
-        /// The stage whose sound is kept.
+        /// Stage whose audio the output contains.
         pub audio: StageAudio = StageAudio::Official,
-        /// The second stage's noise levels, falling from at most 1; as much noise as the first says is put in.
+        /// Noise levels of the second stage: strictly decreasing, at most 1. Noise of the first level is added to the
+        /// upsampled latents.
         pub sigmas: Vec<f64> = vec![0.909375, 0.725, 0.421875, 0.0],
-        /// How far channels of the upsampled latents take over mean and deviation of the first stage's.
+        /// Strength of AdaIN, 0 to 1: how far each channel of the upsampled latents is normalized to the mean and
+        /// standard deviation of the same channel in the first stage's latents.
         #[schemars(range(min = 0, max = 1))]
         pub adain: f64 = 0.0,
-        /// How far large values of the upsampled latents are compressed.
+        /// Strength of tone mapping, 0 to 1: how far large values of the upsampled latents are compressed.
         #[schemars(range(min = 0, max = 1))]
         pub tone_map: f64 = 0.0,
     }
 }
 
 with_defaults! {
-    /// The pipeline `dfr`. `reference` says whose rounds: official's have no sound, diffusers' attend to the first stage's.
+    /// Options of the pipeline `dfr`. `reference` selects the kind of rounds (the passes that double the frame rate):
+    /// official rounds have no audio stream, diffusers' rounds attend to the audio of the first stage.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Dfr {
-        /// Rounds behind the two stages; each doubles the frame rate.
+        /// Rounds after the two stages; each doubles the frame rate.
         #[schemars(range(min = 0, max = 2))]
         pub temporal_rounds: usize = 0,
-        /// A round's noise levels, falling from at most 1; as much noise as the first says is put in.
+        /// Noise levels of a round: strictly decreasing, at most 1. Noise of the first level is added to the upsampled
+        /// latents.
         pub sigmas: Vec<f64> = vec![0.975, 0.909375, 0.725, 0.421875, 0.0],
     }
 }
 
-/// The stage whose sound is kept.
+/// Stage whose audio the output contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StageAudio {
-    /// As Lightricks' current code does in the pipeline.
+    /// As in Lightricks' current code; depends on the pipeline.
     Official,
-    /// As Lightricks' 1.0.0: the second's.
+    /// As in Lightricks' version 1.0.0: stage 2.
     #[serde(rename = "official_1_0")]
     Official1,
-    /// As diffusers: the second's, in `dfr` the first's.
+    /// As in diffusers: stage 2, or stage 1 in `dfr`.
     Diffusers,
-    /// The first's.
+    /// Stage 1.
     #[serde(rename = "stage_1")]
     Stage1,
-    /// The second's.
+    /// Stage 2.
     #[serde(rename = "stage_2")]
     Stage2,
 }
 
 with_defaults! {
-    /// From spectrogram to sound.
+    /// Vocoder: converts the decoded spectrogram to a waveform.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Vocoder {
-        /// LTX-2.3: whether the first stage is limited to -1..1 before its bandwidth is extended. Official: it is;
-        /// diffusers: it is not.
+        /// LTX-2.3 and later: whether to clamp the output of the first vocoder stage to -1..1 before bandwidth
+        /// extension. `official`: yes; `diffusers`: no.
         pub stage1_clamp: Reference = Reference::Official,
     }
 }
 
 with_defaults! {
-    /// Devices along each axis, outer to inner, the innermost on neighbouring chips; -1 is what is left of them.
+    /// Number of devices along each mesh axis, from outermost to innermost; the innermost axis maps to neighboring
+    /// chips. One axis may be -1: all remaining devices.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Mesh {
-        /// Videos of one run.
+        /// Number of devices that split the videos of a batch (data parallelism).
         #[schemars(range(min = -1))]
         pub data: i64 = 1,
-        /// Guidance branches.
+        /// Number of devices that split the guidance branches.
         #[schemars(range(min = -1))]
         pub cfg: i64 = 1,
-        /// Weights, gathered before use.
+        /// Number of devices that split the weights, which are gathered before use (FSDP).
         #[schemars(range(min = -1))]
         pub fsdp: i64 = 1,
-        /// Video tokens.
+        /// Number of devices that split the video tokens (context parallelism).
         #[schemars(range(min = -1))]
         pub context: i64 = 1,
-        /// Heads and inner widths.
+        /// Number of devices that split attention heads and inner widths (tensor parallelism).
         #[schemars(range(min = -1))]
         pub tensor: i64 = 1,
-        /// Slices of a TPU, or other groups of devices with a slow network between them: the axes above are one
-        /// group's.
+        /// Parallelism between TPU slices, or other device groups that are connected by a slow network. The axes above
+        /// describe one group.
         pub dcn: Dcn = Dcn::default(),
     }
 }
 
 with_defaults! {
-    /// Split over slices, outside of a mesh's axes.
+    /// Parallelism between slices (device groups); the other axes of the mesh describe one slice.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Dcn {
-        /// Videos of one run: as many slices, each with its part of them.
+        /// Number of slices; each processes its share of the videos of a batch.
         #[schemars(range(min = 1))]
         pub data: i64 = 1,
     }
 }
 
 with_defaults! {
-    /// The device and how it computes.
+    /// Device, numerics and memory.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Runtime {
-        /// auto, cpu, cuda, tpu, or a PJRT plugin's path. Only auto tries one after the other.
+        /// Platform: `auto`, `cpu`, `cuda`, `tpu`, or the path of a PJRT plugin. `auto` tries the platforms in turn.
         pub platform: String = "auto".into(),
-        /// Weights and activations; f32 also computes every product in f32.
+        /// Type of weights and activations; `f32` also computes matrix products in f32.
         pub dtype: Dtype = Dtype::Bf16,
-        /// The transformer's block weights, whatever the checkpoint's are.
+        /// Storage type of the transformer block weights, regardless of the checkpoint's type.
         pub weights: WeightType = WeightType::Bf16,
-        /// Type of the activations that weights of `int8` are multiplied with.
+        /// Type of the activations that are multiplied with `int8` weights.
         pub activations: ActivationType = ActivationType::Bf16,
-        /// Whose rounding order the bf16 forward follows.
+        /// Implementation whose rounding order the bf16 forward pass follows.
         pub numerics: Numerics = Numerics::Default,
-        /// Type of the video's positions. Official and diffusers: f32; `official_1_0`: that of `runtime.dtype`.
+        /// Type of the positions of video tokens. `official` and `diffusers`: f32; `official_1_0`: `runtime.dtype`.
         pub positions: Reference = Reference::Official,
-        /// How attention is computed.
+        /// Attention kernel.
         pub attention: AttentionKernel = AttentionKernel::Auto,
-        /// CUDA: the part of each device's memory that is taken at the start, 0 to 1; null for 0.9.
+        /// CUDA: fraction of each device's memory to allocate at startup, 0 to 1; null uses 0.9.
         #[schemars(range(min = 0, max = 1))]
         pub memory_fraction: Option<f32> = None,
-        /// CUDA: the devices to use, by their numbers; null for all.
+        /// CUDA: ordinals of the devices to use; null for all.
         pub visible_devices: Option<Vec<i64>> = None,
-        /// Tiles that the video is decoded in, where a whole one does not fit; null for the whole.
+        /// Tiled decoding of the video, to save memory; null decodes the complete video at once.
         pub tiling: Option<Tiling> = None,
         /// Which weights stay on the devices between programs.
         pub residency: Residency = Residency::Auto,
-        /// GiB of each device's memory that a run may take; null for what the device says is free.
+        /// Memory limit per device in GiB; null uses the free memory that the device reports.
         #[schemars(range(min = 0))]
         pub memory_limit: Option<f64> = None,
-        /// Chip that times are predicted with, for `layout: auto` and reports: a name or a TOML file; null for the device's.
+        /// Chip for which times are predicted, in `layout: auto` and reports: a chip name or a TOML file; null uses the
+        /// detected device.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub chip_file: Option<String> = None,
-        /// Where compiled programs are kept: off, a folder, or auto for the user's cache folder.
+        /// Cache of compiled programs: `off`, a folder, or `auto` for the user's cache folder (or
+        /// `LTX2_COMPILE_CACHE`).
         pub compile_cache: String = "auto".into(),
-        /// Compiler options by name, for every program.
+        /// XLA compiler options by name, applied to every program.
         pub xla_flags: BTreeMap<String, FlagValue> = BTreeMap::new(),
-        /// TPU: arguments that libtpu reads at its start, such as `--xla_tpu_scoped_vmem_limit_kib=65536`; what
-        /// `LIBTPU_INIT_ARGS` of the environment says holds over them.
+        /// TPU: arguments for libtpu, such as `--xla_tpu_scoped_vmem_limit_kib=65536`; the environment variable
+        /// `LIBTPU_INIT_ARGS` takes precedence.
         pub libtpu_init_args: String = String::new(),
-        /// How long an execution or a transfer may take before the process ends with exit code 1, since the device hangs; also how
-        /// long a new plugin file may take to load (auto: ten minutes).
+        /// Timeout of a device execution or transfer, after which the device is considered hung and the process exits
+        /// with code 1. Also limits the time to load a new plugin file (`auto`: 10 minutes).
         pub watchdog: Watchdog = Watchdog::Word(WatchdogWord::Auto),
-        /// Several processes, one a host.
+        /// Multi-process runs, one process per host.
         pub distributed: Distributed = Distributed::default(),
     }
 }
 
 with_defaults! {
-    /// Several processes that run a request together. What is null is taken from the environment: `LTX2_COORDINATOR`,
-    /// `LTX2_PROCESS_ID`, `LTX2_NUM_PROCESSES`, or what SLURM, Open MPI, a Kubernetes JobSet or GKE's TPUs set.
+    /// Processes that run a request together. Null values are read from the environment: `LTX2_COORDINATOR`,
+    /// `LTX2_PROCESS_ID` and `LTX2_NUM_PROCESSES`, or the variables of SLURM, Open MPI, a Kubernetes JobSet or GKE
+    /// TPUs.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Distributed {
         /// Coordinator address: `HOST:PORT` of process 0, or `etcd://HOST:PORT/RUN`.
         pub coordinator: Option<String> = None,
-        /// This process, from 0.
+        /// Index of this process, from 0.
         pub process_id: Option<usize> = None,
-        /// All processes; 1 runs alone, whatever the environment says.
+        /// Number of processes; 1 runs alone and ignores the environment.
         #[schemars(range(min = 1))]
         pub num_processes: Option<usize> = None,
-        /// CUDA: devices of each process, where several are on one host; null for all that it sees.
+        /// CUDA: devices per process, if several processes share a host; null uses all visible devices.
         #[schemars(range(min = 1))]
         pub devices_per_process: Option<usize> = None,
-        /// Seconds without a heartbeat after which a process counts as lost, and all end.
+        /// Seconds without a heartbeat after which a process counts as lost and all processes exit.
         #[schemars(range(min = 1, max = 3600))]
         pub timeout: u64 = 20,
-        /// Seconds until all processes must have come.
+        /// Seconds to wait for all processes to connect.
         #[schemars(range(min = 1, max = 86400))]
         pub start_timeout: u64 = 600,
     }
 }
 
-/// Limit of a wait for a device.
+/// Timeout of device operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Watchdog {
-    /// Chosen by the program, or none.
+    /// `auto` or `off`.
     Word(WatchdogWord),
-    /// Seconds, whatever is waited for.
+    /// Fixed timeout in seconds, for every operation.
     Seconds(#[schemars(range(min = 1, max = 604_800))] u64),
 }
 
-/// The words of `runtime.watchdog`.
+/// Named values of `runtime.watchdog`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WatchdogWord {
-    /// Ten times the longest that the program has taken so far, before its first end ten times the predicted time; a minute
-    /// at least, of a first execution and among several processes ten.
+    /// Ten times the longest run of the program so far, or ten times the predicted time before its first run has
+    /// finished; at least one minute, or ten minutes for a first execution and in multi-process runs.
     Auto,
-    /// No limit.
+    /// No timeout.
     Off,
 }
 
@@ -899,35 +933,36 @@ pub enum WatchdogWord {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Residency {
-    /// All that have room; what has not is loaded when it is needed, in the place of another part.
+    /// Keeps all components that fit; each of the others is loaded when needed and replaces another component.
     #[default]
     Auto,
-    /// All, or the run does not begin.
+    /// Keeps all weights; the run fails at startup if they do not fit.
     Resident,
-    /// Those of one component at a time.
+    /// Keeps one component at a time.
     InTurn,
 }
 
 with_defaults! {
-    /// Overlapping tiles of a video that is decoded, blended by linear ramps. Those of LTX-2.5's diffusion decoder share at least
-    /// 160 pixels and 40 frames, or are diffusers' (`reference`).
+    /// Tiled video decoding: overlapping tiles, blended by linear ramps. The diffusion decoder of LTX-2.5 needs an
+    /// overlap of at least 160 pixels and 40 frames, unless `reference` is `diffusers`, which uses its own tiling.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Tiling {
-        /// Pixels of a tile's longer side, a multiple of 32; the other side in proportion, or as long (diffusion decoder).
+        /// Pixels of a tile's longer side, a multiple of 32. The shorter side follows from the aspect ratio of the
+        /// frame; tiles of the diffusion decoder are square.
         #[schemars(range(min = 64))]
         pub pixels: usize = 768,
-        /// Pixels that neighbours share, a multiple of 32.
+        /// Overlap of neighboring tiles in pixels, a multiple of 32.
         pub overlap: usize = 64,
-        /// Frames of a tile, a multiple of 8.
+        /// Frames per tile, a multiple of 8.
         #[schemars(range(min = 16))]
         pub frames: usize = 80,
-        /// Frames that neighbours share, a multiple of 8.
+        /// Overlap of consecutive tiles in frames, a multiple of 8.
         pub frame_overlap: usize = 24,
     }
 }
 
-/// An element type of weights and activations.
+/// Element type of weights and activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Dtype {
@@ -937,39 +972,39 @@ pub enum Dtype {
     F32,
 }
 
-/// How the weights of the transformer's blocks are kept and multiplied.
+/// Storage and matmul type of the transformer block weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightType {
-    /// As all others, in `runtime.dtype`.
+    /// As all other weights: `runtime.dtype`.
     Bf16,
-    /// 8-bit floats, as are the activations that they are multiplied with; on CUDA.
+    /// 8-bit floats; activations are converted to 8-bit floats too. CUDA only.
     Fp8,
-    /// 8-bit integers, multiplied as `runtime.activations` says.
+    /// 8-bit integers; `runtime.activations` selects the type of the activations that are multiplied with them.
     Int8,
 }
 
-/// Element type of the activations that 8-bit integers are multiplied with.
+/// Type of the activations that are multiplied with 8-bit integer weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationType {
-    /// That of all others, `runtime.dtype`: half the memory of weights, matmuls at their usual speed.
+    /// `runtime.dtype`: the weights take half the memory, but matmuls are not faster.
     Bf16,
-    /// 8-bit integers, scaled for each token: twice the speed on chips that have such units (v5e, v5p, v6e).
+    /// 8-bit integers with one scale per token: twice the matmul speed on chips with int8 units (v5e, v5p, v6e).
     Int8,
 }
 
-/// Whose rounding order the bf16 forward follows.
+/// Implementation whose rounding order the bf16 forward pass follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Numerics {
-    /// Rotary embeddings in f32, rounded once, as diffusers.
+    /// As diffusers: rotary embeddings in f32, rounded once.
     Default,
-    /// Rotary embeddings with bf16 tables, as Lightricks' fused kernel.
+    /// As Lightricks' fused kernel: rotary embeddings with bf16 tables.
     Official,
 }
 
-/// The value of a compiler option.
+/// Value of an XLA compiler option.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum FlagValue {
@@ -980,19 +1015,20 @@ pub enum FlagValue {
 }
 
 with_defaults! {
-    /// Files to write.
+    /// Output files.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Output {
-        /// The MP4, or the folder of several; null numbers them in `out/`.
+        /// MP4 file, or a folder if there are several videos; null writes numbered files to `out/`.
         pub path: Option<String> = None,
-        /// A folder for the frames as PNG.
+        /// Folder to write the frames to as PNG files.
         pub save_frames: Option<String> = None,
-        /// A WAV file of the sound, as long as the frames; a folder with several videos.
+        /// WAV file to write the sound to, as long as the frames; a folder if there are several videos.
         pub save_audio: Option<String> = None,
-        /// Write a JSON beside each video that repeats the run.
+        /// Whether to write a sidecar next to each video: a JSON file with the complete configuration, which can be
+        /// passed to `-c` to generate the video again.
         pub sidecar: bool = true,
-        /// Whether the video has its sound track.
+        /// Whether the video file has a sound track.
         pub audio: bool = true,
     }
 }

@@ -1,4 +1,4 @@
-//! The YAML's section `serve`: how `ltx2 serve` listens, what it takes and what it keeps.
+//! The YAML section `serve`: network, limits, storage and defaults of `ltx2 serve`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,85 +10,88 @@ use super::pipeline::Pipeline;
 use crate::defaults::with_defaults;
 
 with_defaults! {
-    /// The server, `ltx2 serve`.
+    /// HTTP server, `ltx2 serve`.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Serve {
-        /// Address and port to listen on. One other than loopback needs `api_key_file` or `insecure`.
+        /// Address and port to listen on. An address other than loopback requires `api_key_file` or `insecure`.
         pub listen: String = "127.0.0.1:8000".into(),
-        /// Whether other machines may use the server without a key.
+        /// Whether clients on other machines may use the server without an API key.
         pub insecure: bool = false,
-        /// A file of lines `name:key`, of mode 0600; `name*:key` sees every key's videos. Read again on SIGHUP.
+        /// File of API keys, one `name:key` per line; its mode must be 0600. A key written as `name*:key` has access to
+        /// the videos of every key. The file is reloaded on SIGHUP.
         pub api_key_file: Option<String> = None,
-        /// Folder of the queue and the videos; null takes the user's state folder.
+        /// Folder of the job queue and the videos; null uses the user's state folder.
         pub state: Option<String> = None,
-        /// Names that clients may give the model; none takes the preset and the last part of `model.path`.
+        /// Model names that clients may use. If empty: the preset and the last component of `model.path`.
         pub served_model_name: Vec<String> = Vec::new(),
-        /// Whether other names are taken, too.
+        /// Whether to accept any model name.
         pub any_model: bool = false,
-        /// Pipelines that requests may name beside the configuration's own.
+        /// Pipelines that requests may select, in addition to the configured one.
         pub pipelines: Vec<Pipeline> = Vec::new(),
-        /// Sizes that are compiled and run before the server is ready, as `WxHxF` or `WxHxF@pipeline`; `none` for none, and an
-        /// empty list takes the configuration's own.
+        /// Sizes to compile and run before the server reports ready, as `WxHxF` or `WxHxF@pipeline`; `none` disables
+        /// warming. If empty: the configured size.
         pub warm: Vec<String> = Vec::new(),
-        /// Whether other sizes are refused.
+        /// Whether to reject sizes other than those of `warm`.
         pub only_warm: bool = false,
-        /// Videos that may wait.
+        /// Maximum number of queued videos.
         #[schemars(range(min = 1))]
         pub queue: usize = 64,
-        /// Videos of one key that may wait, on a server with keys.
+        /// Maximum number of queued videos per API key.
         #[schemars(range(min = 1))]
         pub queue_per_key: usize = 32,
-        /// Videos that are made together; null takes as many as the layout makes at once.
+        /// Maximum number of videos per batch; null uses the batch size of the layout.
         #[schemars(range(min = 1))]
         pub max_batch: Option<usize> = None,
-        /// Sizes whose programs stay loaded.
+        /// Maximum number of sizes whose programs stay loaded.
         #[schemars(range(min = 1))]
         pub max_shapes: usize = 8,
-        /// Video tokens of the last stage.
+        /// Maximum number of video tokens in the last stage of a request.
         #[schemars(range(min = 1))]
         pub max_tokens: usize = 32768,
-        /// Frames of a video.
+        /// Maximum number of frames of a video.
         #[schemars(range(min = 1))]
         pub max_frames: usize = 289,
-        /// Denoising steps.
+        /// Maximum number of denoising steps.
         #[schemars(range(min = 1))]
         pub max_steps: usize = 100,
-        /// Images of a request.
+        /// Maximum number of images per request.
         pub max_images: usize = 8,
-        /// Bytes of a request's body, with a unit: `KiB`, `MiB`, `GiB`.
+        /// Maximum size of a request body, in bytes or with a unit (`KiB`, `MiB`, `GiB`).
         pub body_limit: Bytes = Bytes(32 << 20),
-        /// Bytes a second that an upload must send, judged every 10 s; a slower one is answered with 408. 0 sets no minimum.
+        /// Minimum upload rate, in bytes per second or with a unit (`KiB`, `MiB`, `GiB`), checked every 10 s; a slower
+        /// upload fails with 408. 0 disables the check.
         pub min_upload_rate: Bytes = Bytes(4 << 10),
-        /// How long finished videos are kept, with a unit: `s`, `m`, `h`, `d`.
+        /// How long finished videos are kept, in seconds or with a unit (`s`, `m`, `h`, `d`).
         pub keep: Seconds = Seconds(24.0 * 3600.0),
-        /// Bytes that finished videos may take; the oldest go first.
+        /// Disk space for finished videos, in bytes or with a unit (`KiB`, `MiB`, `GiB`); the oldest videos are deleted
+        /// first.
         pub disk: Bytes = Bytes(20 << 30),
-        /// Bytes of the disk that stay free.
+        /// Disk space to keep free, in bytes or with a unit (`KiB`, `MiB`, `GiB`).
         pub min_free: Bytes = Bytes(2 << 30),
-        /// Time of denoising between two savings of the steps behind a video.
+        /// Denoising time between two checkpoints of a running video, in seconds or with a unit (`s`, `m`, `h`, `d`).
         pub checkpoint: Seconds = Seconds(30.0),
-        /// End of a running video when the server is asked to end.
+        /// What happens to a running video when the server shuts down.
         pub drain: Drain = Drain::Checkpoint,
-        /// Time that this may take.
+        /// Maximum duration of the shutdown, in seconds or with a unit (`s`, `m`, `h`, `d`).
         pub drain_timeout: Seconds = Seconds(30.0),
-        /// Time that `POST /v1/videos/sync` waits.
+        /// Timeout of `POST /v1/videos/sync`, in seconds or with a unit (`s`, `m`, `h`, `d`).
         pub sync_timeout: Seconds = Seconds(600.0),
-        /// Host names beside loopback and the bound address that requests may name.
+        /// Accepted host names of requests, in addition to loopback and the bound address.
         pub allow_host: Vec<String> = Vec::new(),
-        /// Origins whose pages may use the API.
+        /// Origins that may call the API from a browser (CORS).
         pub cors_origin: Vec<String> = Vec::new(),
-        /// Another address and port for `/metrics`.
+        /// Additional address and port on which `/metrics` is served; null serves it only on `listen`.
         pub metrics_listen: Option<String> = None,
-        /// Form of the log's lines.
+        /// Format of log lines.
         pub log_format: LogFormat = LogFormat::Text,
-        /// Whether prompts are logged.
+        /// Whether to log prompts.
         pub log_prompts: bool = false,
-        /// Seed of a request that gives none.
+        /// Seed of requests without a seed.
         pub seed: ServeSeed = ServeSeed::Random,
-        /// LoRAs that requests may name.
+        /// LoRAs that requests may select, by name.
         pub loras: BTreeMap<String, NamedLora> = BTreeMap::new(),
-        /// Sizes that stand for others; null takes one away.
+        /// Aliases of sizes: requested size to actual size; null removes a default alias.
         pub size_aliases: BTreeMap<String, Option<String>> = BTreeMap::from([
             ("1280x720".into(), Some("1280x704".into())),
             ("720x1280".into(), Some("704x1280".into())),
@@ -97,77 +100,76 @@ with_defaults! {
 }
 
 impl Serve {
-    /// Sizes that stand for others, without those that are taken away.
+    /// Returns the size aliases as (requested, actual), without removed ones.
     pub(crate) fn aliases(&self) -> impl Iterator<Item = (&String, &String)> {
         self.size_aliases.iter().filter_map(|(name, size)| Some((name, size.as_ref()?)))
     }
 
-    /// Whether nothing is said of a server.
     pub(crate) fn is_default(&self) -> bool {
         *self == Serve::default()
     }
 }
 
-/// End of a running video when the server is asked to end.
+/// What happens to a running video when the server shuts down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Drain {
-    /// Its steps are kept, and the next start goes on with them.
+    /// Saves a checkpoint; the next start resumes the video.
     Checkpoint,
-    /// It is finished first.
+    /// Finishes the video first.
     Finish,
 }
 
-/// Form of the log's lines.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
-    /// For people.
+    /// Human-readable text.
     Text,
-    /// An object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Seed of a request that gives none.
+/// Seed of requests without a seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ServeSeed {
-    /// Drawn, and said in the answer.
+    /// A random seed per request; the response contains it.
     Random,
-    /// The configuration's.
+    /// The configured `request.seed`.
     Fixed,
 }
 
-/// A LoRA that requests name, never by its path.
+/// LoRA that requests select by name; its path stays private to the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NamedLora {
-    /// A safetensors file.
+    /// Safetensors file.
     pub path: String,
-    /// The stages it holds for.
+    /// Stages that use the LoRA: 1, 2 or both.
     #[serde(default = "super::schema::both_stages")]
     pub stages: Vec<u8>,
 }
 
-/// A number of bytes, written with a unit.
+/// Number of bytes. In YAML, a number of bytes or a number with a unit (`B`, `KiB`, `MiB`, `GiB`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "Amount", into = "String")]
 #[schemars(with = "Amount")]
 pub struct Bytes(pub u64);
 
-/// A time in seconds, written with a unit.
+/// Duration in seconds. In YAML, a number of seconds or a number with a unit (`ms`, `s`, `m`, `h`, `d`).
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "Amount", into = "String")]
 #[schemars(with = "Amount")]
 pub struct Seconds(pub f64);
 
-/// A number, or a number with its unit.
+/// Number, optionally with a unit.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(untagged)]
 enum Amount {
-    /// In bytes, or in seconds.
+    /// Number of bytes or seconds.
     Number(f64),
-    /// With a unit.
+    /// Number with a unit, such as `32MiB` or `30s`.
     Text(String),
 }
 
@@ -175,7 +177,6 @@ const BYTES: [(&str, f64); 4] = [("GiB", 1_073_741_824.0), ("MiB", 1_048_576.0),
 const SECONDS: [(&str, f64); 5] = [("ms", 0.001), ("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0)];
 
 impl Amount {
-    /// The value in the smallest unit.
     fn read(self, units: &[(&str, f64)]) -> Result<f64, String> {
         let text = match self {
             Amount::Number(value) => value.to_string(),
@@ -186,12 +187,12 @@ impl Amount {
         let (number, factor) = unit.unwrap_or((trimmed, 1.0));
         let value = number.trim().parse::<f64>().ok().map(|value| value * factor);
         let all = || units.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-        value
-            .filter(|v| v.is_finite() && *v >= 0.0)
-            .ok_or_else(|| format!("{text}: give a number with one of {}", all()))
+        value.filter(|v| v.is_finite() && *v >= 0.0).ok_or_else(|| {
+            format!("'{text}' must be a number of at least 0, optionally with one of the units {}", all())
+        })
     }
 
-    /// A value in the largest unit that it is a whole number of.
+    /// Formats `value` in the largest unit of which it is a whole multiple.
     fn write(value: f64, units: &[(&str, f64)]) -> String {
         let mut sorted = units.to_vec();
         sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -243,7 +244,6 @@ impl std::str::FromStr for Seconds {
 }
 
 impl Seconds {
-    /// The same as a duration.
     pub fn duration(self) -> Duration {
         Duration::from_secs_f64(self.0)
     }
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_are_read_with_their_units() {
+    fn amounts_parse_units() {
         let bytes = |text: &str| text.parse::<Bytes>().map(|b| b.0);
         assert_eq!(bytes("32MiB"), Ok(32 << 20));
         assert_eq!(bytes("20 GiB"), Ok(20 << 30));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_are_written_as_they_are_read() {
+    fn amounts_round_trip() {
         for text in ["32MiB", "20GiB", "1000B"] {
             assert_eq!(String::from(text.parse::<Bytes>().expect("bytes")), text);
         }

@@ -1,4 +1,5 @@
-//! Sidecars as configurations: a JSON file beside a video, whose `config` repeats the run.
+//! Loads sidecars as configurations. A sidecar is the JSON file next to a video; its key `config` holds the complete
+//! configuration that the video was generated with.
 
 use serde_json::Value;
 
@@ -10,24 +11,25 @@ use super::tree::Tree;
 use super::yaml::{Data, Node};
 use crate::weights::Version;
 
-/// What a sidecar records of its run beside the configuration.
+/// Data that a sidecar records about its run, in addition to the configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sidecar {
-    /// Its file.
+    /// Path of the sidecar.
     pub file: String,
     /// Hashes of the input files, by path.
     pub inputs: Value,
     /// Path and fingerprints of the model.
     pub model: Value,
-    /// This program, the plugin and the platform of the run.
+    /// Versions of this program, the plugin and the platform.
     pub versions: Value,
-    /// Whether a flag, `--set` or another file names another model than the sidecar.
-    pub names_other_model: bool,
-    /// Whether inputs and a model that differ from the sidecar's are a warning instead of an error (`--allow-changed-inputs`).
+    /// Whether a flag, `--set` or another file selects a model other than that of the sidecar.
+    pub uses_other_model: bool,
+    /// Whether a model or input file that differs from the one recorded in the sidecar is a warning instead of an error
+    /// (`--allow-changed-inputs`).
     pub allows_changes: bool,
 }
 
-/// Keys of the model whose change makes it another one.
+/// Keys that identify the model.
 const MODEL_KEYS: [&str; 11] = [
     "model.path",
     "model.text_encoder",
@@ -43,7 +45,7 @@ const MODEL_KEYS: [&str; 11] = [
 ];
 
 impl Sidecar {
-    /// The sidecar in a file's tree; `None`: the file is a plain configuration.
+    /// Returns the sidecar in the parsed file `root`; `None` if the file is a plain configuration.
     pub(super) fn of(root: &Node, file: &str) -> Option<Self> {
         let is_map = |node: &Node| matches!(node.data, Data::Map(_));
         root.get("config").filter(|config| is_map(config))?;
@@ -53,14 +55,14 @@ impl Sidecar {
             inputs: part("inputs"),
             model: part("model"),
             versions: part("versions"),
-            names_other_model: false,
+            uses_other_model: false,
             allows_changes: false,
         })
     }
 
-    /// The same with [`Sidecar::names_other_model`] as the merged configuration has it.
+    /// Sets [`Sidecar::uses_other_model`] according to the merged configuration.
     pub(super) fn within(mut self, merged: &Tree) -> Self {
-        self.names_other_model = MODEL_KEYS.iter().any(|key| match merged.origin(key) {
+        self.uses_other_model = MODEL_KEYS.iter().any(|key| match merged.origin(key) {
             ValueOrigin::Default | ValueOrigin::Preset(_) => false,
             ValueOrigin::File { file, .. } | ValueOrigin::Sidecar { file, .. } => file != self.file,
             _ => true,
@@ -69,9 +71,9 @@ impl Sidecar {
     }
 }
 
-/// The configuration of a sidecar, which holds it under `config`, and whether the file is one. The places of the run's files
-/// are left out, so that a rerun never writes over them: it gets a default name, and saves frames and sound only where it
-/// is told to.
+/// Returns the configuration of a sidecar (its key `config`), and whether the file is a sidecar. Output paths are
+/// removed so that a rerun does not overwrite the files of the first run: the video gets a default name, and frames and
+/// audio are saved only on request.
 pub(super) fn unwrap(root: Node) -> (Node, bool) {
     let Data::Map(entries) = root.data else { return (root, false) };
     let Some(at) = entries.iter().position(|(k, n)| k == "config" && matches!(n.data, Data::Map(_))) else {
@@ -88,21 +90,21 @@ pub(super) fn unwrap(root: Node) -> (Node, bool) {
     (config, true)
 }
 
-/// Whether the value at a key is a sidecar's.
+/// Returns whether the value at a key comes from a sidecar.
 pub(super) fn holds(tree: &Tree, key: &str) -> bool {
     matches!(tree.origin(key), ValueOrigin::Sidecar { .. })
 }
 
-/// The number of frames that a sidecar among these layers says.
+/// Returns the number of frames that a sidecar among the layers sets.
 pub(super) fn frames(layers: &[Tree]) -> Option<usize> {
     let of = |layer: &Tree| layer.leaf("request.num_frames").map(|(value, origin)| (value.clone(), origin.clone()));
     let found = layers.iter().filter_map(of).find(|(_, origin)| matches!(origin, ValueOrigin::Sidecar { .. }))?;
     found.0.as_u64().and_then(|frames| usize::try_from(frames).ok())
 }
 
-/// Replaces values of the sidecar that have an effect in its own run, but none under the flags over it, by what holds
-/// without the sidecar: the span of a retake under another pipeline, a setting of another sampler. `configs` are the
-/// configuration without and with the flags.
+/// Resets values of the sidecar that had an effect in the run that wrote it but have none with the current flags, for
+/// example the span of a retake in another pipeline or an option of another sampler. `configs` are the configuration
+/// without and with the flags.
 pub(super) fn prune(merged: &mut Tree, below: &Tree, configs: [&Config; 2], version: Version) {
     let has = |is: &dyn Fn(&str, &ValueOrigin) -> bool| {
         let mut leaves = Vec::new();
@@ -128,7 +130,7 @@ pub(super) fn prune(merged: &mut Tree, below: &Tree, configs: [&Config; 2], vers
                 continue;
             }
             if let Some(why) = (rule.reason)(&facts, key) {
-                tracing::info!("{key} of {} is left out: {why}", merged.origin(key));
+                tracing::info!("ignoring {key} from {}: {why}", merged.origin(key));
                 merged.replace(key, base);
             }
         }

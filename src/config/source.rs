@@ -1,4 +1,4 @@
-//! Defaults from a given video: size, number of frames and their rate, where these are written nowhere.
+//! Defaults from an input video: size, number of frames and frame rate.
 
 use std::path::Path;
 
@@ -12,17 +12,20 @@ use super::sidecar;
 use super::tree::Tree;
 use crate::media::{ClipInfo, probe_clip};
 
-/// Seconds of a clip up to which the models were trained: positions in time are parts of so many.
+/// Duration of the longest clips that the models were trained on, in seconds. Time positions are fractions of this
+/// duration.
 const TRAINED_SECONDS: f64 = 20.0;
 
-/// Reads the given video and takes over what it says; `has_seconds` where the command line gives a duration.
+/// Probes the input video and fills in size, frame rate and number of frames. `has_seconds` is whether the command line
+/// sets a duration.
 ///
 /// # Errors
-/// A video that cannot be read, or that has fewer frames or other rates than what is written.
+/// Returns an error if the video cannot be read, has fewer frames than requested, or its frame rate is not the
+/// requested one.
 pub(super) fn take(merged: &mut Tree, has_seconds: bool) -> Result<(), ConfigError> {
     let config = typed(merged)?;
     let of_pipeline = ValueOrigin::Pipeline(config.pipeline.name());
-    // The official pipeline has an empty one.
+    // As in the official pipeline, a retake has no negative prompt by default.
     let negative = "request.negative_prompt";
     if config.pipeline == Pipeline::Retake && !is_written(merged, negative) {
         merged.set(negative, "".into(), &of_pipeline);
@@ -31,7 +34,7 @@ pub(super) fn take(merged: &mut Tree, has_seconds: bool) -> Result<(), ConfigErr
     let info = probe_clip(Path::new(&path), Path::new("ffmpeg")).map_err(ConfigError::Video)?;
     let origin = ValueOrigin::Video(path);
     for (key, value) in [("request.width", info.width), ("request.height", info.height)] {
-        // Only what the network sees of a video that stays as it is has another size.
+        // The output keeps the size of the input video; only the network input is padded to a multiple of 32.
         let value = if config.pipeline == Pipeline::VideoToAudio { value.next_multiple_of(32) } else { value };
         if !is_written(merged, key) {
             merged.set(key, value.into(), &origin);
@@ -44,7 +47,7 @@ pub(super) fn take(merged: &mut Tree, has_seconds: bool) -> Result<(), ConfigErr
     take_frames(merged, &config, &info, rate, has_seconds, &origin)
 }
 
-/// Whether someone wrote a value: neither the program nor a preset, nor a sidecar of another video.
+/// Returns whether the user wrote a value: it is not from the defaults, a preset, or a sidecar of another video.
 fn is_written(merged: &Tree, key: &str) -> bool {
     let of_other = sidecar::holds(merged, key) && !sidecar::holds(merged, "request.video");
     let written = merged.leaf(key).is_some_and(|(_, origin)| *origin != ValueOrigin::Default && !is_shipped(origin));
@@ -63,7 +66,7 @@ fn take_rate(merged: &mut Tree, config: &Config, rate: f64, origin: &ValueOrigin
     }
     if (written - rate).abs() > 1e-3 {
         let why = format!(
-            "the video has {rate:.3} frames a second, and frames are not resampled: leave it out, or convert the video first, \
+            "the video has {rate:.3} frames per second and is not resampled: remove the option, or convert the video first, \
              e.g. ffmpeg -i IN -vf fps={written} OUT.mp4"
         );
         return Err(fault(key, written, merged, why));
@@ -71,7 +74,8 @@ fn take_rate(merged: &mut Tree, config: &Config, rate: f64, origin: &ValueOrigin
     Ok(())
 }
 
-/// Frames that are denoised: those of the video, of what is added to it, or as many as are written.
+/// Sets the number of frames to denoise: for `extend`, the overlap plus the added frames; otherwise the requested
+/// number, or that of the video.
 fn take_frames(
     merged: &mut Tree,
     config: &Config,
@@ -83,18 +87,20 @@ fn take_frames(
     let key = "request.num_frames";
     let written = config.request.num_frames.count().filter(|_| has_seconds || is_written(merged, key));
     if config.request.num_frames.count().is_none() && is_written(merged, key) {
-        return Err(fault(key, "auto", merged, format!("the video has {} frames: leave it out", info.frames)));
+        return Err(fault(key, "auto", merged, format!("the input video has {} frames; remove auto", info.frames)));
     }
     let of_pipeline = ValueOrigin::Pipeline(config.pipeline.name());
     match (&config.request.extend, config.pipeline) {
         (Some(extend), Pipeline::Extend) => {
             let fail = |why: String| Err(fault("request.extend", format!("{} s", extend.seconds), merged, why));
             if !(extend.seconds.is_finite() && extend.seconds > 0.0) {
-                return fail("must be above 0; --extend-at start goes on before the start".into());
+                return fail("must be above 0; use --extend-at start to extend before the start".into());
             }
-            // As of --seconds: beyond that a number of frames is no whole one any more.
+            // Same limit as for `--seconds`: larger numbers of frames are not exact.
             if extend.seconds * rate >= 1e9 {
-                return fail(format!("must be less: {rate:.3} frames a second make more than a video can have"));
+                return fail(format!(
+                    "is too long: at {rate:.3} frames per second, a video would have more than 1e9 frames"
+                ));
             }
             if extend.overlap % FRAME_STEP != 1 {
                 return fail(format!("overlap {} is not one more than a multiple of {FRAME_STEP}", extend.overlap));
@@ -108,19 +114,24 @@ fn take_frames(
             }
             let added = (nearest_frames(extend.seconds * rate + 1.0, FRAME_STEP) - 1).max(FRAME_STEP);
             let frames = extend.overlap + added;
-            // A sidecar's number follows from its own extension.
+            // The number of frames in a sidecar follows from the extension in the same sidecar.
             if let Some(written) = written.filter(|written| *written != frames && !sidecar::holds(merged, key)) {
-                let why = format!("request.extend makes {frames}: leave it out");
+                let why = format!("request.extend sets {frames} frames; remove it");
                 return Err(fault(key, written, merged, why));
             }
             merged.set(key, frames.into(), &of_pipeline);
         }
         (_, pipeline) => match written {
             Some(written) if written > info.frames => {
-                return Err(fault(key, written, merged, format!("the video has {}", info.frames)));
+                return Err(fault(
+                    key,
+                    written,
+                    merged,
+                    format!("the video has {} frames; use at most that many", info.frames),
+                ));
             }
             Some(_) => {}
-            // All frames keep their place in the file; the network hears those that make whole latents.
+            // The output keeps all frames; the network input has only those that fill complete latents.
             None if pipeline == Pipeline::VideoToAudio => {
                 merged.set(key, whole_frames(info.frames).into(), origin);
             }
@@ -130,8 +141,8 @@ fn take_frames(
                 if frames % step != 1 {
                     let (low, high) = around(frames, 1, step);
                     let why = format!(
-                        "must be one more than a multiple of {step}; the nearest are {low} and {high}: give --num-frames {low} for \
-                         its first {low}, or repeat its last frame, e.g. ffmpeg -i IN -vf tpad=stop_mode=clone:stop={} OUT.mp4",
+                        "must be one more than a multiple of {step}; the nearest are {low} and {high}: pass --num-frames {low} to \
+                         use its first {low} frames, or repeat its last frame, e.g. ffmpeg -i IN -vf tpad=stop_mode=clone:stop={} OUT.mp4",
                         high - frames
                     );
                     return Err(fault(key, frames, merged, why));
@@ -142,20 +153,20 @@ fn take_frames(
     Ok(())
 }
 
-/// A warning where a clip of a configuration is longer than what the models know.
-pub(crate) fn beyond_training(config: &Config, frames: usize, rate: f64) -> Option<String> {
+/// Returns a warning if a clip is longer than the clips the models were trained on.
+pub(crate) fn training_length_warning(config: &Config, frames: usize, rate: f64) -> Option<String> {
     let seconds = (frames - 1) as f64 / rate;
     (seconds > TRAINED_SECONDS).then(|| {
         let most = (TRAINED_SECONDS * rate) as usize / FRAME_STEP * FRAME_STEP + 1;
         let within = match (&config.request.chain, config.pipeline) {
-            (Some(_), _) => "a smaller request.chain.clip stays within",
-            (None, pipeline) if pipeline.makes_clips() => "--chain makes the video of clips that stay within",
-            (None, pipeline) if pipeline.takes_video() => "a shorter part of the video stays within",
-            (None, _) => "fewer --seconds stay within",
+            (Some(_), _) => "reduce request.chain.clip",
+            (None, pipeline) if pipeline.makes_clips() => "use --chain to generate shorter clips",
+            (None, pipeline) if pipeline.takes_video() => "use a shorter part of the video",
+            (None, _) => "reduce --seconds",
         };
         format!(
-            "{frames} frames at {rate:.3} a second are {seconds:.1} s: beyond {TRAINED_SECONDS} s ({most} frames) the model is \
-             outside of what it was trained on; {within}"
+            "{frames} frames at {rate:.3} per second are {seconds:.1} s, but the model was trained on clips of at most \
+             {TRAINED_SECONDS} s ({most} frames); {within}"
         )
     })
 }
@@ -168,7 +179,7 @@ mod tests {
     use crate::config::{CliOverrides, NumFrames, load};
     use crate::media::{Frames, write_png_frames};
 
-    /// A folder of frames, and a configuration that starts from it.
+    /// Loads a configuration whose input video is a folder of black frames.
     fn of(frames: usize, height: usize, width: usize, set: &[&str]) -> Result<Config, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let frames = Frames::new(Array4::zeros((frames, height, width, 3))).expect("frames");
@@ -181,31 +192,34 @@ mod tests {
     const RETAKE: [&str; 2] = ["pipeline=retake", "request.retake={from: 0.5, to: 0.7}"];
 
     #[test]
-    fn a_video_says_its_size_and_frames() {
+    fn input_video_sets_size_and_frame_count() {
         let config = of(25, 64, 96, &RETAKE).expect("legal");
         assert_eq!((config.request.width, config.request.height), (96, 64));
         assert_eq!((config.request.num_frames, config.request.frame_rate), (NumFrames::Count(25), 24.0));
         assert_eq!(config.request.negative_prompt, "");
-        // What is written holds: the first frames, of another size.
+        // Explicit values take precedence: the first 17 frames, at another size.
         let set = [&RETAKE[..], &["request.num_frames=17", "request.width=64", "request.negative_prompt=x"]].concat();
         let config = of(25, 64, 96, &set).expect("legal");
         assert_eq!((config.request.width, config.request.num_frames), (64, NumFrames::Count(17)));
         assert_eq!(config.request.negative_prompt, "x");
-        // Sound for all of a video of any size.
+        // `video_to_audio` accepts any size and length.
         let config = of(30, 50, 40, &["pipeline=video_to_audio"]).expect("legal");
         assert_eq!((config.request.width, config.request.height), (64, 64));
         assert_eq!(config.request.num_frames, NumFrames::Count(25));
     }
 
     #[test]
-    fn what_is_added_makes_the_clip() {
+    fn extend_clip_length_is_overlap_plus_added_frames() {
         let extend = |set: &[&str]| of(30, 64, 96, &[&["pipeline=extend"], set].concat());
         let frames = |set: &[&str]| extend(set).expect("legal").request.num_frames;
         assert_eq!(frames(&["request.extend={seconds: 2}"]), NumFrames::Count(25 + 48));
         assert_eq!(frames(&["request.extend={seconds: 0.1, at: start, overlap: 17}"]), NumFrames::Count(17 + 8));
         for (set, why) in [
-            ("request.extend={seconds: -1}", "must be above 0; --extend-at start"),
-            ("request.extend={seconds: 1e18}", "1000000000000000000 s (--set): must be less: 24.000 frames a second"),
+            ("request.extend={seconds: -1}", "must be above 0; use --extend-at start"),
+            (
+                "request.extend={seconds: 1e18}",
+                "1000000000000000000 s (--set): is too long: at 24.000 frames per second",
+            ),
             ("request.extend={seconds: 1, overlap: 24}", "overlap 24 is not one more than a multiple of 8"),
             ("request.extend={seconds: 1, overlap: 33}", "has 30 frames, fewer than request.extend.overlap = 33"),
         ] {
@@ -213,17 +227,17 @@ mod tests {
             assert!(error.contains(why), "{error}");
         }
         let error = extend(&["request.extend={seconds: 2}", "request.num_frames=25"]).expect_err("refused");
-        assert!(error.contains("request.num_frames = 25 (--set): request.extend makes 73: leave it out"), "{error}");
+        assert!(error.contains("request.num_frames = 25 (--set): request.extend sets 73 frames; remove it"), "{error}");
     }
 
     #[test]
-    fn what_cannot_be_is_said_in_a_line() {
+    fn invalid_input_videos_are_one_line_errors() {
         let span = |span: &str| of(25, 64, 96, &["pipeline=retake", &format!("request.retake={span}")]);
         for (retake, why) in [
             ("{from: 2, to: 1}", "2 to 1 s (--set): is empty; to must be after from"),
-            ("{from: 1.5, to: 2}", "lies behind the video, which ends at 1.042 s"),
-            ("{from: 0, video: false, audio: false}", "makes neither video nor sound anew"),
-            ("{kept: source}", "0 s to the end (--set): is the whole video: say which span"),
+            ("{from: 1.5, to: 2}", "starts after the end of the video at 1.042 s"),
+            ("{from: 0, video: false, audio: false}", "regenerates nothing"),
+            ("{kept: source}", "0 s to the end (--set): is the complete video; set the span"),
         ] {
             let error = span(retake).expect_err("refused");
             assert!(error.contains(why), "{error}");
@@ -234,7 +248,7 @@ mod tests {
         assert!(error.contains("request.num_frames = 30 (video "), "{error}");
         for (frames, first, more) in [(24, 17, 1), (29, 25, 4), (117, 113, 4)] {
             let error = of(frames, 64, 96, &RETAKE).expect_err("no legal number");
-            let typed = format!("give --num-frames {first} for its first {first}, or repeat its last frame");
+            let typed = format!("pass --num-frames {first} to use its first {first} frames, or repeat its last frame");
             assert!(error.contains(&typed) && error.contains(&format!("tpad=stop_mode=clone:stop={more} ")), "{error}");
             let given = format!("request.num_frames={first}");
             of(frames, 64, 96, &[&RETAKE[..], &[&given]].concat()).expect("what the error says is legal");
@@ -250,17 +264,17 @@ mod tests {
     }
 
     #[test]
-    fn a_long_clip_is_told_of() {
+    fn clips_beyond_the_training_length_give_a_warning() {
         let of = |set: &[&str], frames| {
-            beyond_training(&Config::load("ltx2", set.iter().copied()).expect("legal"), frames, 24.0)
+            training_length_warning(&Config::load("ltx2", set.iter().copied()).expect("legal"), frames, 24.0)
         };
         assert_eq!(of(&[], 481), None);
         let warning = of(&[], 721).expect("30 s");
         assert!(warning.contains("721 frames") && warning.contains("20 s (481 frames)"), "{warning}");
-        assert!(warning.ends_with("--chain makes the video of clips that stay within"), "{warning}");
+        assert!(warning.ends_with("use --chain to generate shorter clips"), "{warning}");
         let warning = of(&["request.chain={clip: 721}", "request.num_frames=1441"], 721).expect("30 s");
-        assert!(warning.ends_with("a smaller request.chain.clip stays within"), "{warning}");
+        assert!(warning.ends_with("reduce request.chain.clip"), "{warning}");
         let warning = of(&["pipeline=text_to_audio"], 721).expect("30 s");
-        assert!(warning.ends_with("fewer --seconds stay within"), "{warning}");
+        assert!(warning.ends_with("reduce --seconds"), "{warning}");
     }
 }

@@ -1,4 +1,4 @@
-//! Precedence, origins and the shipped files.
+//! Tests of precedence, origins and shipped files.
 
 use std::path::{Path, PathBuf};
 
@@ -33,7 +33,7 @@ impl Folder {
         file(&self.path(name))
     }
 
-    /// An error without the folder's name.
+    /// Returns the error without the folder's path.
     fn error(&self, name: &str) -> String {
         let text = load(&self.given(name)).unwrap_err().to_string();
         text.replace(&format!("{}/", self.0.path().display()), "")
@@ -49,7 +49,7 @@ pub(super) fn set(pairs: &[&str]) -> CliOverrides {
 }
 
 #[test]
-fn of_several_files_each_lies_over_those_before_it() {
+fn later_files_override_earlier_ones() {
     let files = Folder::new(&[
         ("base.yml", "request: {seed: 3}\nsampler: {steps: 20}\n"),
         ("model.yml", "extends: base.yml\nlayout: ulysses\nmodel: {path: LTX-2.3}\nsampler: {steps: 9}\n"),
@@ -61,13 +61,13 @@ fn of_several_files_each_lies_over_those_before_it() {
     let Config { layout, mesh, sampler, request, .. } = &loaded.config;
     assert_eq!((layout.as_str(), sampler.steps, request.seed), ("tensor", 9, 3));
     assert_eq!(mesh.as_ref().map(|m| (m.cfg, m.tensor)), Some((2, 4)));
-    // The preset below is that of all files together.
+    // The preset depends on all files together.
     assert_eq!(loaded.preset(), "ltx2_3");
     assert_eq!(loaded.origin("layout").to_string(), format!("{}:1", files.path("slice.yml")));
 }
 
 #[test]
-fn each_layer_wins_over_the_next() {
+fn layers_follow_the_precedence_order() {
     let files = Folder::new(&[
         ("base.yml", "request:\n  width: 512\n  height: 320\n  seed: 3\nsampler: {steps: 20}\n"),
         ("sub/top.yml", "extends: ../base.yml\nrequest:\n  height: 256\nsampler: {steps: 12}\n"),
@@ -90,7 +90,7 @@ fn each_layer_wins_over_the_next() {
 }
 
 #[test]
-fn the_printed_configuration_loads_again() {
+fn printed_configuration_loads_to_the_same_values() {
     let mut given = set(&["model.loras=[{path: a.safetensors, strength: 0.5}]", "runtime.xla_flags.xla_x=true"]);
     given.mesh = Some("cfg=2".into());
     let loaded = load(&given).unwrap();
@@ -121,13 +121,13 @@ fn every_shipped_file_loads() {
     for path in folders.filter(|p| p.extension().is_some_and(|e| e == "yml")) {
         let name = path.to_str().unwrap();
         let listed = presets::shipped_config(name).or(presets::shipped_layout(name));
-        assert!(listed.is_some(), "{name} is not carried by the binary");
+        assert!(listed.is_some(), "{name} is not embedded in the binary");
     }
 }
 
-/// A slice's file says how a model is spread, nothing of the model: each generation keeps its own preset.
+/// A slice configuration sets the layout but no keys of the model, so each model generation keeps its preset.
 #[test]
-fn a_slice_is_a_file_of_any_model_and_pipeline() {
+fn slice_files_work_with_any_model_and_pipeline() {
     let folder = Folder::new(&[("mine.yml", "extends: tpu/v6e-8\nrequest: {seed: 3}\n")]);
     let by_name = |model: &str, pipeline: &str| {
         let set = vec![format!("model.path={model}"), format!("pipeline={pipeline}")];
@@ -145,7 +145,7 @@ fn a_slice_is_a_file_of_any_model_and_pipeline() {
 }
 
 #[test]
-fn the_contracts_keys_are_known() {
+fn documented_keys_are_in_the_schema() {
     let text = "pipeline: text_to_video\nmodel: {path: Lightricks/LTX-2, text_encoder: null, weights: file, loras: []}\n\
         request: {prompt: null, width: 768, height: 512, num_frames: 121, frame_rate: 24, seed: 10, images: [], max_sequence_length: 1024}\n\
         reference: official\n\
@@ -162,7 +162,7 @@ fn the_contracts_keys_are_known() {
     assert_eq!(loaded.config.request, expected.request);
     assert_eq!(loaded.config.conditioning.h264, ImageH264::Off);
     loaded.config.placement(1).unwrap();
-    // All of it stands in the schema, with a description.
+    // Every key is in the schema, with a description.
     fn walk(schema: &serde_json::Value, root: &serde_json::Value, path: &str, seen: &mut Vec<String>) {
         let followed = schema["$ref"].as_str().map_or(schema, |r| &root["$defs"][r.trim_start_matches("#/$defs/")]);
         for (key, inner) in followed["properties"].as_object().into_iter().flatten() {
@@ -182,7 +182,7 @@ fn the_contracts_keys_are_known() {
 }
 
 #[test]
-fn reference_sets_its_keys_and_each_can_be_set_alone() {
+fn reference_sets_keys_that_can_be_set_separately() {
     let files = Folder::new(&[("d.yml", "reference: diffusers\ntwo_stage: {audio: stage_1}\n")]);
     let mut given = files.given("d.yml");
     let config = load(&given).unwrap().config;
@@ -191,7 +191,7 @@ fn reference_sets_its_keys_and_each_can_be_set_alone() {
     assert_eq!(config.two_stage.audio, StageAudio::Stage1);
     let both = [config.guidance.stg_streams, config.conditioning.noising, config.conditioning.keyframe_span];
     assert_eq!(both, [Reference::Diffusers; 3]);
-    // A later layer's reference sets all of them again.
+    // `reference` of a later layer overrides all of them.
     given.flag("reference", "reference", Some("official"));
     given.set = vec!["conditioning.cross_timestep=own".into()];
     let loaded = load(&given).unwrap();
@@ -205,7 +205,7 @@ fn reference_sets_its_keys_and_each_can_be_set_alone() {
 }
 
 #[test]
-fn diffusers_draws_no_noise_in_the_steps_of_a_distilled_model() {
+fn diffusers_reference_uses_euler_for_distilled_models() {
     let of = |pairs: &[&str]| {
         let loaded = load(&set(&[&["model.path=Lightricks/LTX-2.5", "pipeline=distilled"], pairs].concat())).unwrap();
         (loaded.config.sampler.kind, loaded.config.two_stage.sampler, loaded.origin("sampler.kind").to_string())
@@ -215,7 +215,7 @@ fn diffusers_draws_no_noise_in_the_steps_of_a_distilled_model() {
     assert_eq!(of(&[]), official);
     let diffusers = "reference=diffusers";
     assert_eq!(of(&[diffusers]), (SamplerKind::Euler, second, "reference, --set".to_string()));
-    // What is written holds over it, and a setting that the plain steps do not take is named.
+    // An explicit sampler takes precedence; an option that plain `euler` does not accept is reported.
     let written = of(&[diffusers, "sampler.kind=euler_ancestral"]);
     assert_eq!(written, (SamplerKind::EulerAncestral, second, "--set".to_string()));
     let shipped = CliOverrides { files: vec!["ltx2_5_distilled".into()], ..set(&[diffusers]) };
@@ -226,7 +226,7 @@ fn diffusers_draws_no_noise_in_the_steps_of_a_distilled_model() {
 }
 
 #[test]
-fn shared_flags_give_way_to_set() {
+fn set_overrides_shared_flags() {
     let mut given = set(&["guidance.audio.stg=0.5", "guidance.video.cfg=2"]);
     given.shared_flag("stg-scale", &["guidance.video.stg", "guidance.audio.stg"], Some(1.0));
     given.flag("guidance-scale", "guidance.video.cfg", Some(3.0));
@@ -236,7 +236,7 @@ fn shared_flags_give_way_to_set() {
 }
 
 #[test]
-fn one_of_two_keys_replaces_the_other() {
+fn exclusive_keys_replace_each_other_across_layers() {
     let files = Folder::new(&[
         ("list.yml", "request: {prompts: p.txt}\nsampler: {sigmas: [1, 0.5, 0]}\n"),
         ("p.txt", "one\n\ntwo\n"),
@@ -261,29 +261,29 @@ fn one_of_two_keys_replaces_the_other() {
     assert_eq!(loaded.config.request.negative_prompt, "ugly");
     assert_eq!(
         files.error("both.yml"),
-        "both.yml:3: 'request.prompt' and 'request.prompts' exclude each other; keep one"
+        "both.yml:3: 'request.prompt' and 'request.prompts' are mutually exclusive; remove one"
     );
     assert_eq!(
         files.error("lengths.yml"),
-        "lengths.yml:2: 'sampler.steps' and 'sampler.sigmas' exclude each other; keep one"
+        "lengths.yml:2: 'sampler.steps' and 'sampler.sigmas' are mutually exclusive; remove one"
     );
 }
 
 #[test]
-fn extends_ends_with_an_error_when_it_goes_in_a_circle() {
+fn circular_extends_is_an_error() {
     let files = Folder::new(&[
         ("a.yml", "extends: b.yml\n"),
         ("b.yml", "\nextends: a.yml\n"),
         ("c.yml", "extends: ltx2_full_guidance\n"),
         ("d.yml", "extends: gone.yml\n"),
     ]);
-    assert_eq!(files.error("a.yml"), "b.yml:2: 'extends' goes in a circle: a.yml -> b.yml -> a.yml");
+    assert_eq!(files.error("a.yml"), "b.yml:2: circular 'extends': a.yml -> b.yml -> a.yml");
     assert_eq!(load(&files.given("c.yml")).unwrap().config.guidance.stg_blocks, [29]);
     assert!(files.error("d.yml").starts_with("cannot read gone.yml: No such file"));
 }
 
 #[test]
-fn values_that_cannot_be_used_say_what_can() {
+fn invalid_values_list_valid_ones() {
     let files = Folder::new(&[("w.yml", "request:\n  width: 500\n")]);
     assert_eq!(
         files.error("w.yml"),
@@ -300,7 +300,7 @@ fn values_that_cannot_be_used_say_what_can() {
         ("steps", "--set steps: expected key=value, e.g. --set sampler.steps=8"),
         (
             "pipeline=image_to_video",
-            "pipeline = image_to_video (--set): needs a frame: --image PATH FRAME STRENGTH, or request.images",
+            "pipeline = image_to_video (--set): needs an image: --image PATH FRAME STRENGTH, or request.images",
         ),
         (
             "request.images=[{path: a.png, frame: 121, strength: 1.0}]",
@@ -308,24 +308,27 @@ fn values_that_cannot_be_used_say_what_can() {
         ),
         (
             "two_stage.upsample=[temporal_x2]",
-            "two_stage.upsample = [temporal_x2] (--set): the pipeline text_to_video has one stage; leave it out",
+            "two_stage.upsample = [temporal_x2] (--set): the pipeline text_to_video has one stage; remove it",
         ),
-        ("two_stage.sigmas=[0.5, 0.7]", "two_stage.sigmas = [0.5, 0.7] (--set): 0.7 does not fall below 0.5"),
+        (
+            "two_stage.sigmas=[0.5, 0.7]",
+            "two_stage.sigmas = [0.5, 0.7] (--set): noise levels must decrease, but 0.7 follows 0.5",
+        ),
         (
             "guidance.video.by_sigma=[{sigma: 0.9}, {sigma: 0.9, cfg: 1}]",
-            "guidance.video.by_sigma = sigma (--set): 0.9 does not fall below 0.9",
+            "guidance.video.by_sigma = sigmas [0.9, 0.9] (--set): noise levels must decrease, but 0.9 follows 0.9",
         ),
         (
             "guidance.apg.momentum=0.5",
-            "guidance.apg.momentum = 0.5 (--set): this guider takes no such setting; remove it, or choose another guidance.kind",
+            "guidance.apg.momentum = 0.5 (--set): this guider does not have this option; remove it, or choose another guidance.kind",
         ),
         (
             "sampler.gamma=2",
-            "sampler.gamma = 2 (--set): this sampler takes no such setting; remove it, or choose another sampler.kind",
+            "sampler.gamma = 2 (--set): this sampler does not have this option; remove it, or choose another sampler.kind",
         ),
         (
             "runtime.tiling={pixels: 100}",
-            "runtime.tiling = pixels 100, overlap 64 (--set): pixels and their overlap must be multiples of 32, and the overlap smaller",
+            "runtime.tiling = pixels 100, overlap 64 (--set): pixels and overlap must be multiples of 32, and overlap less than pixels",
         ),
     ] {
         assert_eq!(load(&set(&[pair])).unwrap_err().to_string(), want, "{pair}");
@@ -333,38 +336,38 @@ fn values_that_cannot_be_used_say_what_can() {
     for (pairs, want) in [
         (
             ["guidance.audio.skip=1", "sampler.kind=res_2s"],
-            "guidance.audio.skip = 1 (--set): a sampler that evaluates the transformer twice a step skips none; remove it, or \
+            "guidance.audio.skip = 1 (--set): a sampler with two evaluations per step cannot skip steps; remove it, or \
              choose another sampler.kind",
         ),
         (
             ["sampler.sigmas=[1, 0.5]", "sampler.schedule=beta"],
-            "sampler.schedule = beta (--set): sampler.sigmas holds the noise levels already: set sampler.steps, which takes \
-             their place, or remove it",
+            "sampler.schedule = beta (--set): sampler.sigmas already sets the noise levels; remove it, or set \
+             sampler.steps instead of sampler.sigmas",
         ),
         (
             ["request.retake.from=1", "sampler.steps=4"],
-            "request.retake = 1 s to the end (--set): only the pipeline retake reads it, and the pipeline is text_to_video",
+            "request.retake = 1 s to the end (--set): only the pipeline retake uses this key, but the pipeline is text_to_video",
         ),
         (
             ["sampler.sigma_shift=diffusers", "sampler.schedule=beta"],
-            "sampler.sigma_shift = diffusers (--set): sampler.schedule = beta is shifted for no number of tokens; leave out one \
+            "sampler.sigma_shift = diffusers (--set): sampler.schedule = beta does not depend on the number of tokens; remove one \
              of the two",
         ),
         (
             ["guidance.stg_streams=diffusers", "guidance.audio.by_sigma=[{sigma: 1, stg: 1}]"],
-            "guidance.audio.by_sigma = stg at 1 (--set): guidance.stg_streams: diffusers knows no such; take official",
+            "guidance.audio.by_sigma = stg at 1 (--set): not supported with guidance.stg_streams: diffusers; use official",
         ),
     ] {
         assert_eq!(load(&set(&pairs)).unwrap_err().to_string(), want, "{pairs:?}");
     }
-    // What `reference` sets is not asked for, and a sidecar of such a run has both.
+    // Values set by `reference` are not rejected; the sidecar of such a run has both keys.
     for written in [&["reference=diffusers"][..], &["reference=diffusers", "sampler.sigma_shift=diffusers"]] {
         assert!(load(&set(&[written, &["sampler.schedule=beta"]].concat())).is_ok(), "{written:?}");
     }
 }
 
 #[test]
-fn a_model_of_the_2_3_generation_brings_its_own_preset() {
+fn ltx_2_3_models_select_their_preset() {
     for name in ["Lightricks/LTX-2.3", "ltx2_3", "nano_2_3", "tests/fixtures/models/tiny_2_3", "models/nano_2_3"] {
         let loaded = load(&set(&[&format!("model.path={name}")])).unwrap();
         assert_eq!(loaded.preset(), "ltx2_3", "{name}");
@@ -374,9 +377,9 @@ fn a_model_of_the_2_3_generation_brings_its_own_preset() {
     assert_eq!(load(&set(&["model.path=tests/fixtures/models/tiny_a"])).unwrap().preset(), "ltx2");
 }
 
-/// Sampler of both stages, quality of the images' H.264 and the negative prompt differ from LTX-2.3's.
+/// Samplers of both stages, CRF and negative prompt differ from LTX-2.3.
 #[test]
-fn a_model_of_the_2_5_generation_brings_its_own_presets() {
+fn ltx_2_5_models_select_their_presets() {
     for name in
         ["Lightricks/LTX-2.5", "Lightricks/LTX-2.5-Diffusers", "ltx2_5", "nano_2_5", "tests/fixtures/models/dit_2_5"]
     {
@@ -416,7 +419,7 @@ fn a_model_of_the_2_5_generation_brings_its_own_presets() {
 }
 
 #[test]
-fn reference_decides_about_the_clamp_between_the_vocoder_s_stages() {
+fn reference_sets_the_vocoder_stage_1_clamp() {
     let clamp = |pairs: &[&str]| load(&set(pairs)).unwrap().config.vocoder.stage1_clamp;
     assert_eq!(clamp(&[]), Reference::Official);
     assert_eq!(clamp(&["reference=diffusers"]), Reference::Diffusers);
@@ -424,7 +427,7 @@ fn reference_decides_about_the_clamp_between_the_vocoder_s_stages() {
 }
 
 #[test]
-fn reference_decides_where_merging_loras_rounds() {
+fn reference_sets_the_lora_merge_order() {
     let order = |pairs: &[&str]| load(&set(pairs)).unwrap().config.model.lora_merge;
     assert_eq!(order(&[]), MergeOrder::Official);
     assert_eq!(order(&["reference=diffusers"]), MergeOrder::Diffusers);
@@ -432,7 +435,7 @@ fn reference_decides_where_merging_loras_rounds() {
 }
 
 #[test]
-fn set_takes_text_as_it_stands() {
+fn set_accepts_unquoted_text() {
     let config = |pair: &str| load(&set(&[pair])).unwrap().config;
     assert_eq!(config("request.prompt=24").request.prompt.as_deref(), Some("24"));
     assert_eq!(config("request.prompt=a: b, #1 [c").request.prompt.as_deref(), Some("a: b, #1 [c"));
@@ -445,7 +448,7 @@ fn set_takes_text_as_it_stands() {
 }
 
 #[test]
-fn seconds_pick_the_nearest_count() {
+fn seconds_select_the_nearest_frame_count() {
     let mut given = set(&["request.frame_rate=25"]);
     given.seconds = Some(4.0);
     let loaded = load(&given).unwrap();
@@ -456,7 +459,7 @@ fn seconds_pick_the_nearest_count() {
 }
 
 #[test]
-fn paths_of_the_command_line_are_meant_from_here() {
+fn command_line_paths_are_relative_to_the_working_directory() {
     let files = Folder::new(&[("in/c.yml", "output: {path: x.mp4}\nmodel: {path: ./m}\n")]);
     let mut given = files.given("in/c.yml");
     let config = load(&given).unwrap().config;
@@ -467,7 +470,7 @@ fn paths_of_the_command_line_are_meant_from_here() {
 }
 
 #[test]
-fn noise_levels_of_a_second_stage_fit_the_evaluations_of_its_sampler() {
+fn second_stage_sigmas_are_limited_by_sampler_evaluations() {
     let levels: Vec<String> = (0..140).map(|step| (1.0 - f64::from(step) / 140.0).to_string()).collect();
     let sigmas = format!("two_stage.sigmas=[{}]", levels.join(", "));
     let own = |sampler: &str| {
@@ -476,6 +479,6 @@ fn noise_levels_of_a_second_stage_fit_the_evaluations_of_its_sampler() {
     };
     assert_eq!(own("two_stage.sampler=euler"), Ok(()));
     let error = own("two_stage.sampler=res_2s").unwrap_err();
-    let start = "two_stage.sigmas = 140 (--set): ";
-    assert!(error.starts_with(start) && error.contains("evaluations of the transformer: at most 127 steps"), "{error}");
+    let start = "two_stage.sigmas = 140 steps (--set): ";
+    assert!(error.starts_with(start) && error.contains("transformer evaluations; use at most 127 steps"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Layers of configuration merged into one tree that remembers where each value came from.
+//! Tree of merged configuration layers that records the origin of each value.
 
 use std::fmt::Write;
 
@@ -7,17 +7,17 @@ use serde_json::Value;
 use super::error::ValueOrigin;
 use super::yaml::{Data, Node};
 
-/// A merged configuration. Maps merge key by key; a list is one value.
+/// Merged configuration. Maps are merged key by key; a list is a single value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Tree {
-    /// Keys in the order of the first layer that has them.
+    /// Keys, in the order of the first layer that has them.
     Map(Vec<(String, Tree)>),
-    /// A value and where it was written.
+    /// Value and its origin.
     Leaf(Value, ValueOrigin),
 }
 
 impl Tree {
-    /// A tree of one layer; `origin` gives a line's origin.
+    /// Converts the YAML of one layer; `origin` returns the origin of a line.
     pub(crate) fn from_node(node: &Node, origin: &impl Fn(u64) -> ValueOrigin) -> Tree {
         match &node.data {
             Data::Map(entries) => {
@@ -27,13 +27,13 @@ impl Tree {
         }
     }
 
-    /// A tree of one value at a dotted path.
+    /// Returns a tree with one value at a dotted path.
     pub(crate) fn at(path: &str, value: Value, origin: &ValueOrigin) -> Tree {
         let leaf = Tree::from_node(&Node::from_value(value), &|_| origin.clone());
         path.rsplit('.').fold(leaf, |inner, key| Tree::Map(vec![(key.to_string(), inner)]))
     }
 
-    /// Lays another tree over this one.
+    /// Merges `over`, whose values take precedence.
     pub(crate) fn merge(&mut self, over: Tree) {
         match (self, over) {
             (Tree::Map(mine), Tree::Map(theirs)) => {
@@ -48,7 +48,7 @@ impl Tree {
         }
     }
 
-    /// The tree at a dotted path.
+    /// Returns the subtree at a dotted path.
     pub(crate) fn get(&self, path: &str) -> Option<&Tree> {
         path.split('.').try_fold(self, |tree, key| match tree {
             Tree::Map(entries) => entries.iter().find(|(k, _)| k == key).map(|(_, t)| t),
@@ -56,7 +56,7 @@ impl Tree {
         })
     }
 
-    /// The value of a leaf that is not null.
+    /// Returns the value and origin of a leaf; `None` if it is null or missing.
     pub(crate) fn leaf(&self, path: &str) -> Option<(&Value, &ValueOrigin)> {
         match self.get(path)? {
             Tree::Leaf(Value::Null, _) | Tree::Map(_) => None,
@@ -64,7 +64,7 @@ impl Tree {
         }
     }
 
-    /// Where the value at a path was written; for a map, its first value's.
+    /// Returns the origin of the value at a path; for a map, that of its first value.
     pub(crate) fn origin(&self, path: &str) -> ValueOrigin {
         fn first(tree: &Tree) -> Option<&ValueOrigin> {
             match tree {
@@ -75,19 +75,19 @@ impl Tree {
         self.get(path).and_then(first).cloned().unwrap_or(ValueOrigin::Default)
     }
 
-    /// Writes a value at a path.
+    /// Sets the value at a dotted path.
     pub(crate) fn set(&mut self, path: &str, value: Value, origin: &ValueOrigin) {
         self.merge(Tree::at(path, value, origin));
     }
 
-    /// Takes a key of the top level out.
+    /// Removes a top-level key.
     pub(crate) fn remove(&mut self, key: &str) {
         if let Tree::Map(entries) = self {
             entries.retain(|(k, _)| k != key);
         }
     }
 
-    /// Takes what is at a dotted path out.
+    /// Removes the subtree at a dotted path.
     pub(crate) fn cut(&mut self, path: &str) {
         let Tree::Map(entries) = self else { return };
         match path.split_once('.') {
@@ -96,7 +96,7 @@ impl Tree {
         }
     }
 
-    /// Adds every value's path and origin; `path` is the tree's own.
+    /// Appends the path and origin of every leaf to `out`; `path` is the path of this tree.
     pub(super) fn leaves<'a>(&'a self, path: String, out: &mut Vec<(String, &'a ValueOrigin)>) {
         match self {
             Tree::Leaf(_, origin) => out.push((path, origin)),
@@ -108,7 +108,7 @@ impl Tree {
         }
     }
 
-    /// Puts another tree in the place of the one at a dotted path, where there is one.
+    /// Replaces the subtree at a dotted path, if it exists.
     pub(super) fn replace(&mut self, path: &str, with: Tree) {
         let found = path.split('.').try_fold(self, |tree, key| match tree {
             Tree::Map(entries) => entries.iter_mut().find(|(k, _)| k == key).map(|(_, inner)| inner),
@@ -119,7 +119,7 @@ impl Tree {
         }
     }
 
-    /// Without the origins.
+    /// Returns the values without origins.
     pub(crate) fn to_value(&self) -> Value {
         match self {
             Tree::Leaf(value, _) => value.clone(),
@@ -127,7 +127,7 @@ impl Tree {
         }
     }
 
-    /// As YAML, each value's origin in a comment.
+    /// Returns YAML with the origin of each value in a comment.
     pub(crate) fn to_yaml(&self) -> String {
         let mut out = String::new();
         self.write(&mut out, 0);
@@ -154,7 +154,7 @@ impl Tree {
     }
 }
 
-/// Whether two values are the same; numbers are compared by value, so that 5 is 5.0.
+/// Compares two values; numbers by numeric value, so 5 equals 5.0.
 pub(super) fn are_same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => one == other || one.as_f64() == other.as_f64(),
@@ -165,7 +165,7 @@ pub(super) fn are_same(one: &Value, other: &Value) -> bool {
     }
 }
 
-/// A value on one line: JSON is YAML, and plain words need no quotes.
+/// Formats a value on one line: as JSON, which is valid YAML, except for plain words without quotes.
 fn scalar(value: &Value) -> String {
     let plain = |s: &str| {
         s.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn later_layers_win_value_by_value() {
+    fn later_layers_override_individual_values() {
         let mut merged = tree("a: {x: 1, y: 2}\nb: [1, 2]\nc: {z: 1}\n", "base.yml");
         merged.merge(tree("a:\n  y: 3\nb: [3]\nc: null\n", "top.yml"));
         merged.merge(Tree::at("a.w", Value::from("it's: so"), &ValueOrigin::Set));

@@ -1,4 +1,4 @@
-//! A tree against the JSON Schema of [`Config`]: one description serves `ltx2 schema`, files, `--set` and flags.
+//! Validation of a tree against the JSON Schema of [`Config`], for files, `--set` and flags.
 
 use std::sync::OnceLock;
 
@@ -7,34 +7,34 @@ use serde_json::{Map, Value, json};
 
 use super::error::ConfigError;
 use super::experiment::Experiment;
-use super::other_names;
+use super::reference_video;
 use super::schema::Config;
 use super::yaml::{Data, Node};
 
-/// The JSON Schema of a run's YAML; its definitions hold that of an experiment's too.
+/// Returns the JSON Schema of a configuration; its `$defs` include the schema of experiments.
 pub fn json_schema() -> &'static Value {
     static SCHEMA: OnceLock<Value> = OnceLock::new();
     SCHEMA.get_or_init(|| {
         let mut generator = SchemaSettings::default().into_generator();
         generator.subschema_for::<Experiment>();
         let mut schema = generator.into_root_schema_for::<Config>().to_value();
-        other_names::add_to(&mut schema);
+        reference_video::add_to(&mut schema);
         schema
     })
 }
 
-/// The JSON Schema of an experiment's YAML.
+/// Returns the JSON Schema of an experiment file.
 pub fn experiment_schema() -> Value {
     let root = json_schema();
     json!({"$schema": root["$schema"], "$ref": "#/$defs/Experiment", "$defs": root["$defs"]})
 }
 
-/// Where a tree comes from, for messages.
+/// Source of a tree, for error messages.
 #[derive(Clone, Copy)]
 pub(crate) enum Place<'a> {
-    /// A file; lines are the nodes'.
+    /// File; nodes have line numbers.
     File(&'a str),
-    /// The command line, e.g. `--set` or `--width`.
+    /// Command-line argument, e.g. `--set` or `--width`.
     Flag(&'a str),
 }
 
@@ -47,10 +47,11 @@ impl Place<'_> {
     }
 }
 
-/// Checks a configuration.
+/// Validates a configuration.
 ///
 /// # Errors
-/// [`ConfigError::UnknownKey`] with the nearest key, [`ConfigError::WrongType`] with what is accepted.
+/// Returns [`ConfigError::UnknownKey`] with the most similar key, or [`ConfigError::WrongType`] with the accepted
+/// values.
 pub(crate) fn validate(node: &Node, place: Place) -> Result<(), ConfigError> {
     if matches!(node.data, Data::Scalar(Value::Null)) {
         return Ok(()); // An empty file.
@@ -58,24 +59,23 @@ pub(crate) fn validate(node: &Node, place: Place) -> Result<(), ConfigError> {
     check(node, json_schema(), "", place)
 }
 
-/// Checks an experiment.
 pub(crate) fn validate_experiment(node: &Node, file: &str) -> Result<(), ConfigError> {
     check(node, &json_schema()["$defs"]["Experiment"], "", Place::File(file))
 }
 
-/// Whether a key takes text as it stands.
+/// Returns whether a key accepts arbitrary text.
 pub(crate) fn accepts_text(path: &str) -> bool {
     let found = path.split('.').try_fold(json_schema(), |schema, key| property(schema, key));
     found.is_some_and(|s| alternatives(s).iter().any(|a| types(a).contains(&"string") && values(a).is_empty()))
 }
 
-/// Follows a reference into the schema's definitions.
+/// Resolves a `$ref` to the definition in the schema.
 fn follow(schema: &Value) -> &Value {
     let Some(name) = schema["$ref"].as_str().and_then(|r| r.strip_prefix("#/$defs/")) else { return schema };
     follow(&json_schema()["$defs"][name])
 }
 
-/// The schemas of which a value must fit one.
+/// Returns the alternatives of `anyOf`, or the schema itself.
 fn alternatives(schema: &Value) -> Vec<&Value> {
     let schema = follow(schema);
     match schema["anyOf"].as_array() {
@@ -92,12 +92,12 @@ fn types(schema: &Value) -> Vec<&str> {
     }
 }
 
-/// The words that a schema lists.
+/// Returns the enumerated strings of a schema.
 fn values(schema: &Value) -> Vec<&str> {
     let listed = schema["enum"].as_array().into_iter().flatten();
     let described = schema["oneOf"].as_array().into_iter().flatten().map(|one| &one["const"]);
     let described = described.chain(schema["oneOf"].as_array().into_iter().flatten().flat_map(|one| {
-        // Variants without a description of their own are listed together.
+        // Variants without descriptions are listed in one `enum`.
         one["enum"].as_array().into_iter().flatten()
     }));
     listed.chain(described).chain([&schema["const"]]).filter_map(Value::as_str).collect()
@@ -123,7 +123,7 @@ fn check(node: &Node, schema: &Value, path: &str, place: Place) -> Result<(), Co
                 };
                 check(child, inner, &join(path, key), place)?;
             }
-            // Only items of lists have keys that must be there: every other key has a default.
+            // Only list items have required keys; all other keys have defaults.
             let mut required = object["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
             match required.find(|r| node.get(r).is_none()) {
                 None => Ok(()),
@@ -131,7 +131,7 @@ fn check(node: &Node, schema: &Value, path: &str, place: Place) -> Result<(), Co
                     place: place.at(node.line),
                     key: path.into(),
                     expected: format!("a map with the key '{missing}'"),
-                    found: "one without it".into(),
+                    found: "a map without this key".into(),
                 }),
             }
         }
@@ -172,14 +172,14 @@ fn fits(value: &Value, schema: &Value) -> bool {
     })
 }
 
-/// Accepted values of a schema, in words.
+/// Describes the accepted values of a schema.
 fn describe(schema: &Value) -> String {
     let words = values(schema);
     if !words.is_empty() {
         return words.join(", ");
     }
     let bound = |key: &str| schema[key].as_f64().map(|v| v.to_string());
-    // The widest bounds of an integer type say nothing to a reader.
+    // Omit the bounds of integer types, such as 2^64 - 1.
     let range = match (bound("minimum"), bound("maximum").filter(|m| m.len() < 8)) {
         (Some(low), Some(high)) => format!(" from {low} to {high}"),
         (Some(low), None) => format!(" of at least {low}"),
@@ -200,7 +200,7 @@ fn describe(schema: &Value) -> String {
 
 fn wrong(node: &Node, options: &[&Value], path: &str, place: Place) -> ConfigError {
     let mut expected: Vec<String> = options.iter().map(|s| describe(s)).collect();
-    // Null is said last.
+    // Sort null last.
     expected.sort_by_key(|e| e == "null");
     let found = match &node.data {
         Data::List(_) => "a list".to_string(),
@@ -221,17 +221,19 @@ fn wrong(node: &Node, options: &[&Value], path: &str, place: Place) -> ConfigErr
 fn unknown(key: &str, known: Option<&Map<String, Value>>, path: &str, place: String) -> ConfigError {
     if path == "model" && key == "prompt_enhancer" {
         let hint =
-            "prompts are not rewritten here; write the enhanced prompt as request.prompt (docs/models.md)".into();
+            "prompt enhancement is not supported; write the enhanced prompt as request.prompt (docs/models.md)".into();
         return ConfigError::UnknownKey { place, key: join(path, key), hint };
     }
     let names: Vec<&str> = known.into_iter().flat_map(|k| k.keys()).map(String::as_str).collect();
     let near = names.iter().map(|n| (strsim::jaro_winkler(n, key), *n)).max_by(|a, b| a.0.total_cmp(&b.0));
     let hint = match near {
         Some((score, name)) if score > 0.75 => format!("did you mean '{name}'?"),
-        // A key of another section, at the wrong depth.
+        // The key belongs to another section.
         _ => match section_of(key) {
             Some(section) => format!("'{key}' belongs under '{section}'"),
-            None => format!("nearest is '{}', known are {}", near.map_or("", |n| n.1), names.join(", ")),
+            None => {
+                format!("the nearest known key is '{}'; known keys are {}", near.map_or("", |n| n.1), names.join(", "))
+            }
         },
     };
     ConfigError::UnknownKey { place, key: join(path, key), hint }
@@ -252,12 +254,12 @@ mod tests {
     }
 
     #[test]
-    fn typos_are_named_with_the_nearest_key() {
+    fn unknown_keys_suggest_the_nearest_key() {
         for (text, want) in [
             ("request:\n  # size\n  widht: 512\n", "3: unknown key 'request.widht'; did you mean 'width'?"),
             (
                 "model: {prompt_enhancer: google/gemma-4-E2B-it}\n",
-                "1: unknown key 'model.prompt_enhancer'; prompts are not rewritten here; write the enhanced prompt as \
+                "1: unknown key 'model.prompt_enhancer'; prompt enhancement is not supported; write the enhanced prompt as \
                  request.prompt (docs/models.md)",
             ),
             ("\nsampelr: {steps: 3}\n", "2: unknown key 'sampelr'; did you mean 'sampler'?"),
@@ -268,7 +270,7 @@ mod tests {
             ),
             (
                 "mesh: {zzz: 1}\n",
-                "1: unknown key 'mesh.zzz'; nearest is 'dcn', known are data, cfg, fsdp, context, tensor, dcn",
+                "1: unknown key 'mesh.zzz'; the nearest known key is 'dcn'; known keys are data, cfg, fsdp, context, tensor, dcn",
             ),
         ] {
             assert_eq!(message(text), format!("x.yml:{want}"));
@@ -276,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_types_say_what_is_accepted() {
+    fn wrong_types_list_accepted_values() {
         for (text, want) in [
             (
                 "request: {width: wide}\n",
@@ -294,7 +296,7 @@ mod tests {
             ("sampler: {sigmas: [1, a]}\n", "1: 'sampler.sigmas[1]' must be a number, not the text 'a'"),
             (
                 "request: {images: [{frame: 1}]}",
-                "1: 'request.images[0]' must be a map with the key 'path', not one without it",
+                "1: 'request.images[0]' must be a map with the key 'path', not a map without this key",
             ),
             ("- 1\n", "1: 'the file' must be a map of keys, not a list"),
             ("model: {text_encoder: 3}\n", "1: 'model.text_encoder' must be text or null, not 3 (quote it)"),
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_known_where_it_is_taken() {
+    fn accepts_text_only_for_string_keys() {
         assert!(accepts_text("request.prompt") && accepts_text("model.vae") && accepts_text("runtime.xla_flags.xla_x"));
         assert!(!accepts_text("request.width") && !accepts_text("runtime.dtype") && !accepts_text("request.nope"));
     }

@@ -1,4 +1,4 @@
-//! YAML as a tree that knows its lines. JSON is read by the same parser.
+//! YAML tree with line numbers. JSON is read by the same parser.
 
 use std::fmt;
 
@@ -8,26 +8,26 @@ use serde_saphyr::Spanned;
 
 use super::error::ConfigError;
 
-/// A value and the line of its key (of itself in a list).
+/// Value with the line of its key, or its own line in a list.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
-    /// Line, from 1.
+    /// Line, from 1; 0 if the tree was not parsed from text.
     pub(crate) line: u64,
     pub(crate) data: Data,
 }
 
-/// A YAML value.
+/// YAML value.
 #[derive(Clone, Debug)]
 pub(crate) enum Data {
-    /// Null, a switch, a number or text.
+    /// Null, boolean, number or string.
     Scalar(Value),
     List(Vec<Node>),
-    /// Keys in the order of the file.
+    /// Entries in file order.
     Map(Vec<(String, Node)>),
 }
 
 impl Node {
-    /// The value of a key, when this is a map that has it.
+    /// Returns the value of a key if this is a map that has it.
     pub(crate) fn get(&self, key: &str) -> Option<&Node> {
         match &self.data {
             Data::Map(entries) => entries.iter().find(|(k, _)| k == key).map(|(_, n)| n),
@@ -35,7 +35,7 @@ impl Node {
         }
     }
 
-    /// Without the lines.
+    /// Returns the value without line numbers.
     pub(crate) fn to_value(&self) -> Value {
         match &self.data {
             Data::Scalar(v) => v.clone(),
@@ -44,7 +44,7 @@ impl Node {
         }
     }
 
-    /// A tree that was not read from a file.
+    /// Converts a value that was not parsed from text.
     pub(crate) fn from_value(value: Value) -> Node {
         let data = match value {
             Value::Array(items) => Data::List(items.into_iter().map(Node::from_value).collect()),
@@ -55,12 +55,12 @@ impl Node {
     }
 }
 
-/// Reads YAML; `place` names it in errors.
+/// Parses YAML; `place` is the file name in errors.
 ///
 /// # Errors
-/// [`ConfigError::Syntax`] with the line; a key written twice is one.
+/// Returns [`ConfigError::Syntax`] with the line; duplicate keys are an error.
 pub(crate) fn parse(text: &str, place: &str) -> Result<Node, ConfigError> {
-    // Only `true` and `false` are switches: `prompt: no` is a word.
+    // Only `true` and `false` are booleans: `prompt: no` is text.
     let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
     match serde_saphyr::from_str_with_options::<Spanned<Data>>(text, options) {
         Ok(root) => Ok(node(root)),
@@ -71,7 +71,7 @@ pub(crate) fn parse(text: &str, place: &str) -> Result<Node, ConfigError> {
                     format!("key '{key}' is given twice")
                 }
                 other => {
-                    // The parser's own place would say the line a second time.
+                    // Remove the parser's own location; `place` already has the line.
                     let text = other.to_string();
                     text.split(" at line ").next().unwrap_or(&text).to_string()
                 }
@@ -114,7 +114,7 @@ impl<'de> Visitor<'de> for DataVisitor {
         Data::deserialize(deserializer)
     }
 
-    // A number that is not finite becomes null.
+    // Non-finite numbers become null.
     scalars!(visit_bool: bool, visit_u64: u64, visit_i64: i64, visit_f64: f64, visit_str: &str);
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Data, A::Error> {
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_those_of_the_keys() {
+    fn node_lines_are_the_lines_of_their_keys() {
         let root = parse("a: 1\nb:\n  # c\n  d: [1,\n   x]\n\n  e: {f: 18446744073709551615}\n", "t.yml").unwrap();
         let line = |path: &[&str]| path.iter().try_fold(&root, |n, k| n.get(k)).unwrap().line;
         assert_eq!([line(&["a"]), line(&["b"]), line(&["b", "d"]), line(&["b", "e", "f"])], [1, 2, 4, 7]);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn words_stay_words_and_json_is_read() {
+    fn unquoted_words_are_strings_and_json_is_parsed() {
         let root = parse("{\"a\": \"\\ud83d\\ude00\\/\", \"b\": null,\n\t\"c\": [1.5, true]}", "t.json").unwrap();
         assert_eq!(root.to_value(), serde_json::json!({"a": "😀/", "b": null, "c": [1.5, true]}));
         assert_eq!(parse("a: no\nb: on\n", "t").unwrap().to_value(), serde_json::json!({"a": "no", "b": "on"}));
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn aliases_and_nesting_are_bounded() {
-        // Nine levels of nine aliases each: a few hundred bytes that stand for 10^9 items.
+        // Nine levels of nine aliases each: a few hundred bytes that expand to 10^9 items.
         let levels = (1..10).map(|n| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 9].join(",")));
         let laughs = format!("a0: &a0 [lol]\n{}", levels.collect::<String>());
         let deep = "[".repeat(100_000);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_file_and_line() {
+    fn errors_contain_file_and_line() {
         let message = |text| parse(text, "x.yml").unwrap_err().to_string();
         assert_eq!(message("a: 1\nb: 2\na: 3\n"), "x.yml:3: key 'a' is given twice");
         assert_eq!(message("a: [1\nb: 2"), "x.yml:2: illegal placement of ':' indicator");

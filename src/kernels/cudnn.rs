@@ -1,51 +1,56 @@
-//! Fused attention of cuDNN, as a custom call that XLA's CUDA plugin knows. A device's own operation: no partitioner
-//! splits it.
+//! Fused cuDNN attention, as a custom call that XLA's CUDA plugin implements. The call operates on local shards,
+//! because the SPMD partitioner does not split it.
 
 use serde::Serialize;
 
 use crate::hlo::{CustomCall, DType, Type, Value};
 
-/// Widest head that cuDNN takes on Hopper.
+/// Largest head dimension that cuDNN supports on Hopper.
 const WIDEST: usize = 256;
 
-/// Least bias of a part of the keys. A part may hold nothing but hidden keys for some query: with a bias as low as theirs
-/// its scores differ from their largest by rounding alone, yet by more than an exponential can hold. A part of this bias
-/// vanishes beside any other all the same.
+/// Lower bound to which the bias is clamped when attending to a subset of the keys, all of which may be masked for some
+/// queries. With the full mask value, rounding would make the scores differ by more than the exponential can represent.
+/// With this bound, a fully masked subset still has no weight compared with unmasked keys.
 const LEAST_BIAS: f64 = -32768.0;
 
-/// Reason why cuDNN cannot take these operands, if there is one.
+/// Returns why cuDNN does not support these operands, or `None` if it does.
 pub(super) fn unsupported_reason(q: &Value, k: &Value, bias: Option<&Value>) -> Option<String> {
     let (dtype, dim) = (q.dtype(), q.dim(3));
     if ![DType::BF16, DType::F16].contains(&dtype) {
-        return Some(format!("{} elements", dtype.name()));
+        return Some(format!("element type {}", dtype.name()));
     }
     if !dim.is_multiple_of(8) || dim > WIDEST {
-        return Some(format!("heads {dim} wide, only multiples of 8 up to {WIDEST}"));
+        return Some(format!("head dimension {dim}, which must be a multiple of 8 and at most {WIDEST}"));
     }
     if k.dtype() != dtype {
-        return Some(format!("{} queries with {} keys", dtype.name(), k.dtype().name()));
+        return Some(format!(
+            "{} queries with {} keys, whose element types must match",
+            dtype.name(),
+            k.dtype().name()
+        ));
     }
-    // The kernel reads a bias in rows of vectors.
-    bias.filter(|b| !b.dim(3).is_multiple_of(8)).map(|b| format!("a mask of {} keys, only multiples of 8", b.dim(3)))
+    // The kernel reads each row of the bias as vectors, so the row length must be a multiple of 8.
+    bias.filter(|b| !b.dim(3).is_multiple_of(8))
+        .map(|b| format!("a mask whose key count, {}, is not a multiple of 8", b.dim(3)))
 }
 
-/// Reason why it cannot attend to a part of the keys and return the sums, if there is one.
+/// Like [`unsupported_reason`], but for [`partial`], which also requires an even number of queries if there is a mask.
 pub(super) fn partial_unsupported_reason(q: &Value, k: &Value, bias: Option<&Value>) -> Option<String> {
     let odd = || bias.filter(|_| !q.dim(1).is_multiple_of(2));
     unsupported_reason(q, k, bias)
-        .or_else(|| odd().map(|_| format!("a mask of {} queries, only even numbers beside the sums", q.dim(1))))
+        .or_else(|| odd().map(|_| format!("partial attention with a mask whose query count, {}, is odd", q.dim(1))))
 }
 
-/// Attention of `q [b, q, h, d]` with `k`, `v` `[b, k, kv, d]` and a bias `[b or 1, 1, q or 1, k]`; the result is
-/// `[b, q, h, d]`.
+/// Computes attention of queries `q [b, q, h, d]` over keys `k` and values `v`, both `[b, k, kv, d]`, with an additive
+/// bias `[b or 1, 1, q or 1, k]`. Returns `[b, q, h, d]`.
 pub(super) fn attention(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Value {
     let results = call(q, k, v, bias, scale, &[]);
     results[0].transpose(&[0, 2, 1, 3])
 }
 
-/// Attention over a part of the keys: the attended values `[b, q, h, d]`, and the natural logarithm of the sum of the
-/// exponentials of each query's scaled and biased scores, `[b, q, h, 1]`, f32. It is the kernel's form for training, whose
-/// backward pass reads those sums.
+/// Computes attention over a subset of the keys. Returns the normalized values `[b, q, h, d]` and, for each query, the
+/// f32 log-sum-exp `[b, q, h, 1]` of its scaled and biased scores. This is the training variant of the kernel, whose
+/// backward pass needs the log-sum-exp.
 pub(super) fn partial(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> [Value; 2] {
     let bias = bias.map(|bias| bias.maximum(&bias.like(LEAST_BIAS)));
     let sums = Type::new(DType::F32, [q.dim(0), q.dim(2), q.dim(1)]);
@@ -53,7 +58,7 @@ pub(super) fn partial(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, sca
     [results[0].transpose(&[0, 2, 1, 3]), results[1].transpose(&[0, 2, 1]).unsqueeze(3)]
 }
 
-/// The kernel's call; its results are the attended values `[b, h, q, d]`, `more`, and a workspace.
+/// Calls the kernel. Returns the attended values `[b, h, q, d]`, then results of the types `more`, then a workspace.
 fn call(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, more: &[Type]) -> Vec<Value> {
     let b = q.builder();
     let [rows, queries, heads, dim] = [0, 1, 2, 3].map(|axis| q.dim(axis));
@@ -62,16 +67,16 @@ fn call(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, more:
     let config = BackendConfig::new(scores, scale);
     let natural = |rank: usize| (0..rank).rev().collect::<Vec<_>>();
     let operands: Vec<&Value> = [q, k, v].into_iter().chain(bias.as_ref()).collect();
-    // Named [b, h, q, d], stored as the queries are.
+    // Logical shape [b, h, q, d], laid out in memory like the queries.
     let values = (Type::new(q.dtype(), [rows, heads, queries, dim]), vec![3, 1, 2, 0]);
-    // The plugin writes the workspace's size.
+    // The plugin sets the actual size of the workspace.
     let workspace = Type::new(DType::U8, [0]);
     let others = more.iter().cloned().chain([workspace]).map(|ty| (ty.clone(), natural(ty.rank())));
     let (results, result_layouts): (Vec<Type>, _) = [values].into_iter().chain(others).unzip();
     let call = CustomCall {
         target: if bias.is_some() { "__cudnn$fmhaScaleBiasSoftmax" } else { "__cudnn$fmhaSoftmax" }.into(),
         api_version: 2,
-        backend_config: serde_json::to_string(&config).expect("structs of texts and numbers have a JSON form"),
+        backend_config: serde_json::to_string(&config).expect("the configuration serializes to JSON"),
         operand_layouts: vec![natural(4); operands.len()],
         result_layouts,
         ..CustomCall::default()
@@ -79,7 +84,8 @@ fn call(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, more:
     b.custom_call(&call, &operands, &results)
 }
 
-/// The plugin's `GpuBackendConfig`, as much of it as attention needs. 64-bit numbers are text, as protobuf's JSON has them.
+/// The fields of XLA's `GpuBackendConfig` that attention needs. 64-bit integers are strings, as in protobuf's JSON
+/// format.
 #[derive(Serialize)]
 struct BackendConfig {
     operation_queue_id: &'static str,
@@ -111,7 +117,7 @@ struct Algorithm {
     workspace_size: &'static str,
 }
 
-/// The scores that never stand anywhere.
+/// Shape of the score matrix, which is never materialized.
 #[derive(Serialize)]
 struct Shape {
     element_type: &'static str,
@@ -135,7 +141,7 @@ struct Dot {
 }
 
 impl BackendConfig {
-    /// For scores `[b, h, q, k]`.
+    /// Creates the configuration for score matrices of shape `[b, h, q, k]`.
     fn new(scores: [usize; 4], scale: f64) -> Self {
         BackendConfig {
             operation_queue_id: "0",
@@ -157,7 +163,8 @@ impl BackendConfig {
                 },
                 is_flash_attention: true,
                 mask_type: "NO_MASK",
-                // Queries [b, q, h, d] with keys [b, k, h, d]; weights [b, h, q, k] with values [b, k, h, d].
+                // bmm1: queries [b, q, h, d] with keys [b, k, h, d]; bmm2: weights [b, h, q, k] with values [b, k, h,
+                // d].
                 bmm1_dot_dimension_numbers: Dot {
                     lhs_contracting_dimensions: ["3"],
                     rhs_contracting_dimensions: ["3"],

@@ -1,9 +1,9 @@
-//! Attention in XLA's own operations: matmuls accumulate in f32, softmax in f32, weights rounded to the values' type.
-//! Values come as `[b, kv, d, k]`, the order in which their product reads them.
+//! Attention in plain XLA operations: matmuls accumulate in f32, softmax is computed in f32, and weights are rounded to
+//! the element type of the values. Values are `[b, kv, d, k]`, the dimension order in which the matmul reads them.
 
 use crate::hlo::{DType, Type, Value};
 
-/// Scores `[b, kv, q, group, k]`, f32. Query heads that share a key head form one more dimension of the product.
+/// Returns scores `[b, kv, q, group, k]`, f32. Query heads that share a key head form the `group` dimension.
 fn scores(q: &Value, k: &Value, bias: Option<&Value>, scale: f64) -> Value {
     let (kv, d) = (k.dim(2), q.dim(3));
     let grouped = q.reshape(vec![q.dim(0), q.dim(1), kv, q.dim(2) / kv.max(1), d]);
@@ -14,7 +14,7 @@ fn scores(q: &Value, k: &Value, bias: Option<&Value>, scale: f64) -> Value {
     }
 }
 
-/// `weights [b, kv, q, group, k]` times values `[b, kv, d, k]`, in the queries' order `[b, q, h, d]`.
+/// Returns the product of `weights [b, kv, q, group, k]` and values `v [b, kv, d, k]`, as `[b, q, h, d]`.
 fn weighted(weights: &Value, v: &Value, q: &Value, dtype: DType) -> Value {
     q.builder().einsum("bkqgs,bkds->bqkgd", &weights.to(v.dtype()), v, dtype).reshape(q.dims().to_vec())
 }
@@ -25,7 +25,8 @@ pub(super) fn attention(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, s
     weighted(&(&weights / weights.sum_keep(&[-1])), v, q, q.dtype())
 }
 
-/// Values before the division, the largest score and the sum of the weights, each in the queries' order.
+/// Computes attention without normalization. Returns, in f32, the weighted sums of values `[b, q, h, d]`, and the
+/// largest score and the sum of weights of each query and head, both `[b, q, h, 1]`.
 pub(super) fn partial(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> [Value; 3] {
     let scores = scores(q, k, bias, scale);
     let largest = scores.max_keep(&[-1]);
@@ -35,8 +36,9 @@ pub(super) fn partial(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, sca
     [weighted(&weights, v, q, DType::F32), column(&largest), column(&weights.sum_keep(&[-1]))]
 }
 
-/// `chunk` queries at a time, with their rows of a bias that has such: each query's row is computed exactly as in one piece.
-/// `results` are the types for all queries.
+/// Runs `f` on chunks of `chunk` queries and concatenates its results. `f` also receives the bias, restricted to the
+/// rows of the chunk if the bias has one row per query. The result of each query is bitwise the same as without chunks.
+/// `results` are the types of the concatenated results.
 pub(super) fn chunked(
     q: &Value,
     bias: Option<&Value>,

@@ -1,4 +1,4 @@
-//! Operands that a fused kernel does not take: an error, a warning or a line of the log.
+//! Handles operands that a fused kernel does not support: reports an error, a warning or a debug log line.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -7,37 +7,45 @@ use super::Kernel;
 use crate::hlo::Value;
 
 impl Kernel {
-    /// Whether a fused kernel supports these operands. If not, XLA's own operations take them, and the reason is said; or
-    /// the program is refused, where the configuration names the kernel.
+    /// Returns whether the fused kernel supports the operands, that is, whether `reason` is `None`. Otherwise the
+    /// reason is logged and the caller falls back to plain XLA operations. If the configuration requires cuDNN, the
+    /// reason becomes an error of the program instead.
     pub(super) fn supports(self, q: &Value, k: &Value, reason: Option<String>) -> bool {
         let Some(reason) = reason else { return true };
         match self {
             Kernel::Cudnn { required: true } => {
-                let message = format!("runtime.attention: cudnn does not take {reason} (queries {})", q.ty());
+                let message = format!(
+                    "runtime.attention: cudnn does not support {reason} (queries {}); use auto or plain",
+                    q.ty()
+                );
                 q.builder().reject("attention", message);
             }
             Kernel::Cudnn { required: false } if is_new(&reason) => {
-                tracing::warn!("attention in XLA's own operations: cuDNN does not take {reason} (queries {})", q.ty());
+                tracing::warn!("using plain XLA attention: cuDNN does not support {reason} (queries {})", q.ty());
             }
             _ => {
-                tracing::debug!(queries = %q.ty(), keys = %k.ty(), "attention in XLA's own operations: {reason}");
+                tracing::debug!(queries = %q.ty(), keys = %k.ty(), "using plain XLA attention: {reason}");
             }
         }
         false
     }
 
-    /// Whether the windows' kernel supports these queries. If not, blocks of them are attention like any other, and the reason
-    /// is said.
+    /// Returns whether the window attention kernel supports the queries, that is, whether `reason` is `None`. Otherwise
+    /// the reason is logged and the caller falls back to regular attention on blocks of queries.
     pub(super) fn supports_windows(self, q: &Value, reason: Option<String>) -> bool {
         let Some(reason) = reason else { return true };
         if is_new(&format!("windows: {reason}")) {
-            tracing::warn!("windows in blocks of a bias each: the kernel does not take {reason} (queries {})", q.ty());
+            tracing::warn!(
+                "using window attention without the fused kernel, which does not support {reason} (queries {})",
+                q.ty()
+            );
         }
         false
     }
 }
 
-/// Whether a reason is given for the first time: a program has many layers, and is written more than once.
+/// Returns whether the reason is new, and records it. This prevents repeated warnings: programs have many layers and
+/// are built more than once.
 fn is_new(reason: &str) -> bool {
     static GIVEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     GIVEN.lock().unwrap_or_else(PoisonError::into_inner).insert(reason.to_owned())

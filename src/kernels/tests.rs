@@ -1,4 +1,4 @@
-//! The calls of cuDNN's kernel, and what happens where it does not take the operands.
+//! Tests of cuDNN calls and of unsupported operands.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +15,7 @@ struct Operands {
     bias: Value,
 }
 
-/// `queries` and twice as many keys of two heads.
+/// Returns attention operands with `queries` queries, twice as many keys, and two heads.
 fn operands(dtype: DType, queries: usize, dim: usize) -> Operands {
     let b = Builder::new("attention");
     let argument = |name: &str, n: usize| b.argument(name, Type::new(dtype, [3, n, 2, dim]));
@@ -37,20 +37,20 @@ impl Operands {
 
     fn error(&self, results: &[Value]) -> String {
         let results: Vec<_> = ["acc"].into_iter().zip(results).collect();
-        self.b.finish(&results).expect_err("is refused").to_string()
+        self.b.finish(&results).expect_err("unsupported operands").to_string()
     }
 }
 
-/// With the sums of a part, and a bias that the kernel can take differences of.
+/// Snapshot of a partial attention program, in which the call returns the log-sum-exp and the bias has a lower bound.
 #[test]
 fn the_program_of_a_part() {
     let o = operands(DType::BF16, 8, 16);
     insta::assert_snapshot!(o.text(&o.part(CUDNN, Some(&o.bias))));
 }
 
-/// The calls differ in their results alone.
+/// The calls of partial and full attention differ only in their results.
 #[test]
-fn sums_are_one_more_result() {
+fn partial_attention_call_differs_only_in_its_results() {
     let call = |text: String| text.lines().find(|l| l.contains("custom_call")).expect("a call").to_owned();
     let o = operands(DType::BF16, 8, 16);
     let part = call(o.text(&o.part(CUDNN, None)));
@@ -67,29 +67,40 @@ fn sums_are_one_more_result() {
     assert_ne!(all, with_sums);
 }
 
-/// Operands that cuDNN does not take, whether with a mask, and why.
+/// Operands that cuDNN does not support, whether to pass the mask, and the expected reason.
 fn refusals() -> [(Operands, bool, &'static str); 3] {
     let of = operands;
     [
-        (of(DType::F32, 8, 16), false, "f32 elements (queries tensor<3x8x2x16xf32>)"),
-        (of(DType::BF16, 8, 20), false, "heads 20 wide, only multiples of 8 up to 256 (queries tensor<3x8x2x20xbf16>)"),
-        (of(DType::BF16, 6, 16), true, "a mask of 12 keys, only multiples of 8 (queries tensor<3x6x2x16xbf16>)"),
+        (of(DType::F32, 8, 16), false, "element type f32 (queries tensor<3x8x2x16xf32>)"),
+        (
+            of(DType::BF16, 8, 20),
+            false,
+            "head dimension 20, which must be a multiple of 8 and at most 256 (queries tensor<3x8x2x20xbf16>)",
+        ),
+        (
+            of(DType::BF16, 6, 16),
+            true,
+            "a mask whose key count, 12, is not a multiple of 8 (queries tensor<3x6x2x16xbf16>)",
+        ),
     ]
 }
 
 #[test]
-fn kernel_that_is_asked_for_is_an_error_where_it_does_not_fit() {
+fn required_kernel_rejects_unsupported_operands() {
     for (o, masked, reason) in refusals() {
         let bias = Some(&o.bias).filter(|_| masked);
         let error = o.error(&o.part(ONLY_CUDNN, bias));
-        assert!(error.ends_with(&format!("runtime.attention: cudnn does not take {reason}")), "{error}");
+        assert!(
+            error.ends_with(&format!("runtime.attention: cudnn does not support {reason}; use auto or plain")),
+            "{error}"
+        );
         assert!(!error.contains('\n'), "{error}");
     }
 }
 
-/// Without sums any number of queries will do.
+/// Full attention supports an odd number of queries with a mask; partial attention does not.
 #[test]
-fn a_mask_beside_sums_has_an_even_number_of_queries() {
+fn partial_attention_mask_needs_even_query_count() {
     let o = operands(DType::BF16, 5, 16);
     let mask = o.b.argument("mask", Type::new(DType::F32, [1, 1, 1, 16]));
     let keys = o.b.argument("keys", Type::new(DType::BF16, [3, 16, 2, 16]));
@@ -97,16 +108,16 @@ fn a_mask_beside_sums_has_an_even_number_of_queries() {
     assert!(o.text(&[all]).contains("__cudnn$fmhaScaleBiasSoftmax"));
     let part = Partial::of(ONLY_CUDNN, &o.q, &keys, &keys, Some(&mask), 0.25).into_values();
     let error = o.error(&part);
-    assert!(error.contains("a mask of 5 queries, only even numbers beside the sums"), "{error}");
+    assert!(error.contains("partial attention with a mask whose query count, 5, is odd"), "{error}");
 }
 
-/// A log in memory.
+/// An in-memory log.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl std::io::Write for Log {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("nobody panicked").write(line)
+        self.0.lock().expect("lock is not poisoned").write(line)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -115,7 +126,7 @@ impl std::io::Write for Log {
 }
 
 #[test]
-fn kernel_that_is_not_asked_for_gives_way_with_one_warning() {
+fn optional_kernel_falls_back_with_one_warning() {
     let log = Log::default();
     let writer = log.clone();
     let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
@@ -127,9 +138,9 @@ fn kernel_that_is_not_asked_for_gives_way_with_one_warning() {
             assert!(!text.contains("custom_call") && text.contains("stablehlo.exponential"), "{text}");
         }
     });
-    let said = String::from_utf8(log.0.lock().expect("nobody panicked").clone()).expect("text");
-    let reason = "attention in XLA's own operations: cuDNN does not take heads 28 wide, only multiples of 8 up to 256 \
+    let lines = String::from_utf8(log.0.lock().expect("lock is not poisoned").clone()).expect("text");
+    let reason = "using plain XLA attention: cuDNN does not support head dimension 28, which must be a multiple of 8 and at most 256 \
                   (queries tensor<3x8x2x28xbf16>)";
-    assert_eq!(said.matches("WARN").count(), 1, "{said}");
-    assert!(said.contains(reason), "{said}");
+    assert_eq!(lines.matches("WARN").count(), 1, "{lines}");
+    assert!(lines.contains(reason), "{lines}");
 }

@@ -1,4 +1,4 @@
-//! AAC-LC by the encoder in this binary.
+//! AAC-LC encoding with the built-in encoder.
 
 use std::borrow::Borrow;
 
@@ -7,23 +7,23 @@ use super::error::{Error, Result};
 use super::isobmff::{Media, Track};
 use super::samples::Samples;
 
-/// Rates that AAC has, in samples a second (ISO/IEC 14496-3, table 1.18).
+/// Sample rates in Hz that AAC supports (ISO/IEC 14496-3, table 1.18).
 pub const AAC_RATES: [u32; 13] =
     [96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350];
 
-/// Samples in an access unit.
+/// Samples per access unit.
 const UNIT: u32 = 1024;
 
-/// Encodes `sound` (samples within -1..1) at about `bitrate` bits a second.
+/// Encodes `sound` at about `bitrate` bits per second. Samples must be in -1..1.
 ///
-/// The encoder's priming is in the track's `skip` and the padding of its last unit is not counted, so a player shows
-/// exactly the samples given.
+/// The track's `skip` field holds the encoder's priming, and `last_delta` excludes the padding of the last access unit,
+/// so a player presents exactly the input samples.
 pub(super) fn encode(sound: &Audio, bitrate: u32) -> Result<Track> {
     let (channels, rate) = (sound.channels(), sound.rate());
     encode_blocks([Ok(sound)], channels, rate, bitrate, Samples::in_memory())
 }
 
-/// The same of sound in blocks, of so many channels at a rate, into `samples`.
+/// Encodes audio that arrives in blocks, like [`encode`]; appends the encoded access units to `samples`.
 pub(super) fn encode_blocks<B: Borrow<Audio>>(
     blocks: impl IntoIterator<Item = Result<B>>,
     channels: usize,
@@ -32,10 +32,10 @@ pub(super) fn encode_blocks<B: Borrow<Audio>>(
     mut samples: Samples,
 ) -> Result<Track> {
     let failed = |e: syom::AacError| {
-        // The one failure a caller can cause: a rate outside the standard's table.
-        Error::Embedded { codec: "AAC", message: format!("{channels} channels at {rate} Hz: {e}") }
+        // A caller can cause only one failure: a sample rate that is not in the standard's table.
+        Error::Embedded { codec: "AAC", message: format!("cannot encode {channels} channels at {rate} Hz: {e}") }
     };
-    // A unit holds at most 6144 bits a channel.
+    // An access unit holds at most 6144 bits per channel.
     let most = 6 * rate.saturating_mul(channels as u32);
     let options = syom::EncodeOptions::raw().with_bitrate_bps(bitrate.min(most));
     let mut encoder = syom::Encoder::new(rate, channels, &options).map_err(failed)?;
@@ -53,7 +53,12 @@ pub(super) fn encode_blocks<B: Borrow<Audio>>(
     let last_delta = (info.priming + info.samples).checked_sub(whole).filter(|&d| (1..=u64::from(UNIT)).contains(&d));
     let last_delta = last_delta.ok_or_else(|| Error::Embedded {
         codec: "AAC",
-        message: format!("{} units for {} samples and {} of priming", samples.len(), info.samples, info.priming),
+        message: format!(
+            "it returned {} access units, which do not match {} samples plus {} samples of priming",
+            samples.len(),
+            info.samples,
+            info.priming
+        ),
     })?;
     Ok(Track {
         media: Media::Aac { channels: channels as u16, config: encoder.asc().to_vec() },

@@ -1,4 +1,4 @@
-//! Complete files or none: a temporary name in the target folder, renamed at the end.
+//! Atomic file writes: a temporary file in the target folder is renamed to its final name when complete.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -10,7 +10,8 @@ use super::error::{Error, Result};
 use crate::destination::{self, Destination};
 use crate::{failpoint, temporaries};
 
-/// Folder for the temporary files of an output: its own, where they can be renamed to it.
+/// Returns the folder for an output's temporary files. This is the output's own folder, so that a rename stays within
+/// one file system. If the output is a device or a pipe, it is the system's temporary folder.
 pub(super) fn scratch_folder(path: &Path) -> Result<PathBuf> {
     Ok(match destination_of(path)? {
         Destination::File(target) => destination::folder(&target),
@@ -22,22 +23,21 @@ fn destination_of(path: &Path) -> Result<Destination> {
     Destination::of(path).map_err(Error::io("write", path))
 }
 
-/// The name of a file without its folder.
 pub(super) fn name(path: &Path) -> impl Display {
     path.file_name().unwrap_or_default().display()
 }
 
-/// An empty file next to the file at `path`, its parents created, deleted unless [`persist`]ed. For a device or a pipe it is in the
-/// folder of temporary files.
+/// Creates an empty temporary file in the folder of `path` (see [`scratch_folder`]), and any missing parent folders.
+/// The file is deleted unless it is passed to [`persist`].
 ///
-/// `suffix` ends its name, so that a program which looks at extensions sees the right one.
+/// The temporary name ends with `suffix`, for programs that derive the format from the extension.
 pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
     let folder = scratch_folder(path)?;
     let mut builder = tempfile::Builder::new();
     builder.prefix(".ltx2-").suffix(suffix);
     #[cfg(unix)]
     {
-        // Temporary files are private by default; the finished file has the permissions of any new file.
+        // `tempfile` makes files private by default; the finished file needs the usual permissions.
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
@@ -45,7 +45,7 @@ pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
         std::fs::create_dir_all(&folder).map_err(Error::io("create folder", &folder))?;
         builder.tempfile_in(&folder).map_err(Error::io("create a temporary file in", &folder))
     };
-    // Another process that only checks the folder may remove it between the two calls.
+    // A concurrent [`check_writable`] on the same folder may remove it between the two calls; retry once.
     let file = match create() {
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => create()?,
         created => created?,
@@ -54,18 +54,18 @@ pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
     Ok(file)
 }
 
-/// The calls by which a file gets its bytes and then its name.
+/// The file system calls of an atomic write, as a trait so that tests can record their order.
 trait Calls {
     fn write(&mut self, bytes: &[u8]) -> Result<()>;
-    /// The bytes are on the disk when it ends.
+    /// Writes the file's bytes to disk before it returns.
     fn sync_file(&mut self) -> Result<()>;
     fn rename(&mut self) -> Result<()>;
-    /// The name is on the disk when it ends.
+    /// Writes the folder entry to disk before it returns.
     fn sync_folder(&mut self) -> Result<()>;
 }
 
-/// Gives a file bytes and its name, in the order that leaves it whole, or what had the name before, if the machine stops at any
-/// moment.
+/// Writes `parts`, syncs and renames the file. Because of the order of the calls, a crash at any point leaves either
+/// the complete new file or the previous one.
 fn replace_by(calls: &mut impl Calls, parts: &[&[u8]]) -> Result<()> {
     parts.iter().try_for_each(|part| calls.write(part))?;
     calls.sync_file()?;
@@ -73,21 +73,21 @@ fn replace_by(calls: &mut impl Calls, parts: &[&[u8]]) -> Result<()> {
     calls.sync_folder()
 }
 
-/// A temporary file beside the one that it becomes.
+/// A temporary file in the same folder as its target.
 struct Beside<'a> {
-    /// None once it has its name.
+    /// `None` after the rename.
     file: Option<NamedTempFile>,
-    /// As it was given, for messages.
+    /// Path as the caller passed it, for messages.
     path: &'a Path,
-    /// The file at the end of its links.
+    /// Path after symbolic links are resolved.
     target: &'a Path,
-    /// Whether a file that has the name is replaced; else it stays and is an error.
+    /// Whether to replace an existing file. If false, an existing file is an error.
     replace: bool,
 }
 
 impl Beside<'_> {
     fn file(&mut self) -> Result<&mut NamedTempFile> {
-        let gone = || std::io::Error::other("the temporary file has its name already");
+        let gone = || std::io::Error::other("the temporary file was already renamed");
         self.file.as_mut().ok_or_else(|| Error::io("write", self.path)(gone()))
     }
 }
@@ -120,7 +120,8 @@ impl Calls for Beside<'_> {
     }
 }
 
-/// Gives a file a name that no file has. On a file system that cannot tell at that moment, the name is looked at just before.
+/// Renames a file without replacing an existing one. File systems without an atomic exclusive rename get a check for an
+/// existing file just before an ordinary rename.
 fn persist_new(file: NamedTempFile, path: &Path) -> std::result::Result<std::fs::File, tempfile::PersistError> {
     file.persist_noclobber(path).or_else(|refused| match refused.error.kind() {
         std::io::ErrorKind::AlreadyExists => Err(refused),
@@ -129,8 +130,8 @@ fn persist_new(file: NamedTempFile, path: &Path) -> std::result::Result<std::fs:
     })
 }
 
-/// Waits until the names in a folder are on the disk. Some file systems have no such call, and some folders may be written to and
-/// not read: names are on the disk a little later there.
+/// Syncs a folder, so that renames in it survive a crash. Does nothing if the file system cannot sync folders or the
+/// folder is not readable; a rename in such a folder reaches the disk later.
 pub(crate) fn sync_folder(folder: &Path) -> std::io::Result<()> {
     use std::io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     match std::fs::File::open(folder).and_then(|folder| folder.sync_all()) {
@@ -139,7 +140,8 @@ pub(crate) fn sync_folder(folder: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Gives the temporary file its name; a file that has it is replaced, or stays and is an error. A device or a pipe gets its bytes.
+/// Renames the temporary file to `path`. If `replace` is false, an existing file is an error. If `path` is a device or
+/// a pipe, copies the bytes into it.
 pub(super) fn persist(file: NamedTempFile, path: &Path, replace: bool) -> Result<()> {
     match destination_of(path)? {
         Destination::File(target) => replace_by(&mut Beside { file: Some(file), path, target: &target, replace }, &[]),
@@ -150,11 +152,11 @@ pub(super) fn persist(file: NamedTempFile, path: &Path, replace: bool) -> Result
     }
 }
 
-/// Checks that a file can be created at `path`, so that an unusable path is reported before hours of work. Leaves nothing
-/// behind: parent folders that the check creates are removed again.
+/// Checks that a file can be created at `path`, so that an unusable path is reported before hours of work. Removes the
+/// parent folders that it had to create for the check.
 ///
 /// # Errors
-/// A folder that cannot be created or written to; a folder at `path`.
+/// Returns an error if `path` is a folder, or if its folder cannot be created or written to.
 pub fn check_writable(path: &Path) -> Result<()> {
     if path.is_dir() || path.file_name().is_none() {
         let source = std::io::ErrorKind::IsADirectory.into();
@@ -167,18 +169,22 @@ pub fn check_writable(path: &Path) -> Result<()> {
     let folder = destination::folder(&target);
     let missing: Vec<&Path> = folder.ancestors().take_while(|f| !f.as_os_str().is_empty() && !f.exists()).collect();
     let tried = beside(&target, ".part").map(drop);
-    // The deepest comes first. A folder that another process uses by now is not empty, and stays.
+    // Deepest folder first. A folder that another process has started to use is not empty, so it is not removed.
     missing.into_iter().for_each(|folder| drop(std::fs::remove_dir(folder)));
     tried
 }
 
-/// Writes `bytes` to `path`: parents are created, an existing file is replaced, and no reader sees half of it. A link stays: the file
-/// that it leads to is replaced. A device or a pipe gets the bytes.
+/// Writes `bytes` to `path` atomically: readers never see a partial file. Creates missing parent folders and replaces
+/// an existing file. If `path` is a symbolic link, replaces the file that it points to. If `path` is a device or a
+/// pipe, writes the bytes into it.
+///
+/// # Errors
+/// Returns an error if the file cannot be written.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     write_file(path, bytes, true)
 }
 
-/// [`write_atomically`]; without `replace` a file of that name stays and is an error.
+/// Writes a file like [`write_atomically`]. If `replace` is false, an existing file is an error.
 pub(crate) fn write_file(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
     match destination_of(path)? {
         Destination::File(target) => {
@@ -197,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_being_written_is_removed_and_what_is_written_stays() {
+    fn cleanup_removes_only_unfinished_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("done.json");
         write_atomically(&path, b"{}").unwrap();
@@ -208,18 +214,17 @@ mod tests {
     }
 
     #[test]
-    fn checking_a_path_leaves_no_folder() {
+    fn check_writable_leaves_no_folder() {
         let folder = tempfile::tempdir().unwrap();
         check_writable(&folder.path().join("new/deep/out.mp4")).unwrap();
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
         let taken = folder.path().join("taken");
         std::fs::create_dir(&taken).unwrap();
         check_writable(&taken.join("out.mp4")).unwrap();
-        assert!(taken.is_dir(), "a folder that was there stays");
-        assert!(check_writable(&taken).is_err(), "a folder is no file");
+        assert!(taken.is_dir(), "an existing folder is not removed");
+        assert!(check_writable(&taken).is_err(), "a folder is not a writable file");
     }
 
-    /// A call, as a file system sees it.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Call {
         Write(usize),
@@ -228,7 +233,7 @@ mod tests {
         SyncFolder,
     }
 
-    /// Calls in the order in which they came.
+    /// Records the calls in order.
     struct Recorded(Vec<Call>);
 
     impl Calls for Recorded {
@@ -253,9 +258,9 @@ mod tests {
         }
     }
 
-    /// States of the name after the machine stopped when these calls had been made: none is the file that had it before, else the
-    /// bytes of the new one. Bytes that were not synced are there in part, or not at all.
-    fn after_a_stop(made: &[Call]) -> Vec<Option<usize>> {
+    /// Returns the possible states of the target after a crash that follows these calls. `None` is the previous file; a
+    /// number is the length in bytes of the new file. Bytes that were not synced may be partly or completely lost.
+    fn states_after_crash(made: &[Call]) -> Vec<Option<usize>> {
         let since = |call: Call| made.iter().rposition(|one| *one == call);
         let (mut written, mut safe) = (0, 0);
         for call in made {
@@ -270,21 +275,22 @@ mod tests {
         (safe..=written).map(Some).chain((!is_kept).then_some(None)).collect()
     }
 
-    /// Whether the file is whole or the one before, wherever the machine stops, and there when the calls have ended.
+    /// Returns whether a crash at any point leaves the complete new file or the previous one, and whether the new file
+    /// exists after all calls.
     fn survives(calls: &[Call], bytes: usize) -> bool {
         let is_right = |state: &Option<usize>| state.is_none_or(|left| left == bytes);
-        let everywhere = (0..=calls.len()).flat_map(|n| after_a_stop(&calls[..n])).all(|state| is_right(&state));
-        everywhere && after_a_stop(calls) == [Some(bytes)]
+        let everywhere = (0..=calls.len()).flat_map(|n| states_after_crash(&calls[..n])).all(|state| is_right(&state));
+        everywhere && states_after_crash(calls) == [Some(bytes)]
     }
 
     #[test]
-    fn a_machine_that_stops_at_any_call_leaves_a_whole_file_or_the_one_before() {
+    fn crash_at_any_call_keeps_old_or_complete_new_file() {
         let mut recorded = Recorded(Vec::new());
         replace_by(&mut recorded, &[b"abc", b"de"]).unwrap();
         let calls = recorded.0;
         assert_eq!(calls.iter().filter(|call| matches!(call, Call::Write(_))).count(), 2);
         assert!(survives(&calls, 5), "{calls:?}");
-        // Each call is needed, in its place.
+        // Leaving out any call, or swapping two, breaks the guarantee.
         for n in 0..calls.len() {
             let without = [&calls[..n], &calls[n + 1..]].concat();
             assert!(!survives(&without, 5), "without {:?}", calls[n]);
@@ -297,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_stays_and_the_file_at_its_end_is_replaced() {
+    fn writing_through_symlink_replaces_its_target() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         std::fs::create_dir(path("else")).unwrap();
@@ -315,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_gets_the_bytes_and_stays() {
+    fn writing_to_fifo_keeps_the_fifo() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.json");
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
@@ -339,9 +345,9 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
-    /// `/dev/null`, which cannot be synchronized, stands for a disk that fails when it has to keep what it was given.
+    /// `/dev/null` cannot be synced, so it stands in for a disk whose fsync fails.
     #[test]
-    fn a_file_has_its_name_only_when_the_disk_has_the_file() {
+    fn failed_fsync_prevents_rename() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.mp4");
         let (_, temporary) = beside(&path, ".mp4").unwrap().into_parts();

@@ -1,4 +1,4 @@
-//! Raw audio: planar samples and a rate.
+//! Raw audio: planar samples with a sample rate.
 
 use ndarray::{Array2, Axis, s};
 use sha2::{Digest, Sha256};
@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use super::error::{Error, Result};
 use super::rate::FrameRate;
 
-/// Float samples [channels, samples], nominally in -1..1, at a sample rate.
+/// Float samples `[channels, samples]`, nominally in -1..1, and their sample rate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Audio {
     samples: Array2<f32>,
@@ -14,43 +14,46 @@ pub struct Audio {
 }
 
 impl Audio {
-    /// Audio from samples [channels, samples] at `rate` samples a second; one or two channels.
+    /// Creates audio from samples `[channels, samples]` at `rate` Hz.
+    ///
+    /// # Errors
+    /// Returns an error if there are not one or two channels, or if the rate is 0.
     pub fn new(samples: Array2<f32>, rate: u32) -> Result<Self> {
         let channels = samples.nrows();
         if rate == 0 || !(1..=2).contains(&channels) {
-            let reason = "mono or stereo at a rate above zero is wanted, as [channels, samples]".to_string();
+            let reason = "expected [channels, samples] with 1 or 2 channels and a rate above 0".to_string();
             return Err(Error::Audio { channels, rate, reason });
         }
         let samples = if samples.is_standard_layout() { samples } else { samples.as_standard_layout().into_owned() };
         Ok(Self { samples, rate })
     }
 
-    /// Channels: 1 or 2.
+    /// Number of channels: 1 or 2.
     pub fn channels(&self) -> usize {
         self.samples.nrows()
     }
 
-    /// Samples a channel.
+    /// Number of samples per channel.
     pub fn len(&self) -> usize {
         self.samples.ncols()
     }
 
-    /// True without a single sample.
+    /// Whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Samples a second.
+    /// Sample rate in Hz.
     pub fn rate(&self) -> u32 {
         self.rate
     }
 
-    /// The samples [channels, samples].
+    /// The samples `[channels, samples]`.
     pub fn samples(&self) -> &Array2<f32> {
         &self.samples
     }
 
-    /// SHA-256 of the samples as little-endian f32, channel after channel, in hex.
+    /// Returns the SHA-256 (hex) of the samples as little-endian f32, channel by channel.
     pub fn sha256(&self) -> String {
         let mut hash = Sha256::new();
         for &v in &self.samples {
@@ -59,7 +62,7 @@ impl Audio {
         hex::encode(hash.finalize())
     }
 
-    /// Span from second `start` on: `len` samples, silence behind the sound's end.
+    /// Returns `len` samples per channel from second `start`, padded with silence at the end.
     pub fn span(&self, start: f64, len: usize) -> Audio {
         let start = ((start * f64::from(self.rate)).round_ties_even() as usize).min(self.len());
         let kept = len.min(self.len() - start);
@@ -68,33 +71,34 @@ impl Audio {
         Audio { samples, rate: self.rate }
     }
 
-    /// The sound as long as `frames` frames at `fps` a second: cut, or with silence behind its end.
+    /// Trims the audio, or pads it with silence, to the duration of `frames` frames at `fps` frames per second.
     ///
     /// # Errors
-    /// A frame rate that no file can have.
+    /// Returns an error if `fps` is not a valid frame rate.
     pub fn lasting(&self, frames: usize, fps: f64) -> Result<Audio> {
         Ok(self.span(0.0, FrameRate::from_f64(fps)?.samples(frames, self.rate)))
     }
 
-    /// The sound behind so many samples of silence.
+    /// Prepends `silence` samples of silence to each channel.
     pub fn delayed(&self, silence: usize) -> Audio {
         let silence = Array2::zeros((self.channels(), silence));
-        let samples = ndarray::concatenate(Axis(1), &[silence.view(), self.samples.view()]).expect("as many channels");
+        let samples =
+            ndarray::concatenate(Axis(1), &[silence.view(), self.samples.view()]).expect("equal channel counts");
         Audio { samples, rate: self.rate }
     }
 
-    /// The same sound with so many channels: one is every of them, two are one by their mean.
+    /// Converts between mono and stereo. Mono is copied to every channel; stereo becomes mono by averaging.
     pub fn with_channels(&self, channels: usize) -> Audio {
         let samples = match (self.channels(), channels) {
             (2, 1) => self.samples.mean_axis(Axis(0)).expect("two channels").insert_axis(Axis(0)),
-            (1, n) => ndarray::concatenate(Axis(0), &vec![self.samples.view(); n]).expect("copies have one shape"),
+            (1, n) => ndarray::concatenate(Axis(0), &vec![self.samples.view(); n]).expect("equal shapes"),
             _ => self.samples.clone(),
         };
         Audio { samples, rate: self.rate }
     }
 
-    /// The same sound trimmed or padded with silence to `len` samples, limited to -1..1 (not-a-number becomes silence):
-    /// what an encoder takes.
+    /// Prepares the samples for an encoder: trims them, or pads them with silence, to `len` per channel and clamps them
+    /// to -1..1. NaN becomes silence.
     pub(super) fn fitted(&self, len: usize) -> Audio {
         let mut samples = Array2::zeros((self.channels(), len));
         let kept = len.min(self.len());
@@ -103,9 +107,9 @@ impl Audio {
         Audio { samples, rate: self.rate }
     }
 
-    /// The samples of each channel.
+    /// Returns the samples of each channel as a slice.
     pub(super) fn planes(&self) -> Vec<&[f32]> {
-        self.samples.as_slice().expect("made row-major").chunks_exact(self.len().max(1)).collect()
+        self.samples.as_slice().expect("row-major, as constructed").chunks_exact(self.len().max(1)).collect()
     }
 }
 
@@ -116,7 +120,7 @@ mod tests {
     use ndarray::array;
 
     #[test]
-    fn fits_by_trimming_padding_and_limiting() {
+    fn fitted_trims_pads_and_clamps() {
         let audio = Audio::new(array![[0.5, 2.0, f32::NAN], [-3.0, 0.0, 0.25]], 8000).unwrap();
         assert_eq!(audio.fitted(2).samples(), &array![[0.5, 1.0], [-1.0, 0.0]]);
         assert_eq!(audio.fitted(4).samples(), &array![[0.5, 1.0, 0.0, 0.0], [-1.0, 0.0, 0.25, 0.0]]);
@@ -124,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn sound_lasts_as_long_as_its_frames() {
+    fn lasting_matches_duration_of_frames() {
         let audio = Audio::new(array![[1.0, 2.0, 3.0]], 8).unwrap();
         assert_eq!(audio.lasting(12, 24.0).unwrap().samples(), &array![[1.0, 2.0, 3.0, 0.0]]);
         assert_eq!(audio.lasting(6, 23.976).unwrap().samples(), &array![[1.0, 2.0]]);
@@ -132,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_is_padded_with_silence_and_a_channel_doubled() {
+    fn span_pads_with_silence_and_mono_becomes_stereo() {
         let audio = Audio::new(array![[1.0, 2.0, 3.0, 4.0]], 2).unwrap();
         assert_eq!(audio.span(1.0, 1).samples(), &array![[3.0]]);
         assert_eq!(audio.span(1.0, 3).samples(), &array![[3.0, 4.0, 0.0]]);
@@ -145,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn hash_is_of_little_endian_planes_whatever_the_layout() {
+    fn hash_is_independent_of_array_layout() {
         let a = Audio::new(array![[1.0f32, 2.0], [3.0, 4.0]], 8000).unwrap();
         let turned = Audio::new(array![[1.0f32, 3.0], [2.0, 4.0]].reversed_axes(), 8000).unwrap();
         assert_eq!(a.sha256(), turned.sha256());

@@ -1,12 +1,13 @@
-//! RGB to Y'CbCr 4:2:0 and back, BT.601, limited range: as libswscale does it on x86-64 with bilinear filters, so that a
-//! conditioning image meets the same roundings whoever encodes it.
+//! Converts RGB to Y'CbCr 4:2:0 and back: BT.601, limited range. Rounds exactly as libswscale does on x86-64 with
+//! bilinear filters, so that conditioning images have the same values with the built-in encoder as with ffmpeg.
 
 use super::yuv::Planes;
 
-/// Fixed point of the coefficients below.
+/// Fractional bits of the fixed-point coefficients.
 const SHIFT: i32 = 15;
 
-/// A coefficient of RGB, scaled to a limited range of `range` levels.
+/// Returns the fixed-point coefficient of an RGB component: `part`, scaled from 255 input levels to `range` output
+/// levels.
 const fn scaled(part: f64, range: f64) -> i32 {
     (part * range / 255.0 * (1 << SHIFT) as f64 + 0.5) as i32
 }
@@ -15,14 +16,15 @@ const Y: [i32; 3] = [scaled(0.299, 219.0), scaled(0.587, 219.0), scaled(0.114, 2
 const U: [i32; 3] = [-scaled(0.169, 224.0), -scaled(0.331, 224.0), scaled(0.5, 224.0)];
 const V: [i32; 3] = [scaled(0.5, 224.0), -scaled(0.419, 224.0), -scaled(0.081, 224.0)];
 
-/// Weights of four rows in one of half as many: a triangle two rows wide on each side.
+/// Weights of the four source rows that make one chroma row at half height: a triangle filter over two rows on each
+/// side of its center.
 const ROWS: [i32; 4] = [512, 1536, 1536, 512];
 
-/// Row-major RGB bytes of even `width` and `height` as planes.
+/// Converts row-major RGB bytes to planes. `width` and `height` must be even.
 pub(super) fn planes(rgb: &[u8], width: usize, height: usize) -> Planes {
     let dot = |k: [i32; 3], pixel: [i32; 3]| k[0] * pixel[0] + k[1] * pixel[1] + k[2] * pixel[2];
     let luma = rgb.chunks_exact(3).map(|p| {
-        // 14 bits first, then 8: libswscale rounds twice.
+        // libswscale rounds twice: to 14 bits, then to 8.
         let wide =
             (dot(Y, [p[0], p[1], p[2]].map(i32::from)) + (32 << (SHIFT - 1)) + (1 << (SHIFT - 7))) >> (SHIFT - 6);
         ((2 * wide + 64) >> 7).min(255) as u8
@@ -42,15 +44,16 @@ pub(super) fn planes(rgb: &[u8], width: usize, height: usize) -> Planes {
     Planes { y: luma.collect(), u: chroma(U), v: chroma(V) }
 }
 
-/// A chroma sample from those of four rows. Each term loses its fraction, for which the sum starts at 5.
+/// Filters the chroma values of four rows to one sample. Each term is truncated; the initial value 5 compensates for
+/// that.
 fn filtered(values: [i32; 4]) -> u8 {
     let sum = ROWS.iter().zip(values).fold(5, |sum, (weight, value)| sum + ((weight * value) >> 16));
     (sum >> 3).clamp(0, 255) as u8
 }
 
-/// Planes as row-major RGB bytes; each chroma sample stands for four pixels.
+/// Converts planes to row-major RGB bytes. Each chroma sample applies to a block of 2x2 pixels.
 pub(super) fn rgb(planes: &Planes, width: usize) -> Vec<u8> {
-    // Coefficients times 2^13; samples times 8; each term loses its fraction.
+    // Coefficients are scaled by 2^13 and samples by 8; each term is truncated.
     let term = |value: u8, zero: i32, coefficient: i32| (8 * (i32::from(value) - zero) * coefficient) >> 16;
     let mut rgb = Vec::with_capacity(planes.y.len() * 3);
     for (row, luma) in planes.y.chunks_exact(width).enumerate() {
@@ -70,8 +73,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_colours() {
-        // Values of ITU-R BT.601-7, 8 bits, limited range.
+    fn known_colours_convert_to_bt601_values() {
+        // Expected values: ITU-R BT.601-7, 8 bits, limited range.
         for (pixel, want) in [
             ([0, 0, 0], [16, 128, 128]),
             ([255, 255, 255], [235, 128, 128]),

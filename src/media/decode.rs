@@ -1,4 +1,4 @@
-//! Videos by an installed ffmpeg.
+//! Decoding of videos with an installed ffmpeg.
 
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -14,8 +14,8 @@ use super::error::{Error, Result, tail};
 use super::frames::Frames;
 use super::wav::parse_wav;
 
-/// Arguments before a file of unknown contents: containers that hold their own sound. Playlists and scripts, which name other files
-/// and hosts, are not among them.
+/// ffmpeg arguments before an untrusted input: allow only containers that hold their own sound. Excludes playlists and
+/// scripts, which refer to other files and hosts.
 pub(super) const PLAIN_FILES: [&str; 4] = [
     "-protocol_whitelist",
     "file,pipe",
@@ -25,15 +25,15 @@ pub(super) const PLAIN_FILES: [&str; 4] = [
      wtv,wv,xwma",
 ];
 
-/// Every frame of a video file and its sound, where it has them, as `ffmpeg` (a path, or a name to be found on PATH)
-/// decodes them.
+/// Decodes all frames and the sound of a video file with `ffmpeg`, a path or a name that is looked up on PATH. Returns
+/// `None` for a stream that the file does not have.
 ///
 /// # Errors
-/// No ffmpeg; a file that it cannot read, with its own words.
+/// Returns an error if ffmpeg is not installed or cannot read the file; the error contains ffmpeg's message.
 pub fn read_video(path: &Path, ffmpeg: &Path) -> Result<(Option<Frames>, Option<Audio>)> {
     std::fs::metadata(path).map_err(Error::io("read", path))?;
-    // Each pixmap states its own size, and no scaler changes their number.
-    // Without the format, ffmpeg writes two bytes a value of a video that has 10 bits.
+    // Each PPM image contains its own size, and passthrough keeps the frame count. Without `-pix_fmt`, ffmpeg writes
+    // two bytes per value for 10-bit video.
     let as_ppm = ["-an", "-fps_mode", "passthrough", "-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"];
     let frames = decoded(path, ffmpeg, &as_ppm)?.map(|bytes| pixmaps(&bytes).ok_or_else(|| broken(path, "frames")));
     let sound = decoded(path, ffmpeg, &["-vn", "-f", "wav", "-c:a", "pcm_f32le"])?;
@@ -49,29 +49,35 @@ fn broken(path: &Path, what: &str) -> Error {
     }
 }
 
-/// stdout of ffmpeg for one stream of a file; none if the file has no such stream.
+/// Returns ffmpeg's stdout for one stream of a file. `None`: the file has no such stream.
 pub(super) fn decoded(path: &Path, ffmpeg: &Path, how: &[&str]) -> Result<Option<Vec<u8>>> {
-    decoded_by(path, ffmpeg, &[], how)
+    decode_with_input_args(path, ffmpeg, &[], how)
 }
 
-/// The same with arguments that hold for the file before those that hold for what becomes of it.
-pub(super) fn decoded_by(path: &Path, ffmpeg: &Path, before: &[&str], how: &[&str]) -> Result<Option<Vec<u8>>> {
-    decoded_up_to(path, ffmpeg, before, how, u64::MAX)
+/// Like [`decoded`], with ffmpeg arguments `before` the input.
+pub(super) fn decode_with_input_args(
+    path: &Path,
+    ffmpeg: &Path,
+    before: &[&str],
+    how: &[&str],
+) -> Result<Option<Vec<u8>>> {
+    decode_limited(path, ffmpeg, before, how, u64::MAX)
 }
 
-/// The same of no more than so many bytes: ffmpeg is stopped there, which is an error.
-pub(super) fn decoded_up_to(
+/// Like [`decode_with_input_args`], with a limit on the output: stops ffmpeg and returns an error at more than `most`
+/// bytes.
+pub(super) fn decode_limited(
     path: &Path,
     ffmpeg: &Path,
     before: &[&str],
     how: &[&str],
     most: u64,
 ) -> Result<Option<Vec<u8>>> {
-    Ok(decoded_with_words(path, ffmpeg, before, how, most)?.map(|(bytes, _)| bytes))
+    Ok(decode_with_messages(path, ffmpeg, before, how, most)?.map(|(bytes, _)| bytes))
 }
 
-/// The same with what ffmpeg says of a file that it decodes.
-pub(super) fn decoded_with_words(
+/// Like [`decode_limited`], but also returns ffmpeg's messages.
+pub(super) fn decode_with_messages(
     path: &Path,
     ffmpeg: &Path,
     before: &[&str],
@@ -86,7 +92,8 @@ pub(super) fn decoded_with_words(
         read
     });
     if is_long {
-        let reason = "it has more frames than this host has room for: give a shorter part of it, e.g. ffmpeg -t SECONDS -i IN OUT.mp4";
+        let reason =
+            "its frames do not fit in this host's memory: use a shorter part, e.g. ffmpeg -t SECONDS -i IN OUT.mp4";
         return Err(Error::Clip { path: path.to_path_buf(), reason: reason.into() });
     }
     let Some(Output { made, said }) = made? else { return Ok(None) };
@@ -94,18 +101,18 @@ pub(super) fn decoded_with_words(
     Ok(Some((bytes, said)))
 }
 
-/// What was made of ffmpeg's stdout.
+/// Output of a successful ffmpeg run.
 pub(super) struct Output<T> {
     pub(super) made: T,
-    /// Errors that did not end it, a line each; empty where the whole file was decoded.
+    /// Messages about errors that did not stop ffmpeg, one per line; empty if it decoded the complete file.
     pub(super) said: String,
 }
 
-/// Runs ffmpeg on a file and gives its stdout to `read`, which reads all of it; none if the file has no stream of the kind that is
-/// wanted.
+/// Runs ffmpeg on a file and passes its stdout to `read`, which must read it to the end. Returns `None` if the file has
+/// no stream of the requested kind.
 ///
 /// # Errors
-/// No ffmpeg; a file that it cannot read.
+/// Returns an error if ffmpeg is not installed or cannot read the file.
 pub(super) fn run<T>(
     path: &Path,
     ffmpeg: &Path,
@@ -122,7 +129,7 @@ pub(super) fn run<T>(
     let (out, errors) = (child.stdout.take().ok_or_else(no_pipe)?, child.stderr.take().ok_or_else(no_pipe)?);
     let (made, said) = thread::scope(|scope| {
         let said = scope.spawn(|| read_all(errors));
-        // Where it reads no more, ffmpeg ends by its closed pipe.
+        // If `read` returns early, the pipe closes and stops ffmpeg.
         let made = read(out);
         (made, said.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
@@ -139,15 +146,16 @@ pub(super) fn run<T>(
     Ok(Some(Output { made, said }))
 }
 
-/// A path as ffmpeg takes it for a file: without the prefix, a name such as `take:1.mp3` is one of a protocol.
+/// Formats a path for ffmpeg. Without the `file:` prefix, ffmpeg would read `take:1.mp3` as a URL with the protocol
+/// `take`.
 pub(super) fn as_file(path: &Path) -> OsString {
     let mut name = OsString::from("file:");
     name.push(path);
     name
 }
 
-/// Decoders of frames, which ffmpeg looks at in any file that has a video.
-const OF_FRAMES: [&str; 16] = [
+/// Names of video decoders. ffmpeg opens them even if it decodes only the sound of a video.
+const VIDEO_DECODERS: [&str; 16] = [
     "av1",
     "dvvideo",
     "flv",
@@ -166,8 +174,8 @@ const OF_FRAMES: [&str; 16] = [
     "wmv3",
 ];
 
-/// ffmpeg's messages without their sources: its parts with their addresses, and the file, which an error names itself. Those of
-/// decoders of frames are left out where `is_sound`.
+/// Removes prefixes from ffmpeg's messages: component names with addresses, and the file name, which the error message
+/// contains already. If `is_sound` is true, also removes messages of video decoders.
 pub(super) fn plain(said: &str, path: &Path, is_sound: bool) -> String {
     let file = as_file(path);
     let prefix = format!("{}: ", file.to_string_lossy());
@@ -175,7 +183,7 @@ pub(super) fn plain(said: &str, path: &Path, is_sound: bool) -> String {
     for line in said.lines() {
         let mut line = line.trim();
         let source = line.strip_prefix('[').and_then(|line| line.split_once(" @ "));
-        if is_sound && source.is_some_and(|(source, _)| OF_FRAMES.contains(&source)) {
+        if is_sound && source.is_some_and(|(source, _)| VIDEO_DECODERS.contains(&source)) {
             continue;
         }
         while let Some((_, rest)) = line.strip_prefix('[').and_then(|line| line.split_once("] ")) {
@@ -195,11 +203,11 @@ fn read_all(mut from: impl Read) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Portable pixmaps, one after the other, all of one size.
+/// Parses concatenated PPM images, which must have the same size.
 pub(super) fn pixmaps(mut bytes: &[u8]) -> Option<Frames> {
     let (mut pixels, mut size, mut count) = (Vec::new(), None, 0);
     while !bytes.is_empty() {
-        // "P6", width, height, the largest value, then bytes of any value.
+        // The header is "P6", width, height and maximum value; the pixel bytes follow.
         let mut words = bytes.splitn(5, |b| b.is_ascii_whitespace());
         if words.next()? != b"P6" {
             return None;
@@ -225,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pixmaps_are_frames() {
+    fn concatenated_ppm_images_are_parsed() {
         let two = b"P6\n2 1\n255\nabc\nefP6\n2 1\n255\n123456";
         let frames = pixmaps(two).unwrap();
         assert_eq!((frames.count(), frames.height(), frames.width()), (2, 1, 2));
@@ -236,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_ffmpeg_have_no_addresses_and_no_paths() {
+    fn ffmpeg_messages_lose_addresses_and_paths() {
         let said = "[h264 @ 0x1] no frame!\n[mov,mp4 @ 0x5622ff461900] moov atom not found\n[aac @ 0x1] [x @ 0x2] Header missing\n\
                     [aac @ 0x1] Header missing\n\nfile:/tmp/a b.m4a: Invalid data found when processing input\n";
         let of = |is_sound| plain(said, Path::new("/tmp/a b.m4a"), is_sound);
@@ -246,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn without_ffmpeg_the_message_says_what_can_be_done() {
+    fn missing_ffmpeg_error_suggests_alternatives() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = read_video(file.path(), Path::new("/nowhere/ffmpeg")).unwrap_err().to_string();
         assert!(error.contains("install ffmpeg") && error.contains("PNG"), "{error}");

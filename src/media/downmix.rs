@@ -1,12 +1,12 @@
-//! More channels than two as stereo, by ITU-R BS.775: front left and right as they are, the centre and the surrounds of each
-//! side at -3 dB, no low-frequency effects; scaled so that nothing exceeds the loudest channel's range.
+//! Downmix of multichannel audio to stereo (ITU-R BS.775): keeps front left and right at full level, adds center and
+//! surrounds at -3 dB, and drops low-frequency effects. The result is scaled so that it cannot clip.
 
 use std::f32::consts::FRAC_1_SQRT_2;
 
 use ndarray::Array2;
 use symphonia::core::audio::{Channels, Position};
 
-/// Shares of a speaker in left and right.
+/// Returns a speaker's gains in the left and the right output channel.
 fn shares(speaker: Position) -> [f32; 2] {
     const LEFT: Position = Position::REAR_LEFT
         .union(Position::SIDE_LEFT)
@@ -20,7 +20,7 @@ fn shares(speaker: Position) -> [f32; 2] {
         Position::FRONT_LEFT => [1.0, 0.0],
         Position::FRONT_RIGHT => [0.0, 1.0],
         Position::FRONT_CENTER => [FRAC_1_SQRT_2; 2],
-        // One speaker for both surrounds.
+        // A single rear speaker replaces both surrounds.
         Position::REAR_CENTER => [0.5; 2],
         side if LEFT.contains(side) => [FRAC_1_SQRT_2, 0.0],
         side if RIGHT.contains(side) => [0.0, FRAC_1_SQRT_2],
@@ -28,7 +28,8 @@ fn shares(speaker: Position) -> [f32; 2] {
     }
 }
 
-/// Channels as `[1 or 2, samples]`: one or two as they are, more mixed to two; of those without known places the first two.
+/// Returns `[1 or 2, samples]`. Mono and stereo stay as they are; more channels are mixed to stereo. If the speaker
+/// positions are unknown, keeps only the first two channels.
 pub(super) fn stereo(planes: Vec<Vec<f32>>, channels: &Channels) -> Array2<f32> {
     if planes.len() <= 2 {
         return array(&planes);
@@ -40,7 +41,6 @@ pub(super) fn stereo(planes: Vec<Vec<f32>>, channels: &Channels) -> Array2<f32> 
     mixed(&planes, &places.into_iter().map(shares).collect::<Vec<_>>())
 }
 
-/// Planes of the same length as an array `[channels, samples]`.
 fn array(planes: &[Vec<f32>]) -> Array2<f32> {
     let samples = planes.iter().map(Vec::len).min().unwrap_or(0);
     Array2::from_shape_fn((planes.len(), samples), |(channel, at)| planes[channel][at])
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn six_channels_become_two() {
+    fn surround_is_downmixed_to_stereo_without_clipping() {
         let speakers = Position::FRONT_LEFT
             | Position::FRONT_RIGHT
             | Position::FRONT_CENTER
@@ -80,7 +80,7 @@ mod tests {
             let planes = (0..6).map(|channel| vec![f32::from(channel == loud)]).collect();
             assert_eq!(of(planes, &Channels::Positioned(speakers)), want.map(|w| w * scale), "channel {loud}");
         }
-        // All of them at full scale are just that.
+        // If all channels are at full scale, so is the result.
         let full = of(vec![vec![1.0]; 6], &Channels::Positioned(speakers));
         assert!(full.iter().all(|v| (v - 1.0).abs() < 1e-6), "{full:?}");
         let unknown = (0..4).map(|c| vec![c as f32]).collect();

@@ -1,36 +1,39 @@
-//! Which sound track of an MP4 is played, and when: edit lists (ISO/IEC 14496-12, 8.6.6), times of fragments (8.8.12) and iTunes'
-//! `iTunSMPB` tag give the samples that an encoder put in front.
+//! Selects the audio track of an MP4 and its timing. The timing comes from edit lists (ISO/IEC 14496-12, 8.6.6),
+//! fragment times (8.8.12), and the encoder priming in iTunes' `iTunSMPB` tag.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// Seconds after which a file without an earlier stream is a part of a longer recording: its times count from its first stream.
-const LONGEST_WAIT: f64 = 60.0;
+/// Maximum start time in seconds of a file's first stream if times are to count from 0. A file whose first stream
+/// starts later is treated as an excerpt of a longer recording, and times count from the start of that stream.
+const MAX_START_TIME: f64 = 60.0;
 
-/// The second that is the start of a file whose first stream starts at second `first`.
+/// Returns the time in seconds that counts as the start of a file; `first` is the start time of its first stream.
 pub(super) fn zero_of(first: f64) -> f64 {
-    if first > LONGEST_WAIT { first } else { 0.0 }
+    if first > MAX_START_TIME { first } else { 0.0 }
 }
 
-/// Heard part of a track's decoded samples, in seconds.
+/// The timing of a track: how much silence to insert, how many decoded samples to skip, and how long the audible sound
+/// is. Times are in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Edit {
-    /// Silence in front.
+    /// Silence before the first audible sample.
     silence: f64,
-    /// Decoded seconds that are left out in front.
+    /// Decoded audio to skip at the start.
     skip: f64,
-    /// Seconds that follow, where that is said.
+    /// Duration of the audible samples. `None`: to the end of the track.
     length: Option<f64>,
 }
 
 impl Edit {
-    /// The edit of a track whose first decoded sample is heard at a second; samples before second 0 are not heard.
+    /// Returns the timing of a track whose first decoded sample is at second `seconds`: a positive start becomes
+    /// silence, and samples before second 0 are skipped.
     pub(super) fn starting_at(seconds: f64) -> Self {
         Edit { silence: seconds.max(0.0), skip: (-seconds).max(0.0), length: None }
     }
 
-    /// The same edit in times that count from second `zero`.
+    /// Shifts the timing so that second `zero` becomes second 0.
     pub(super) fn counted_from(self, zero: f64) -> Self {
         let silence = self.silence - zero;
         let unheard = (-silence).max(0.0);
@@ -38,32 +41,33 @@ impl Edit {
         Edit { silence: silence.max(0.0), skip: self.skip + unheard, length }
     }
 
-    /// Lets an edit that ends within a tick of the media's end have that end: an edit list has the movie's ticks, which may be
-    /// longer than a sample.
+    /// Extends or shortens the audible sound to the end of the media if the two ends are at most one tick apart. Edit
+    /// lists use the movie's ticks, which may be longer than a sample.
     fn end_with(&mut self, media: f64, tick: f64) {
         if self.length.is_some_and(|length| (self.skip + length - media).abs() <= tick) {
             self.length = Some(media - self.skip);
         }
     }
 
-    /// The same edit of a track whose first sample is at second `start` of the media, not at 0.
-    fn of_media_from(self, start: f64) -> Self {
+    /// Adjusts the timing for a track whose first sample is at second `start` of the media instead of second 0.
+    fn for_media_start(self, start: f64) -> Self {
         let late = (start - self.skip).max(0.0);
         let length = self.length.map(|length| (length - late).max(0.0));
         Edit { silence: self.silence + late, skip: (self.skip - start).max(0.0), length }
     }
 
-    /// Decoded seconds in front that are not heard.
+    /// Returns the seconds of decoded audio to skip at the start.
     pub(super) fn skipped(&self) -> f64 {
         self.skip
     }
 
-    /// Seconds of silence in front, no more than `end`.
+    /// Returns the seconds of silence at the start, at most `end`.
     pub(super) fn gap(&self, end: Option<f64>) -> f64 {
         self.silence.min(end.unwrap_or(f64::INFINITY))
     }
 
-    /// Decoded samples of a channel that lie before second `start` of what is heard.
+    /// Returns the number of decoded samples per channel before second `start` of the audible sound. `end` limits the
+    /// silence at the start.
     pub(super) fn before(&self, start: f64, rate: u32, end: Option<f64>) -> usize {
         if start == 0.0 {
             return 0;
@@ -71,8 +75,9 @@ impl Edit {
         samples(self.skip, rate).saturating_add(place(start, rate).saturating_sub(samples(self.gap(end), rate)))
     }
 
-    /// Leaves of each plane, whose first `dropped` samples are gone, what is heard from second `start` on; silence in front of
-    /// `end` seconds at most. Samples that are heard in all.
+    /// Trims the planes (the samples of each channel) to the audible sound from second `start`, with at most `end`
+    /// seconds of leading silence. `dropped` is the number of samples per channel that were already removed at the
+    /// front. Returns the length of the audible sound from second 0, in samples.
     pub(super) fn apply(
         &self,
         planes: &mut [Vec<f32>],
@@ -98,42 +103,42 @@ fn samples(seconds: f64, rate: u32) -> usize {
     (seconds * f64::from(rate)).round() as usize
 }
 
-/// The sample at a second, as [`super::audio::Audio::span`] has it.
+/// Returns the index of the sample at a time in seconds, rounded as in [`super::audio::Audio::span`].
 fn place(seconds: f64, rate: u32) -> usize {
     (seconds * f64::from(rate)).round_ties_even() as usize
 }
 
-/// The sound track of an MP4 that is played.
+/// The audio track to decode from an MP4, with its timing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Mp4Sound {
-    /// Identifier of the track.
     pub(super) track: u32,
     pub(super) edit: Edit,
-    /// Second of the edit's times that is the file's start.
+    /// Start of the file in seconds, on the timeline of `edit`.
     pub(super) zero: f64,
-    /// Whether the priming is known by `iTunSMPB` alone.
+    /// Whether the encoder priming is stated in the `iTunSMPB` tag and nowhere else.
     pub(super) is_itunes: bool,
-    /// Pieces of the media that its edit list plays.
+    /// Number of media segments in the edit list.
     pieces: usize,
 }
 
 impl Mp4Sound {
-    /// What a reader does not play of the track. `None`: it plays all of it.
+    /// Returns a warning about segments of the edit list that are not read. `None`: all are read.
     pub(super) fn left_out(&self) -> Option<String> {
         let more = self.pieces.checked_sub(1).filter(|more| *more > 0)?;
         let last = self.edit.skip + self.edit.length.unwrap_or_default();
         Some(format!(
-            "the edit list of its sound has {} pieces, of which only the first is read (seconds {:.3} to {last:.3} of the \
-             track; {more} left out): export the file without edits, e.g. by re-encoding it with ffmpeg",
+            "the edit list of its sound has {} segments, of which only the first is used (seconds {:.3} to {last:.3} of the \
+             track; {more} ignored): export the file without edits, e.g. by re-encoding it with ffmpeg",
             self.pieces, self.edit.skip
         ))
     }
 }
 
-/// The sound track of an MP4 that is played: the first enabled one, else the first. None of any other file.
+/// Returns the audio track to decode from an MP4: the first enabled one, or else the first. `None`: the file is not an
+/// MP4 or has no audio track.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// Returns an error if the file cannot be read.
 pub(super) fn mp4_sound(path: &Path) -> io::Result<Option<Mp4Sound>> {
     let Some(movie) = movie(path)? else { return Ok(None) };
     let Some(sound) = of_movie(&movie) else { return Ok(None) };
@@ -143,13 +148,13 @@ pub(super) fn mp4_sound(path: &Path) -> io::Result<Option<Mp4Sound>> {
     let times = fragment_times(path, &movie)?;
     let own = times.iter().find(|(track, _)| *track == sound.track).map_or(0.0, |(_, seconds)| *seconds);
     let first = times.iter().map(|(_, seconds)| *seconds).fold(own, f64::min);
-    Ok(Some(Mp4Sound { edit: sound.edit.of_media_from(own), zero: zero_of(first), ..sound }))
+    Ok(Some(Mp4Sound { edit: sound.edit.for_media_start(own), zero: zero_of(first), ..sound }))
 }
 
-/// The body of an MP4's header; none of any other file.
+/// Returns the body of an MP4's `moov` box; `None` if the file is not an MP4.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// Returns an error if the file cannot be read.
 pub(super) fn movie(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let mut file = File::open(path)?;
     let size = file.metadata()?.len();
@@ -171,10 +176,10 @@ pub(super) fn movie(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(None)
 }
 
-/// Whether a box of an MP4 goes on behind the end of the file.
+/// Returns whether a box of an MP4 extends beyond the end of the file.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// Returns an error if the file cannot be read.
 pub(super) fn is_cut(path: &Path) -> io::Result<bool> {
     let mut file = File::open(path)?;
     let size = file.metadata()?.len();
@@ -185,7 +190,7 @@ pub(super) fn is_cut(path: &Path) -> io::Result<bool> {
     Ok(at > size)
 }
 
-/// Name, start of the body and end of the box at a place of a file, as it says; none behind the last.
+/// Returns the name, body offset and declared end of the box at offset `at`. `None`: no box follows.
 fn header(file: &mut File, at: u64, size: u64) -> io::Result<Option<([u8; 4], u64, u64)>> {
     if at + 8 > size {
         return Ok(None);
@@ -204,12 +209,12 @@ fn header(file: &mut File, at: u64, size: u64) -> io::Result<Option<([u8; 4], u6
     Ok((length >= before).then_some((name, at + before, end)))
 }
 
-/// A big-endian number of four bytes.
+/// Parses a big-endian u32.
 pub(super) fn number(bytes: &[u8]) -> u32 {
     bytes.iter().take(4).fold(0, |sum, byte| sum << 8 | u32::from(*byte))
 }
 
-/// Boxes of a body: names and their own bodies.
+/// Iterates over the names and bodies of the boxes in a body.
 pub(super) fn boxes(mut bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     std::iter::from_fn(move || {
         let length = (number(bytes.get(..4)?) as usize).min(bytes.len());
@@ -219,19 +224,19 @@ pub(super) fn boxes(mut bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     })
 }
 
-/// The body of the box at a path of names.
+/// Returns the body of a nested box; `path` lists the box names from the outside in.
 pub(super) fn within<'a>(bytes: &'a [u8], path: &[&[u8; 4]]) -> Option<&'a [u8]> {
     path.iter().try_fold(bytes, |bytes, name| boxes(bytes).find(|(own, _)| own == name).map(|(_, body)| body))
 }
 
-/// Ticks a second of a movie's or a track's header, whose version says how wide times are.
+/// Returns the ticks per second from an `mvhd` or `mdhd` box. The box version determines the width of the time fields.
 pub(super) fn timescale(header: &[u8]) -> Option<f64> {
     let at = if header.first()? == &1 { 20 } else { 12 };
     let ticks = number(header.get(at..at + 4)?);
     (ticks > 0).then_some(f64::from(ticks))
 }
 
-/// Ticks of a track's media by its header.
+/// Returns the duration of a track's media in ticks, from its `mdhd` box.
 fn duration(header: &[u8]) -> Option<u64> {
     match header.first()? {
         1 => Some(u64::from_be_bytes(header.get(24..32)?.try_into().ok()?)),
@@ -246,8 +251,8 @@ fn of_movie(movie: &[u8]) -> Option<Mp4Sound> {
     let track = tracks().find(|track| is_enabled(track)).or_else(|| tracks().next())?;
     let ticks = timescale(within(track, &[b"mdia", b"mdhd"])?)?;
     let (listed, pieces) =
-        within(track, &[b"edts", b"elst"]).and_then(|list| of_list(list, movie_scale, ticks)).unzip();
-    let tagged = if listed.is_none() { of_itunes(movie, ticks) } else { None };
+        within(track, &[b"edts", b"elst"]).and_then(|list| edit_from_list(list, movie_scale, ticks)).unzip();
+    let tagged = if listed.is_none() { edit_from_itunes_tag(movie, ticks) } else { None };
     let mut edit = listed.or(tagged).unwrap_or_default();
     if let Some(media) = within(track, &[b"mdia", b"mdhd"]).and_then(duration) {
         edit.end_with(media as f64 / ticks, 1.0 / movie_scale);
@@ -256,7 +261,8 @@ fn of_movie(movie: &[u8]) -> Option<Mp4Sound> {
     Some(Mp4Sound { track: track_id(track)?, edit, zero: 0.0, is_itunes: tagged.is_some(), pieces })
 }
 
-/// Whether a track is played (ISO/IEC 14496-12, 8.3.2): other languages and comments are not.
+/// Returns whether a track is enabled (ISO/IEC 14496-12, 8.3.2). Alternative languages and commentaries are disabled
+/// tracks.
 fn is_enabled(track: &[u8]) -> bool {
     within(track, &[b"tkhd"]).and_then(|head| head.get(3)).is_some_and(|flags| flags & 1 == 1)
 }
@@ -267,9 +273,9 @@ fn track_id(track: &[u8]) -> Option<u32> {
     Some(number(head.get(at..at + 4)?))
 }
 
-/// The edit that an edit list of ticks a second (the movie's and the track's) describes, up to its first piece of the media,
-/// and the number of these pieces. `None`: the list is empty.
-fn of_list(list: &[u8], movie_scale: f64, track_scale: f64) -> Option<(Edit, usize)> {
+/// Parses an edit list up to its first media segment and counts all media segments. The scales are the ticks per second
+/// of the movie and of the track. `None`: the list is empty.
+fn edit_from_list(list: &[u8], movie_scale: f64, track_scale: f64) -> Option<(Edit, usize)> {
     let (wide, width) = (list.first()? == &1, if list.first()? == &1 { 20 } else { 12 });
     let (mut edit, mut pieces) = (None, 0);
     for entry in list.get(8..)?.chunks_exact(width).take(number(list.get(4..8)?) as usize) {
@@ -285,7 +291,7 @@ fn of_list(list: &[u8], movie_scale: f64, track_scale: f64) -> Option<(Edit, usi
         match (start < 0, pieces) {
             (true, 0) => own.silence += seconds,
             (true, _) => {}
-            // An encoder writes one piece; several are an edited film's.
+            // Encoders write one segment; several segments mean that the movie was edited.
             (false, 0) => {
                 own.skip = start as f64 / track_scale;
                 own.length = (length > 0.0).then_some(seconds);
@@ -297,9 +303,9 @@ fn of_list(list: &[u8], movie_scale: f64, track_scale: f64) -> Option<(Edit, usi
     edit.map(|edit| (edit, pieces))
 }
 
-/// The edit that iTunes' encoder writes into a movie's tags: hexadecimal numbers, of which the second is the priming in samples
-/// and the fourth the number of samples that follow.
-fn of_itunes(movie: &[u8], rate: f64) -> Option<Edit> {
+/// Parses iTunes' tag with the encoder priming. It contains hexadecimal numbers: the second is the priming in samples,
+/// and the fourth is the number of samples that follow.
+fn edit_from_itunes_tag(movie: &[u8], rate: f64) -> Option<Edit> {
     let tags = within(within(movie, &[b"udta", b"meta"])?.get(4..)?, &[b"ilst"])?;
     let is_named = |tag: &[u8]| within(tag, &[b"name"]).and_then(|name| name.get(4..)) == Some(b"iTunSMPB");
     let (_, tag) = boxes(tags).find(|(name, tag)| *name == b"----" && is_named(tag))?;
@@ -310,8 +316,8 @@ fn of_itunes(movie: &[u8], rate: f64) -> Option<Edit> {
     Some(Edit { silence: 0.0, skip: priming as f64 / rate, length })
 }
 
-/// Seconds at which the tracks of a fragmented movie start, by their identifiers: those of the fragments up to the first that
-/// every track has been in.
+/// Returns track IDs and start times (seconds) of the tracks of a fragmented movie. Reads fragments until it has found
+/// one of each track.
 fn fragment_times(path: &Path, movie: &[u8]) -> io::Result<Vec<(u32, f64)>> {
     let scale = |track: &[u8]| Some((track_id(track)?, timescale(within(track, &[b"mdia", b"mdhd"])?)?));
     let scales: Vec<(u32, f64)> =
@@ -340,7 +346,7 @@ fn fragment_times(path: &Path, movie: &[u8]) -> io::Result<Vec<(u32, f64)>> {
     Ok(times)
 }
 
-/// Track and time in its ticks of a fragment; none of one without a time.
+/// Returns the track ID and the start time (ticks) of a fragment. `None`: the fragment states no time.
 fn fragment_time(fragment: &[u8]) -> Option<(u32, u64)> {
     let track = number(within(fragment, &[b"tfhd"])?.get(4..8)?);
     let time = within(fragment, &[b"tfdt"])?;
@@ -367,7 +373,7 @@ mod tests {
         all.iter().flat_map(|word| word.to_be_bytes()).collect()
     }
 
-    /// The body of a movie's header with one sound track and its edit list.
+    /// Returns a `moov` body with one audio track and its edit list.
     fn movie_of(list: &[i32]) -> Vec<u8> {
         let handler = boxed(b"hdlr", &[&words(&[0, 0])[..], b"soun"].concat());
         let media = boxed(b"mdia", &[boxed(b"mdhd", &words(&[0, 0, 0, 44100])), handler].concat());
@@ -378,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn several_pieces_are_one_warning() {
+    fn edit_list_with_several_segments_warns_once() {
         let (gap, piece) = ([500, -1, 1 << 16], [1000, 22050, 1 << 16]);
         let edit = Edit { silence: 0.5, skip: 0.5, length: Some(1.0) };
         let other = [2000, 88200, 1 << 16];
@@ -396,7 +402,7 @@ mod tests {
             let log = tempfile::NamedTempFile::new().unwrap();
             let lines =
                 tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::new(log.reopen().unwrap())).finish();
-            // The file has no samples.
+            // The file contains no samples, so the result is not used.
             let read = tracing::subscriber::with_default(lines, || {
                 read_sound(file.path(), Path::new("/nowhere/ffmpeg"), None)
             });
@@ -404,8 +410,8 @@ mod tests {
             let said = std::fs::read_to_string(log.path()).unwrap();
             assert_eq!(said.matches("WARN").count(), usize::from(pieces > 1), "{said}");
             let named = format!(
-                "{}: the edit list of its sound has {pieces} pieces, of which only the first is read (seconds 0.500 to \
-                 1.500 of the track; {} left out)",
+                "{}: the edit list of its sound has {pieces} segments, of which only the first is used (seconds 0.500 to \
+                 1.500 of the track; {} ignored)",
                 file.path().display(),
                 pieces - 1
             );
@@ -414,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn priming_is_skipped_and_a_gap_is_silence() {
+    fn priming_is_skipped_and_gap_becomes_silence() {
         let movie = movie_of(&[0, 2, 500, -1, 1 << 16, 1000, 22050, 1 << 16]);
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [boxed(b"ftyp", b"isom"), boxed(b"mdat", b""), boxed(b"moov", &movie)].concat())
@@ -425,7 +431,7 @@ mod tests {
         let all = planes.clone();
         assert_eq!(edit.apply(&mut planes, 2, 0.0, None, 0), 3);
         assert_eq!(planes, [[0.0, 2.0, 3.0]]);
-        // From a later start, where what is before it is gone already.
+        // From a later start, after the earlier samples have been dropped.
         for (start, heard) in [(0.5, &[2.0, 3.0][..]), (1.0, &[3.0]), (1.5, &[]), (9.0, &[])] {
             let gone = edit.before(start, 2, None).min(5);
             let mut planes = vec![all[0][gone..].to_vec()];
@@ -433,7 +439,7 @@ mod tests {
         }
         std::fs::write(file.path(), b"RIFF").unwrap();
         assert_eq!(mp4_sound(file.path()).unwrap(), None);
-        // Bytes that say more than they are.
+        // Truncated boxes must not cause a panic.
         for cut in 0..movie.len() {
             std::fs::write(file.path(), boxed(b"moov", &movie[..cut])).unwrap();
             mp4_sound(file.path()).unwrap();

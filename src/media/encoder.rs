@@ -1,15 +1,15 @@
-//! The encoder of a video: ffmpeg where it is installed, else those of this binary.
+//! Choice of the video encoder: ffmpeg if it is installed, otherwise the built-in encoders.
 
 use super::error::{Error, Result};
 use super::ffmpeg;
 use super::options::{EncoderChoice, Mp4Options};
 
-/// Which encoder wrote a file.
+/// The encoder that wrote a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Encoder {
     /// ffmpeg, with its version line.
     Ffmpeg(String),
-    /// The encoders in this binary.
+    /// The encoders built into this binary.
     Embedded,
 }
 
@@ -22,7 +22,7 @@ impl std::fmt::Display for Encoder {
     }
 }
 
-/// The encoder that options ask for and this machine has.
+/// Resolves the requested encoder to one that this machine has.
 pub(super) fn choose(options: &Mp4Options) -> Result<Encoder> {
     if options.encoder == EncoderChoice::Embedded {
         return Ok(Encoder::Embedded);
@@ -31,7 +31,7 @@ pub(super) fn choose(options: &Mp4Options) -> Result<Encoder> {
         Ok(version) => Ok(Encoder::Ffmpeg(version)),
         Err(reason) if options.encoder == EncoderChoice::Ffmpeg => Err(Error::FfmpegMissing { reason }),
         Err(reason) => {
-            tracing::info!("{reason}: the embedded encoder is used");
+            tracing::info!("{reason}; using the embedded encoder");
             Ok(Encoder::Embedded)
         }
     }

@@ -1,4 +1,5 @@
-//! H.264 and AAC by an installed ffmpeg: video through its standard input, audio from a temporary WAV file.
+//! H.264 and AAC encoding with an installed ffmpeg, which reads frames from its standard input and audio from a
+//! temporary WAV file.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -18,19 +19,19 @@ use super::track_times::{Listing, video_start};
 use super::video_track::VideoTrack;
 use super::wav::{WavFormat, wav_bytes};
 use super::yuv;
-use crate::contained::panic_message;
+use crate::catch_panic::panic_message;
 
-/// The version line of the ffmpeg at `program`, or why it cannot encode with all of `encoders`.
+/// Returns the version line of the ffmpeg at `program`. Returns an error with the reason if it lacks any of `encoders`.
 pub(super) fn probe(program: &Path, encoders: &[&str]) -> std::result::Result<String, String> {
     let ask = |argument: &str| {
         let output = Command::new(program).args(["-hide_banner", argument]).stdin(Stdio::null()).output();
         match output {
             Ok(o) if o.status.success() => Ok(String::from_utf8_lossy(&o.stdout).into_owned()),
-            Ok(o) => Err(format!("'{} {argument}' ended with {}", program.display(), o.status)),
+            Ok(o) => Err(format!("'{} {argument}' failed ({})", program.display(), o.status)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 Err(format!("{} is not installed", program.display()))
             }
-            Err(e) => Err(format!("{} does not start: {e}", program.display())),
+            Err(e) => Err(format!("cannot start {}: {e}", program.display())),
         }
     };
     let has = ask("-encoders")?;
@@ -42,7 +43,7 @@ pub(super) fn probe(program: &Path, encoders: &[&str]) -> std::result::Result<St
     Ok(ask("-version")?.lines().next().unwrap_or("ffmpeg").to_string())
 }
 
-/// Encodes into `target`, an empty file in the folder of `path`; `audio` is as long as the video.
+/// Encodes a video into `target`, an empty file in the folder of `path`. `audio` must be as long as the video.
 pub(super) fn encode(
     target: &Path,
     path: &Path,
@@ -51,35 +52,36 @@ pub(super) fn encode(
     audio: Option<&Audio>,
     options: &Mp4Options,
 ) -> Result<()> {
-    let sound = audio.map(|audio| wav_beside(path, audio)).transpose()?;
+    let sound = audio.map(|audio| temporary_wav(path, audio)).transpose()?;
     let sound = sound.as_ref().map(NamedTempFile::path);
     let mut sink = FrameSink::start(target, path, frames, rate, sound, options)?;
     sink.push(frames);
     sink.finish()
 }
 
-/// A WAV file beside `path`.
-fn wav_beside(path: &Path, audio: &Audio) -> Result<NamedTempFile> {
+fn temporary_wav(path: &Path, audio: &Audio) -> Result<NamedTempFile> {
     let mut file = atomic::beside(path, ".wav")?;
     file.write_all(&wav_bytes(audio, WavFormat::Float32)?).map_err(Error::io("write the sound of", path))?;
     Ok(file)
 }
 
-/// An ffmpeg that encodes the frames that it is given.
+/// A running ffmpeg process that encodes frames.
 ///
-/// They are converted here, not by its scaler, so that both encoders are given the same planes.
+/// Frames are converted to YUV here instead of by ffmpeg's scaler, so that ffmpeg and the built-in encoder get
+/// identical planes.
 pub(super) struct FrameSink {
     child: Child,
     frames: Option<ChildStdin>,
-    /// Reads what it says beside the writing: a full pipe would stop it, and it would stop us.
+    /// Thread that reads stderr. Without it, a full stderr pipe would block ffmpeg, and ffmpeg would block this
+    /// process's writes.
     said: Option<JoinHandle<String>>,
     sent: std::io::Result<()>,
     path: PathBuf,
 }
 
 impl FrameSink {
-    /// Starts it on `target`, an empty file in the folder of `path`, for frames like `first`, with the sound of a WAV file that is
-    /// as long as all of them.
+    /// Starts ffmpeg on `target`, an empty file in the folder of `path`. All frames must have the size of `first`.
+    /// `sound` is a WAV file as long as the complete video.
     pub(super) fn start(
         target: &Path,
         path: &Path,
@@ -97,7 +99,7 @@ impl FrameSink {
             command.arg("-i").arg(sound).args(["-map", "0:v", "-map", "1:a"]);
             command.args(["-c:a", "aac", "-b:a", &options.audio_bitrate.to_string()]);
         }
-        // The filter only labels the planes; it converts nothing.
+        // The filter only sets color metadata; it does not convert.
         command.args(["-vf", "setparams=range=tv:color_primaries=bt709:color_trc=bt709:colorspace=bt709"]);
         command.args(["-c:v", "libx264", "-preset", "medium", "-crf", &options.crf.to_string(), "-pix_fmt", "yuv420p"]);
         command.args([
@@ -117,14 +119,14 @@ impl FrameSink {
         let stderr = child.stderr.take();
         let said = std::thread::spawn(move || {
             let mut said = Vec::new();
-            // What could be read is enough for a message.
+            // A partial read is enough for the error message.
             let _ = stderr.map(|mut s| s.read_to_end(&mut said));
             String::from_utf8_lossy(&said).into_owned()
         });
         Ok(FrameSink { frames: child.stdin.take(), child, said: Some(said), sent: Ok(()), path: path.into() })
     }
 
-    /// Adds frames; those behind a failure are dropped: [`FrameSink::finish`] has it.
+    /// Adds frames. After a failure, frames are dropped and [`FrameSink::finish`] returns the error.
     pub(super) fn push(&mut self, frames: &Frames) {
         let Some(stdin) = self.frames.as_mut().filter(|_| self.sent.is_ok()) else { return };
         self.sent = frames.iter().try_for_each(|rgb| {
@@ -133,7 +135,7 @@ impl FrameSink {
         });
     }
 
-    /// Waits for the last frame.
+    /// Waits until all frames are encoded.
     pub(super) fn finish(mut self) -> Result<()> {
         drop(self.frames.take());
         let said = match self.said.take() {
@@ -150,19 +152,20 @@ impl FrameSink {
 }
 
 impl Drop for FrameSink {
-    /// Frames that it has not finished are of no use.
+    /// Stops ffmpeg if it is still running, because a partial file is useless.
     fn drop(&mut self) {
-        // One that has ended cannot be killed.
+        // Fails harmlessly if ffmpeg has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 fn not_started(e: std::io::Error) -> Error {
-    Error::FfmpegMissing { reason: format!("it does not start: {e}") }
+    Error::FfmpegMissing { reason: format!("the process cannot be started: {e}") }
 }
 
-/// Writes the video track of `source` that is read as it is stored there into `target`, an empty file in the folder of `path`, with `audio`.
+/// Copies the video track of `source` without re-encoding into `target`, an empty file in the folder of `path`. `audio`
+/// becomes the sound.
 pub(super) fn copy_frames(
     target: &Path,
     path: &Path,
@@ -171,10 +174,10 @@ pub(super) fn copy_frames(
     options: &Mp4Options,
 ) -> Result<()> {
     let track = VideoTrack::of_file(source, &options.ffmpeg, &[])?.map_or(0, |track| track.index);
-    copy_with_sound(target, path, source, track, wav_beside(path, audio)?.path(), options)
+    copy_with_sound(target, path, source, track, temporary_wav(path, audio)?.path(), options)
 }
 
-/// The same of a numbered track with the sound of a WAV file.
+/// Like [`copy_frames`], for video track `track` and the sound of a WAV file.
 pub(super) fn copy_with_sound(
     target: &Path,
     path: &Path,
@@ -183,7 +186,7 @@ pub(super) fn copy_with_sound(
     sound: &Path,
     options: &Mp4Options,
 ) -> Result<()> {
-    // The sound starts with the first frame, wherever the source shows that.
+    // Aligns the sound to the first frame, whose time in the source may not be 0.
     let first = video_start(source, &options.ffmpeg, track);
     let shift = first.map_or(0.0, |first| Listing::read(source, &options.ffmpeg).start - first).to_string();
     let mut command = Command::new(&options.ffmpeg);
@@ -206,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_program_is_said() {
+    fn missing_program_is_reported() {
         let why = probe(Path::new("/nowhere/ffmpeg"), &["libx264"]).unwrap_err();
         assert_eq!(why, "/nowhere/ffmpeg is not installed");
     }

@@ -1,4 +1,4 @@
-//! Size, number and rate of a video's frames by the times at which they are shown.
+//! Size, count and rate of a video's frames, determined from the frames' presentation times.
 
 use std::path::Path;
 
@@ -6,21 +6,21 @@ use super::error::{Result, unusable};
 use super::rate::FrameRate;
 use super::video_track::Timing;
 
-/// Size and frame rate of a video.
+/// Size, frame count and frame rate of a video.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClipInfo {
     pub width: usize,
     pub height: usize,
-    /// Number of frames.
     pub frames: usize,
-    /// Frames a second; none of a folder of frames, which says nothing of it.
+    /// Frames per second. `None`: unknown, as for a folder of PNG frames.
     pub frame_rate: Option<f64>,
 }
 
-/// ffmpeg's list of frames: `#tb 0: 1/24`, `#dimensions 0: 96x64`, then a line a frame whose third number is its time.
+/// Parses ffmpeg's `framecrc` output: the headers `#tb 0: 1/24` and `#dimensions 0: 96x64`, then one line per frame.
+/// The third number of a line is the frame's time.
 ///
 /// # Errors
-/// As [`rate_of`]; a list that is none.
+/// Returns an error in the cases of [`rate_of`], or if the output cannot be parsed.
 pub(super) fn listed(path: &Path, text: &str, timing: &Timing) -> Result<ClipInfo> {
     let header = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
     let pair = |text: &str, between: char| {
@@ -38,13 +38,14 @@ pub(super) fn listed(path: &Path, text: &str, timing: &Timing) -> Result<ClipInf
     Ok(ClipInfo { width, height, frames: times.len(), frame_rate })
 }
 
-/// Frames a second, of frames at these times in ticks of `num / den` seconds, in a file whose header says `timing`.
+/// Determines the frame rate of frames at `times`, in ticks of `num / den` seconds. `timing` holds the rates from the
+/// file's header.
 ///
 /// # Errors
-/// Fewer than two frames; a rate that varies.
+/// Returns an error if there are fewer than two frames or if the frame rate varies.
 pub(super) fn rate_of(path: &Path, times: &[i64], [num, den]: [usize; 2], timing: &Timing) -> Result<f64> {
     let [first, .., last] = *times else {
-        return Err(unusable(path, "it has fewer than two frames; give an image to --image instead"));
+        return Err(unusable(path, "it has fewer than two frames; use --image for a still image"));
     };
     let each = (last - first) as f64 / (times.len() - 1) as f64;
     let per_second = den as f64 / num as f64;
@@ -58,10 +59,11 @@ pub(super) fn rate_of(path: &Path, times: &[i64], [num, den]: [usize; 2], timing
                    ffmpeg -i IN -vf fps=24 OUT.mp4";
         return Err(unusable(path, why));
     }
-    // Rounded times of few frames fit several rates: usual ones are preferred to others, and the header's to those that are near.
+    // Rounded times of few frames fit several rates. In order of preference: a common rate near one from the header,
+    // any other common rate, a rate from the header, the measured rate.
     let measured = per_second / each;
     let fits = |rate: &f64| off(per_second / rate) <= rounding || (rate / measured - 1.0).abs() < SAME;
-    // What rounding explains does not tell two rates apart: the first one is taken.
+    // Rates whose deviations are within the rounding error cannot be distinguished; the first of them is used.
     let explained = if rounding > EXACT { rounding / 2.0 } else { 0.0 };
     let distance = |rate: f64| off(per_second / rate).max(explained);
     let best =
@@ -74,15 +76,16 @@ pub(super) fn rate_of(path: &Path, times: &[i64], [num, den]: [usize; 2], timing
     Ok(f64::from(rate.num) / f64::from(rate.den))
 }
 
-/// Ticks by which times that are rounded to ticks, and to nothing else, differ from a line.
+/// Maximum deviation from a constant rate, in ticks, of times that were rounded to ticks and not rounded before.
 const EXACT: f64 = 1.01;
-/// Part of a rate by which durations that are rounded each by itself, as in APNG, change it.
+/// Relative tolerance of a frame rate if each frame duration was rounded separately, as in APNG.
 const SAME: f64 = 1e-4;
 
-/// Ticks by which times of frames that are `each` ticks apart, and `off` by at most so many, may differ from a line.
+/// Returns the largest deviation from a constant rate, in ticks, that rounding explains. Frames are `each` ticks apart;
+/// `off` is their largest observed deviation.
 ///
-/// Containers with ticks that are no part of a frame round times to them, and times that come from another one are whole
-/// milliseconds; others hold each frame's exactly. A quarter of a frame is less than one that is missing.
+/// Containers round times to their own ticks, and files remuxed from Matroska have times in whole milliseconds. The
+/// result is at most a quarter of a frame, so that a missing frame is always detected.
 fn rounding(each: f64, off: f64, per_second: f64, timing: &Timing) -> f64 {
     if each < 4.0 {
         return 0.01;
@@ -93,12 +96,12 @@ fn rounding(each: f64, off: f64, per_second: f64, timing: &Timing) -> f64 {
     rounded.min(each / 4.0).max(EXACT)
 }
 
-/// The rate of 23.976, 29.97 and their like that is nearest.
+/// Returns the nearest NTSC rate (23.976, 29.97, ...).
 fn ntsc(rate: f64) -> f64 {
     (rate * 1.001).round() * 1000.0 / 1001.0
 }
 
-/// The whole or NTSC rate that a header rounds to two decimals; `None`: it is neither.
+/// Returns the integer or NTSC rate that matches a rate rounded to two decimals. `None`: neither matches.
 fn usual(rate: f64) -> Option<f64> {
     [rate.round(), ntsc(rate)].into_iter().find(|usual| *usual >= 1.0 && (usual - rate).abs() < 0.006)
 }
@@ -118,28 +121,28 @@ mod tests {
         listed(Path::new("a.mp4"), &list(times, base), &Timing::default())
     }
 
-    /// Times of frames at a rate, rounded to parts of a second, in ticks of 1/90000.
+    /// Returns frame times at a constant rate, rounded to `1 / parts` seconds, in ticks of 1/90000 s.
     fn rounded(rate: f64, frames: i32, parts: f64) -> Vec<i64> {
         (0..frames).map(|n| ((f64::from(n) / rate * parts).round() * 90_000.0 / parts) as i64).collect()
     }
 
     #[test]
-    fn size_count_and_rate_are_read_from_the_list() {
+    fn frame_list_gives_size_count_and_rate() {
         let info = of(&[0, 1, 2, 3], "1001/24000").unwrap();
         assert_eq!((info.width, info.height, info.frames), (96, 64, 4));
         assert_eq!(info.frame_rate, Some(24000.0 / 1001.0));
-        // Milliseconds of 24 frames a second, and a start that is not 0.
+        // 24 fps in milliseconds; the first time is not 0.
         assert_eq!(of(&[500, 542, 583, 625, 667, 708, 750], "1/1000").unwrap().frame_rate, Some(24.0));
         let fast: Vec<i64> = (0..241).map(|n| (f64::from(n) * 1000.0 / 120.0).round() as i64).collect();
         assert_eq!(of(&fast, "1/1000").unwrap().frame_rate, Some(120.0));
         let varies = of(&[0, 1, 3, 4, 6, 7, 9, 10], "1/24").unwrap_err().to_string();
         assert!(varies.contains("a.mp4: its frame rate varies") && varies.contains("-vf fps=24"), "{varies}");
-        // An MP4 that was made of a Matroska file: whole milliseconds in ticks of 1/16000.
+        // An MP4 remuxed from Matroska: whole milliseconds in ticks of 1/16000 s.
         let remuxed: Vec<i64> = (0..241).map(|n| (f64::from(n) * 1000.0 / 24.0).round() as i64 * 16).collect();
         assert_eq!(of(&remuxed, "1/16000").unwrap().frame_rate, Some(24.0));
         let lacks: Vec<i64> = remuxed.iter().copied().filter(|time| *time != remuxed[120]).collect();
         assert!(of(&lacks, "1/16000").unwrap_err().to_string().contains("its frame rate varies"));
-        // A millisecond is a frame there.
+        // One frame per millisecond, with one frame missing.
         let quick: Vec<i64> = (0..100).filter(|n| *n != 50).map(|n| n * 16).collect();
         assert!(of(&quick, "1/16000").unwrap_err().to_string().contains("its frame rate varies"));
         assert!(of(&[0], "1/24").unwrap_err().to_string().contains("fewer than two frames"));
@@ -148,13 +151,13 @@ mod tests {
     }
 
     #[test]
-    fn rounded_times_of_few_frames_give_the_rate_of_the_header() {
+    fn rounded_times_of_few_frames_resolve_to_header_rate() {
         let stated = |rate: f64, tick: f64| Timing { rates: vec![rate], tick: Some(1.0 / tick) };
         let ntsc = |whole: f64| whole * 1000.0 / 1001.0;
         for (rate, shown) in
             [(24.0, 24.0), (ntsc(24.0), 23.98), (25.0, 25.0), (ntsc(30.0), 29.97), (ntsc(60.0), 59.94), (12.5, 12.5)]
         {
-            // Matroska, and a container whose ticks are finer than this list's.
+            // Times in whole milliseconds, as in Matroska, and times rounded to 1/90000 s, the tick of the parsed list.
             for (parts, tick) in [(1000.0, 1000.0), (90_000.0, 90_000.0)] {
                 for frames in [2, 9, 121] {
                     let text = list(&rounded(rate, frames, parts), "1/90000");
@@ -163,7 +166,7 @@ mod tests {
                 }
             }
         }
-        // Hundredths of a second, as GIF has them.
+        // Times in hundredths of a second, as in GIF.
         let gif = |times: &[i64]| listed(Path::new("a.gif"), &list(times, "1/90000"), &stated(24.08, 100.0));
         let times = rounded(24.0, 25, 100.0);
         assert_eq!([&times[..], &times[..9]].map(|times| gif(times).unwrap().frame_rate), [Some(24.0); 2]);
@@ -172,18 +175,18 @@ mod tests {
     }
 
     #[test]
-    fn a_header_s_rate_does_not_overrule_the_times() {
+    fn frame_times_override_header_rate() {
         let timing = Timing { rates: vec![60.0, 30.0], tick: Some(0.001) };
         let info = listed(Path::new("a.mkv"), &list(&rounded(25.0, 50, 1000.0), "1/90000"), &timing).unwrap();
         assert_eq!(info.frame_rate, Some(25.0));
-        // FLV: ffmpeg's guess is the second.
+        // FLV states two rates; the second is ffmpeg's guess.
         let timing = Timing { rates: vec![30.0, 29.97], tick: Some(0.001) };
         let info = listed(Path::new("a.flv"), &list(&rounded(30.0, 9, 1000.0), "1/90000"), &timing).unwrap();
         assert_eq!(info.frame_rate, Some(30.0));
-        // Durations that are rounded up each by itself.
+        // Each duration is rounded separately.
         let drifting: Vec<i64> = (0..200).map(|n| (f64::from(n) * 3750.3) as i64).collect();
         assert_eq!(of(&drifting, "1/90000").unwrap().frame_rate, Some(24.0));
-        // Without a header's rate the nearest usual one.
+        // The header states no rate: the nearest common rate is used.
         assert_eq!(of(&rounded(24.0, 9, 1000.0), "1/90000").unwrap().frame_rate, Some(24.0));
         assert_eq!(of(&rounded(23.5, 48, 90_000.0), "1/90000").unwrap().frame_rate, Some(23.5));
     }

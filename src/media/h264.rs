@@ -1,4 +1,4 @@
-//! H.264 by the encoder in this binary.
+//! H.264 encoding with the built-in encoder.
 
 use rusty_h264_common::YuvFrame;
 use rusty_h264_encoder::{Encoder, EncoderConfig, Preset};
@@ -11,16 +11,16 @@ use super::samples::Samples;
 use super::yuv;
 use crate::threads;
 
-/// Kinds of NAL units by their type number.
+/// NAL unit types.
 const IDR: u8 = 5;
 const SPS: u8 = 7;
 const PPS: u8 = 8;
 
-/// Frames of a group of pictures. Groups are encoded in parallel: five seconds have as many as a host has cores. A fixed number,
-/// so that equal frames are equal files on every machine.
+/// Frames per group of pictures (GOP). GOPs are encoded in parallel; five seconds of video have about as many GOPs as a
+/// host has cores. The size is fixed, so that equal frames give identical files on every machine.
 pub(super) const GROUP: usize = 8;
 
-/// Encodes `frames` at a constant quantizer (0 best, 51 worst) into a track.
+/// Encodes `frames` into a track with a constant quantizer (0 best, 51 worst).
 pub(super) fn encode(frames: &Frames, rate: FrameRate, quantizer: u8) -> Result<Track> {
     let encoder = FrameEncoder::new(frames.width(), frames.height(), rate, quantizer)?;
     let mut track = TrackBuilder::new(encoder, Samples::in_memory());
@@ -32,7 +32,7 @@ fn failed(message: String) -> Error {
     Error::Embedded { codec: "H.264", message }
 }
 
-/// An encoder of frames of one size, at one rate and quality.
+/// Encoder for frames of one size, rate and quality.
 pub(super) struct FrameEncoder {
     width: usize,
     height: usize,
@@ -44,15 +44,15 @@ impl FrameEncoder {
     pub(super) fn new(width: usize, height: usize, rate: FrameRate, quantizer: u8) -> Result<Self> {
         let [even_width, even_height] = [width, height].map(yuv::even);
         if [even_width, even_height].iter().any(|size| u16::try_from(*size).is_err()) {
-            return Err(failed(format!("{even_width}x{even_height} is too large")));
+            return Err(failed(format!("frames of {even_width}x{even_height} are too large")));
         }
         Ok(FrameEncoder { width, height, rate, config: config(even_width, even_height, rate, quantizer) })
     }
 
-    /// An access unit of each frame. The first frame begins a group of pictures.
+    /// Encodes each frame to an access unit. The first frame starts a GOP.
     fn units(&self, frames: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
         let [width, height] = [self.width, self.height].map(yuv::even);
-        // Groups of pictures need nothing of each other: each core converts and encodes its own.
+        // GOPs are independent, so each core converts and encodes its own.
         let groups: Vec<&[&[u8]]> = frames.chunks(GROUP).collect();
         let encoded = threads::try_in_order(&groups, threads::cores(), |group| {
             let planes = group.iter().map(|rgb| {
@@ -64,32 +64,32 @@ impl FrameEncoder {
         let units = encoded.map_err(|e| failed(e.to_string()))?.concat();
         match units.len() == frames.len() {
             true => Ok(units),
-            false => Err(failed(format!("{} access units for {} frames", units.len(), frames.len()))),
+            false => Err(failed(format!("it returned {} access units for {} frames", units.len(), frames.len()))),
         }
     }
 }
 
-/// A track of frames that come in pieces.
+/// Builds a track from frames that arrive in pieces.
 pub(super) struct TrackBuilder {
     encoder: FrameEncoder,
     samples: Samples,
-    /// Parameter sets, of the first frame that has them.
+    /// Parameter sets, from the first frame that contains them.
     sps: Option<Vec<u8>>,
     pps: Option<Vec<u8>>,
-    /// Frames that can be decoded alone.
+    /// Indices of frames that can be decoded independently.
     sync: Vec<usize>,
 }
 
 impl TrackBuilder {
-    /// No frame yet; they go into `samples`.
+    /// Starts an empty track; encoded frames are appended to `samples`.
     pub(super) fn new(encoder: FrameEncoder, samples: Samples) -> Self {
         TrackBuilder { encoder, samples, sps: None, pps: None, sync: Vec::new() }
     }
 
-    /// Adds frames. The first one begins a group of pictures.
+    /// Adds frames. The first one starts a GOP.
     ///
     /// # Errors
-    /// The encoder's; samples that cannot be kept.
+    /// Returns an error if the encoder fails or the samples cannot be written.
     pub(super) fn add(&mut self, frames: &[&[u8]]) -> Result<()> {
         let (rate, refs) = (self.encoder.rate, self.encoder.config.num_ref_frames);
         for unit in self.encoder.units(frames)? {
@@ -113,23 +113,23 @@ impl TrackBuilder {
         Ok(())
     }
 
-    /// Frames so far.
+    /// Returns the number of frames so far.
     pub(super) fn count(&self) -> usize {
         self.samples.len()
     }
 
-    /// The track of all frames. After a failure of [`TrackBuilder::add`], of those before it.
+    /// Returns the track. After [`TrackBuilder::add`] has failed, the track contains the frames before the failure.
     ///
     /// # Errors
-    /// No frame.
+    /// Returns an error if there are no frames.
     pub(super) fn finish(mut self) -> Result<Track> {
-        // A frame that could not be kept may be noted.
+        // The list may contain the index of a frame that could not be written.
         self.sync.retain(|index| *index < self.samples.len());
         let (Some(sps), Some(pps)) = (self.sps, self.pps) else {
-            return Err(failed("the stream has no parameter sets".into()));
+            return Err(failed("it returned no parameter sets".into()));
         };
         let (timescale, delta) = self.encoder.rate.timescale();
-        // They are no larger: the encoder was made for them.
+        // `FrameEncoder::new` has checked that the sizes fit in u16.
         let [width, height] = [self.encoder.width, self.encoder.height].map(|size| yuv::even(size) as u16);
         Ok(Track {
             media: Media::H264 { width, height, sps, pps },
@@ -155,8 +155,8 @@ fn config(width: usize, height: usize, rate: FrameRate, quantizer: u8) -> Encode
     config
 }
 
-/// The lowest level whose macroblocks a second (table A-1 of the standard) are enough; the encoder raises it further
-/// where the picture size asks for it.
+/// Returns the lowest level that allows this many macroblocks per second (H.264, table A-1). The encoder raises the
+/// level if the picture size requires it.
 fn level(macroblocks: usize, fps: f64) -> u8 {
     const MOST: [(u8, f64); 7] = [
         (30, 40_500.0),
@@ -171,7 +171,7 @@ fn level(macroblocks: usize, fps: f64) -> u8 {
     MOST.iter().find(|(_, most)| *most >= wanted).map_or(52, |&(level, _)| level)
 }
 
-/// The NAL units of an Annex B byte stream, without their start codes.
+/// Splits an Annex B byte stream into NAL units without start codes.
 fn nal_units(stream: &[u8]) -> Vec<&[u8]> {
     let mut units = Vec::new();
     let mut start = None;
@@ -189,7 +189,7 @@ fn nal_units(stream: &[u8]) -> Vec<&[u8]> {
     }
     units.extend(start.map(|start| &stream[start..]));
     for unit in &mut units {
-        // A unit never ends in a zero byte: those belong to the next start code.
+        // A NAL unit never ends in a zero byte: trailing zeros belong to the next start code.
         let end = unit.iter().rposition(|&b| b != 0).map_or(0, |last| last + 1);
         *unit = &unit[..end];
     }
@@ -197,20 +197,21 @@ fn nal_units(stream: &[u8]) -> Vec<&[u8]> {
     units
 }
 
-/// The sequence parameter set with video usability information: square pixels, BT.709 limited range, the frame rate, and
-/// that pictures are never reordered (without which decoders hold back frames).
+/// Adds video usability information (VUI) to a sequence parameter set: square pixels, BT.709 limited range, the frame
+/// rate, and no picture reordering (without it, decoders would delay frames).
 ///
-/// The encoder ends its set with a zero `vui_parameters_present_flag`; a set that ends in a one is left as it is.
+/// The encoder's parameter set ends with `vui_parameters_present_flag` = 0. If the flag is 1, returns the set
+/// unchanged.
 fn with_video_usability(nal: &[u8], rate: FrameRate, refs: u32) -> Vec<u8> {
     let mut raw: Vec<u8> = Vec::with_capacity(nal.len());
     for &byte in nal {
-        // Drop the 3 of each 0 0 3.
+        // Drop emulation prevention bytes: the 3 in each sequence 0 0 3.
         if !(byte == 3 && raw.ends_with(&[0, 0])) {
             raw.push(byte);
         }
     }
     let mut bits = Bits(raw.iter().flat_map(|&byte| (0..8).rev().map(move |i| byte >> i & 1 == 1)).collect());
-    // The last one is the stop bit; the flag stands before it.
+    // The last 1 bit is the stop bit; the VUI flag precedes it.
     let stop = bits.0.iter().rposition(|&b| b).unwrap_or(0);
     if stop == 0 || bits.0[stop - 1] {
         return nal.to_vec();
@@ -234,7 +235,8 @@ fn with_video_usability(nal: &[u8], rate: FrameRate, refs: u32) -> Vec<u8> {
     bits.put(1, 1); // bitstream_restriction_flag
     bits.put(1, 1); // motion_vectors_over_pic_boundaries_flag
     for value in [0, 0, 16, 16, 0, refs.max(1)] {
-        // Bytes a picture and bits a macroblock unlimited, vector lengths, no reordering, frames kept.
+        // max_bytes_per_pic_denom and max_bits_per_mb_denom (0: unlimited), motion vector lengths, no reordering,
+        // reference frames.
         bits.exp_golomb(value);
     }
     bits.put(1, 1); // stop bit
@@ -254,7 +256,7 @@ impl Bits {
         self.put(value + 1, width + 1);
     }
 
-    /// The bytes, with a 3 between two zeros and any byte below 4.
+    /// Returns the bytes. Inserts an emulation prevention byte 3 after two zeros if the next byte is below 4.
     fn nal(&self) -> Vec<u8> {
         let mut out: Vec<u8> = Vec::new();
         let mut zeros = 0;
@@ -277,13 +279,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn byte_stream_is_split_at_start_codes() {
+    fn annex_b_is_split_at_start_codes() {
         let stream = [0, 0, 0, 1, 0x67, 1, 2, 0, 0, 1, 0x68, 3, 0, 0, 0, 1, 0x65, 0, 0, 3, 0, 9];
         assert_eq!(nal_units(&stream), [&[0x67, 1, 2][..], &[0x68, 3], &[0x65, 0, 0, 3, 0, 9]]);
     }
 
     #[test]
-    fn bits_are_escaped() {
+    fn emulation_prevention_bytes_are_inserted() {
         let mut bits = Bits(Vec::new());
         bits.put(0x0000_0001, 32);
         bits.put(0x8000_0000, 32);
@@ -297,18 +299,18 @@ mod tests {
     }
 
     #[test]
-    fn usability_information_replaces_the_zero_flag() {
+    fn vui_is_added_to_parameter_set() {
         let sps = rusty_h264_encoder::Sps::from_config(&config(64, 48, FrameRate { num: 24, den: 1 }, 20)).to_nal();
         let nal = nal_units(&sps.to_annex_b())[0].to_vec();
         let out = with_video_usability(&nal, FrameRate { num: 24, den: 1 }, 3);
         assert_eq!(out[..4], nal[..4]);
         assert!(out.len() > nal.len() + 16);
-        // A set that already carries it stays.
+        // A parameter set with VUI is returned unchanged.
         assert_eq!(with_video_usability(&[0x67, 0b1100_0000], FrameRate { num: 24, den: 1 }, 3), [0x67, 0b1100_0000]);
     }
 
     #[test]
-    fn levels_follow_the_throughput() {
+    fn level_follows_macroblocks_per_second() {
         assert_eq!(level(1536, 24.0), 30);
         assert_eq!(level(8160, 30.0), 40);
         assert_eq!(level(8160, 60.0), 42);

@@ -1,4 +1,4 @@
-//! Hashes of given files.
+//! Hashes of input files.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,10 +9,10 @@ use sha2::{Digest, Sha256};
 use super::error::{Error, Result};
 use super::png::png_paths;
 
-/// SHA-256 of a file's bytes in hex; of a folder, of its PNG files in the order of their names.
+/// Returns the SHA-256 (hex) of a file's bytes; for a folder, of its PNG files concatenated in name order.
 ///
 /// # Errors
-/// A file that cannot be read, or a folder without any.
+/// Returns an error if a file cannot be read or the folder contains no PNG files.
 pub(crate) fn sha256_of(path: &Path) -> Result<String> {
     let files = if path.is_dir() { png_paths(path)? } else { vec![path.to_path_buf()] };
     let mut hash = Sha256::new();
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_its_frames_in_turn() {
+    fn folder_hash_covers_png_files_in_name_order() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         for (name, bytes) in [("b.png", "cd"), ("a.png", "ab"), ("note.txt", "x"), ("whole", "abcd")] {

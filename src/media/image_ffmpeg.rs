@@ -1,17 +1,17 @@
-//! Images of the kinds that an installed ffmpeg decodes.
+//! Reads images in formats that need an installed ffmpeg.
 
 use std::path::Path;
 
 use image::metadata::Orientation;
 use image::{DynamicImage, RgbImage};
 
-use super::decode::{decoded_up_to, pixmaps};
+use super::decode::{decode_limited, pixmaps};
 use super::edit_list::{boxes, number, within};
 use super::error::{Error, Result};
 use super::frames::Frames;
 use super::image_pixels::{ANIMATED, upright_srgb};
 
-/// A kind of image by its first bytes.
+/// An image format, detected from the first bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ImageKind {
     Gif,
@@ -24,7 +24,7 @@ pub(crate) enum ImageKind {
 }
 
 impl ImageKind {
-    /// The kind of a file's bytes; `None`: another.
+    /// Detects the format. `None`: the file has none of these formats.
     pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
         const HEIF: [&[u8]; 9] = [b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1", b"avif", b"avis"];
         let heads: [(&[u8], ImageKind); 8] = [
@@ -38,7 +38,7 @@ impl ImageKind {
             (b"\xff\x4f\xff\x51", ImageKind::Jpeg2000),
         ];
         let is_heif = bytes.get(4..8) == Some(b"ftyp") && bytes.get(8..12).is_some_and(|brand| HEIF.contains(&brand));
-        // Sizes of its second header; two letters alone are many a text.
+        // Also checks the size of the second header, because text may start with "BM" too.
         let is_bmp = bytes.starts_with(b"BM")
             && matches!(bytes.get(14..18), Some([12 | 40 | 52 | 56 | 64 | 108 | 124, 0, 0, 0]));
         let head = heads.iter().find(|(head, _)| bytes.starts_with(head)).map(|(_, kind)| *kind);
@@ -56,7 +56,8 @@ impl ImageKind {
         }
     }
 
-    /// ffmpeg's reader of the kind. It is named, so that no other one, which may open further files, is tried.
+    /// Returns ffmpeg's demuxer for the format. ffmpeg gets it explicitly, because other demuxers that it might try may
+    /// open further files.
     fn demuxer(self) -> &'static str {
         match self {
             ImageKind::Gif => "gif",
@@ -69,10 +70,11 @@ impl ImageKind {
     }
 }
 
-/// Reads an image of a kind and of so many pixels at most, whose file has these bytes.
+/// Decodes an image of at most `most_pixels` pixels with ffmpeg; `bytes` are the file's contents.
 ///
 /// # Errors
-/// No ffmpeg; a damaged image, with ffmpeg's words; one of which ffmpeg reads a part only; HDR.
+/// Returns an error if ffmpeg is not installed, if the image is damaged (with ffmpeg's message), if ffmpeg decodes only
+/// one tile of it, or if it is HDR.
 pub(super) fn read_by_ffmpeg(
     path: &Path,
     ffmpeg: &Path,
@@ -82,8 +84,8 @@ pub(super) fn read_by_ffmpeg(
 ) -> Result<Frames> {
     let bad = |message: String| Error::Image { path: path.to_path_buf(), message };
     let facts = match kind {
-        ImageKind::Tiff => Facts::of_tiff(bytes),
-        ImageKind::Heif => Facts::of_heif(bytes),
+        ImageKind::Tiff => Facts::from_tiff(bytes),
+        ImageKind::Heif => Facts::from_heif(bytes),
         _ => Facts::default(),
     };
     if let Some(fault) = facts.fault {
@@ -91,75 +93,73 @@ pub(super) fn read_by_ffmpeg(
     }
     let pixels = most_pixels.to_string();
     let before = ["-xerror", "-noautorotate", "-max_pixels", &pixels, "-f", kind.demuxer()];
-    // A second one tells an animation.
+    // Request two frames: a second frame identifies an animation.
     let how = ["-frames:v", "2", "-fps_mode", "passthrough", "-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"];
-    let pixmap = match decoded_up_to(path, ffmpeg, &before, &how, 6 * most_pixels + 64) {
+    let pixmap = match decode_limited(path, ffmpeg, &before, &how, 6 * most_pixels + 64) {
         Err(Error::NoDecoder { reason, .. }) => {
             let name = kind.name();
             return Err(bad(format!(
-                "{name} is read by ffmpeg, which cannot be used ({reason}): install it, or convert the image elsewhere, e.g. \
+                "{name} images need ffmpeg, which cannot be started ({reason}): install it, or convert the image, e.g. \
                  ffmpeg -i IN OUT.png"
             )));
         }
         output => output?,
     };
     let frames = pixmap.and_then(|bytes| pixmaps(&bytes));
-    let frames = frames.ok_or_else(|| bad("ffmpeg decodes no image of it: it is damaged or cut short".into()))?;
+    let frames = frames.ok_or_else(|| bad("ffmpeg decodes no image from it: it is damaged or truncated".into()))?;
     let size = [frames.width(), frames.height()];
     if let Some([width, height]) = facts.size.filter(|whole| *whole != size) {
-        let why = "a tiled image, which newer programs join: convert it by another program to PNG, e.g. heif-convert IN OUT.png";
-        return Err(bad(format!("ffmpeg reads {}x{} of its {width}x{height}: {why}", size[0], size[1])));
+        let why = "it is a tiled image; convert it to PNG with another program, e.g. heif-convert IN OUT.png";
+        return Err(bad(format!("ffmpeg decodes only {}x{} of its {width}x{height} pixels: {why}", size[0], size[1])));
     }
     if frames.count() > 1 {
         tracing::warn!("{}: {ANIMATED}", path.display());
     }
     let rgb = frames.iter().next().map(<[u8]>::to_vec).unwrap_or_default();
     let image = RgbImage::from_raw(size[0] as u32, size[1] as u32, rgb).map(DynamicImage::ImageRgb8);
-    let image = image.ok_or_else(|| bad("ffmpeg decodes no image of it".into()))?;
+    let image = image.ok_or_else(|| bad("ffmpeg decodes no image from it".into()))?;
     upright_srgb(path, image, facts.orientation, facts.profile.as_deref())
 }
 
-/// What a file says of its image beside the pixels.
+/// Metadata of an image file.
 #[derive(Default)]
 struct Facts {
-    /// Why the image is not read.
+    /// Why the image cannot be used.
     fault: Option<&'static str>,
-    /// Width and height of the whole image as it is stored.
+    /// Stored width and height of the complete image.
     size: Option<[usize; 2]>,
     orientation: Option<Orientation>,
-    /// ICC profile.
     profile: Option<Vec<u8>>,
 }
 
 impl Facts {
-    /// Of the first image of a TIFF 6.0 file.
-    fn of_tiff(bytes: &[u8]) -> Self {
+    /// Reads the metadata of the first image of a TIFF 6.0 file.
+    fn from_tiff(bytes: &[u8]) -> Self {
         const SUBFILE: u16 = 254;
         const ORIENTATION: u16 = 274;
         let is_reduced = tiff_number(bytes, SUBFILE).is_some_and(|kind| kind & 1 == 1);
         let orientation = tiff_number(bytes, ORIENTATION).and_then(|code| u8::try_from(code).ok());
         Facts {
-            fault: is_reduced
-                .then_some("its first image is a preview of another, as in raw photographs: convert it to PNG"),
+            fault: is_reduced.then_some("its first image is only a preview, as in raw photographs: convert it to PNG"),
             orientation: orientation.and_then(Orientation::from_exif),
             ..Facts::default()
         }
     }
 
-    /// Of a HEIF file's item properties (ISO/IEC 23008-12).
-    fn of_heif(bytes: &[u8]) -> Self {
+    /// Reads the item properties of a HEIF file (ISO/IEC 23008-12).
+    fn from_heif(bytes: &[u8]) -> Self {
         let meta = within(bytes, &[b"meta"]).and_then(|meta| meta.get(4..));
         let Some(properties) = meta.and_then(|meta| within(meta, &[b"iprp", b"ipco"])) else { return Facts::default() };
         let mut facts = Facts::default();
         for (name, body) in boxes(properties) {
             match name {
-                // The whole is larger than its tiles and its thumbnail.
+                // The complete image is larger than its tiles and thumbnails.
                 b"ispe" if body.len() >= 12 => {
                     let size = [number(&body[4..8]), number(&body[8..12])].map(|side| side as usize);
                     let area = |size: [usize; 2]| size[0].saturating_mul(size[1]);
                     facts.size = facts.size.filter(|known| area(*known) >= area(size)).or(Some(size));
                 }
-                // Quarters of a turn against the clock.
+                // The rotation in counterclockwise quarter turns.
                 b"irot" => {
                     let turns =
                         [None, Some(Orientation::Rotate270), Some(Orientation::Rotate180), Some(Orientation::Rotate90)];
@@ -169,7 +169,7 @@ impl Facts {
                     facts.profile = Some(body[4..].to_vec())
                 }
                 b"colr" if matches!(body.get(6..8), Some([0, 16 | 18])) => {
-                    facts.fault = Some("its colours are HDR, and models know SDR: export it as SDR, e.g. to PNG");
+                    facts.fault = Some("it is HDR, but the models use SDR: export it as SDR, e.g. to PNG");
                 }
                 _ => {}
             }
@@ -178,7 +178,7 @@ impl Facts {
     }
 }
 
-/// A number of the first directory of a TIFF file.
+/// Returns the value of a tag in the first directory of a TIFF file.
 fn tiff_number(bytes: &[u8], tag: u16) -> Option<u32> {
     let is_little = bytes.starts_with(b"II");
     let read = |at: usize, size: usize| {
@@ -189,7 +189,7 @@ fn tiff_number(bytes: &[u8], tag: u16) -> Option<u32> {
     let directory = read(4, 4)? as usize;
     let entries = read(directory, 2)? as usize;
     let entry = (0..entries).map(|n| directory + 2 + 12 * n).find(|at| read(*at, 2) == Some(u32::from(tag)))?;
-    // SHORT or LONG, which stand in the entry.
+    // A value of type SHORT or LONG is stored in the entry itself.
     match read(entry + 2, 2)? {
         3 => read(entry + 8, 2),
         4 => read(entry + 8, 4),
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_are_told_by_their_first_bytes() {
+    fn image_format_is_detected_by_first_bytes() {
         let bmp = [&b"BM"[..], &[0; 12], &[40, 0, 0, 0]].concat();
         for (bytes, kind) in [
             (&b"GIF89a"[..], Some(ImageKind::Gif)),
@@ -221,19 +221,22 @@ mod tests {
     }
 
     #[test]
-    fn tiff_tags_are_read_in_both_orders() {
+    fn tiff_tags_are_read_in_both_byte_orders() {
         let little = b"II*\0\x08\0\0\0\x02\0\xfe\0\x04\0\x01\0\0\0\x01\0\0\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0";
         let big = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x03\0\0";
         assert_eq!([254, 274, 300].map(|tag| tiff_number(little, tag)), [Some(1), Some(6), None]);
         assert_eq!(tiff_number(big, 274), Some(3));
-        assert!(Facts::of_tiff(little).fault.is_some());
-        assert_eq!((Facts::of_tiff(big).fault, Facts::of_tiff(big).orientation), (None, Some(Orientation::Rotate180)));
+        assert!(Facts::from_tiff(little).fault.is_some());
+        assert_eq!(
+            (Facts::from_tiff(big).fault, Facts::from_tiff(big).orientation),
+            (None, Some(Orientation::Rotate180))
+        );
         assert!((0..32).all(|cut| tiff_number(&little[..cut], 274).is_none()));
         assert_eq!(tiff_number(&little[..32], 274), Some(6));
     }
 
     #[test]
-    fn properties_of_heif_are_those_of_the_whole() {
+    fn heif_size_is_that_of_the_largest_item() {
         fn boxed(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
             [&(body.len() as u32 + 8).to_be_bytes()[..], name, body].concat()
         }
@@ -242,12 +245,12 @@ mod tests {
             let all =
                 [size(64, 64), size(200, 100), size(20, 10), boxed(b"irot", &[1]), boxed(b"colr", colour)].concat();
             let meta = [&[0; 4][..], &boxed(b"iprp", &boxed(b"ipco", &all))].concat();
-            Facts::of_heif(&[boxed(b"ftyp", b"heic"), boxed(b"meta", &meta)].concat())
+            Facts::from_heif(&[boxed(b"ftyp", b"heic"), boxed(b"meta", &meta)].concat())
         };
         let facts = file(b"profICC");
         assert_eq!((facts.size, facts.orientation), (Some([200, 100]), Some(Orientation::Rotate270)));
         assert_eq!((facts.profile.as_deref(), facts.fault), (Some(&b"ICC"[..]), None));
         assert!(file(b"nclx\0\x09\0\x10\0\x09\0").fault.is_some());
-        assert_eq!(Facts::of_heif(b"\0\0\0\x18ftypheic").size, None);
+        assert_eq!(Facts::from_heif(b"\0\0\0\x18ftypheic").size, None);
     }
 }

@@ -1,4 +1,4 @@
-//! Conditioning images: read as Lightricks' code reads them, and resized to the video.
+//! Reads conditioning images, decoded as in Lightricks' code, and resizes them to the video.
 
 use std::io::Cursor;
 use std::path::Path;
@@ -14,24 +14,25 @@ use super::image_ffmpeg::{ImageKind, read_by_ffmpeg};
 use super::image_pixels::{ANIMATED, upright_srgb};
 use super::jpeg_end::check_jpeg_end;
 
-/// Pixels of an image that ffmpeg decodes, as many as the decoders of this binary allow.
-const MOST_PIXELS: u64 = (512 << 20) / 3;
+/// Maximum number of pixels of an image that ffmpeg decodes; the built-in decoders have the same limit.
+const MAX_FFMPEG_PIXELS: u64 = (512 << 20) / 3;
 
-/// Reads an image, whatever its name, as one RGB frame in sRGB: turned as its EXIF says, but never mirrored; transparency is dropped,
-/// of 16 bits the upper 8 are kept, of an animation the first image. PNG, JPEG and WebP are decoded here;
-/// HEIC, AVIF, GIF, BMP, TIFF, JPEG XL and JPEG 2000 by the `ffmpeg` on PATH.
+/// Reads an image as one sRGB frame; detects the format from the file's contents. Applies the rotation (but not the
+/// mirroring) of the EXIF metadata, drops transparency, keeps the upper 8 bits of 16-bit values, and reads only the
+/// first image of an animation. PNG, JPEG and WebP are decoded here; HEIC, AVIF, GIF, BMP, TIFF, JPEG XL and JPEG 2000
+/// by the `ffmpeg` on PATH.
 ///
 /// # Errors
-/// No such file; another format; a damaged image; no ffmpeg for one that needs it.
+/// Returns an error if the file is missing, damaged or of another format, or if ffmpeg is needed but not installed.
 pub fn read_image(path: &Path) -> Result<Frames> {
-    read_image_by(path, Path::new("ffmpeg"), MOST_PIXELS)
+    read_image_by(path, Path::new("ffmpeg"), MAX_FFMPEG_PIXELS)
 }
 
-/// The same, where ffmpeg decodes no more than so many pixels.
+/// Like [`read_image`], with a pixel limit for images that ffmpeg decodes.
 ///
 /// # Errors
-/// As [`read_image`].
-pub(crate) fn read_image_up_to(path: &Path, most_pixels: u64) -> Result<Frames> {
+/// Returns an error in the cases of [`read_image`].
+pub(crate) fn read_image_limited(path: &Path, most_pixels: u64) -> Result<Frames> {
     read_image_by(path, Path::new("ffmpeg"), most_pixels)
 }
 
@@ -48,9 +49,9 @@ fn read_image_by(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Result<Frames>
         check_jpeg_end(&bytes).map_err(|why| bad(why.into()))?;
     }
     let mut decoder = reader.into_decoder().map_err(|e| bad(e.to_string()))?;
-    // A header may claim more pixels than memory holds.
+    // A header may claim more pixels than fit in memory.
     Limits::default().reserve(decoder.total_bytes()).map_err(|e| bad(e.to_string()))?;
-    // Damaged metadata is as none: the pixels are there.
+    // Damaged metadata is ignored: the pixels are still usable.
     let (orientation, profile) = (decoder.orientation().ok(), decoder.icc_profile().ok().flatten());
     let image = DynamicImage::from_decoder(decoder).map_err(|e| bad(e.to_string()))?;
     if is_animated(&bytes, format) {
@@ -59,21 +60,22 @@ fn read_image_by(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Result<Frames>
     upright_srgb(path, image, orientation, profile.as_deref())
 }
 
-/// What is said of images in other formats.
-const UNKNOWN: &str = "it is none of PNG, JPEG, WebP, and none of HEIC, AVIF, GIF, BMP, TIFF, JPEG XL, JPEG 2000; convert it, e.g. \
+/// End of the error message for an unsupported format.
+const UNKNOWN: &str = "its format is not PNG, JPEG, WebP, HEIC, AVIF, GIF, BMP, TIFF, JPEG XL or JPEG 2000; convert it, e.g. \
                        ffmpeg -i IN OUT.png";
-/// Whether a PNG or WebP has several images.
+/// Whether a PNG or WebP contains several images.
 fn is_animated(bytes: &[u8], format: ImageFormat) -> bool {
     match format {
-        // The chunk stands before the pixels.
+        // The animation control chunk precedes the pixels, so the pixels are not decoded.
         ImageFormat::Png => PngDecoder::new(Cursor::new(bytes)).and_then(|png| png.is_apng()).unwrap_or(false),
         ImageFormat::WebP => WebPDecoder::new(Cursor::new(bytes)).is_ok_and(|webp| webp.has_animation()),
         _ => false,
     }
 }
 
-/// A frame scaled to cover `height` and `width`, what stands over cut off on both sides: `[1, 3, 1, height, width]` in
-/// -1..1. Bilinear between pixel centres, without a filter when it shrinks, as the reference does.
+/// Scales a frame until it covers `height` x `width` and center-crops it. Returns `[1, 3, 1, height, width]` in -1..1.
+/// Interpolates bilinearly between pixel centers and, like the reference, without antialiasing when it shrinks the
+/// frame.
 pub fn covering(frame: &Frames, height: usize, width: usize) -> Array5<f32> {
     let (h, w) = (frame.height(), frame.width());
     let scale = f64::max(height as f64 / h as f64, width as f64 / w as f64);
@@ -91,7 +93,8 @@ pub fn covering(frame: &Frames, height: usize, width: usize) -> Array5<f32> {
     })
 }
 
-/// For each of the `wanted` middle places of `scaled`: the two neighbours among `size`, and the second one's part.
+/// Computes how to resample one dimension from `size` to `scaled` pixels and keep the `wanted` center pixels. For each
+/// of them, returns the indices of two neighboring source pixels and the weight of the second.
 fn taps(size: usize, scaled: usize, wanted: usize) -> Vec<(usize, usize, f32)> {
     let skipped = (scaled - wanted) / 2;
     let ratio = size as f32 / scaled as f32;
@@ -115,33 +118,34 @@ mod tests {
     }
 
     #[test]
-    fn the_same_size_is_the_same_image() {
+    fn covering_same_size_is_identity() {
         let frame = gradient(4, 6);
         let got = covering(&frame, 4, 6);
         assert_eq!(got.shape(), [1, 3, 1, 4, 6]);
         assert_eq!(got[[0, 2, 0, 3, 5]], f32::from(frame.data()[[0, 3, 5, 2]]) / 127.5 - 1.0);
     }
 
-    /// 4x6 to 8x8: scaled by 2 to 8x12, two columns cut on each side.
+    /// The frame of 4x6 is scaled by 2 to 8x12, and two columns are cropped on each side.
     #[test]
-    fn what_stands_over_is_cut_on_both_sides() {
+    fn covering_crops_both_sides() {
         let got = covering(&gradient(4, 6), 8, 8);
-        // Row 1 lies at (1.5 / 2 - 0.5) = 0.25, column 0 at place 2: (2.5 / 2 - 0.5) = 0.75.
+        // Row 1 is at source row 1.5 / 2 - 0.5 = 0.25. Column 0 is column 2 before the crop, at source column 2.5 / 2 -
+        // 0.5 = 0.75.
         let want = (0.25 * 20.0 + 0.75 * 7.0) / 127.5 - 1.0;
         assert!((got[[0, 0, 0, 1, 0]] - want).abs() < 1e-6, "{}", got[[0, 0, 0, 1, 0]]);
-        // Edges repeat.
+        // The source is extended by repeating its edges.
         assert!((got[[0, 0, 0, 0, 0]] - (0.75 * 7.0 / 127.5 - 1.0)).abs() < 1e-6);
     }
 
-    /// 124 bytes that claim 100,000 rows and columns, 30 GB.
+    /// The file has 124 bytes, but its header claims 100,000 rows and columns, which take 30 GB.
     #[test]
-    fn an_image_that_claims_more_than_memory_is_an_error() {
+    fn image_header_claiming_huge_size_is_an_error() {
         let error = read_image(Path::new("fuzz/seeds/media/huge.png")).unwrap_err().to_string();
         assert!(error.contains("huge.png") && error.contains("limit"), "{error}");
     }
 
     #[test]
-    fn a_file_of_another_kind_is_named() {
+    fn unsupported_image_format_error_lists_formats() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image.png");
         std::fs::write(&path, b"no image at all").unwrap();
@@ -152,16 +156,16 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_needs_ffmpeg_says_how_to_convert_it() {
+    fn missing_ffmpeg_error_suggests_conversion() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"GIF89a\x01\0\x01\0\0\0\0").unwrap();
-        let e = read_image_by(file.path(), Path::new("/nowhere/ffmpeg"), MOST_PIXELS).unwrap_err().to_string();
+        let e = read_image_by(file.path(), Path::new("/nowhere/ffmpeg"), MAX_FFMPEG_PIXELS).unwrap_err().to_string();
         assert!(e.contains("GIF") && e.contains("ffmpeg -i IN OUT.png"), "{e}");
     }
 
-    /// Trailing data is no part of an image, and its own end is not looked for in a thumbnail.
+    /// Data after the image is ignored, and the end-of-image marker of the thumbnail does not count.
     #[test]
-    fn a_jpeg_that_is_cut_is_refused() {
+    fn truncated_jpeg_is_an_error() {
         let whole = std::fs::read("tests/fixtures/images/turned_6.jpg").unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         let read = |bytes: &[u8]| {
@@ -172,7 +176,7 @@ mod tests {
         assert_eq!(read(&[&whole[..], b"trailing \xff\xd9 data"].concat()).unwrap(), image);
         for left in [whole.len() * 2 / 3, whole.len() - 2] {
             let e = read(&whole[..left]).unwrap_err().to_string();
-            assert!(e.contains("cut short"), "{left}: {e}");
+            assert!(e.contains("truncated"), "{left}: {e}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Pixels of images: upright, eight bits, sRGB.
+//! Converts decoded images to upright 8-bit sRGB.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use ndarray::Array4;
 use super::error::{Error, Result};
 use super::frames::Frames;
 
-/// What is said of several images in one file.
-pub(super) const ANIMATED: &str = "is animated: its first image is taken";
+/// Warning about a file with several images.
+pub(super) const ANIMATED: &str = "is animated; using its first image";
 
-/// One RGB frame of an image that metadata turns, and whose colours a profile says.
+/// Converts an image to one RGB frame: applies the metadata's rotation and converts from the ICC profile to sRGB.
 pub(super) fn upright_srgb(
     path: &Path,
     mut image: DynamicImage,
@@ -26,7 +26,7 @@ pub(super) fn upright_srgb(
     let image = eight_bits(image);
     let (w, h) = (image.width() as usize, image.height() as usize);
     let converted = profile.map(|profile| to_srgb(&image, profile)).transpose().unwrap_or_else(|reason| {
-        tracing::warn!("{}: its colour profile is left out: {reason}", path.display());
+        tracing::warn!("{}: ignoring its color profile: {reason}", path.display());
         None
     });
     let rgb = converted.unwrap_or_else(|| image.to_rgb8().into_raw());
@@ -34,7 +34,7 @@ pub(super) fn upright_srgb(
     Frames::new(Array4::from_shape_vec((1, h, w, 3), rgb).map_err(|e| bad(e.to_string()))?)
 }
 
-/// An image of grey or RGB bytes, without transparency.
+/// Converts an image to 8-bit gray or RGB and drops transparency.
 fn eight_bits(image: DynamicImage) -> DynamicImage {
     let upper = |values: &[u16]| values.iter().map(|v| (v >> 8) as u8).collect();
     let (w, h) = (image.width(), image.height());
@@ -52,7 +52,10 @@ fn eight_bits(image: DynamicImage) -> DynamicImage {
     made.unwrap_or_else(|| DynamicImage::ImageRgb8(image.to_rgb8()))
 }
 
-/// RGB bytes of an image of [`eight_bits`] in sRGB, whose colours its ICC profile says; none where the two do not fit.
+/// Converts a result of [`eight_bits`] from its ICC profile to sRGB bytes.
+///
+/// # Errors
+/// Returns an error if the profile does not match the image's color type.
 fn to_srgb(image: &DynamicImage, profile: &[u8]) -> std::result::Result<Vec<u8>, moxcms::CmsError> {
     let layout = if matches!(image, DynamicImage::ImageLuma8(_)) { Layout::Gray } else { Layout::Rgb };
     let profile = ColorProfile::new_from_slice(profile)?;

@@ -1,49 +1,49 @@
-//! The MP4 container: one `moov` before one `mdat`, chunks of both tracks interleaved.
+//! MP4 muxer: writes one `moov` box before one `mdat` box, which interleaves chunks of all tracks.
 //!
-//! Box layouts are those of ISO/IEC 14496-12 (the boxes), -14 (`esds`) and -15 (`avcC`).
+//! Box layouts follow ISO/IEC 14496-12 (boxes), -14 (`esds`) and -15 (`avcC`).
 
 use std::io::{self, Write};
 
 use super::error::{Error, Result};
 use super::samples::Samples;
 
-/// Codec of a track's samples, with its configuration.
+/// Codec of a track, with its configuration.
 pub(super) enum Media {
-    /// H.264, length-prefixed NAL units; 4:2:0, 8 bits, BT.709 limited range.
+    /// H.264 as length-prefixed NAL units: 4:2:0, 8 bits, BT.709 limited range.
     H264 {
         width: u16,
         height: u16,
-        /// The sequence parameter set, with its NAL header.
+        /// Sequence parameter set with its NAL header.
         sps: Vec<u8>,
-        /// The picture parameter set, with its NAL header.
+        /// Picture parameter set with its NAL header.
         pps: Vec<u8>,
     },
-    /// AAC, raw access units.
+    /// AAC as raw access units.
     Aac {
         channels: u16,
-        /// AudioSpecificConfig of ISO/IEC 14496-3, as bytes.
+        /// AudioSpecificConfig (ISO/IEC 14496-3) as bytes.
         config: Vec<u8>,
     },
 }
 
 pub(super) struct Track {
     pub media: Media,
-    /// Ticks a second.
+    /// Ticks per second.
     pub timescale: u32,
     /// Encoded samples in presentation order.
     pub samples: Samples,
-    /// Ticks of every sample, but for the last.
+    /// Duration in ticks of every sample except the last.
     pub delta: u32,
-    /// Ticks of the last sample.
+    /// Duration in ticks of the last sample.
     pub last_delta: u32,
-    /// Samples that can be decoded alone, counted from 0; None when all can.
+    /// Indices of the samples that can be decoded independently. `None`: all samples.
     pub sync: Option<Vec<usize>>,
-    /// Ticks at the start that are decoded and not shown (the codec's priming).
+    /// Number of ticks at the start that are decoded but not presented (codec priming).
     pub skip: u32,
 }
 
 impl Track {
-    /// Ticks decoded.
+    /// Total duration of the decoded samples in ticks.
     fn decoded(&self) -> u64 {
         match self.samples.len() as u64 {
             0 => 0,
@@ -56,24 +56,25 @@ impl Track {
     }
 }
 
-/// A stretch of consecutive samples of one track.
+/// Consecutive samples of one track that are stored together.
 struct Chunk {
     track: usize,
     samples: std::ops::Range<usize>,
 }
 
-/// Writes the file. The presentation is as long as its longest track.
+/// Writes the file. Its duration is that of the longest track.
 ///
 /// # Errors
-/// What a file of this kind cannot hold, as [`Error::Container`]; `failed` of what cannot be written.
+/// Returns [`Error::Container`] if the file format cannot hold the clip, or the error that `failed` makes if writing
+/// fails.
 pub(super) fn write(tracks: &[&Track], out: &mut impl Write, failed: impl FnOnce(io::Error) -> Error) -> Result<()> {
-    // The audio rate, where there is audio, states the audio's length to the sample.
+    // With audio, the movie's time scale is the audio rate, so that the audio's duration is exact.
     let Some(timescale) = tracks.last().map(|t| t.timescale) else {
         return Err(Error::Container("no tracks".into()));
     };
     let chunks = interleave(tracks);
     let payload: u64 = tracks.iter().map(|t| t.samples.bytes(0..t.samples.len())).sum();
-    // Offsets have a fixed width, so the size of `moov` does not depend on them: lay out once to learn it.
+    // Offsets have a fixed width, so the size of `moov` does not depend on their values: write it once to get the size.
     let header = |start: u64| -> Result<Vec<u8>> {
         let mut out = Out(Vec::new());
         out.nest(b"ftyp", |o| {
@@ -96,7 +97,7 @@ pub(super) fn write(tracks: &[&Track], out: &mut impl Write, failed: impl FnOnce
     all().map_err(failed)
 }
 
-/// Chunks of half a second, the tracks in turn: a player reads forward without seeking.
+/// Splits the tracks into interleaved chunks of half a second, so that players read forward without seeking.
 fn interleave(tracks: &[&Track]) -> Vec<Chunk> {
     let mut chunks = Vec::new();
     let mut next = vec![0; tracks.len()];
@@ -120,7 +121,7 @@ fn fits(value: u64, what: &str) -> Result<u32> {
     u32::try_from(value).map_err(|_| Error::Container(what.to_string()))
 }
 
-/// Ticks of one scale in another, rounded to the nearest.
+/// Converts ticks between time scales and rounds to the nearest tick.
 fn rescale(ticks: u64, from: u32, to: u32) -> Result<u32> {
     let scaled = (u128::from(ticks) * u128::from(to) + u128::from(from) / 2) / u128::from(from);
     fits(u64::try_from(scaled).unwrap_or(u64::MAX), "the clip is too long")
@@ -142,7 +143,7 @@ impl Out {
         self.0.resize(self.0.len() + n, 0);
     }
 
-    /// A box around what `body` writes.
+    /// Writes a box; the closure writes its body.
     fn nest(&mut self, kind: &[u8; 4], body: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         let at = self.0.len();
         self.u32(0);
@@ -153,7 +154,7 @@ impl Out {
         Ok(())
     }
 
-    /// A box with version 0 and flags.
+    /// Writes a full box (a box with version and flags) of version 0.
     fn full(&mut self, kind: &[u8; 4], flags: u32, body: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         self.nest(kind, |o| {
             o.u32(flags);
@@ -161,7 +162,7 @@ impl Out {
         })
     }
 
-    /// The identity transformation of `mvhd` and `tkhd`.
+    /// Writes the identity matrix, which `mvhd` and `tkhd` contain.
     fn matrix(&mut self) {
         for v in [0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x4000_0000] {
             self.u32(v);
@@ -176,7 +177,7 @@ fn moov(out: &mut Out, tracks: &[&Track], chunks: &[Chunk], timescale: u32, star
     }
     out.nest(b"moov", |o| {
         o.full(b"mvhd", 0, |o| {
-            o.zeros(8); // creation and modification times: unset, so that equal clips are equal files
+            o.zeros(8); // creation and modification times: unset, so that equal clips give equal files
             o.u32(timescale);
             o.u32(longest);
             o.u32(0x10000); // rate 1
@@ -198,7 +199,7 @@ fn trak(out: &mut Out, tracks: &[&Track], index: usize, chunks: &[Chunk], timesc
     let track = tracks[index];
     let shown = rescale(track.shown(), track.timescale, timescale)?;
     out.nest(b"trak", |o| {
-        // Flags: enabled, in the movie.
+        // Flags: the track is enabled (1) and used in the movie (2).
         o.full(b"tkhd", 3, |o| {
             o.zeros(8);
             o.u32(index as u32 + 1);
@@ -305,7 +306,7 @@ fn stbl(out: &mut Out, tracks: &[&Track], index: usize, chunks: &[Chunk], start:
                 Ok(())
             })?;
         }
-        // Runs of chunks with equally many samples, and every chunk's place in the file.
+        // Runs of chunks with equal sample counts, and the file offset of each chunk.
         let mut runs: Vec<(u32, u32)> = Vec::new();
         let mut offsets = Vec::new();
         let mut at = start;
@@ -352,7 +353,7 @@ fn sample_entry(out: &mut Out, track: &Track) -> Result<()> {
             o.zeros(16);
             o.u16(*width);
             o.u16(*height);
-            o.u32(0x48_0000); // 72 dots an inch
+            o.u32(0x48_0000); // 72 dpi
             o.u32(0x48_0000);
             o.zeros(4);
             o.u16(1);
@@ -362,7 +363,7 @@ fn sample_entry(out: &mut Out, track: &Track) -> Result<()> {
             o.nest(b"avcC", |o| {
                 let [profile, compatibility, level] = match sps.get(1..4) {
                     Some(&[a, b, c]) => [a, b, c],
-                    _ => return Err(Error::Container("the sequence parameter set is cut off".into())),
+                    _ => return Err(Error::Container("the sequence parameter set is truncated".into())),
                 };
                 o.0.extend([1, profile, compatibility, level, 0xFF, 0xE1]); // 4-byte lengths, one SPS
                 o.u16(sps.len() as u16);
@@ -396,7 +397,8 @@ fn sample_entry(out: &mut Out, track: &Track) -> Result<()> {
             o.u16(*channels);
             o.u16(16);
             o.zeros(4);
-            // 16.16 has no room for 88.2 and 96 kHz; readers take the rate from the config.
+            // The 16.16 fixed-point field cannot hold 88.2 and 96 kHz; readers take the rate from the
+            // AudioSpecificConfig.
             o.u32(u16::try_from(track.timescale).map_or(0, |rate| u32::from(rate) << 16));
             o.full(b"esds", 0, |o| {
                 esds(o, track, config);
@@ -406,13 +408,13 @@ fn sample_entry(out: &mut Out, track: &Track) -> Result<()> {
     }
 }
 
-/// The MPEG-4 descriptors of an AAC stream; every length is below 128 and takes one byte.
+/// Writes the MPEG-4 descriptors of an AAC stream. Every length is below 128, so it takes one byte.
 fn esds(out: &mut Out, track: &Track, config: &[u8]) {
     let bytes = track.samples.bytes(0..track.samples.len());
     let largest = u64::from(track.samples.sizes().max().unwrap_or(0));
     let rate = |bytes: u64, ticks: u64| (bytes * 8 * u64::from(track.timescale) / ticks.max(1)) as u32;
     let config_len = config.len() as u8;
-    out.0.extend([0x03, 3 + 2 + 13 + 2 + config_len + 3, 0, 0, 0]); // ES descriptor, stream 0 (the file names it)
+    out.0.extend([0x03, 3 + 2 + 13 + 2 + config_len + 3, 0, 0, 0]); // ES descriptor, ES_ID 0: the track ID applies
     out.0.extend([0x04, 13 + 2 + config_len, 0x40, 0x15]); // decoder config: MPEG-4 audio, audio stream
     out.0.extend(&(largest as u32).to_be_bytes()[1..]);
     out.u32(rate(largest, u64::from(track.delta)));

@@ -1,4 +1,5 @@
-//! An MP4 that is written while its frames and its sound are made, however long it gets: of both, memory holds a piece.
+//! MP4 files that are written while the video is generated. Memory use does not depend on the video's length: only the
+//! current frames and audio are in memory.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -20,9 +21,10 @@ use super::sound_file::SoundFile;
 use super::stream::{EncodedVideo, VideoStream};
 use super::wav::WavFormat;
 use super::{aac, atomic, isobmff};
-use crate::contained::panic_message;
+use crate::catch_panic::panic_message;
 
-/// An MP4 on its way. Encoded frames and samples wait in files without names in its folder.
+/// An MP4 that is being written. Encoded frames and audio samples are stored in unnamed temporary files in the output
+/// folder.
 pub struct LongMp4 {
     path: PathBuf,
     rate: FrameRate,
@@ -30,34 +32,34 @@ pub struct LongMp4 {
     video: Video,
     sound: SoundFile,
     frames: usize,
-    /// Of the raw frames.
+    /// Hash of the raw frames.
     hash: Sha256,
-    /// The last frames that an ffmpeg got: of its file there is nothing where it fails.
+    /// The most recent frames sent to ffmpeg. They are kept because ffmpeg's output is unusable if ffmpeg fails.
     last: Option<Frames>,
 }
 
 enum Video {
     Embedded(VideoStream),
-    /// A thread that hands frames to an ffmpeg, which encodes them without sound.
+    /// A thread that sends frames to ffmpeg, which encodes them without sound.
     Ffmpeg {
         pieces: SyncSender<Frames>,
         thread: JoinHandle<Result<NamedTempFile>>,
     },
-    /// All frames are encoded.
+    /// The encoder has encoded all frames.
     Encoded(Encoded),
-    /// The encoder failed after these frames.
+    /// The encoder failed after it had encoded these frames.
     Part(EncodedVideo),
-    /// The encoder failed, and nothing is left of what it encoded.
+    /// The encoder failed, and none of its output is usable.
     Lost,
 }
 
 enum Encoded {
     Embedded(EncodedVideo),
-    /// A file of ffmpeg's, without sound.
+    /// A file written by ffmpeg, without sound.
     Ffmpeg(NamedTempFile),
 }
 
-/// Hashes of the raw frames and samples of a finished file.
+/// Hashes of the raw frames and raw audio samples of a finished file.
 pub struct LongHashes {
     /// SHA-256 of the raw frames.
     pub frames: String,
@@ -66,10 +68,12 @@ pub struct LongHashes {
 }
 
 impl LongMp4 {
-    /// Begins the file `path` of frames like `first`, `fps` a second, and sound of so many channels at a rate.
+    /// Starts writing the file `path`: frames of the size of `first` at `fps` frames per second, and sound with
+    /// `channels` channels at `sample_rate` Hz.
     ///
     /// # Errors
-    /// A rate or size that no video has; ffmpeg that is asked for and not there; a folder that cannot be written to.
+    /// Returns an error if the rate or size is invalid, if ffmpeg is requested but not available, or if the folder
+    /// cannot be written to.
     pub fn start(
         path: &Path,
         first: &Frames,
@@ -80,7 +84,7 @@ impl LongMp4 {
     ) -> Result<Self> {
         let rate = FrameRate::from_f64(fps)?;
         let encoder = choose(options)?;
-        tracing::info!(path = %path.display(), %rate, "encoding with {encoder} while it is made");
+        tracing::info!(path = %path.display(), %rate, "encoding with {encoder} during generation");
         let video = match encoder {
             Encoder::Embedded => Video::Embedded(VideoStream::embedded(first, rate, options, Samples::beside(path)?)?),
             Encoder::Ffmpeg(_) => by_ffmpeg(path, first, rate, options)?,
@@ -90,10 +94,10 @@ impl LongMp4 {
         Ok(LongMp4 { path, rate, options, video, sound, frames: 0, hash: Sha256::new(), last: None })
     }
 
-    /// Adds the next frames.
+    /// Adds frames.
     ///
     /// # Errors
-    /// The encoder's, of earlier frames.
+    /// Returns the encoder's error, which may be about frames that were added earlier.
     pub fn push(&mut self, frames: Frames) -> Result<()> {
         self.frames += frames.count();
         frames.iter().for_each(|frame| self.hash.update(frame));
@@ -109,32 +113,33 @@ impl LongMp4 {
             return Ok(());
         }
         self.close()?;
-        Err(Error::Container("its encoder ended before its frames did".into()))
+        Err(Error::Container("the encoder stopped before all frames were added".into()))
     }
 
-    /// Adds the next samples `[channels, n]`.
+    /// Adds audio samples `[channels, n]`.
     ///
     /// # Errors
-    /// A disk that is full.
+    /// Returns an error if the samples cannot be written, for example if the disk is full.
     pub fn push_sound(&mut self, samples: &Array2<f32>) -> Result<()> {
         self.sound.push(samples)
     }
 
-    /// Writes the sound as a WAV file too, as long as the frames so far. Without `replace` a file of that name stays and is an
-    /// error.
+    /// Writes the sound added so far to a WAV file, trimmed or padded to the duration of the frames added so far. If
+    /// `replace` is false, an existing file is an error.
     ///
     /// # Errors
-    /// A file that cannot be written.
+    /// Returns an error if the file cannot be written.
     pub fn write_wav(&self, path: &Path, format: WavFormat, replace: bool) -> Result<()> {
         self.sound.write_wav(path, self.rate.samples(self.frames, self.sound.rate()), format, replace)
     }
 
-    /// Frames so far.
+    /// Returns the number of frames added so far.
     pub fn frames(&self) -> usize {
         self.frames
     }
 
-    /// Frames that [`LongMp4::write_to`] writes once the encoder has ended: fewer than were added where it failed.
+    /// Returns the number of frames that [`LongMp4::write_to`] writes after [`LongMp4::close`]. If the encoder failed,
+    /// this is less than the number of frames that were added.
     pub fn encoded_frames(&self) -> usize {
         match &self.video {
             Video::Embedded(_) | Video::Ffmpeg { .. } | Video::Encoded(_) => self.frames,
@@ -143,15 +148,16 @@ impl LongMp4 {
         }
     }
 
-    /// The last frames that were added, where the encoder failed and left nothing.
+    /// Returns the most recently added frames if the encoder failed and none of its output is usable.
     pub fn lost_frames(&self) -> Option<&Frames> {
         self.last.as_ref().filter(|_| matches!(self.video, Video::Lost))
     }
 
-    /// Waits for the encoder. No frames can be added after it.
+    /// Waits until the encoder has finished. No frames can be added afterwards.
     ///
     /// # Errors
-    /// The encoder's, once. The sound and the frames that were encoded before the failure are still there.
+    /// Returns the encoder's error on the first call after the failure. The sound and the frames that were encoded
+    /// before the failure remain available.
     pub fn close(&mut self) -> Result<()> {
         let ended;
         (self.video, ended) = match std::mem::replace(&mut self.video, Video::Lost) {
@@ -173,30 +179,34 @@ impl LongMp4 {
         ended
     }
 
-    /// Hashes of the frames and samples so far.
+    /// Returns the hashes of the frames and samples added so far.
     ///
     /// # Errors
-    /// Samples that cannot be read back.
+    /// Returns an error if the samples cannot be read back.
     pub fn hashes(&self) -> Result<LongHashes> {
         Ok(LongHashes { frames: hex::encode(self.hash.clone().finalize()), samples: self.sound.sha256()? })
     }
 
-    /// Writes the file, whole or not at all. The sound is trimmed or padded with silence to the frames' length.
+    /// Writes the complete file atomically. The sound is trimmed, or padded with silence, to the duration of the
+    /// frames.
     ///
     /// # Errors
-    /// The encoder's; a file that cannot be written. The same may be tried at another place.
+    /// Returns an error if the encoder failed or the file cannot be written. The caller may then call
+    /// [`LongMp4::write_to`] with another path.
     pub fn finish(&mut self) -> Result<()> {
         self.close()?;
         if self.encoded_frames() < self.frames {
-            return Err(Error::Container("its encoder failed".into()));
+            return Err(Error::Container("the encoder failed".into()));
         }
         self.write_to(&self.path, self.options.replace)
     }
 
-    /// Writes what was encoded to another file than its own: where the encoder failed, the frames before.
+    /// Writes the encoded frames and the sound to another path. After an encoder failure, writes the frames that were
+    /// encoded before the failure.
     ///
     /// # Errors
-    /// [`LongMp4::close`] was not called, or nothing is encoded; a file that cannot be written.
+    /// Returns an error if [`LongMp4::close`] was not called, if no frames are encoded, or if the file cannot be
+    /// written.
     pub fn write_to(&self, path: &Path, replace: bool) -> Result<()> {
         let (sound, options) = (&self.sound, &self.options);
         let len = self.rate.samples(self.encoded_frames(), sound.rate());
@@ -220,7 +230,7 @@ impl LongMp4 {
                 target
             }
             Video::Embedded(_) | Video::Ffmpeg { .. } | Video::Lost => {
-                return Err(Error::Container("its frames are not encoded".into()));
+                return Err(Error::Container("no encoded frames are available".into()));
             }
         };
         atomic::persist(target, path, replace)
@@ -236,6 +246,7 @@ fn by_ffmpeg(path: &Path, first: &Frames, rate: FrameRate, options: &Mp4Options)
         sink.finish().map(|()| target)
     };
     let thread = Builder::new().name("encode".into()).spawn(work);
-    let thread = thread.map_err(|e| Error::FfmpegMissing { reason: format!("no thread for it: {e}") })?;
+    let thread = thread
+        .map_err(|e| Error::FfmpegMissing { reason: format!("the thread that feeds ffmpeg cannot be started: {e}") })?;
     Ok(Video::Ffmpeg { pieces, thread })
 }

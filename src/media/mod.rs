@@ -1,8 +1,9 @@
-//! MP4, WAV and PNG: what a run leaves behind, and the images and sounds it starts from.
+//! Reads and writes media files: videos, audio and images in, MP4, WAV and PNG out.
 //!
-//! [`Frames`] and [`Audio`] are the raw result, and what the sidecar's hashes are taken from. [`write_mp4`] encodes both
-//! with ffmpeg when it is installed and with codecs of this binary otherwise. Every file is written under a temporary
-//! name in its own folder and renamed when whole.
+//! [`Frames`] and [`Audio`] hold raw frames and samples; the hashes in the sidecar (the JSON file with a run's
+//! settings) are computed from them. [`write_mp4`] encodes both with ffmpeg if it is installed, otherwise with the
+//! encoders built into this binary. Every output file is written under a temporary name in its target folder and
+//! renamed when it is complete.
 
 mod aac;
 mod atomic;
@@ -56,11 +57,11 @@ pub use frame_times::ClipInfo;
 pub use frames::Frames;
 pub(crate) use hash::sha256_of;
 pub(crate) use image_ffmpeg::ImageKind;
-pub(crate) use image_file::read_image_up_to;
+pub(crate) use image_file::read_image_limited;
 #[doc(hidden)]
 pub use image_file::{covering, read_image};
 pub use long::{LongHashes, LongMp4};
-pub use mp4::{write_encoded_mp4, write_frames_of, write_mp4};
+pub use mp4::{copy_video_with_audio, write_encoded_mp4, write_mp4};
 pub use options::{EncoderChoice, Mp4Options};
 pub use png::{png_bytes, read_png, read_png_frames, write_png, write_png_frames};
 pub(crate) use png::{png_frame_path, png_frames_in, remove_png_frames, write_new_png_frames};

@@ -1,4 +1,4 @@
-//! MP4 files: how long, and whole or not at all.
+//! Writes complete MP4 files.
 
 use std::path::Path;
 
@@ -12,10 +12,16 @@ use super::stream::EncodedVideo;
 use super::{aac, atomic, ffmpeg, h264, isobmff};
 use crate::failpoint;
 
-/// Writes `frames` at `fps` frames a second, with `audio` if there is any, as H.264 and AAC; returns who encoded.
+/// Writes `frames` at `fps` frames per second and the optional `audio` as H.264 and AAC. Returns the encoder that was
+/// used.
 ///
-/// The sound is trimmed or padded with silence to the length of the video. Frames of odd size get their last column or
-/// row twice, because 4:2:0 video has none. Parents are created, and on an error nothing is left behind.
+/// The sound is trimmed, or padded with silence, to the duration of the video. 4:2:0 video has even sizes, so a frame
+/// with an odd size is padded by repeating its last column or row. Missing parent folders are created. If an error
+/// occurs, no file is left.
+///
+/// # Errors
+/// Returns an error if the rate or size is invalid, if ffmpeg is requested but not available, or if encoding or writing
+/// fails.
 pub fn write_mp4(
     path: &Path,
     frames: &Frames,
@@ -26,10 +32,10 @@ pub fn write_mp4(
     write_encoded_mp4(path, frames, None, fps, audio, options)
 }
 
-/// The same with frames that may have been encoded while they were made.
+/// Writes an MP4 like [`write_mp4`]. If `encoded` is set, uses its encoded frames instead of encoding `frames`.
 ///
 /// # Errors
-/// As [`write_mp4`].
+/// Returns an error in the cases of [`write_mp4`].
 pub fn write_encoded_mp4(
     path: &Path,
     frames: &Frames,
@@ -44,7 +50,7 @@ pub fn write_encoded_mp4(
     tracing::info!(path = %path.display(), %rate, frames = frames.count(), "encoding with {encoder}");
     let (width, height) = (frames.width(), frames.height());
     if width % 2 + height % 2 > 0 {
-        tracing::warn!("frames of {width}x{height} are padded to even sizes: H.264 4:2:0 has no odd ones");
+        tracing::warn!("padding frames of {width}x{height} to even sizes, which H.264 4:2:0 requires");
     }
     match &encoder {
         Encoder::Ffmpeg(_) => {
@@ -74,12 +80,12 @@ pub fn write_encoded_mp4(
     Ok(encoder)
 }
 
-/// Writes the video stream of the file `source`, `count` frames at `fps` a second, as it is stored there, with other sound.
-/// False where nothing is written: without ffmpeg, and of a codec that an MP4 does not hold.
+/// Copies the video stream of the file `source` (`count` frames at `fps` frames per second) without re-encoding and
+/// replaces its sound. Returns false and writes nothing if ffmpeg is not available or if an MP4 cannot hold the codec.
 ///
 /// # Errors
-/// A file that cannot be written; ffmpeg that is asked for and not there.
-pub fn write_frames_of(
+/// Returns an error if the file cannot be written, or if ffmpeg is requested but not available.
+pub fn copy_video_with_audio(
     path: &Path,
     source: &Path,
     count: usize,
@@ -93,7 +99,7 @@ pub fn write_frames_of(
     let audio = audio.fitted(FrameRate::from_f64(fps)?.samples(count, audio.rate()));
     let target = atomic::beside(path, ".mp4")?;
     if let Err(error) = ffmpeg::copy_frames(target.path(), path, source, &audio, options) {
-        tracing::warn!("the frames are encoded anew: {error}");
+        tracing::warn!("re-encoding the frames, as the video stream cannot be copied: {error}");
         return Ok(false);
     }
     atomic::persist(target, path, options.replace)?;

@@ -1,18 +1,16 @@
-//! Options of an MP4 file.
-
 use std::path::PathBuf;
 
 use crate::defaults::with_defaults;
 
-/// Which encoder a caller asks for.
+/// The requested video encoder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EncoderChoice {
-    /// ffmpeg when it is installed with libx264, the embedded one otherwise.
+    /// ffmpeg if it is installed with libx264, otherwise the embedded encoder.
     #[default]
     Auto,
-    /// ffmpeg; an error without it.
+    /// ffmpeg; an error if it is not installed.
     Ffmpeg,
-    /// The encoders in this binary.
+    /// The encoders built into this binary.
     Embedded,
 }
 
@@ -30,17 +28,17 @@ impl std::str::FromStr for EncoderChoice {
 }
 
 with_defaults! {
-    /// How a clip is encoded.
+    /// Encoding options of an MP4 file.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Mp4Options {
         pub encoder: EncoderChoice = EncoderChoice::Auto,
-        /// The ffmpeg program: a path, or a name to be found on PATH.
+        /// The ffmpeg program: a path, or a name that is looked up on PATH.
         pub ffmpeg: PathBuf = "ffmpeg".into(),
-        /// Quality, 0 (best) to 51: x264's constant rate factor, and the embedded encoder's quantizer.
+        /// Quality, 0 (best) to 51: x264's constant rate factor, or the embedded encoder's quantizer.
         pub crf: u8 = 19,
-        /// Bits a second of the sound.
+        /// Audio bitrate in bits per second.
         pub audio_bitrate: u32 = 192_000,
-        /// Whether a file that has the name by then is replaced.
+        /// Whether to replace an existing file when the output is complete.
         pub replace: bool = true,
     }
 }

@@ -1,4 +1,4 @@
-//! PNG files: frames out, conditioning images in.
+//! PNG files: output frames and input images.
 
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
@@ -10,29 +10,33 @@ use super::atomic::write_file;
 use super::error::{Error, Result};
 use super::frames::Frames;
 
-/// Writes each frame to `dir` as `frame_00000.png`, `frame_00001.png`, …, over files of these names, and returns the paths in order.
+/// Writes each frame to `dir` as `frame_00000.png`, `frame_00001.png`, …, and replaces existing files. Returns the
+/// paths in order.
+///
+/// # Errors
+/// Returns an error if a file cannot be written.
 pub fn write_png_frames(dir: &Path, frames: &Frames) -> Result<Vec<PathBuf>> {
     let each = (0..frames.count()).map(|i| (i, png_frame_path(dir, i)));
     each.map(|(i, path)| write_png(&path, frames, i).map(|()| path)).collect()
 }
 
-/// Writes each frame to a file that is not there yet, the first frame with the number `first`.
+/// Writes each frame to a new file in `dir`; file numbers start at `first`.
 ///
 /// # Errors
-/// A file that exists or cannot be written.
+/// Returns an error if a file exists already or cannot be written.
 pub(crate) fn write_new_png_frames(dir: &Path, frames: &Frames, first: usize) -> Result<()> {
     (0..frames.count()).try_for_each(|i| write_png_file(&png_frame_path(dir, first + i), frames, i, false))
 }
 
-/// The file of a video's frame, counted from 0.
+/// Returns the path of the frame with this index, counted from 0.
 pub(crate) fn png_frame_path(dir: &Path, frame: usize) -> PathBuf {
     dir.join(format!("frame_{frame:05}.png"))
 }
 
-/// Files of a folder that have the name of a frame as [`png_frame_path`] gives it; none of a folder that is absent.
+/// Lists the files of a folder whose names match [`png_frame_path`]. The list is empty if the folder does not exist.
 ///
 /// # Errors
-/// A folder that cannot be listed.
+/// Returns an error if the folder cannot be listed.
 pub(crate) fn png_frames_in(dir: &Path) -> Result<Vec<PathBuf>> {
     if !dir.is_dir() {
         return Ok(Vec::new());
@@ -45,34 +49,36 @@ pub(crate) fn png_frames_in(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries.flatten().map(|entry| entry.path()).filter(|path| is_frame(path)).collect())
 }
 
-/// Removes the frames of an earlier video from a folder; other files stay.
+/// Removes the frames of an earlier video from a folder. Other files stay.
 ///
 /// # Errors
-/// A file that cannot be removed.
+/// Returns an error if a file cannot be removed.
 pub(crate) fn remove_png_frames(dir: &Path) -> Result<()> {
     let remove = |path: PathBuf| std::fs::remove_file(&path).map_err(Error::io("remove", &path));
     png_frames_in(dir)?.into_iter().try_for_each(remove)
 }
 
-/// Writes frame `index` to `path`; parents are created, an existing file is replaced.
+/// Writes frame `index` to `path`. Creates missing parent folders and replaces an existing file.
+///
+/// # Errors
+/// Returns an error if there is no such frame or the file cannot be written.
 pub fn write_png(path: &Path, frames: &Frames, index: usize) -> Result<()> {
     write_png_file(path, frames, index, true)
 }
 
-/// [`write_png`]; without `replace` a file of that name stays and is an error.
+/// Writes a frame like [`write_png`]. If `replace` is false, an existing file is an error.
 fn write_png_file(path: &Path, frames: &Frames, index: usize, replace: bool) -> Result<()> {
     let png = |message: String| Error::Png { path: path.to_path_buf(), message };
-    let rgb = frames
-        .iter()
-        .nth(index)
-        .ok_or_else(|| png(format!("frame {index} of {} was asked for, counted from 0", frames.count())))?;
+    let rgb = frames.iter().nth(index).ok_or_else(|| {
+        png(format!("frame {index} (counted from 0) does not exist: there are {} frames", frames.count()))
+    })?;
     write_file(path, &png_bytes(rgb, frames.width(), frames.height()).map_err(png)?, replace)
 }
 
-/// The bytes of a PNG file of one frame's bytes, row-major RGB.
+/// Encodes one frame of row-major RGB bytes as a PNG file.
 ///
 /// # Errors
-/// The encoder's words.
+/// Returns the encoder's message.
 pub fn png_bytes(rgb: &[u8], width: usize, height: usize) -> std::result::Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     PngEncoder::new(&mut bytes)
@@ -81,47 +87,50 @@ pub fn png_bytes(rgb: &[u8], width: usize, height: usize) -> std::result::Result
     Ok(bytes)
 }
 
-/// Reads every PNG file of a folder, in the order of their names, as the frames of a video.
+/// Reads all PNG files of a folder in name order as the frames of a video.
 ///
 /// # Errors
-/// A folder without PNG files; a file that is damaged or of another size than the first.
+/// Returns an error if there are no PNG files, or if one is damaged or differs in size from the first.
 pub fn read_png_frames(dir: &Path) -> Result<Frames> {
     read_first_png_frames(dir, usize::MAX)
 }
 
-/// The same of `most` files at most, at least one.
+/// Reads the first `most` files like [`read_png_frames`], but at least one.
 pub(super) fn read_first_png_frames(dir: &Path, most: usize) -> Result<Frames> {
     let mut paths = png_paths(dir)?;
     paths.truncate(most.max(1));
     let png = |path: &Path, message: String| Error::Png { path: path.to_path_buf(), message };
     let frames = paths.iter().map(|p| read_png(p)).collect::<Result<Vec<_>>>()?;
-    let first = frames.first().expect("a folder of frames has one");
+    let first = frames.first().expect("png_paths returns at least one file");
     if let Some((path, other)) = paths.iter().zip(&frames).find(|(_, f)| f.data().dim() != first.data().dim()) {
         let sizes = [other, first].map(|f| format!("{}x{}", f.width(), f.height()));
-        return Err(png(path, format!("is {}, the first frame is {}", sizes[0], sizes[1])));
+        return Err(png(path, format!("its size is {}, but that of the first frame is {}", sizes[0], sizes[1])));
     }
     let views: Vec<_> = frames.iter().map(|f| f.data().view()).collect();
     Frames::new(ndarray::concatenate(ndarray::Axis(0), &views).map_err(|e| png(dir, e.to_string()))?)
 }
 
-/// The PNG files of a folder in the order of their names, at least one.
+/// Lists the PNG files of a folder in name order. Returns an error if there are none.
 pub(super) fn png_paths(dir: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(dir).map_err(Error::io("read", dir))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
     paths.retain(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("png")));
     paths.sort();
-    let none = || Error::Png { path: dir.to_path_buf(), message: "no PNG file in this folder".into() };
+    let none = || Error::Png { path: dir.to_path_buf(), message: "there is no PNG file in this folder".into() };
     if paths.is_empty() { Err(none()) } else { Ok(paths) }
 }
 
-/// Number of a folder's PNG files, width and height of the first.
+/// Returns the number of PNG files in a folder, and the width and height of the first.
 pub(super) fn png_size(dir: &Path) -> Result<(usize, usize, usize)> {
     let paths = png_paths(dir)?;
     let first = read_png(&paths[0])?;
     Ok((paths.len(), first.width(), first.height()))
 }
 
-/// Reads a PNG of any colour type as one RGB frame; transparency is dropped, 16 bits become 8.
+/// Reads a PNG of any color type as one RGB frame. Drops transparency and converts 16-bit values to 8 bits.
+///
+/// # Errors
+/// Returns an error if the file cannot be read or is not a valid PNG.
 pub fn read_png(path: &Path) -> Result<Frames> {
     let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
     let png = |message: String| Error::Png { path: path.to_path_buf(), message };
@@ -138,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_survive() {
+    fn png_frames_are_read_back_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let data = Array4::from_shape_fn((3, 5, 7, 3), |(f, y, x, c)| (f * 80 + y * 13 + x * 7 + c) as u8);
         let frames = Frames::new(data.clone()).unwrap();
@@ -152,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn only_frames_are_removed() {
+    fn only_frame_files_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let others = ["frame_1.png", "frame_00000.jpg", "a_frame_00000.png", "frame_0000x.png", "notes.txt"];
         let frames = ["frame_00000.png", "frame_00012.png", "frame_100000.png"];
@@ -165,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_is_named() {
+    fn damaged_png_error_contains_path() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("not.png");
         std::fs::write(&path, b"JFIF").unwrap();

@@ -1,19 +1,22 @@
-//! Frame rates as the fractions they stand for.
+//! Frame rates as exact fractions.
 
 use super::error::{Error, Result};
 
-/// Frames a second as a reduced fraction.
+/// A frame rate in frames per second, as a reduced fraction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameRate {
-    /// Numerator: frames.
+    /// Numerator: a number of frames.
     pub num: u32,
-    /// Denominator: seconds.
+    /// Denominator: the seconds that these frames take.
     pub den: u32,
 }
 
 impl FrameRate {
-    /// The fraction meant by `fps`: integer rates stay integers, 23.976, 29.97, 59.94 and their like become n·1000/1001, and
-    /// anything else the nearest fraction whose denominator is at most 1000.
+    /// Converts `fps` to the fraction that it stands for. Integers stay integers; NTSC rates such as 23.976, 29.97 and
+    /// 59.94 become n·1000/1001; any other rate becomes the nearest fraction with a denominator of at most 1000.
+    ///
+    /// # Errors
+    /// Returns an error if `fps` is not between 0.01 and 1000.
     pub fn from_f64(fps: f64) -> Result<Self> {
         if !(0.01..=1000.0).contains(&fps) {
             return Err(Error::FrameRate(fps));
@@ -21,7 +24,7 @@ impl FrameRate {
         if fps.fract() == 0.0 {
             return Ok(Self { num: fps as u32, den: 1 });
         }
-        // 23.976 and 29.97 are written with two or three decimals; 5e-4 covers the rounding of both.
+        // 23.976 and 29.97 have three and two decimals; a tolerance of 5e-4 covers the rounding of both.
         let nominal = (fps * 1.001).round();
         if nominal >= 1.0 && (nominal * 1000.0 / 1001.0 - fps).abs() < 5e-4 {
             return Ok(Self::reduced(nominal as u64 * 1000, 1001));
@@ -43,15 +46,16 @@ impl FrameRate {
         Self { num: (num / a) as u32, den: (den / a) as u32 }
     }
 
-    /// Samples at `sample_rate` that last as long as `frames` frames, rounded to the nearest.
+    /// Returns the number of samples at `sample_rate` Hz that last as long as `frames` frames, rounded to the nearest
+    /// integer.
     pub fn samples(self, frames: usize, sample_rate: u32) -> usize {
         let num = u128::from(self.num);
         let ticks = frames as u128 * u128::from(self.den) * u128::from(sample_rate);
         ((ticks + num / 2) / num) as usize
     }
 
-    /// A media time scale (ticks a second) and the ticks of one frame, exact, with at least 10000 ticks a second as
-    /// players expect.
+    /// Returns a media time scale (ticks per second) and the exact number of ticks per frame. The time scale is at
+    /// least 10000, as players expect.
     pub(super) fn timescale(self) -> (u32, u32) {
         let k = 10_000u32.div_ceil(self.num);
         (self.num * k, self.den * k)
@@ -70,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_become_the_fractions_they_mean() {
+    fn rates_become_intended_fractions() {
         for (fps, want) in [
             (24.0, "24"),
             (25.0, "25"),
@@ -91,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_and_ticks_are_exact() {
+    fn sample_counts_and_timescales_are_exact() {
         assert_eq!(FrameRate::from_f64(24.0).unwrap().samples(121, 24000), 121_000);
         assert_eq!(FrameRate::from_f64(23.976).unwrap().samples(24, 48000), 48048);
         let (scale, frame) = FrameRate::from_f64(29.97).unwrap().timescale();

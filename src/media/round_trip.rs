@@ -1,4 +1,5 @@
-//! Conditioning images through H.264 and back: the models were trained on frames of compressed videos.
+//! H.264 round trip of conditioning images, which the models need because they were trained on frames of compressed
+//! videos.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,22 +18,22 @@ use super::ffmpeg;
 use super::frames::Frames;
 use super::yuv::Planes;
 
-/// The H.264 encoder that conditioning images go through.
+/// H.264 encoder for conditioning images.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageH264 {
-    /// ffmpeg where it has libx264, else the built-in one with a warning.
+    /// ffmpeg if it has libx264; otherwise the built-in encoder, with a warning.
     #[default]
     Auto,
-    /// ffmpeg with libx264 and the reference's settings; an error without it.
+    /// ffmpeg with libx264 and the reference's settings; an error if it is not available.
     Ffmpeg,
-    /// The encoder in this binary: as lossy, but with other losses.
+    /// The built-in encoder: a similar loss of quality, but different artifacts.
     Builtin,
-    /// None: images as they are.
+    /// No round trip: images are used unchanged.
     Off,
 }
 
-/// An [`ImageH264`] that is decided for this host.
+/// The H.264 encoder that an [`ImageH264`] stands for on this host.
 #[derive(Clone, Debug)]
 pub struct RoundTrip {
     by: By,
@@ -41,7 +42,7 @@ pub struct RoundTrip {
 
 #[derive(Clone, Debug)]
 enum By {
-    /// With its version line.
+    /// Program and version line.
     Ffmpeg(PathBuf, String),
     Builtin,
     Nobody,
@@ -50,7 +51,7 @@ enum By {
 impl std::fmt::Display for RoundTrip {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.by {
-            // The slices of a frame, and so its pixels, depend on the threads.
+            // The number of threads determines the slices of a frame and thus its pixels.
             By::Ffmpeg(_, version) => {
                 let cores = || std::thread::available_parallelism().map_or(1, usize::from);
                 write!(f, "{version}: libx264, {} threads", self.threads.unwrap_or_else(cores))
@@ -62,10 +63,10 @@ impl std::fmt::Display for RoundTrip {
 }
 
 impl RoundTrip {
-    /// Decides by `ffmpeg`, a path or a name to be found on PATH.
+    /// Chooses the encoder; `ffmpeg` is a path or a name that is looked up on PATH.
     ///
     /// # Errors
-    /// ffmpeg is asked for, and is not there or has no libx264.
+    /// Returns an error if ffmpeg is requested but is not installed or has no libx264.
     pub fn choose(wanted: ImageH264, ffmpeg: &Path) -> Result<Self> {
         let found = || ffmpeg::probe(ffmpeg, &["libx264"]).map(|version| By::Ffmpeg(ffmpeg.into(), version));
         let by = match wanted {
@@ -74,8 +75,8 @@ impl RoundTrip {
             ImageH264::Ffmpeg => found().map_err(|reason| Error::ImageH264 { reason })?,
             ImageH264::Auto => found().unwrap_or_else(|reason| {
                 tracing::warn!(
-                    "conditioning.h264: {reason}; images go through the built-in H.264 encoder, whose losses are \
-                     not the reference's"
+                    "conditioning.h264: {reason}; using the built-in H.264 encoder for images, whose artifacts differ \
+                     from the reference's"
                 );
                 By::Builtin
             }),
@@ -83,7 +84,7 @@ impl RoundTrip {
         Ok(RoundTrip { by, threads: None })
     }
 
-    /// Encoder that was decided on.
+    /// Returns the encoder that was chosen; never [`ImageH264::Auto`].
     pub fn encoder(&self) -> ImageH264 {
         match self.by {
             By::Ffmpeg(..) => ImageH264::Ffmpeg,
@@ -92,17 +93,17 @@ impl RoundTrip {
         }
     }
 
-    /// The same with so many threads of libx264, in place of one a core as the reference has it.
+    /// Sets the number of libx264 threads. The default is one per core, as in the reference.
     #[must_use]
     pub fn with_threads(self, threads: usize) -> Self {
         RoundTrip { threads: Some(threads), ..self }
     }
 
-    /// A frame as H.264 of a quality `crf` shows it. An odd last row or column is dropped. Without an encoder, of quality
-    /// 0, or of a single row or column it stays as it is.
+    /// Encodes a frame as H.264 at quality `crf` and decodes the result. Drops an odd last row or column. Returns the
+    /// frame unchanged if the encoder is off, if `crf` is 0, or if the frame has only one row or column.
     ///
     /// # Errors
-    /// The encoder fails; `path` names the image in messages.
+    /// Returns an error if the encoder fails. Error messages refer to the image as `path`.
     pub fn apply(&self, frame: &Frames, crf: u8, path: &Path) -> Result<Frames> {
         let (height, width) = (frame.height() / 2 * 2, frame.width() / 2 * 2);
         if crf == 0 || height.min(width) == 0 {
@@ -115,12 +116,13 @@ impl RoundTrip {
             By::Ffmpeg(program, _) => self.ffmpeg(program, path, &rgb, [width, height], crf)?,
         };
         let bytes = shown.len();
-        let message = format!("{} bytes of {width}x{height} came back from H.264", bytes);
+        let message = format!("the H.264 round trip returned {} bytes for {width}x{height} pixels", bytes);
         let fail = |_| Error::Image { path: path.to_path_buf(), message };
         Frames::new(Array4::from_shape_vec((1, height, width, 3), shown).map_err(fail)?)
     }
 
-    /// Lightricks' settings. The frame rate counts: a quality's quantizer depends on how long a frame is shown.
+    /// Runs the round trip in ffmpeg with Lightricks' settings. The frame rate matters because x264 derives the
+    /// quantizer from the CRF and the frame duration.
     fn ffmpeg(&self, program: &Path, path: &Path, rgb: &[u8], [w, h]: [usize; 2], crf: u8) -> Result<Vec<u8>> {
         let (size, crf) = (format!("{w}x{h}"), crf.to_string());
         let threads = self.threads.map_or("auto".into(), |n| n.to_string());
@@ -134,7 +136,7 @@ impl RoundTrip {
     }
 }
 
-/// The same by the codecs of this binary, at the quantizer that libx264 starts from.
+/// Runs the round trip with the built-in codecs, at an estimate of libx264's quantizer.
 fn builtin(rgb: &[u8], width: usize, height: usize, crf: u8) -> Result<Vec<u8>> {
     let failed = |message: String| Error::Embedded { codec: "H.264", message };
     let planes = bt601::planes(rgb, width, height);
@@ -147,15 +149,18 @@ fn builtin(rgb: &[u8], width: usize, height: usize, crf: u8) -> Result<Vec<u8>> 
     let Planes { y, u, v } = planes;
     let frame = YuvFrame { width, height, y, u, v };
     let stream = Encoder::new(config).and_then(|e| e.encode_all(&[frame])).map_err(|e| failed(e.to_string()))?.concat();
-    let shown =
-        Decoder::new().decode_stream(&stream).map_err(|e| failed(format!("what it wrote does not decode: {e}")))?;
-    let YuvFrame { y, u, v, .. } = shown.into_iter().next().ok_or_else(|| failed("it wrote no frame".into()))?;
+    let shown = Decoder::new()
+        .decode_stream(&stream)
+        .map_err(|e| failed(format!("the encoded image cannot be decoded: {e}")))?;
+    let YuvFrame { y, u, v, .. } =
+        shown.into_iter().next().ok_or_else(|| failed("the encoded image contains no frame".into()))?;
     Ok(bt601::rgb(&Planes { y, u, v }, width))
 }
 
-/// Quantizer that libx264 takes on average for a quality, of one frame a second with the preset's macroblock tree: 5.4 more for the
-/// tree (13.5 times its 0.4 of complexity that is not compressed), 6·log2 of the duration's factor, (0.04 s / 1 s)^0.4, and
-/// the mean of its offsets of busy blocks, by the energy of their samples.
+/// Estimates libx264's average quantizer for a CRF at one frame per second with the preset's macroblock tree. The
+/// estimate is the sum of the CRF, 5.4 for the macroblock tree (13.5 times 1 - qcomp, with qcomp = 0.6), 6·log2 of the
+/// duration factor (0.04 s / 1 s)^0.4, and the mean adaptive-quantization offset, which depends on the energy of each
+/// block's samples.
 fn quantizer(crf: u8, planes: &Planes, width: usize) -> u8 {
     let height = planes.y.len() / width;
     let blocks = (0..height / 16).flat_map(|row| (0..width / 16).map(move |column| (row, column)));
@@ -163,7 +168,7 @@ fn quantizer(crf: u8, planes: &Planes, width: usize) -> u8 {
         .map(|(row, column)| {
             let of = |plane: &[u8], size| energy(plane, width * size / 16, [row * size, column * size], size);
             let energy = of(&planes.y, 16) + of(&planes.u, 8) + of(&planes.v, 8);
-            // Below 0, of smooth blocks, there is little to lose.
+            // Negative offsets, which smooth blocks have, count as 0: such blocks lose little.
             (1.0397 * (energy.max(1.0).log2() - 14.427)).max(0.0)
         })
         .collect();
@@ -171,7 +176,7 @@ fn quantizer(crf: u8, planes: &Planes, width: usize) -> u8 {
     (f64::from(crf) + 5.4 + 6.0 * 0.4 * 0.04f64.log2() + mean).round().clamp(0.0, 51.0) as u8
 }
 
-/// Squares of a block's samples around their mean, summed.
+/// Returns the sum of squared deviations of a block's samples from their mean.
 fn energy(plane: &[u8], stride: usize, [top, left]: [usize; 2], size: usize) -> f64 {
     let rows = (top..top + size).map(|row| &plane[row * stride + left..][..size]);
     let (sum, squares) = rows.flatten().fold((0.0, 0.0), |(sum, squares), &v| {
@@ -181,9 +186,9 @@ fn energy(plane: &[u8], stride: usize, [top, left]: [usize; 2], size: usize) -> 
     squares - sum * sum / (size * size) as f64
 }
 
-/// stdout of ffmpeg for `input` on its stdin.
+/// Runs ffmpeg with `input` on stdin and returns its stdout.
 fn pipe(ffmpeg: &Path, path: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>> {
-    let start = |e: std::io::Error| Error::FfmpegMissing { reason: format!("it does not start: {e}") };
+    let start = |e: std::io::Error| Error::FfmpegMissing { reason: format!("the process cannot be started: {e}") };
     let mut command = Command::new(ffmpeg);
     command.args(["-hide_banner", "-loglevel", "error", "-nostdin"]).args(arguments);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -1,4 +1,4 @@
-//! Encoded samples of a track, one behind the other: in memory, or in a file that has no name.
+//! Stores a track's encoded samples in memory or in an unnamed file.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -8,9 +8,9 @@ use std::path::Path;
 use super::atomic;
 use super::error::{Error, Result};
 
-/// Encoded samples.
+/// Encoded samples, concatenated.
 pub(super) struct Samples {
-    /// Where each ends, from 0.
+    /// End offset of each sample.
     ends: Vec<u64>,
     bytes: Bytes,
 }
@@ -21,15 +21,16 @@ enum Bytes {
 }
 
 impl Samples {
-    /// None yet, held in memory.
+    /// Creates an empty store in memory.
     pub(super) fn in_memory() -> Self {
         Samples { ends: Vec::new(), bytes: Bytes::Memory(Vec::new()) }
     }
 
-    /// None yet, held in the folder of the file `path`; nothing is left there, however the process ends.
+    /// Creates an empty store in an unnamed file in the folder of `path`. The file system deletes the file when the
+    /// process ends, even after a crash.
     ///
     /// # Errors
-    /// A folder that cannot be written to.
+    /// Returns an error if the folder cannot be written to.
     pub(super) fn beside(path: &Path) -> Result<Self> {
         Ok(Samples { ends: Vec::new(), bytes: Bytes::File(unnamed(path)?) })
     }
@@ -38,10 +39,10 @@ impl Samples {
         self.ends.len()
     }
 
-    /// Adds a sample.
+    /// Appends a sample.
     ///
     /// # Errors
-    /// One of 4 GiB; a disk that is full.
+    /// Returns an error if the sample is 4 GiB or larger, or if it cannot be written.
     pub(super) fn push(&mut self, sample: &[u8]) -> Result<()> {
         if u32::try_from(sample.len()).is_err() {
             return Err(Error::Container("a sample is over 4 GiB".into()));
@@ -54,26 +55,23 @@ impl Samples {
         Ok(())
     }
 
-    /// Where the first `n` end.
+    /// Returns the end offset of the first `n` samples.
     fn end(&self, n: usize) -> u64 {
         n.checked_sub(1).map_or(0, |last| self.ends[last])
     }
 
-    /// Bytes of some of them.
+    /// Returns the total size in bytes of a range of samples.
     pub(super) fn bytes(&self, samples: Range<usize>) -> u64 {
         self.end(samples.end) - self.end(samples.start)
     }
 
-    /// Bytes of each.
+    /// Returns the size in bytes of each sample.
     pub(super) fn sizes(&self) -> impl Iterator<Item = u32> {
-        // None is larger.
+        // `push` has checked that each size fits in u32.
         (0..self.len()).map(|n| self.bytes(n..n + 1) as u32)
     }
 
-    /// Writes some of them.
-    ///
-    /// # Errors
-    /// Those of reading and writing.
+    /// Writes a range of samples to `out`.
     pub(super) fn write(&self, samples: Range<usize>, out: &mut impl Write) -> io::Result<()> {
         let (start, count) = (self.end(samples.start), self.bytes(samples));
         match &self.bytes {
@@ -87,10 +85,10 @@ impl Samples {
     }
 }
 
-/// A file without a name in the folder for the temporary files of `path`.
+/// Creates an unnamed file in the folder for the temporary files of `path`.
 ///
 /// # Errors
-/// A folder that cannot be written to.
+/// Returns an error if the folder cannot be written to.
 pub(super) fn unnamed(path: &Path) -> Result<File> {
     let folder = atomic::scratch_folder(path)?;
     std::fs::create_dir_all(&folder).map_err(Error::io("create folder", &folder))?;
@@ -103,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_holds_the_same_as_memory_and_leaves_nothing() {
+    fn file_storage_matches_memory_and_leaves_no_file() {
         let folder = tempfile::tempdir().unwrap();
         for mut all in [Samples::in_memory(), Samples::beside(&folder.path().join("new/out.mp4")).unwrap()] {
             for sample in [&b"one"[..], b"", b"three"] {

@@ -1,6 +1,7 @@
-//! Sound files of any rate, number of channels and sample format.
+//! Reads audio files of any sample rate, channel count and sample format.
 //!
-//! The decoders of this binary are a fast path: an installed ffmpeg reads what they do not read, or do not read whole.
+//! The built-in decoders are a fast path. An installed ffmpeg reads files that they cannot read, or cannot read
+//! completely.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,35 +11,37 @@ use super::error::{Error, Result};
 use super::sound_builtin::{Doubt, Reading, read_file};
 use super::sound_ffmpeg::{Failure, read_by_ffmpeg};
 use super::sound_part::{SoundPart, Wanted};
-use crate::contained::contained;
+use crate::catch_panic::catch_silently;
 
-/// The sound of a file, to `end` seconds at most, in the file's own rate: mono or stereo as it is, more channels mixed to stereo
-/// by ITU-R BS.775. None where the file has no sound.
+/// Reads the audio of a file, at most up to second `end`, at the file's own sample rate. Mono and stereo stay as they
+/// are; more channels are mixed to stereo (ITU-R BS.775). Returns `None` if the file has no audio.
 ///
-/// WAV, AIFF, CAF, FLAC, MP3, ADTS, MP4, Ogg and Matroska with PCM, ADPCM, FLAC, ALAC, MP1 to 3, AAC-LC or Vorbis are read here;
-/// `ffmpeg` (a path, or a name to be found on PATH) reads what is of another kind, and what is not read whole here.
+/// Built-in decoders read WAV, AIFF, CAF, FLAC, MP3, ADTS, MP4, Ogg and Matroska with PCM, ADPCM, FLAC, ALAC, MP1 to
+/// MP3, AAC-LC or Vorbis. `ffmpeg` (a path, or a name that is looked up on PATH) reads other files, and files that the
+/// built-in decoders cannot read completely.
 ///
 /// # Errors
-/// A file that is not there, that neither reads, or that needs the ffmpeg that is not there.
+/// Returns an error if the file is missing, if neither decoder can read it, or if it needs ffmpeg and ffmpeg is not
+/// installed.
 pub fn read_sound(path: &Path, ffmpeg: &Path, end: Option<f64>) -> Result<Option<Audio>> {
     Ok(read_sound_from(path, ffmpeg, 0.0, end)?.map(|part| part.sound))
 }
 
-/// The same from second `start` on: what is before takes no memory.
+/// Reads audio like [`read_sound`], but from second `start`. Earlier samples are not kept in memory.
 ///
 /// # Errors
-/// As [`read_sound`].
+/// Returns an error in the cases of [`read_sound`].
 pub fn read_sound_from(path: &Path, ffmpeg: &Path, start: f64, end: Option<f64>) -> Result<Option<SoundPart>> {
     read_part(path, ffmpeg, Wanted { zero: None, start, end })
 }
 
-/// Part of a file's sound. What is damaged in a file that is read nevertheless is a warning.
+/// Reads part of a file's audio. Logs a warning if only part of a damaged file could be decoded.
 ///
 /// # Errors
-/// As [`read_sound`].
+/// Returns an error in the cases of [`read_sound`].
 pub(super) fn read_part(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Result<Option<SoundPart>> {
     File::open(path).map_err(Error::io("read", path))?;
-    let own = contained(|| read_file(path, wanted));
+    let own = catch_silently(|| read_file(path, wanted));
     let unread = |reason: String| Error::Sound { path: path.to_path_buf(), reason };
     let undecoded = |why: String, ffmpeg| Error::Undecoded { path: path.to_path_buf(), why, ffmpeg };
     let (found, why) = match own {
@@ -56,16 +59,16 @@ pub(super) fn read_part(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Result<Op
         (Ok(None), Err(_)) => None,
         (Err(Failure::Missing), Err(fault)) => return Err(undecoded(fault.of_decoder(), None)),
         (Err(Failure::Decoder(words)), Err(fault)) => return Err(undecoded(fault.of_decoder(), Some(words))),
-        // What could be read here is all that there is.
+        // ffmpeg did no better than the built-in decoders, so their result is used.
         (_, Ok(Some(part))) => Some(SoundPart { damage: why, ..part }),
         (Ok(None), Ok(None)) => None,
         (Err(failure), Ok(None)) => match why {
-            Some(why) => return Err(undecoded(format!("damaged: {why}"), failure.words())),
+            Some(why) => return Err(undecoded(format!("it is damaged: {why}"), failure.words())),
             None => None,
         },
     };
     if let Some(damage) = part.as_ref().and_then(|part| part.damage.as_ref()) {
-        tracing::warn!("{}: the sound is damaged, and used as far as it can be decoded: {damage}", path.display());
+        tracing::warn!("{}: the sound is damaged; using the part that can be decoded: {damage}", path.display());
     }
     Ok(part)
 }

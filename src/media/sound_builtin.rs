@@ -1,4 +1,4 @@
-//! Decoders of this binary for sound files, and whether what they decoded is the whole sound.
+//! Decodes audio with the built-in decoders and checks that they decoded all of it.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -26,49 +26,50 @@ use symphonia::default::{get_codecs, get_probe};
 use super::audio::Audio;
 use super::downmix::stereo;
 use super::edit_list::{Edit, Mp4Sound, is_cut, mp4_sound, zero_of};
-use super::sound_part::{Fault, MOST_SILENCE, RATES, SoundPart, Wanted};
+use super::sound_part::{Fault, MAX_SILENCE, RATES, SoundPart, Wanted};
 
-/// Samples of all channels that are kept of a sound: 46 minutes of stereo at 48 kHz.
-const MOST_KEPT: usize = 1 << 28;
-/// Samples of a channel that are decoded, of which those before a start are kept by nobody: 12 hours at 48 kHz.
-const MOST_DECODED: usize = 1 << 31;
-/// Seconds in front of the first decoded sample that a decoder's delay explains. A sound whose first packet is at the file's start
-/// has no silence there.
-pub(super) const MOST_PRIMING: f64 = 0.2;
-/// Samples a second up to which AAC may hold the lower half of a spectrum alone: spectral band replication doubles the rate, and
-/// these decoders have none of it.
-const MOST_HALVED_RATE: u32 = 24_000;
+/// Maximum number of samples in memory, summed over all channels: 46 minutes of stereo at 48 kHz.
+const MAX_KEPT_SAMPLES: usize = 1 << 28;
+/// Maximum number of samples per channel that are decoded, including those before the start, which are dropped: 12
+/// hours at 48 kHz.
+const MAX_DECODED_SAMPLES: usize = 1 << 31;
+/// Maximum delay in seconds of the first decoded sample that counts as the decoder's priming. If the first packet is at
+/// the start of the file, such a delay is not treated as silence.
+pub(super) const MAX_PRIMING: f64 = 0.2;
+/// Maximum sample rate in Hz at which an AAC track may hold only the lower half of the spectrum. The upper half then
+/// needs spectral band replication, which doubles the rate and which the built-in decoders do not support.
+const MAX_SBR_RATE: u32 = 24_000;
 
-/// Codecs that leave out samples in front or behind.
+/// Lossy codecs, whose decoded audio has extra samples at the start or the end that must be trimmed.
 const LOSSY: [AudioCodecId; 5] = [CODEC_ID_AAC, CODEC_ID_MP1, CODEC_ID_MP2, CODEC_ID_MP3, CODEC_ID_VORBIS];
 
-/// What the decoders of this binary read of a file.
+/// Result of the built-in decoders.
 pub(super) struct Reading {
-    /// `None`: the file has no sound.
+    /// `None`: the file has no audio.
     pub(super) part: Option<SoundPart>,
-    /// Why this may not be all of the sound. `None`: it is all of it.
+    /// Why the audio may be incomplete. `None`: it is complete.
     pub(super) doubt: Option<Doubt>,
 }
 
-/// Why a sound that was read may not be the whole sound.
+/// Why decoded audio may be incomplete.
 #[derive(Debug, PartialEq)]
 pub(super) enum Doubt {
-    /// Nothing in the file confirms it.
+    /// The file states nothing that confirms the length.
     Unconfirmed,
-    /// The file contradicts it.
+    /// The file states a different length; contains the reason.
     Contradicted(String),
 }
 
 impl Doubt {
     fn broken_off() -> Self {
-        Doubt::Contradicted("it breaks off".into())
+        Doubt::Contradicted("it is truncated".into())
     }
 }
 
-/// Reads the sound of a file.
+/// Reads the audio of a file.
 ///
 /// # Errors
-/// A file of a kind that these decoders do not read, or a damaged one.
+/// Returns an error if the built-in decoders do not support the format, or if the file is damaged.
 pub(super) fn read_file(path: &Path, wanted: Wanted) -> Result<Reading, Fault> {
     let mut hint = Hint::new();
     if let Some(extension) = path.extension().and_then(|e| e.to_str()) {
@@ -82,18 +83,18 @@ pub(super) fn read_file(path: &Path, wanted: Wanted) -> Result<Reading, Fault> {
     if let Some(left_out) = sound.as_ref().and_then(Mp4Sound::left_out) {
         tracing::warn!("{}: {left_out}", path.display());
     }
-    // The reader takes a fragment that is cut for the end.
+    // symphonia treats a truncated fragment as the end of the file.
     let is_cut = sound.is_some() && is_cut(path)?;
     let Reading { part, doubt } = decode(Box::new(file), &hint, sound.map_or(Place::Packets, Place::Mp4), wanted)?;
     Ok(Reading { part, doubt: is_cut.then(Doubt::broken_off).or(doubt) })
 }
 
-/// Whether a file starts as those do that are read here. The readers look for a start further on, and may find one by chance in the
-/// compressed sound of other kinds of files.
+/// Returns whether a file starts with the signature of a supported format. Without this check, symphonia would search
+/// further and might find a signature by chance in the compressed audio of an unsupported format.
 fn has_known_head(file: &mut File) -> std::io::Result<bool> {
     let mut start = 0;
     let mut head = [0; 16];
-    // A file may have several tags in front.
+    // A file may start with several ID3 tags.
     for _ in 0..8 {
         file.seek(SeekFrom::Start(start))?;
         head.fill(0);
@@ -104,7 +105,8 @@ fn has_known_head(file: &mut File) -> std::io::Result<bool> {
         if !head.starts_with(b"ID3") {
             break;
         }
-        // Seven bits a byte, behind a header of ten bytes; a flag adds a footer of ten.
+        // The tag size has seven bits per byte and excludes the header of ten bytes. A flag indicates a footer of
+        // another ten bytes.
         let size = head[6..10].iter().fold(0, |sum, byte| sum << 7 | u64::from(byte & 0x7f));
         start += 10 + size + if head[5] & 0x10 != 0 { 10 } else { 0 };
     }
@@ -112,7 +114,7 @@ fn has_known_head(file: &mut File) -> std::io::Result<bool> {
     let form = |name: &[u8], kinds: &[&[u8; 4]]| head.starts_with(name) && kinds.iter().any(|k| head[8..12] == k[..]);
     let plain: [&[u8]; 4] = [b"caff", b"fLaC", b"OggS", b"\x1a\x45\xdf\xa3"];
     let boxes: [&[u8]; 6] = [b"ftyp", b"moov", b"wide", b"free", b"skip", b"mdat"];
-    // Eleven bits that are set, and a layer; or an ADTS header, whose layer is zero.
+    // MPEG audio has eleven sync bits and a non-zero layer; an ADTS header has twelve sync bits and layer zero.
     let is_mpeg = head[0] == 0xff && head[1] & 0xe0 == 0xe0 && (head[1] & 0x06 != 0 || head[1] & 0xf0 == 0xf0);
     Ok(form(b"RIFF", &[b"WAVE"])
         || form(b"FORM", &[b"AIFF", b"AIFC"])
@@ -121,20 +123,21 @@ fn has_known_head(file: &mut File) -> std::io::Result<bool> {
         || is_mpeg)
 }
 
-/// What is known of the times of a sound before it is decoded.
+/// Where a track's timing comes from.
 pub(super) enum Place {
-    /// The times of a track's packets hold.
+    /// The timestamps of the track's packets.
     Packets,
     Mp4(Mp4Sound),
-    /// The output of another decoder, which is read to its end.
+    /// The timing in this variant. The input is ffmpeg's output, which must be read to the end.
     Piped(Edit),
 }
 
 impl Place {
-    /// The track that is decoded: an MP4's own choice; else the first default sound track, or the first of all.
+    /// Selects the track to decode. In an MP4 it is the track that [`mp4_sound`] selected; otherwise the first default
+    /// audio track, or else the first audio track.
     ///
     /// # Errors
-    /// A default track of an unknown kind, which may be the sound.
+    /// Returns an error if a default track has an unknown codec, because it may be the audio track.
     fn track<'a>(&self, format: &'a dyn FormatReader) -> Result<Option<&'a Track>, Fault> {
         let tracks = format.tracks();
         if let Place::Mp4(sound) = self {
@@ -152,14 +155,15 @@ impl Place {
         }
     }
 
-    /// The edit of a sound whose track starts at second `own` and whose first decoded sample has time `sample`, in a file whose
-    /// first packet has time `first`; it counts from second `zero`, or from the file's start.
+    /// Returns the timing of a track. `own` is the time of the track's first packet, `sample` that of its first decoded
+    /// sample, and `first` that of the file's first packet, in seconds. The timing counts from second `zero`; if `zero`
+    /// is `None`, from the start of the file.
     fn edit(&self, own: f64, sample: f64, first: f64, zero: Option<f64>) -> Edit {
         let (edit, start) = match self {
             Place::Packets => {
                 let start = zero_of(first);
                 let is_priming =
-                    zero.is_none() && own <= start + 0.001 && (0.0..MOST_PRIMING).contains(&(sample - start));
+                    zero.is_none() && own <= start + 0.001 && (0.0..MAX_PRIMING).contains(&(sample - start));
                 (Edit::starting_at(if is_priming { start } else { sample }), start)
             }
             Place::Mp4(sound) => (sound.edit, sound.zero),
@@ -177,26 +181,27 @@ fn is_default(track: &Track) -> bool {
     track.flags.contains(TrackFlags::DEFAULT)
 }
 
-/// Second at which what is decoded of a packet starts.
+/// Returns the time in seconds of a packet's first decoded sample.
 fn time_of(packet: &Packet, tracks: &[Track]) -> f64 {
     let base = tracks.iter().find(|track| track.id == packet.track_id).and_then(|track| track.time_base);
     let ticks = packet.pts.get() as f64 + packet.trim_start.get() as f64;
     base.map_or(0.0, |base| ticks * f64::from(base.numer.get()) / f64::from(base.denom.get()))
 }
 
-/// What a file says of its sound, by which what was read is confirmed.
+/// What a file states about its audio. It is used to verify that the decoded audio is complete.
 struct Claim {
-    /// Samples of a channel that its packets make; `None` where the file does not say, and where the reader only estimates it.
+    /// Number of samples per channel in all packets. `None`: not stated, or only estimated by symphonia's reader.
     samples: Option<u64>,
-    /// Whether the reader skips what it cannot parse, so that packets have to be counted.
+    /// Whether symphonia's reader skips data that it cannot parse, so that the packets' samples must be counted.
     is_counted: bool,
-    /// Whether packets have times of their own, in samples.
+    /// Whether packets carry timestamps in samples.
     is_timed: bool,
-    /// Whether the file need not say how long it is: it may be written to a pipe.
+    /// Whether the file does not state its length, as when it was written to a pipe.
     is_open: bool,
-    /// Whether these decoders are known to decode the codec whole, and the right one of several tracks.
+    /// Whether the built-in decoders support the codec completely and the selected track is unambiguous.
     is_sure: bool,
-    /// Time from which on packets have no samples that are left out at their ends, in samples; `None`: the reader's own hold.
+    /// Time in samples from which symphonia's trimming at the end of packets is ignored. `None`: the trimming always
+    /// applies.
     end_of_trims: Option<i64>,
 }
 
@@ -204,14 +209,14 @@ impl Claim {
     fn of(format: &dyn FormatReader, track: &Track, codec: &AudioCodecParameters) -> Self {
         let id = format.format_info().format;
         let is_open = [FORMAT_ID_WAVE, FORMAT_ID_AIFF, FORMAT_ID_CAF, FORMAT_ID_FLAC].contains(&id);
-        let is_halved = codec.codec == CODEC_ID_AAC && codec.sample_rate.is_none_or(|rate| rate <= MOST_HALVED_RATE);
+        let is_halved = codec.codec == CODEC_ID_AAC && codec.sample_rate.is_none_or(|rate| rate <= MAX_SBR_RATE);
         let samples = track.num_frames;
         let is_open = is_open && samples.is_none();
         let is_sure = !is_halved;
         let claim = Claim { samples, is_counted: false, is_timed: false, is_open, is_sure, end_of_trims: None };
         match id {
             FORMAT_ID_MP1 | FORMAT_ID_MP2 | FORMAT_ID_MP3 => {
-                // LAME's tag has delay and padding. Without them, the number may be an estimate.
+                // LAME's tag contains delay and padding. Without the tag, the sample count may be an estimate.
                 let whole = samples.zip(track.delay).zip(track.padding).map(|((samples, delay), padding)| {
                     (samples + u64::from(delay) + u64::from(padding), samples + u64::from(padding))
                 });
@@ -224,8 +229,8 @@ impl Claim {
             FORMAT_ID_ADTS => Claim { samples: None, is_counted: true, ..claim },
             FORMAT_ID_ISOMP4 => Claim { samples: None, ..claim },
             FORMAT_ID_MKV => {
-                // The reader passes over the samples that a lossy codec leaves out at the end (DiscardPadding), and over the default
-                // flag of tracks that do not state it.
+                // symphonia ignores DiscardPadding (samples of a lossy codec to trim at the end). It also treats tracks
+                // that omit FlagDefault as not default, although the specified default is 1.
                 let is_lossy = LOSSY.contains(&codec.codec);
                 let mut sounds = format.tracks().iter().filter(|track| is_sound(track));
                 let is_clear = sounds.next().is_none_or(is_default) || sounds.next().is_none();
@@ -235,14 +240,16 @@ impl Claim {
         }
     }
 
-    /// Takes back what a reader left out at the end of a packet by a length that is an estimate, or that ended before.
+    /// Undoes symphonia's trimming at the end of a packet if the trimming is based on an estimated length, or if the
+    /// stated length has already been reached.
     fn correct(&self, packet: &mut Packet) {
         if self.end_of_trims.is_some_and(|end| packet.pts.get() >= end) {
             packet.trim_end = Duration::ZERO;
         }
     }
 
-    /// What speaks against a sound of which packets of `counted` samples were read, whose times are `span` samples apart.
+    /// Checks whether the decoded audio is complete. Its packets hold `counted` samples and cover `span` samples by
+    /// their timestamps. Returns why the audio may be incomplete, if so.
     fn doubt(&self, counted: u64, span: u64, end: End) -> Option<Doubt> {
         let missing = |counted: u64, all: u64| {
             Some(Doubt::Contradicted(format!("{} of {all} samples are missing", all - counted)))
@@ -261,31 +268,31 @@ impl Claim {
     }
 }
 
-/// How the packets of a file ended.
+/// Where reading a file's packets ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// Nothing followed.
+    /// At the regular end of the file.
     Regular,
-    /// Within something, or where more was to follow.
+    /// In the middle of a structure, or before data that the file declares.
     Cut,
-    /// A checksum of all samples holds.
+    /// At the end of the file, with a valid checksum over all samples.
     Verified,
 }
 
-/// Samples that are decoded packet by packet.
+/// Collects the samples of decoded packets.
 struct Decoded {
     place: Place,
     wanted: Wanted,
     form: Option<(u32, Channels)>,
     planes: Vec<Vec<f32>>,
-    /// Samples of a channel before what is wanted, which are gone.
+    /// Number of samples per channel before the requested start, which have been dropped.
     dropped: usize,
     edit: Option<Edit>,
-    /// Second of the file's first packet.
+    /// Time of the file's first packet in seconds.
     first: f64,
-    /// Second of the track's first packet.
+    /// Time of the track's first packet in seconds.
     own: f64,
-    /// Whether all that is wanted is there.
+    /// Whether all samples of the requested part have been decoded.
     is_complete: bool,
 }
 
@@ -304,7 +311,7 @@ impl Decoded {
         }
     }
 
-    /// Adds the samples of a packet whose first has time `time`.
+    /// Adds the samples of a packet whose first sample is at second `time`.
     fn push(&mut self, samples: &GenericAudioBufferRef, time: f64) -> Result<(), Fault> {
         let Wanted { zero, start, end } = self.wanted;
         let (rate, channels) = (samples.spec().rate(), samples.spec().channels().clone());
@@ -325,14 +332,14 @@ impl Decoded {
             return Ok(());
         }
         let edit = *self.edit.get_or_insert_with(|| self.place.edit(self.own, time, self.first, zero));
-        if end.is_none() && edit.gap(end) > MOST_SILENCE {
+        if end.is_none() && edit.gap(end) > MAX_SILENCE {
             return Err(Fault::Late(edit.gap(end)));
         }
         let unheard = edit.before(start, rate, end).saturating_sub(self.dropped).min(kept);
         planes.iter_mut().for_each(|plane| drop(plane.drain(..unheard)));
         self.dropped += unheard;
         let decoded = self.dropped + kept - unheard;
-        if (kept - unheard).saturating_mul(planes.len()) > MOST_KEPT || decoded > MOST_DECODED {
+        if (kept - unheard).saturating_mul(planes.len()) > MAX_KEPT_SAMPLES || decoded > MAX_DECODED_SAMPLES {
             return Err(Fault::Long);
         }
         let wanted = end.map(|end| ((end + edit.skipped()) * f64::from(rate)).ceil() as usize);
@@ -340,7 +347,7 @@ impl Decoded {
         Ok(())
     }
 
-    /// What is heard of the samples; `None` where there were none.
+    /// Returns the audible part of the samples. `None`: no samples were decoded.
     fn finish(mut self) -> Result<Option<SoundPart>, Fault> {
         let Wanted { start, end, .. } = self.wanted;
         let Some((rate, channels)) = self.form else { return Ok(None) };
@@ -355,10 +362,10 @@ impl Decoded {
     }
 }
 
-/// Decodes the sound of an open file.
+/// Decodes the audio of an open file.
 ///
 /// # Errors
-/// As [`read_file`].
+/// Returns an error in the cases of [`read_file`].
 pub(super) fn decode(
     source: Box<dyn MediaSource>,
     hint: &Hint,
@@ -373,16 +380,16 @@ pub(super) fn decode(
     let claim = Claim::of(&*format, track, codec);
     let mut decoder = get_codecs().make_audio_decoder(codec, &AudioDecoderOptions::default().verify(true))?;
     let track = track.id;
-    let is_read_on = claim.is_counted || matches!(place, Place::Piped(_));
+    let reads_to_end = claim.is_counted || matches!(place, Place::Piped(_));
     let mut decoded = Decoded::new(place, wanted);
     let (mut counted, mut span) = (0, None::<[i64; 2]>);
     let end = loop {
         let mut packet = match format.next_packet() {
             Ok(Some(packet)) => packet,
             Ok(None) => break End::Regular,
-            // What follows is not needed: it is only counted.
+            // The remaining packets are only counted, so a failure among them is not an error.
             Err(_) if decoded.is_complete => break End::Cut,
-            // Who writes to a pipe cannot say how much comes.
+            // A file that was written to a pipe does not state its length.
             Err(Reason::IoError(e)) if e.kind() == ErrorKind::UnexpectedEof && decoded.form.is_some() => {
                 break End::Cut;
             }
@@ -402,13 +409,13 @@ pub(super) fn decode(
         }
         claim.correct(&mut packet);
         decoded.push(&decoder.decode(&packet)?, time)?;
-        if decoded.is_complete && !is_read_on {
+        if decoded.is_complete && !reads_to_end {
             break End::Regular;
         }
     };
     let verified = if decoded.is_complete || end == End::Cut { None } else { decoder.finalize().verify_ok };
     let end = match verified {
-        // Frames that were skipped are missed by those that have a sum of all.
+        // Formats with a checksum over all samples reveal frames that were skipped.
         Some(false) => return Err(Reason::DecodeError("samples are missing").into()),
         Some(true) => End::Verified,
         None => end,
@@ -416,7 +423,7 @@ pub(super) fn decode(
     let span = span.map_or(0, |[first, last]| last.abs_diff(first));
     let part = decoded.finish()?;
     let doubt = claim.doubt(counted, span, end);
-    // A track without a sample may be one that the reader does not find the samples of.
+    // The track may have samples that the reader cannot find, so an empty result is unconfirmed.
     let doubt = if part.is_none() { doubt.or(Some(Doubt::Unconfirmed)) } else { doubt };
     Ok(Reading { part, doubt })
 }

@@ -1,4 +1,4 @@
-//! Sound that is longer than what is to be held in memory: its samples in files without names, one a channel.
+//! Stores audio that is too long for memory in unnamed files, one per channel.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -13,12 +13,12 @@ use super::error::{Error, Result};
 use super::samples::unnamed;
 use super::wav::{WavFormat, wav_header, wav_samples};
 
-/// Samples a channel that are in memory at a time.
+/// Number of samples per channel that are in memory at a time.
 const BLOCK: usize = 1 << 16;
 
-/// Sound that comes in pieces.
+/// Audio that arrives in pieces.
 pub(super) struct SoundFile {
-    /// The file that it is for.
+    /// Path of the output file, for messages.
     path: PathBuf,
     rate: u32,
     channels: Vec<File>,
@@ -26,7 +26,7 @@ pub(super) struct SoundFile {
 }
 
 impl SoundFile {
-    /// None yet, in the folder of the file `path`, which it is for.
+    /// Creates an empty store in the folder of the output file `path`.
     pub(super) fn beside(path: &Path, channels: usize, rate: u32) -> Result<Self> {
         let channels = (0..channels).map(|_| unnamed(path)).collect::<Result<_>>()?;
         Ok(SoundFile { path: path.into(), rate, channels, len: 0 })
@@ -40,7 +40,7 @@ impl SoundFile {
         self.rate
     }
 
-    /// Adds samples `[channels, n]`.
+    /// Appends samples `[channels, n]`.
     pub(super) fn push(&mut self, samples: &Array2<f32>) -> Result<()> {
         for (file, own) in self.channels.iter_mut().zip(samples.rows()) {
             let bytes: Vec<u8> = own.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -50,7 +50,7 @@ impl SoundFile {
         Ok(())
     }
 
-    /// SHA-256 of the samples, as [`Audio::sha256`].
+    /// Returns the SHA-256 of the samples, computed as in [`Audio::sha256`].
     pub(super) fn sha256(&self) -> Result<String> {
         let mut hash = Sha256::new();
         for channel in 0..self.channels() {
@@ -61,7 +61,7 @@ impl SoundFile {
         Ok(hex::encode(hash.finalize()))
     }
 
-    /// The bytes of a channel's block of samples from `at` on.
+    /// Reads the bytes of one block of a channel, starting at sample `at`.
     fn bytes(&self, channel: usize, at: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; 4 * BLOCK.min(self.len - at)];
         let mut file = &self.channels[channel];
@@ -70,7 +70,7 @@ impl SoundFile {
         Ok(bytes)
     }
 
-    /// Blocks of the sound in their order, trimmed or padded with silence to `len` samples.
+    /// Iterates over the audio in blocks. The audio is trimmed, or padded with silence, to `len` samples per channel.
     pub(super) fn blocks(&self, len: usize) -> impl Iterator<Item = Result<Audio>> {
         (0..len).step_by(BLOCK).map(move |at| {
             let mut samples = Array2::zeros((self.channels(), BLOCK.min(len - at)));
@@ -84,14 +84,14 @@ impl SoundFile {
         })
     }
 
-    /// Writes `len` samples as a WAV file, whole or not at all. Without `replace` a file of that name stays and is an error.
+    /// Writes `len` samples per channel to a WAV file, atomically. If `replace` is false, an existing file is an error.
     pub(super) fn write_wav(&self, path: &Path, len: usize, format: WavFormat, replace: bool) -> Result<()> {
         let mut file = atomic::beside(path, ".wav")?;
         self.write_wav_into(file.as_file_mut(), path, len, format)?;
         atomic::persist(file, path, replace)
     }
 
-    /// Writes the same into an open file.
+    /// Writes `len` samples per channel as WAV into an open file.
     pub(super) fn write_wav_into(
         &self,
         out: &mut impl Write,
@@ -113,7 +113,7 @@ mod tests {
     use crate::media::{read_wav, write_wav};
 
     #[test]
-    fn sound_in_pieces_is_the_sound() {
+    fn audio_stored_in_pieces_round_trips() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.mp4");
         let whole = Array2::from_shape_fn((2, BLOCK + 777), |(c, n)| ((n * 7 + c) as f32 * 0.01).sin());

@@ -1,35 +1,36 @@
-//! The part of a sound that is wanted and read, and why one is not read.
+//! The requested part of a file's audio, the decoded part, and the reasons for failures.
 
 use symphonia::core::errors::Error as Reason;
 
 use super::audio::Audio;
 
-/// Samples a second that a sound may have: what a device records in. Beyond, a header is wrong, or made to cost memory.
+/// Accepted sample rates in Hz: the range of recording devices. A header with a rate outside this range is wrong, or
+/// was crafted to exhaust memory.
 pub(super) const RATES: std::ops::RangeInclusive<u32> = 8000..=384_000;
-/// Seconds of silence that a file may put in front, where nobody says how much is read.
-pub(super) const MOST_SILENCE: f64 = 600.0;
-/// The part of a file's sound from a second on.
+/// Maximum duration in seconds of the silence at the start of a file, if the caller requests no end.
+pub(super) const MAX_SILENCE: f64 = 600.0;
+/// A decoded part of a file's audio.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SoundPart {
-    /// Samples behind the start; none where the sound ends before.
+    /// Samples from the requested start; empty if the audio ends earlier.
     pub sound: Audio,
-    /// Seconds of the sound as far as it was read, those before the start among them.
+    /// Duration in seconds of the audio that was decoded, including the audio before the requested start.
     pub length: f64,
-    /// What is wrong with a file that could be decoded in part. `None`: all of it was decoded.
+    /// Why a damaged file could be decoded only in part. `None`: everything was decoded.
     pub damage: Option<String>,
 }
 
-/// Why a sound is not read.
+/// Why audio cannot be read.
 #[derive(Debug)]
 pub(super) enum Fault {
     Decoder(Reason),
-    /// Samples a second.
+    /// Sample rate in Hz.
     Rate(u32),
     Long,
-    /// Seconds of silence in front.
+    /// Duration in seconds of the silence before the first sample.
     Late(f64),
     NotFinite,
-    /// The decoder's words.
+    /// The decoder's panic message.
     Panic(String),
 }
 
@@ -52,46 +53,50 @@ impl From<std::io::Error> for Fault {
 }
 
 impl Fault {
-    /// What is wrong with the sound, whatever decodes it. `None`: another decoder may read it.
+    /// Returns the reason if the audio itself is unusable. `None`: another decoder may be able to read it.
     pub(super) fn of_sound(&self) -> Option<String> {
         match self {
             Fault::Decoder(_) | Fault::Panic(_) => None,
-            Fault::Rate(rate) => {
-                Some(format!("{rate} samples a second; a sound has {} to {}", RATES.start(), RATES.end()))
-            }
-            Fault::Long => Some("is too long; give a shorter one".into()),
+            Fault::Rate(rate) => Some(format!(
+                "its sample rate of {rate} Hz is not supported; convert it to a rate from {} to {} Hz",
+                RATES.start(),
+                RATES.end()
+            )),
+            Fault::Long => Some("it is too long; use a shorter file".into()),
             Fault::Late(seconds) => Some(format!(
-                "its sound starts after {seconds:.1} s, and {MOST_SILENCE} s of silence are the most: cut it first, e.g. \
+                "its sound starts after {seconds:.1} s, but at most {MAX_SILENCE} s of silence are accepted: trim it first, e.g. \
                  ffmpeg -ss SECONDS -i IN OUT.mp4"
             )),
-            Fault::NotFinite => Some("damaged: it holds samples that are no numbers".into()),
+            Fault::NotFinite => Some("it is damaged: some samples are NaN or infinite (non-finite)".into()),
         }
     }
 
-    /// Why the decoders of this binary do not read it.
+    /// Returns why the built-in decoders cannot read the file.
     pub(super) fn of_decoder(&self) -> String {
         match self {
             Fault::Decoder(Reason::Unsupported(what)) => unsupported(what),
-            Fault::Decoder(reason) => format!("damaged: {reason}"),
-            Fault::Panic(words) => format!("damaged: its decoder panicked: {words}"),
-            other => other.of_sound().unwrap_or_else(|| "damaged".into()),
+            Fault::Decoder(reason) => format!("it is damaged: {reason}"),
+            Fault::Panic(words) => format!("it is damaged: the built-in decoder panicked: {words}"),
+            other => other.of_sound().unwrap_or_else(|| "it is damaged".into()),
         }
     }
 }
 
-/// What is not supported, by the reader's words, which name parts of the reader.
+/// Rewrites symphonia's message about an unsupported file, which refers to symphonia's internals.
 fn unsupported(what: &str) -> String {
     match what {
-        _ if what.contains("probe") || what == "container" => "its container is not supported here".into(),
-        _ if what.contains("codec") || what.contains("aac") => "its codec is not supported here".into(),
-        _ => format!("its container is not supported here, or is damaged: {what}"),
+        _ if what.contains("probe") || what == "container" => {
+            "the built-in decoders do not support its container".into()
+        }
+        _ if what.contains("codec") || what.contains("aac") => "the built-in decoders do not support its codec".into(),
+        _ => format!("the built-in decoders do not support its container, or it is damaged: {what}"),
     }
 }
 
-/// Part of a sound.
+/// The part of a file's audio that the caller requests, in seconds.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
-    /// Second of the container's times from which start and end count; `None`: the start of the file.
+    /// Time on the container's timeline from which `start` and `end` count. `None`: the start of the file.
     pub(super) zero: Option<f64>,
     pub(super) start: f64,
     pub(super) end: Option<f64>,

@@ -1,4 +1,4 @@
-//! A video that is encoded while its later frames are made.
+//! Encodes a video while its later frames are still being generated.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
@@ -11,28 +11,30 @@ use super::isobmff::Track;
 use super::options::Mp4Options;
 use super::rate::FrameRate;
 use super::samples::Samples;
-use crate::contained::{caught, panic_message};
+use crate::catch_panic::{catch_panics, panic_message};
 use crate::failpoint;
 
-/// A thread that encodes frames as they come. One piece waits at most: a faster decoder waits for the encoder.
+/// A thread that encodes frames as they arrive. The queue holds the frames of one [`VideoStream::push`], so a faster
+/// producer waits for the encoder.
 pub struct VideoStream {
     pieces: SyncSender<Frames>,
     thread: JoinHandle<Part>,
 }
 
-/// Encoded frames, the same bytes as if they had been encoded at once.
+/// Encoded frames, byte for byte the same as if they had been encoded in one call.
 pub struct EncodedVideo {
     track: Track,
 }
 
-/// The frames that are encoded when an encoder ends, if there are any, and whether these are all.
+/// The encoder's result, and the frames that it encoded, if any.
 pub(super) type Part = (Option<EncodedVideo>, Result<()>);
 
 impl VideoStream {
-    /// Begins a video of frames like `first`, at `fps` frames a second; none where ffmpeg encodes, which takes whole videos.
+    /// Starts a video with frames of the size of `first` at `fps` frames per second. Returns `None` if ffmpeg is the
+    /// encoder, because it accepts only complete videos.
     ///
     /// # Errors
-    /// A rate or size that no video has; ffmpeg that is asked for and not there.
+    /// Returns an error if the rate or size is invalid, or if ffmpeg is requested but not available.
     pub fn start(first: &Frames, fps: f64, options: &Mp4Options) -> Result<Option<Self>> {
         if choose(options)? != Encoder::Embedded {
             return Ok(None);
@@ -40,7 +42,8 @@ impl VideoStream {
         VideoStream::embedded(first, FrameRate::from_f64(fps)?, options, Samples::in_memory()).map(Some)
     }
 
-    /// The same by the encoder in this binary, into `samples`.
+    /// Starts a video like [`VideoStream::start`] with the built-in encoder, which appends the encoded frames to
+    /// `samples`.
     pub(super) fn embedded(first: &Frames, rate: FrameRate, options: &Mp4Options, samples: Samples) -> Result<Self> {
         let encoder = FrameEncoder::new(first.width(), first.height(), rate, options.crf)?;
         let track = TrackBuilder::new(encoder, samples);
@@ -50,22 +53,23 @@ impl VideoStream {
         Ok(VideoStream { pieces, thread: thread.map_err(failed)? })
     }
 
-    /// Adds the next frames. Returns whether the encoder still runs; after a failure [`VideoStream::finish`] returns its error.
+    /// Adds frames. Returns whether the encoder is still running; if it is not, [`VideoStream::finish`] returns its
+    /// error.
     pub fn push(&self, frames: Frames) -> bool {
         self.pieces.send(frames).is_ok()
     }
 
-    /// Waits for the last frame.
+    /// Waits until all frames are encoded.
     ///
     /// # Errors
-    /// The encoder's.
+    /// Returns the encoder's error.
     pub fn finish(self) -> Result<EncodedVideo> {
         let (video, ended) = self.finish_part();
         ended?;
         video.ok_or_else(|| panicked("it encoded no frame".into()))
     }
 
-    /// Waits for the last frame, or for the failure of the encoder.
+    /// Waits until all frames are encoded or the encoder fails.
     pub(super) fn finish_part(self) -> Part {
         drop(self.pieces);
         self.thread.join().unwrap_or_else(|panic| (None, Err(panicked(panic_message(&*panic)))))
@@ -76,9 +80,8 @@ fn panicked(message: String) -> Error {
     Error::Panicked { work: "the H.264 encoder", message }
 }
 
-/// Encodes frames as they come.
 fn encode(mut track: TrackBuilder, pieces: &Receiver<Frames>) -> Part {
-    let added = caught(|| add_all(&mut track, pieces), panicked);
+    let added = catch_panics(|| add_all(&mut track, pieces), panicked);
     match track.finish() {
         Ok(track) => (Some(EncodedVideo { track }), added),
         Err(none) => (None, added.and(Err(none))),
@@ -86,7 +89,7 @@ fn encode(mut track: TrackBuilder, pieces: &Receiver<Frames>) -> Part {
 }
 
 fn add_all(track: &mut TrackBuilder, pieces: &Receiver<Frames>) -> Result<()> {
-    // Frames of a group that is not complete.
+    // Frames of an incomplete GOP.
     let mut rest: Vec<Vec<u8>> = Vec::new();
     for piece in pieces {
         failpoint::fail("encode", track.count())

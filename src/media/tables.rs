@@ -1,30 +1,33 @@
-//! Size and times of an MP4's frames by its tables (ISO/IEC 14496-12, 8.5 and 8.6): nothing is decoded, and no ffmpeg is needed.
+//! Reads the size and the times of an MP4's frames from its tables (ISO/IEC 14496-12, 8.5 and 8.6), without decoding
+//! and without ffmpeg.
 
 use std::io;
 use std::path::Path;
 
 use super::edit_list::{boxes, movie, number, timescale, within};
 
-/// Size of a video, and the ticks at which its frames are shown, in their order.
+/// Size of a video, and the presentation times of its frames in ticks, in ascending order.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Tables {
     pub(super) width: usize,
     pub(super) height: usize,
     pub(super) times: Vec<i64>,
-    /// Ticks a second.
+    /// Ticks per second.
     pub(super) timescale: usize,
 }
 
-/// The tables of an MP4's video track; none of any other file, and where more than they say decides which frames are shown, and how:
-/// fragments, an edit list that cuts, several codecs, pixels that are not square, HDR, a turn by no quarter.
+/// Reads the tables of an MP4's video track. Returns `None` if the file is not an MP4, or if the tables alone do not
+/// determine which frames are shown and how. That is the case for fragments, an edit list that removes frames, several
+/// codecs, non-square pixels, HDR, or a rotation that is not a multiple of 90 degrees.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// Returns an error if the file cannot be read.
 pub(super) fn of_file(path: &Path) -> io::Result<Option<Tables>> {
     Ok(movie(path)?.and_then(|movie| of_movie(&movie)))
 }
 
-/// Whether a track's matrix (ISO/IEC 14496-12, 8.3.2) exchanges rows and columns; none where it turns by no quarter.
+/// Returns whether a track's matrix (ISO/IEC 14496-12, 8.3.2) swaps rows and columns. `None`: the rotation is not a
+/// multiple of 90 degrees.
 fn is_sideways(track: &[u8]) -> Option<bool> {
     let head = within(track, &[b"tkhd"])?;
     let at = if head.first() == Some(&1) { 52 } else { 40 };
@@ -36,7 +39,7 @@ fn is_sideways(track: &[u8]) -> Option<bool> {
     }
 }
 
-/// Whether a codec's boxes tell of pixels that are not square, or of a transfer function of HDR (ISO/IEC 14496-12, 12.1.4 and
+/// Returns whether a codec's boxes specify non-square pixels or an HDR transfer function (ISO/IEC 14496-12, 12.1.4 and
 /// 12.1.5).
 fn is_unusual(codec: &[u8]) -> bool {
     const HDR: [&[u8]; 2] = [&[0, 16], &[0, 18]];
@@ -46,7 +49,7 @@ fn is_unusual(codec: &[u8]) -> bool {
         || colour.and_then(|colour| colour.get(6..8)).is_some_and(|transfer| HDR.contains(&transfer))
 }
 
-/// The video track of a movie that is shown: the first enabled one, else the first.
+/// Returns the video track that is shown: the first enabled one, or else the first.
 fn video_track(movie: &[u8]) -> Option<&[u8]> {
     let is_video = |track: &[u8]| within(track, &[b"mdia", b"hdlr"]).and_then(|h| h.get(8..12)) == Some(b"vide");
     let is_enabled =
@@ -66,10 +69,10 @@ fn of_movie(movie: &[u8]) -> Option<Tables> {
     if number(described.get(4..8)?) != 1 {
         return None;
     }
-    // Behind the head of the list and of its entry, and 24 bytes of that.
+    // Skips the headers of the list and of its entry, and the first 24 bytes of the entry.
     let size = |at: usize| described.get(at..at + 2).map(|b| usize::from(u16::from_be_bytes([b[0], b[1]])));
     let (mut width, mut height) = (size(40)?, size(42)?);
-    // Behind the fields that all video codecs have.
+    // The codec's boxes follow the fields that all video codecs have.
     if is_unusual(described.get(94..)?) {
         return None;
     }
@@ -84,14 +87,14 @@ fn of_movie(movie: &[u8]) -> Option<Tables> {
     (!cuts && width > 0 && height > 0).then_some(Tables { width, height, times, timescale: ticks as usize })
 }
 
-/// Times of a table's frames in the order in which they are stored.
+/// Returns the presentation times of the frames in storage order.
 fn shown(table: &[u8]) -> Option<Vec<i64>> {
     let sizes = within(table, &[b"stsz"])?;
     let count = number(sizes.get(8..12)?) as usize;
-    // Each frame has a size of its own: a damaged number does not ask for more memory than the file is long.
+    // Each frame has an entry in the size table, so a damaged count cannot request more memory than the file is long.
     sizes.get(12..)?.get(..count.checked_mul(4)?)?;
     let delta = |entry: &[u8]| i64::from(number(entry));
-    // A frame may be shown before its own time: offsets are signed, whatever the version says.
+    // Offsets are signed regardless of the stated version: a frame may be shown before its decoding time.
     let offset = |entry: &[u8]| i64::from(number(entry) as i32);
     let deltas = runs(within(table, &[b"stts"])?, count, delta)?;
     let offsets = match within(table, &[b"ctts"]) {
@@ -106,7 +109,7 @@ fn shown(table: &[u8]) -> Option<Vec<i64>> {
     Some(starts.zip(offsets).map(|(start, offset)| start + offset).collect())
 }
 
-/// A value for each of `count` frames, from runs of equal ones; none where the runs say of other numbers.
+/// Expands run-length encoded values to `count` frames. `None`: the runs do not add up to `count`.
 fn runs(list: &[u8], count: usize, value: impl Fn(&[u8]) -> i64) -> Option<Vec<i64>> {
     let mut all = Vec::new();
     for run in list.get(8..)?.chunks_exact(8).take(number(list.get(4..8)?) as usize) {
@@ -119,7 +122,8 @@ fn runs(list: &[u8], count: usize, value: impl Fn(&[u8]) -> i64) -> Option<Vec<i
     (all.len() == count).then_some(all)
 }
 
-/// Whether an edit list leaves out one of the frames between two times; `ratio` is the track's ticks to the movie's.
+/// Returns whether an edit list removes any of the frames between times `first` and `last`. `ratio` converts the
+/// movie's ticks to the track's ticks.
 fn cuts(list: &[u8], first: i64, last: i64, ratio: f64) -> bool {
     let wide = list.first() == Some(&1);
     let entries = list.get(8..).unwrap_or(&[]).chunks_exact(if wide { 20 } else { 12 });
@@ -128,7 +132,7 @@ fn cuts(list: &[u8], first: i64, last: i64, ratio: f64) -> bool {
         true => (long(&e[..8]), long(&e[8..16]) as i64),
         false => (u64::from(number(&e[..4])), i64::from(number(&e[4..8]) as i32)),
     });
-    // One that starts at -1 delays what follows.
+    // An entry with start -1 only delays the entries that follow.
     let edits: Vec<(u64, i64)> = each.filter(|(_, start)| *start >= 0).collect();
     match edits[..] {
         [] => false,
@@ -154,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_mp4_says_its_frames_without_a_decoder() {
+    fn mp4_tables_give_frames_without_decoding() {
         let file = tempfile::Builder::new().suffix(".mp4").tempfile().unwrap();
         let frames = Frames::new(Array4::zeros((9, 48, 70, 3))).unwrap();
         let options = Mp4Options { encoder: EncoderChoice::Embedded, ..Mp4Options::default() };
@@ -163,16 +167,16 @@ mod tests {
         assert_eq!((tables.width, tables.height, tables.times.len()), (70, 48, 9));
         let each = tables.timescale as f64 * 1001.0 / 24000.0;
         assert!(tables.times.iter().enumerate().all(|(n, t)| (*t as f64 - n as f64 * each).abs() < 0.5), "{tables:?}");
-        // A header that is cut says nothing, or as much as it holds.
+        // A truncated header gives no tables, or only complete ones; it must not cause a panic.
         let whole = movie(file.path()).unwrap().unwrap();
         (0..whole.len()).for_each(|cut| drop(of_movie(&whole[..cut])));
         std::fs::write(file.path(), b"RIFF").unwrap();
         assert_eq!(of_file(file.path()).unwrap(), None);
     }
 
-    /// Frames that are stored in another order than they are shown in, and edit lists that leave all of them or not.
+    /// The storage order of the frames differs from their presentation order. Some of the edit lists remove frames.
     #[test]
-    fn frames_that_are_shown_later_and_edits_that_cut() {
+    fn reordered_frames_are_sorted_and_cutting_edit_lists_rejected() {
         let entry = [&words(&[0, 0, 0, 0, 0, 0])[..], &[0, 96, 0, 64], &[0; 50]].concat();
         let described = [words(&[0, 1]), boxed(b"avc1", &entry)].concat();
         let table = [
@@ -200,9 +204,9 @@ mod tests {
         assert!(with(&[80, 1024, 1 << 16, 80, 2048, 1 << 16]).is_none(), "a film");
     }
 
-    /// Matrices as phones write them, in headers of both versions.
+    /// The matrices are those that phones write, in headers of both versions.
     #[test]
-    fn a_matrix_turns_frames() {
+    fn rotation_matrix_swaps_width_and_height() {
         let track = |long: bool, [a, b, c, d]: [i32; 4]| {
             let before = if long { [words(&[1 << 24]), vec![0; 48]] } else { [words(&[0]), vec![0; 36]] }.concat();
             boxed(b"tkhd", &[before, words(&[a, b, 0, c, d, 0, 0, 0, 1 << 30])].concat())
@@ -223,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn pixels_and_colours_that_ffmpeg_has_to_judge() {
+    fn non_square_pixels_and_hdr_are_detected() {
         let colour = |transfer: u8| boxed(b"colr", &[&b"nclx"[..], &[0, 9, 0, transfer, 0, 9, 0]].concat());
         assert!(is_unusual(&boxed(b"pasp", &words(&[4, 3]))) && !is_unusual(&boxed(b"pasp", &words(&[1, 1]))));
         assert_eq!(

@@ -1,33 +1,34 @@
-//! Tracks of a file and the times at which they start, by an installed ffmpeg.
+//! Reads a file's tracks and their start times from the reports of an installed ffmpeg.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::decode::{PLAIN_FILES, as_file, decoded_by};
+use super::decode::{PLAIN_FILES, as_file, decode_with_input_args};
 use super::edit_list::zero_of;
 use super::error::Result;
 
-/// Containers whose times count from no fixed second, those whose writers shift all times by the delay of B-frames, and MP3, whose
-/// priming ffmpeg counts as time: the first stream's time is the file's start.
-const WITHOUT_ZERO: [&str; 6] = ["flv", "live_flv", "mp3", "mpeg", "mpegts", "mpegtsraw"];
+/// Containers in which the start time of the first stream is the start of the file: containers whose times have no
+/// fixed origin, containers whose writers shift all times by the B-frame delay, and MP3, where ffmpeg includes the
+/// priming in the times.
+const RELATIVE_TIME_FORMATS: [&str; 6] = ["flv", "live_flv", "mp3", "mpeg", "mpegts", "mpegtsraw"];
 
-/// Tracks of a file, as ffmpeg lists them.
+/// What ffmpeg reports about a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Listing {
-    /// ffmpeg's names of the container, separated by commas.
+    /// ffmpeg's names for the container, separated by commas.
     format: String,
-    /// Second at which the first track starts.
+    /// Start time in seconds of the earliest track.
     pub(super) start: f64,
-    /// The sound track that is played, counted among all tracks: the first default one, else the first.
+    /// Stream index of the audio track to decode: the first default one, or else the first.
     pub(super) sound: Option<usize>,
 }
 
 impl Listing {
-    /// Lists the tracks of a file; an empty list where ffmpeg does not read it.
+    /// Lists the tracks of a file. The list is empty if ffmpeg cannot read the file.
     pub(super) fn read(path: &Path, ffmpeg: &Path) -> Self {
         let mut command = Command::new(ffmpeg);
         command.arg("-hide_banner").args(PLAIN_FILES).arg("-i").arg(as_file(path)).stdin(Stdio::null());
-        // Without an output file it ends with an error, behind the list.
+        // Without an output file, ffmpeg prints the list and exits with an error.
         command
             .output()
             .map(|output| Self::parse(&String::from_utf8_lossy(&output.stderr)))
@@ -53,15 +54,16 @@ impl Listing {
         listing
     }
 
-    /// The second of its tracks' times that is the file's start: samples before second 0 are heard too.
+    /// Returns the start of the file in seconds, on the timeline of its tracks. It is negative if a track starts before
+    /// second 0, so that the samples before second 0 are kept.
     pub(super) fn zero(&self) -> f64 {
-        let counts_from_first = self.format.split(',').any(|name| WITHOUT_ZERO.contains(&name));
+        let counts_from_first = self.format.split(',').any(|name| RELATIVE_TIME_FORMATS.contains(&name));
         if counts_from_first || self.start < 0.0 { self.start } else { zero_of(self.start) }
     }
 }
 
-/// Number of a sound track that ffmpeg can decode, and whether it is the default, of a line such as
-/// `  Stream #0:1[0x101](eng): Audio: aac (LC), 48000 Hz, stereo, fltp (default)`.
+/// Parses a line such as `  Stream #0:1[0x101](eng): Audio: aac (LC), 48000 Hz, stereo, fltp (default)`. Returns the
+/// stream index of an audio track that ffmpeg can decode, and whether it is the default track.
 fn sound_track(line: &str) -> Option<(usize, bool)> {
     let line = line.trim_start().strip_prefix("Stream #0:")?;
     let (track, form) = line.split_once(": Audio: ")?;
@@ -70,20 +72,21 @@ fn sound_track(line: &str) -> Option<(usize, bool)> {
     is_known.then_some((track[..digits].parse().ok()?, form.contains("(default)")))
 }
 
-/// Second at which the first frame of a video track is shown; none where ffmpeg does not say.
+/// Returns the time in seconds of the first frame of a video track. `None`: ffmpeg does not report it.
 pub(super) fn video_start(path: &Path, ffmpeg: &Path, track: usize) -> Option<f64> {
-    // Frames keep their own times, in ticks that are finer than a frame.
+    // Frames keep their own times, in ticks that are much shorter than a frame.
     let track = format!("0:{track}");
     let how = ["-map", &track, "-frames:v", "1", "-fps_mode", "passthrough", "-enc_time_base", "1/90000"];
-    first_time(decoded_by(path, ffmpeg, &["-copyts"], &[&how[..], &["-f", "framecrc"]].concat()))
+    first_time(decode_with_input_args(path, ffmpeg, &["-copyts"], &[&how[..], &["-f", "framecrc"]].concat()))
 }
 
-/// Second of the first decoded sample of a track; none where ffmpeg does not say.
+/// Returns the time in seconds of the first decoded sample of a track. `None`: ffmpeg does not report it.
 pub(super) fn sound_start(path: &Path, ffmpeg: &Path, track: usize) -> Option<f64> {
     start_of(path, ffmpeg, track, "pcm_f32le")
 }
 
-/// Second of a track's first packet, from which a decoder may make no sample; none where ffmpeg does not say.
+/// Returns the time in seconds of a track's first packet, which may decode to no samples. `None`: ffmpeg does not
+/// report it.
 pub(super) fn packet_start(path: &Path, ffmpeg: &Path, track: usize) -> Option<f64> {
     start_of(path, ffmpeg, track, "copy")
 }
@@ -91,10 +94,11 @@ pub(super) fn packet_start(path: &Path, ffmpeg: &Path, track: usize) -> Option<f
 fn start_of(path: &Path, ffmpeg: &Path, track: usize, codec: &str) -> Option<f64> {
     let track = format!("0:{track}");
     let how = ["-map", &track, "-frames:a", "1", "-c:a", codec, "-f", "framecrc"];
-    first_time(decoded_by(path, ffmpeg, &[&PLAIN_FILES[..], &["-copyts"]].concat(), &how))
+    first_time(decode_with_input_args(path, ffmpeg, &[&PLAIN_FILES[..], &["-copyts"]].concat(), &how))
 }
 
-/// Time of the first row of ffmpeg's list of frames: ticks in its third column, of the length in the line `#tb 0: 1/90000`.
+/// Parses the time of the first row of a `framecrc` list. The third column has the time in ticks; the line `#tb 0:
+/// 1/90000` states the length of a tick in seconds.
 fn first_time(list: Result<Option<Vec<u8>>>) -> Option<f64> {
     let list = String::from_utf8(list.ok()??).ok()?;
     let base = list.lines().find_map(|line| line.strip_prefix("#tb 0:")).and_then(|base| base.trim().split_once('/'));
@@ -110,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn default_sound_track_is_preferred_to_the_first() {
+    fn default_audio_track_is_preferred_to_first() {
         let of = |format: &str, flags: [&str; 2]| {
             Listing::parse(&format!(
                 "Input #0, {format}, from 'a, from b.mkv':\n  Duration: 00:00:02.00, start: 1.400000, bitrate: 9 kb/s\n\
@@ -130,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn first_time_is_read_in_the_list_s_own_ticks() {
+    fn first_time_uses_tick_length_of_list() {
         let list =
             |rows: &str| Ok(Some(format!("#software: x\n#tb 0: 1/90000\n#media_type 0: video\n{rows}").into_bytes()));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The video track of a file that is read and what its header says of it, as an installed ffmpeg lists them.
+//! Reads the video track to use and its header data from the reports of an installed ffmpeg.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,43 +6,44 @@ use std::process::{Command, Stdio};
 use super::decode::{as_file, plain};
 use super::error::{Error, Result, tail};
 
-/// Start of a track's line in ffmpeg's list.
+/// Start of a track's line in ffmpeg's report.
 const TRACK: &str = "Stream #0:";
-/// Part by which pixels may differ from squares: encoders round sizes, and note the difference.
+/// Relative tolerance for square pixels. Encoders round frame sizes and record the difference as a pixel aspect ratio.
 const SQUARE: f64 = 0.01;
-/// Names that ffmpeg gives to the transfer functions of HDR, and those that people know.
+/// ffmpeg's names of HDR transfer functions, each with the common name.
 const HDR: [(&str, &str); 2] = [("smpte2084", "PQ"), ("arib-std-b67", "HLG")];
 
-/// The default video track of a file, else its first one. A cover or a thumbnail is no video.
+/// The default video track of a file, or else its first video track. Cover images and thumbnails are not video tracks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct VideoTrack {
-    /// Number among all tracks of the file.
+    /// Stream index in the file.
     pub(super) index: usize,
     is_default: bool,
-    /// Width and height of a pixel; `None`: not stated, and taken as a square.
+    /// Width and height of a pixel. `None`: not stated, treated as square.
     pixel: Option<[f64; 2]>,
-    /// Name of the HDR transfer function; `None`: SDR.
+    /// Common name of the HDR transfer function. `None`: the track is SDR.
     hdr: Option<&'static str>,
     is_interlaced: bool,
-    /// Degrees by which frames are shown turned.
+    /// Rotation in degrees that a player applies.
     turned: f64,
     pub(super) timing: Timing,
 }
 
-/// What a file's header says of the times of its frames: estimates, to two decimals.
+/// Frame timing from a file's header. The rates are estimates, rounded to two decimals.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Timing {
-    /// Frames a second: on average, and as ffmpeg guesses from the first times.
+    /// Frame rates: the average, and ffmpeg's guess from the first timestamps.
     pub(super) rates: Vec<f64>,
-    /// Seconds to which the container rounds times.
+    /// Tick length of the container in seconds.
     pub(super) tick: Option<f64>,
 }
 
 impl VideoTrack {
-    /// The video track of a file that is read; `None` if the file has none. `before` are ffmpeg's arguments before the file.
+    /// Finds the video track to read. `None`: the file has no video track. `before`: ffmpeg arguments that precede the
+    /// input.
     ///
     /// # Errors
-    /// No ffmpeg; a file that it cannot read, with its own words.
+    /// Returns an error if ffmpeg is not installed or cannot read the file; the error contains ffmpeg's message.
     pub(super) fn of_file(path: &Path, ffmpeg: &Path, before: &[&str]) -> Result<Option<Self>> {
         let mut command = Command::new(ffmpeg);
         command
@@ -52,7 +53,7 @@ impl VideoTrack {
             .arg(as_file(path))
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        // Without an output file ffmpeg prints the list and ends with an error.
+        // Without an output file, ffmpeg prints the list and exits with an error.
         let output = command.output();
         let output = output.map_err(|e| Error::NoDecoder { path: path.to_path_buf(), reason: e.to_string() })?;
         let list = String::from_utf8_lossy(&output.stderr);
@@ -66,7 +67,7 @@ impl VideoTrack {
         })
     }
 
-    /// The track that is read of those in ffmpeg's list.
+    /// Selects the track to read from ffmpeg's report.
     fn choose(list: &str) -> Option<Self> {
         let mut tracks: Vec<VideoTrack> = Vec::new();
         let mut is_own = false;
@@ -84,16 +85,16 @@ impl VideoTrack {
         tracks.iter().find(|track| track.is_default).or(tracks.first()).cloned()
     }
 
-    /// A track of a line such as `Stream #0:0[0x1](und): Video: h264 (High) (avc1 / 0x31637661), yuv420p(tv, bt709, progressive),
-    /// 96x64 [SAR 4:3 DAR 2:1], 71 kb/s, 24 fps, 24 tbr, 12288 tbn (default)`; `None`: of another kind, or no video that can be
-    /// decoded.
+    /// Parses a line such as `Stream #0:0[0x1](und): Video: h264 (High) (avc1 / 0x31637661), yuv420p(tv, bt709,
+    /// progressive), 96x64 [SAR 4:3 DAR 2:1], 71 kb/s, 24 fps, 24 tbr, 12288 tbn (default)`. `None`: the track is not a
+    /// video, or ffmpeg cannot decode it.
     fn parse(line: &str) -> Option<Self> {
         let (track, form) = line.strip_prefix(TRACK)?.split_once(": Video: ")?;
         if form.starts_with("none") || form.contains("(attached pic)") || form.contains("(timed thumbnails)") {
             return None;
         }
         let digits = track.find(|c: char| !c.is_ascii_digit()).unwrap_or(track.len());
-        // The container's ratio follows the codec's and overrules it.
+        // The container's aspect ratio follows that of the codec in the line, and overrides it.
         let pixel = form.rsplit_once("SAR ").and_then(|(_, ratio)| {
             let (width, rest) = ratio.split_once(':')?;
             let height = rest.split(|c: char| !c.is_ascii_digit()).next()?;
@@ -118,7 +119,7 @@ impl VideoTrack {
         })
     }
 
-    /// Why frames of the track are not read although ffmpeg decodes them, with the cure.
+    /// Returns why the video must be converted first although ffmpeg can decode it, with the command that converts it.
     pub(super) fn fault(&self) -> Option<String> {
         if let Some([width, height]) = self.pixel.filter(|[w, h]| (w / h - 1.0).abs() > SQUARE) {
             return Some(format!(
@@ -127,27 +128,26 @@ impl VideoTrack {
             ));
         }
         if let Some(name) = self.hdr {
-            return Some(format!("its colours are HDR ({name}), and models know SDR: {SDR_CURE}"));
+            return Some(format!("it is HDR ({name}), but the models use SDR: {SDR_ADVICE}"));
         }
         let turns = self.turned / 90.0;
         ((turns - turns.round()).abs() > 0.01).then(|| {
             format!(
-                "it is shown turned by {} degrees, which is no quarter turn: turn it first, e.g. ffmpeg -i IN OUT.mp4",
+                "it is rotated by {} degrees, not by a multiple of 90: convert it first, e.g. ffmpeg -i IN OUT.mp4",
                 self.turned
             )
         })
     }
 
-    /// A warning about frames that are read as ffmpeg decodes them but may not be as wanted.
+    /// Returns a warning about frames that are used as decoded but may not look as intended.
     pub(super) fn warning(&self) -> Option<&'static str> {
         self.is_interlaced.then_some(
-            "is interlaced, and both fields of a frame are taken as one image; ffmpeg -i IN -vf bwdif=0 OUT.mp4 deinterlaces it",
+            "is interlaced, and each pair of fields is used as one image; to deinterlace it: ffmpeg -i IN -vf bwdif=0 OUT.mp4",
         )
     }
 }
 
-/// What to do about HDR.
-const SDR_CURE: &str = "convert it first, e.g. ffmpeg -i IN -vf zscale=t=linear:npl=100,format=gbrpf32le,zscale=p=bt709,\
+const SDR_ADVICE: &str = "convert it first, e.g. ffmpeg -i IN -vf zscale=t=linear:npl=100,format=gbrpf32le,zscale=p=bt709,\
                         tonemap=hable,zscale=t=bt709:m=bt709:r=tv,format=yuv420p OUT.mp4";
 
 #[cfg(test)]
@@ -175,7 +175,7 @@ mod tests {
             ("hevc (Main 10), yuv420p10le(tv, bt2020nc/bt2020/arib-std-b67), 96x64, 24 fps", "HDR (HLG)"),
             (
                 "h264, yuv420p, 96x64\n    Side data:\n      displaymatrix: rotation of -28.65 degrees",
-                "turned by -28.65",
+                "rotated by -28.65",
             ),
         ] {
             let fault = track(form).fault().unwrap();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn default_track_is_read_and_covers_are_not() {
+    fn default_track_is_chosen_and_covers_are_ignored() {
         let chosen = |tracks: &[(&str, &str)]| {
             let lines = tracks.iter().enumerate();
             let lines =
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn rotation_of_another_track_is_not_taken() {
+    fn rotation_of_other_tracks_is_ignored() {
         let list = "  Stream #0:0: Video: h264, 96x64\n  Stream #0:1: Audio: aac\n      displaymatrix: rotation of 45.00 degrees\n";
         assert_eq!(VideoTrack::choose(list).unwrap().turned, 0.0);
     }

@@ -6,43 +6,47 @@ use super::atomic::write_file;
 use super::audio::Audio;
 use super::error::{Error, Result};
 
-/// How samples are stored.
+/// Sample format of a WAV file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WavFormat {
-    /// 16-bit integers, limited to -1..1.
+    /// 16-bit integers; samples are clamped to -1..1.
     #[default]
     Pcm16,
-    /// The floats themselves.
+    /// 32-bit floats, unchanged.
     Float32,
 }
 
-/// Writes `audio` as a WAV file; parents are created, an existing file is replaced.
+/// Writes `audio` as a WAV file. Creates missing parent folders and replaces an existing file.
+///
+/// # Errors
+/// Returns an error if the audio exceeds 4 GiB or the file cannot be written.
 pub fn write_wav(path: &Path, audio: &Audio, format: WavFormat) -> Result<()> {
     write_wav_file(path, audio, format, true)
 }
 
-/// [`write_wav`]; without `replace` a file of that name stays and is an error.
+/// Writes a WAV file like [`write_wav`]. If `replace` is false, an existing file is an error.
 pub(crate) fn write_wav_file(path: &Path, audio: &Audio, format: WavFormat, replace: bool) -> Result<()> {
     write_file(path, &wav_bytes(audio, format)?, replace)
 }
 
-/// Reads a WAV file of 16-bit, 24-bit or 32-bit integers or 32-bit floats; integers become -1..1.
+/// Reads a WAV file of 16-, 24- or 32-bit integers (scaled to -1..1) or 32-bit floats.
 ///
 /// # Errors
-/// No such file, or another kind of it.
+/// Returns an error if the file cannot be read or is in another format.
 pub fn read_wav(path: &Path) -> Result<Audio> {
     let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
     parse_wav(&bytes).map_err(|reason| Error::Wav { path: path.to_path_buf(), reason })
 }
 
-/// The samples of a file's bytes. The last chunk may end early: who writes to a pipe cannot say its size.
+/// Parses the bytes of a WAV file. The last chunk may be shorter than its size field states, because a program that
+/// writes to a pipe does not know the size in advance.
 pub(super) fn parse_wav(bytes: &[u8]) -> std::result::Result<Audio, String> {
-    let short = || "is cut off".to_string();
+    let short = || "it is truncated".to_string();
     let word = |b: &[u8], at: usize| b.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]])).ok_or_else(short);
     let long =
         |b: &[u8], at: usize| b.get(at..at + 4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).ok_or_else(short);
     if bytes.get(..4) != Some(b"RIFF") || bytes.get(8..12) != Some(b"WAVE") {
-        return Err("is no RIFF WAVE file".into());
+        return Err("it is not a RIFF WAVE file".into());
     }
     let (mut at, mut form) = (12, None);
     while let Some(name) = bytes.get(at..at + 4) {
@@ -50,7 +54,7 @@ pub(super) fn parse_wav(bytes: &[u8]) -> std::result::Result<Audio, String> {
         let body = &bytes[at + 8..bytes.len().min(at.saturating_add(8).saturating_add(size))];
         match (name, form) {
             (b"fmt ", _) => {
-                // An extended form names the plain one in its sub-format's first bytes.
+                // The first bytes of the sub-format of WAVE_FORMAT_EXTENSIBLE are the actual format tag.
                 let tag = match word(body, 0)? {
                     0xfffe => word(body, 24)?,
                     tag => tag,
@@ -64,7 +68,7 @@ pub(super) fn parse_wav(bytes: &[u8]) -> std::result::Result<Audio, String> {
                     (3, 32) => body.as_chunks::<4>().0.iter().map(|c| f32::from_le_bytes(*c)).collect(),
                     _ => {
                         return Err(format!(
-                            "has format {tag} of {bits} bits; 16, 24 or 32-bit integers and 32-bit floats are read"
+                            "format tag {tag} with {bits} bits is not supported; convert it to 16-, 24- or 32-bit integers (tag 1) or 32-bit floats (tag 3)"
                         ));
                     }
                 };
@@ -76,24 +80,24 @@ pub(super) fn parse_wav(bytes: &[u8]) -> std::result::Result<Audio, String> {
         }
         at = at.saturating_add(8).saturating_add(size).saturating_add(size % 2);
     }
-    Err("has no samples".into())
+    Err("it has no samples".into())
 }
 
-/// A little-endian signed integer of whole bytes as a part of the largest.
+/// Converts a little-endian signed integer of any byte width to -1..1.
 fn integer(bytes: &[u8]) -> f32 {
     let mut word = [0u8; 4];
     word[4 - bytes.len()..].copy_from_slice(bytes);
     i32::from_le_bytes(word) as f32 / 2f32.powi(31)
 }
 
-/// The bytes of the file.
+/// Encodes a complete WAV file.
 pub(super) fn wav_bytes(audio: &Audio, format: WavFormat) -> Result<Vec<u8>> {
     let mut bytes = wav_header(audio.channels(), audio.len(), audio.rate(), format)?;
     bytes.extend(wav_samples(audio, format));
     Ok(bytes)
 }
 
-/// The bytes before the samples, `len` a channel.
+/// Encodes the header, which precedes the samples; `len` is the number of samples per channel.
 pub(super) fn wav_header(channels: usize, len: usize, rate: u32, format: WavFormat) -> Result<Vec<u8>> {
     let channels = channels as u32;
     let (tag, width): (u16, u32) = match format {
@@ -101,13 +105,13 @@ pub(super) fn wav_header(channels: usize, len: usize, rate: u32, format: WavForm
         WavFormat::Float32 => (3, 4),
     };
     let block = channels * width;
-    // RIFF counts bytes in 32 bits; the header after the size takes less than 100.
+    // RIFF sizes have 32 bits. The header that follows the size field takes less than 100 bytes.
     let data = u32::try_from(len as u64 * u64::from(block)).ok().filter(|&n| n < u32::MAX - 100);
     let (Some(data), Some(second)) = (data, rate.checked_mul(block)) else {
-        let reason = format!("{len} samples a channel do not fit the 4 GiB of a WAV file");
+        let reason = format!("{len} samples per channel exceed the 4 GiB limit of WAV files");
         return Err(Error::Audio { channels: channels as usize, rate, reason });
     };
-    // Formats other than plain PCM carry an (empty) extension and a `fact` chunk with the sample count.
+    // Formats other than PCM have an (empty) extension and a `fact` chunk with the sample count.
     let float = format == WavFormat::Float32;
     let header: u32 = if float { 4 + 8 + 18 + 8 + 4 + 8 } else { 4 + 8 + 16 + 8 };
     let mut out = Vec::with_capacity(header as usize + 8);
@@ -132,14 +136,14 @@ pub(super) fn wav_header(channels: usize, len: usize, rate: u32, format: WavForm
     Ok(out)
 }
 
-/// The bytes of samples, channel by channel at each instant.
+/// Encodes the samples, with channels interleaved.
 pub(super) fn wav_samples(audio: &Audio, format: WavFormat) -> Vec<u8> {
     let mut out = Vec::with_capacity(4 * audio.channels() * audio.len());
     for instant in audio.samples().columns() {
         for &v in instant {
             match format {
                 WavFormat::Pcm16 => {
-                    // Not-a-number becomes 0 by the cast.
+                    // The cast converts NaN to 0.
                     let v = (v.clamp(-1.0, 1.0) * 32767.0).round() as i16;
                     out.extend(v.to_le_bytes());
                 }
@@ -157,7 +161,7 @@ mod tests {
     use ndarray::array;
 
     #[test]
-    fn header_and_interleaving() {
+    fn wav_bytes_have_header_and_interleaved_samples() {
         let audio = Audio::new(array![[0.0, 1.0, -1.0], [0.5, 2.0, f32::NAN]], 24000).unwrap();
         let pcm = wav_bytes(&audio, WavFormat::Pcm16).unwrap();
         assert_eq!(pcm.len(), 44 + 12);
@@ -174,25 +178,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn wav_round_trips_samples() {
         let audio = Audio::new(array![[0.0, 0.5, -1.0], [0.25, 1.0, -0.75]], 24000).unwrap();
         assert_eq!(parse_wav(&wav_bytes(&audio, WavFormat::Float32).unwrap()).unwrap(), audio);
         let pcm = wav_bytes(&audio, WavFormat::Pcm16).unwrap();
         let back = parse_wav(&pcm).unwrap();
         assert!(back.samples().iter().zip(audio.samples()).all(|(a, b)| (a - b).abs() < 1e-4));
-        // A pipe's writer leaves the size open.
+        // A program that writes to a pipe cannot fill in the size field.
         let mut open = pcm.clone();
         open[40..44].fill(0xff);
         assert_eq!(parse_wav(&open).unwrap(), back);
         assert_eq!([integer(&[0, 0, 0x40]), integer(&[0, 0x80])], [0.5, -1.0]);
-        for (bytes, why) in [(&pcm[..20], "cut off"), (&pcm[..36], "no samples"), (&b"RIFX"[..], "no RIFF")] {
+        for (bytes, why) in [(&pcm[..20], "truncated"), (&pcm[..36], "no samples"), (&b"RIFX"[..], "not a RIFF")] {
             let message = parse_wav(bytes).unwrap_err();
             assert!(message.contains(why), "{message}");
         }
     }
 
     #[test]
-    fn parents_are_created_and_nothing_else_is_left() {
+    fn parent_folders_are_created_without_leftovers() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b/sound.wav");
         write_wav(&path, &Audio::new(array![[0.0f32]], 8000).unwrap(), WavFormat::Pcm16).unwrap();

@@ -1,31 +1,31 @@
-//! RGB to Y'CbCr 4:2:0, BT.709, limited range: the form both H.264 encoders take.
+//! Converts RGB to Y'CbCr 4:2:0 (BT.709, limited range), the input of both H.264 encoders.
 
-/// One frame in planes; width and height are even.
+/// Planes of one frame. Width and height are even.
 #[derive(Clone, Debug)]
 pub(super) struct Planes {
-    /// Luma, `width * height`.
+    /// Luma, `width * height` bytes.
     pub y: Vec<u8>,
-    /// Blue difference, a quarter of that.
+    /// Blue difference (Cb), `width * height / 4` bytes.
     pub u: Vec<u8>,
-    /// Red difference, a quarter of that.
+    /// Red difference (Cr), `width * height / 4` bytes.
     pub v: Vec<u8>,
 }
 
-/// A size rounded up to even, as 4:2:0 needs it.
+/// Rounds a size up to even, as 4:2:0 requires.
 pub(super) fn even(n: usize) -> usize {
     n + n % 2
 }
 
-// Coefficients of BT.709 (Kr 0.2126, Kb 0.0722) scaled by 219/255 and 224/255 in 16-bit fixed point. The luma row sums to
-// 219/255 and the chroma rows to 0 exactly, so that white is 235 and greys are 128.
+// BT.709 coefficients (Kr 0.2126, Kb 0.0722), scaled by 219/255 and 224/255, in 16-bit fixed point. The luma row adds
+// up to exactly 219/255 and each chroma row to 0, so that white becomes 235 and grays have chroma 128.
 const Y: [i32; 3] = [11966, 40254, 4064];
 const CB: [i32; 3] = [-6596, -22189, 28785];
 const CR: [i32; 3] = [28785, -26145, -2640];
 
-/// Converts row-major RGB bytes. An odd last column or row is repeated once.
+/// Converts row-major RGB bytes to planes. Repeats the last column or row once if the size is odd.
 ///
-/// Chroma samples sit at the left of each pair of columns and between its rows, where H.264 expects them when nothing
-/// else is said: [1 2 1] across, [1 1] down.
+/// A chroma sample covers two columns and two rows. It is centered on the left column and between the rows, H.264's
+/// default position: the filter is [1 2 1] horizontally and [1 1] vertically.
 pub(super) fn planes(rgb: &[u8], width: usize, height: usize) -> Planes {
     let (w, h) = (even(width), even(height));
     let mut out = Planes { y: vec![0; w * h], u: vec![0; w * h / 4], v: vec![0; w * h / 4] };
@@ -39,7 +39,7 @@ pub(super) fn planes(rgb: &[u8], width: usize, height: usize) -> Planes {
             y[width] = y[width - 1];
         }
     }
-    // Sums of a pair of rows at each column, then the horizontal filter: weights add up to 8.
+    // Adds the two rows of each pair per column, then filters horizontally. The weights add up to 8.
     let mut columns = vec![[0i32; 3]; width];
     for line in 0..h / 2 {
         for ((sum, a), b) in
@@ -69,8 +69,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_colours() {
-        // Values of ITU-R BT.709-6, 8 bits, limited range.
+    fn known_colours_convert_to_bt709_values() {
+        // Expected values: ITU-R BT.709-6, 8 bits, limited range.
         for (rgb, want) in [
             ([0, 0, 0], [16, 128, 128]),
             ([255, 255, 255], [235, 128, 128]),
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_sizes_repeat_the_last_row_and_column() {
+    fn odd_sizes_repeat_last_row_and_column() {
         let rgb: Vec<u8> = (0..3 * 5 * 3).map(|i| (i * 5) as u8).collect();
         let p = planes(&rgb, 5, 3);
         assert_eq!((p.y.len(), p.u.len(), p.v.len()), (6 * 4, 6, 6));

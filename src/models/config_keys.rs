@@ -1,5 +1,5 @@
-//! The keys of a component's `config.json`: which are read, which change no result, and an error for any other, so that a
-//! newer model does not run as an older one.
+//! Checks the keys of a component's `config.json`: every key must be read or known to have no effect. Any other key is
+//! an error, so that a newer model does not silently run as an older one.
 
 use serde::Deserializer;
 use serde::de::value::Error;
@@ -8,52 +8,52 @@ use serde_json::Value;
 
 use super::ConfigError;
 
-/// A key that nothing reads, and the values it may have.
+/// A key that is not read, and a predicate for its allowed values.
 type Inert = (&'static str, fn(&Value) -> bool);
 
-/// Whatever its value.
+/// Returns an ignored key that may have any value.
 const fn inert(key: &'static str) -> Inert {
     (key, |_| true)
 }
 
-/// Switched off.
+/// Returns an ignored key that must be null or false.
 const fn off(key: &'static str) -> Inert {
     (key, |value| value.is_null() || *value == false)
 }
 
-/// Keys of each component that change no result, beside those that begin with `_`: these say what the file was saved by.
-/// An unknown class is refused where the model is opened.
+/// Ignored keys of each component. Keys that start with `_`, which are metadata of the program that saved the file, are
+/// ignored for all components. `_class_name` is checked when the model is opened.
 const INERT: [(&str, &[Inert]); 3] = [
     (
         "text_encoder",
         &[
-            // What the file was saved by, and in which type.
+            // Metadata of the program that saved the file, and the element type of the saved weights.
             inert("architectures"),
             inert("model_type"),
             inert("dtype"),
             inert("torch_dtype"),
             inert("transformers_version"),
-            // Which transformer it was trained for, which is compared where the model is opened.
+            // Gemma generation that the matching transformer requires; checked when the model is opened.
             inert("gemma_version"),
-            // What other sizes of the family have, switched off.
+            // Features of other model sizes, which must be disabled.
             inert("vocab_size_per_layer_input"),
             off("num_experts"),
             off("top_k_experts"),
             off("moe_intermediate_size"),
-            // Training and generation.
+            // Options for training and generation.
             inert("attention_dropout"),
             inert("initializer_range"),
             inert("use_cache"),
             inert("cache_implementation"),
-            // The language head, which is not run.
+            // The language-model head is not run.
             inert("final_logit_softcapping"),
             inert("tie_word_embeddings"),
-            // The tokenizer's own files have the special tokens; prompts are shorter than the limit.
+            // Special tokens come from the tokenizer's files; prompts are shorter than the position limit.
             inert("bos_token_id"),
             inert("eos_token_id"),
             inert("pad_token_id"),
             inert("max_position_embeddings"),
-            // Images, films and sound, which prompts do not hold.
+            // Image, video and audio inputs: prompts contain text only.
             inert("vision_config"),
             inert("audio_config"),
             inert("image_token_id"),
@@ -70,12 +70,12 @@ const INERT: [(&str, &[Inert]); 3] = [
             inert("mm_tokens_per_image"),
         ],
     ),
-    // The connectors' positions count tokens.
+    // The connectors' positions are token indices.
     ("connectors", &[off("causal_temporal_positioning")]),
     ("audio_vae", &[("is_causal", |value| *value == true), inert("dropout")]),
 ];
 
-/// Keys that transformers saves with any model: how it generates, classifies and returns.
+/// Keys that transformers writes for any model: generation, classification and output options.
 const TRANSFORMERS: &str = "add_cross_attention bad_words_ids begin_suppress_tokens chunk_size_feed_forward \
      cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample early_stopping \
      encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task forced_bos_token_id \
@@ -85,10 +85,7 @@ const TRANSFORMERS: &str = "add_cross_attention bad_words_ids begin_suppress_tok
      return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss \
      tie_encoder_decoder tokenizer_class top_k top_p torchscript typical_p use_bfloat16";
 
-/// Refuses keys that are neither `read` nor known to change no result.
-///
-/// # Errors
-/// The first such key, with its value.
+/// Returns an error for the first unknown key: one for which `read` is false and that is not listed as ignored.
 pub(crate) fn refuse_unread(
     component: &'static str,
     json: &Value,
@@ -106,7 +103,7 @@ pub(crate) fn refuse_unread(
     }
 }
 
-/// The keys that a type is read from.
+/// Returns the field names that `T` deserializes from.
 pub(crate) fn keys<T: DeserializeOwned>() -> &'static [&'static str] {
     struct Fields<'a>(&'a mut &'static [&'static str]);
     impl<'de> Deserializer<'de> for Fields<'_> {
@@ -132,7 +129,7 @@ pub(crate) fn keys<T: DeserializeOwned>() -> &'static [&'static str] {
         }
     }
     let mut fields: &'static [&'static str] = &[];
-    // The visitor refuses to be given nothing; its fields are known by then.
+    // The struct visitor rejects a unit value, but by then its fields are recorded.
     let _ = T::deserialize(Fields(&mut fields));
     fields
 }

@@ -1,4 +1,4 @@
-//! Families of text encoders, by the `model_type` of `text_encoder/config.json`.
+//! Selects the text encoder family by the `model_type` of `text_encoder/config.json`.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use super::{ConfigError, unsupported};
 
 type Reader = fn(&Value) -> Result<Box<dyn TextEncoder>, ConfigError>;
 
-/// Model types and their readers.
+/// Supported model types and their readers.
 const FAMILIES: [(&str, Reader); 4] =
     [("gemma3", gemma3), ("gemma3_text", gemma3), ("gemma4_unified", gemma4), ("gemma4_unified_text", gemma4)];
 
@@ -21,10 +21,10 @@ fn gemma4(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
     Ok(Box::new(Gemma4Config::from_json(json)?))
 }
 
-/// Reads the configuration of a text encoder of any family.
+/// Reads the configuration of a text encoder of any supported model type.
 ///
 /// # Errors
-/// A family that no code computes, by its `model_type`; what the family refuses.
+/// Returns an error if `model_type` is unknown or a key of the configuration is invalid or unsupported.
 pub(crate) fn text_encoder(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
     let name = json.get("model_type").and_then(Value::as_str).unwrap_or("not given");
     match FAMILIES.iter().find(|(known, _)| *known == name) {

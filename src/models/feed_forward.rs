@@ -5,23 +5,23 @@ use serde::Deserialize;
 use crate::hlo::{DType, Value};
 use crate::nn::{Axis, Params, gelu, gelu_tanh_of_product, linear, silu};
 
-/// The function between the two linear maps.
+/// Activation between the two linear layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize)]
 pub enum Activation {
-    /// GELU by its tanh approximation.
+    /// GELU, tanh approximation.
     #[default]
     #[serde(rename = "gelu-approximate")]
     GeluTanh,
-    /// GELU by the error function.
+    /// Exact GELU.
     #[serde(rename = "gelu")]
     Gelu,
-    /// One half gated by the exact GELU of the other.
+    /// One half multiplied by the exact GELU of the other half.
     #[serde(rename = "geglu")]
     Geglu,
     /// `x · sigmoid(1.702 x)`.
     #[serde(rename = "geglu-approximate")]
     GeluSigmoid,
-    /// One half gated by the SiLU of the other.
+    /// One half multiplied by the SiLU of the other half.
     #[serde(rename = "swiglu")]
     Swiglu,
     /// `x · sigmoid(x)`.
@@ -30,7 +30,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Ratio of the widths of the activation's input and result.
+    /// Returns the ratio of the activation's input width to its output width.
     fn fan(self) -> usize {
         if matches!(self, Activation::Geglu | Activation::Swiglu) { 2 } else { 1 }
     }
@@ -54,7 +54,7 @@ impl Activation {
     }
 }
 
-/// `net.2(activation(net.0.proj(x)))` of `x [rows, tokens, width]` with an inner width of four times `x`'s.
+/// Returns `net.2(activation(net.0.proj(x)))` for `x [rows, tokens, width]`; the hidden width is `4 * width`.
 pub(crate) fn feed_forward(p: &Params, x: &Value, activation: Activation, bias: bool, sequence: Axis) -> Value {
     let _scope = p.scope();
     let width = x.dim(-1);

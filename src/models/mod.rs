@@ -1,4 +1,4 @@
-//! The networks of LTX-2, one folder each, and what two of them share.
+//! The networks of LTX-2, one module each, and their shared layers and configuration checks.
 
 pub mod audio_vae;
 pub(crate) mod config_keys;
@@ -32,43 +32,43 @@ use self::config_keys::{keys, refuse_unread};
 use crate::hlo::{Output, Program, Result, Value};
 use crate::nn::{Param, Params, Placement};
 
-/// A network ready to compile: its program and the parameters among the program's arguments.
+/// A network ready to compile: its program and its parameters.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// The program; its arguments are the inputs and the parameters, by name.
+    /// The program; its arguments are the inputs and the parameters, matched by name.
     pub program: Program,
-    /// The parameters, in the order of first use.
+    /// Parameters in order of first use.
     pub params: Vec<Param>,
     pub(crate) placements: Vec<Placement>,
-    /// Notes on what the layout's rules could not split, a line each.
+    /// One line for each sharding rule of the layout that could not be applied as written.
     pub notes: Vec<String>,
 }
 
 impl Network {
-    /// Ends the program under `p` with its results (see [`Params::output`]).
+    /// Finishes the program built through `p`; `results` come from [`Params::output`].
     ///
     /// # Errors
-    /// The first mistake made while building.
+    /// Returns the first error recorded while building the graph, with its op, scope and shapes.
     pub fn finish(p: &Params, results: Vec<(Output, Value)>) -> Result<Self> {
         let program = p.builder().finish_with(results)?;
         Ok(Network { program, params: p.declared(), placements: p.placements(), notes: p.notes() })
     }
 
-    /// Bytes of all parameters, unsharded.
+    /// Size of all parameters in bytes, unsharded.
     pub fn parameter_bytes(&self) -> usize {
         self.params.iter().map(|p| p.ty.bytes()).sum()
     }
 }
 
-/// Error in a model's `config.json`.
+/// Error in a component's `config.json`.
 #[derive(Debug)]
 pub enum ConfigError {
-    /// Not of the expected form: the parser's message, naming the key.
+    /// The file does not deserialize: the parser's message, which contains the key.
     Form {
         component: &'static str,
         message: String,
     },
-    /// A value this program does not compute.
+    /// A value that this program does not support; `supported` lists the values that it does.
     Unsupported {
         component: &'static str,
         key: Cow<'static, str>,
@@ -80,7 +80,7 @@ pub enum ConfigError {
         key: String,
         value: String,
     },
-    /// A number, or one derived from several, that no model has.
+    /// A number, or a number derived from several keys, outside its allowed range.
     OutOfRange {
         component: &'static str,
         key: String,
@@ -91,7 +91,8 @@ pub enum ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// The error alone: [`PipelineError::Config`](crate::pipeline::PipelineError::Config) names file and component.
+/// Prints the error without its location: [`PipelineError::Config`](crate::pipeline::PipelineError::Config) adds the
+/// file and the component.
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -100,7 +101,7 @@ impl fmt::Display for ConfigError {
                 write!(f, "{key} = {value} is not supported, only {supported}")
             }
             ConfigError::Unread { key, value, .. } => {
-                write!(f, "{key} = {value} is a key that this program does not know: the model may be newer than it")
+                write!(f, "{key} = {value} is an unknown key: the model may be newer than this program")
             }
             ConfigError::OutOfRange { key, value, range, .. } => {
                 write!(f, "{key} = {value} is out of range: it must be {range}")
@@ -109,10 +110,10 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// Reads a component's configuration, whose keys are those of `T` and such as change no result.
+/// Deserializes a component's configuration. Every key must be a field of `T` or known to have no effect.
 ///
 /// # Errors
-/// A key that nothing reads, or of the wrong type, by name.
+/// Returns an error for an unknown key, a number out of range or a value of the wrong type.
 pub(crate) fn parse_config<T: DeserializeOwned>(
     component: &'static str,
     json: &serde_json::Value,
@@ -121,10 +122,10 @@ pub(crate) fn parse_config<T: DeserializeOwned>(
     read_keys(component, json)
 }
 
-/// Reads some keys of a component's configuration.
+/// Deserializes the keys of `T` from a component's configuration and ignores all other keys.
 ///
 /// # Errors
-/// A number outside its [range](ranges), a key of the wrong type, by name.
+/// Returns an error for a number outside its [range](ranges) or a value of the wrong type.
 pub(crate) fn read_keys<T: DeserializeOwned>(
     component: &'static str,
     json: &serde_json::Value,
@@ -134,10 +135,6 @@ pub(crate) fn read_keys<T: DeserializeOwned>(
         .map_err(|e| ConfigError::Form { component, message: format!("{}: {}", e.path(), e.inner()) })
 }
 
-/// Refuses a value that no code computes.
-///
-/// # Errors
-/// [`ConfigError::Unsupported`] unless `ok`.
 pub(crate) fn require(
     ok: bool,
     component: &'static str,
@@ -148,14 +145,14 @@ pub(crate) fn require(
     if ok { Ok(()) } else { Err(unsupported(component, key, value, supported)) }
 }
 
-/// The error of a value that no code computes; the message shows it as JSON, as the file does.
+/// Returns the error for an unsupported value, which is shown as JSON, as in the file.
 pub(crate) fn unsupported(
     component: &'static str,
     key: impl Into<Cow<'static, str>>,
     value: impl serde::Serialize,
     supported: &'static str,
 ) -> ConfigError {
-    let value = serde_json::to_string(&value).expect("numbers, text and lists have a JSON form");
+    let value = serde_json::to_string(&value).expect("numbers, strings and lists serialize to JSON");
     ConfigError::Unsupported { component, key: key.into(), value, supported }
 }
 
@@ -164,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_type_names_the_key() {
+    fn wrong_types_and_unknown_keys_are_reported_by_key() {
         #[derive(Debug, serde::Deserialize)]
         struct C {
             widths: Vec<usize>,
@@ -174,7 +171,7 @@ mod tests {
         assert_eq!(error(serde_json::json!({"widths": [1, "two"]})), wrong);
         let silent = serde_json::json!({"widths": [], "_class_name": "C", "causal_temporal_positioning": false});
         assert!(parse_config::<C>("connectors", &silent).expect("known keys").widths.is_empty());
-        let new = "depth = 3 is a key that this program does not know: the model may be newer than it";
+        let new = "depth = 3 is an unknown key: the model may be newer than this program";
         assert_eq!(error(serde_json::json!({"widths": [], "depth": 3})), new);
         assert!(error(serde_json::json!({"widths": [], "causal_temporal_positioning": true})).contains("newer"));
     }

@@ -1,20 +1,20 @@
-//! Form in which frames leave the device.
+//! Output formats of the video decoders.
 
 use crate::hlo::{DType, Output, Value};
 use crate::nn::{Params, ShardedVideo};
 
-/// Form of a video decoder's output.
+/// Output format of a video decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pixels {
-    /// `video [b, out_channels, frames, height, width]`, f32, about -1..1.
+    /// `video [b, out_channels, frames, height, width]`, f32, approximately -1..1.
     Values,
-    /// `video [b, frames, height, width, out_channels]`, bytes: -1..1 as 0..255, what lies outside limited, halves to the
-    /// even one; and `finite`, whether every value was a number before it became a byte.
+    /// `video [b, frames, height, width, out_channels]`, u8: values are clamped to -1..1, mapped to 0..255 and rounded
+    /// half to even. A second output, `finite`, tells whether all values were finite before the conversion.
     Bytes,
 }
 
 impl Pixels {
-    /// Results of a program that made `video [b, out_channels, frames, height, width]`, f32.
+    /// Returns the program outputs for a decoded f32 `video [b, out_channels, frames, height, width]`.
     pub(crate) fn results(self, p: &Params, sharded: &ShardedVideo, video: &Value) -> Vec<(Output, Value)> {
         match self {
             Pixels::Values => vec![sharded.output(p, "video", video)],

@@ -1,13 +1,13 @@
-//! Ranges of the numbers in a model's `config.json` files. They are checked before anything is derived from a number: within
-//! them no size overflows, no host table is larger than what the published models' would be many times over, and no program
-//! takes seconds to write.
+//! Allowed ranges of the numbers in a model's `config.json` files, checked before anything is derived from a number.
+//! Within these ranges no size overflows, no table on the host becomes far larger than for a published model, and no
+//! program takes seconds to build.
 
 use serde_json::Value;
 
 use super::ConfigError;
 use crate::nn::Heads;
 
-/// Values that a key may have.
+/// Allowed values of a key, both bounds included.
 #[derive(Clone, Copy, Debug)]
 enum Range {
     Whole(u64, u64),
@@ -31,19 +31,19 @@ impl Range {
     }
 }
 
-/// Features, channels, or entries of a table of weights.
+/// Number of features, of channels, or of rows of a weight table.
 const WIDTH: Range = Range::Whole(1, 1 << 16);
 const HEADS: Range = Range::Whole(1, 1 << 10);
 const HEAD_DIM: Range = Range::Whole(1, 1 << 12);
 const LAYERS: Range = Range::Whole(1, 1 << 8);
-/// Blocks of a stage, which may be none.
+/// Number of blocks of a stage, which may be 0.
 const BLOCKS: Range = Range::Whole(0, 1 << 6);
-/// Patches, factors and windows along one axis.
+/// Patch sizes, factors and window sizes along one axis.
 const SMALL: Range = Range::Whole(1, 1 << 6);
 const KERNEL: Range = Range::Whole(1, 1 << 10);
-/// Pixels, frames or samples that a latent covers.
+/// Number of pixels, frames or samples per latent.
 const RATIO: Range = Range::Whole(1, MAX_RATIO as u64);
-/// Samples a second.
+/// Sampling rate in Hz.
 const RATE: Range = Range::Whole(1, 192_000);
 const HOP: Range = Range::Whole(1, 1 << 16);
 const POSITIONS: Range = Range::Whole(1, 1 << 20);
@@ -51,25 +51,26 @@ const EPS: Range = Range::Real(0.0, 1.0);
 const THETA: Range = Range::Real(1e-3, 1e15);
 const FACTOR: Range = Range::Real(1e-6, 1e6);
 
-/// Largest number of entries of a list of numbers.
+/// Maximum length of a list of numbers.
 const MAX_ENTRIES: usize = 64;
 
-/// Largest width of all heads of an attention together.
+/// Maximum total width of the heads of an attention layer.
 const MAX_WIDTH: usize = 1 << 15;
 
-/// Largest number of pixels, frames or mel frames that a latent covers along one axis.
+/// Maximum number of pixels, frames or mel frames per latent along one axis.
 pub(crate) const MAX_RATIO: usize = 1 << 12;
 
-/// Largest number of samples that a vocoder makes of a frame of its spectrogram.
+/// Maximum number of audio samples that a vocoder generates per spectrogram frame.
 pub(crate) const MAX_SAMPLES: usize = 1 << 16;
 
-/// Largest number of convolutions of a vocoder's generator.
+/// Maximum number of convolutions in a vocoder's generator.
 pub(crate) const MAX_CONVOLUTIONS: usize = 1 << 9;
 
-/// Keys with one range, separated by spaces.
+/// Space-separated keys that share a range, and the range.
 type Row = (&'static str, Range);
 
-/// Keys of numbers by component. A key stands for the numbers of its list, and for the key within a nested object.
+/// Ranges of the numeric keys of each component. A range also applies to the elements of a list, and to keys of the
+/// same name in nested objects.
 const TABLE: [(&str, &[Row]); 9] = [
     (
         "transformer",
@@ -195,7 +196,7 @@ const TABLE: [(&str, &[Row]); 9] = [
     ),
 ];
 
-/// The same of the scheduler's file, which is no component's.
+/// Ranges of the keys of `scheduler_config.json`, which belongs to no component.
 const SCHEDULER: [Row; 4] = [
     ("num_train_timesteps", Range::Whole(1, 1_000_000)),
     ("base_image_seq_len max_image_seq_len", Range::Whole(1, 1 << 31)),
@@ -214,7 +215,7 @@ fn range_of(rows: &[Row], key: &str) -> Option<Range> {
     rows.iter().find(|(keys, _)| keys.split(' ').any(|own| own == key)).map(|(_, range)| *range)
 }
 
-/// Largest value of a key of whole numbers.
+/// Returns the upper bound of an integer key.
 #[cfg(test)]
 pub(crate) fn largest(component: &str, key: &str) -> Option<u64> {
     match range_of(rows(component), key)? {
@@ -223,10 +224,8 @@ pub(crate) fn largest(component: &str, key: &str) -> Option<u64> {
     }
 }
 
-/// Refuses numbers outside their ranges, and lists that are too long, among the keys that are read.
-///
-/// # Errors
-/// The first such number, with its key.
+/// Checks the numbers and list lengths of the keys for which `read` is true. Returns an error for the first number or
+/// length out of range.
 pub(crate) fn check(component: &'static str, json: &Value, read: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
     let rows = rows(component);
     let mut own = json.as_object().into_iter().flatten().filter(|(key, _)| read(key));
@@ -254,19 +253,14 @@ fn check_value(component: &'static str, rows: &[Row], path: &str, key: &str, val
     }
 }
 
-/// Refuses heads that are too wide together; `keys` name their number and their width.
-///
-/// # Errors
-/// Their width, with both keys.
+/// Checks the total width of attention heads; `keys` are the config keys of the number of heads and of the head
+/// dimension.
 pub(crate) fn check_heads(component: &'static str, keys: [&str; 2], heads: Heads) -> Result<(), ConfigError> {
     let width = heads.count.saturating_mul(heads.dim);
     check_at_most(component, &keys.join(" * "), width, MAX_WIDTH)
 }
 
-/// Refuses a derived number beyond a limit.
-///
-/// # Errors
-/// The number, and what it is derived from.
+/// Checks a derived number against a maximum. `key` is the expression of config keys that gives the number.
 pub(crate) fn check_at_most(component: &'static str, key: &str, value: usize, most: usize) -> Result<(), ConfigError> {
     if value <= most { Ok(()) } else { Err(out_of_range(component, key, value, format!("at most {most}"))) }
 }
@@ -275,7 +269,7 @@ fn out_of_range(component: &'static str, key: &str, value: impl ToString, range:
     ConfigError::OutOfRange { component, key: key.into(), value: value.to_string(), range }
 }
 
-/// Asserts that each key of `T` that takes a number, or a list of some, has a range.
+/// Asserts that every field of `T` that accepts a number or a list of numbers has a range.
 #[cfg(test)]
 pub(crate) fn assert_covers<T: serde::de::DeserializeOwned>(component: &str) {
     let takes = |key: &str, value: Value| serde_json::from_value::<T>(serde_json::json!({key: value})).is_ok();
@@ -306,7 +300,7 @@ mod tests {
     use crate::models::{audio_vae, connectors, diffusion_decoder, duration_head, gemma3, gemma4, upsampler, vocoder};
 
     #[test]
-    fn every_number_that_is_read_has_a_range() {
+    fn every_numeric_key_has_a_range() {
         assert_covers::<TransformerConfig>("transformer");
         assert_covers::<connectors::ConnectorsConfig>("connectors");
         assert_covers::<gemma3::config::Gemma3ConfigFile>("text_encoder");
@@ -320,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_out_of_range_are_named() {
+    fn out_of_range_numbers_are_reported_by_key() {
         let error = |component, json: Value| check(component, &json, |_| true).unwrap_err().to_string();
         assert_eq!(
             error("vae", json!({"block_out_channels": [8, 0]})),
@@ -341,7 +335,7 @@ mod tests {
         let heads = check_heads("transformer", ["count", "dim"], Heads { count: 1024, dim: 4096 });
         let said = "count * dim = 4194304 is out of range: it must be at most 32768";
         assert_eq!(heads.unwrap_err().to_string(), said);
-        // What no type reads is left to others.
+        // Keys for which `read` is false are not checked.
         assert!(check("transformer", &json!({"num_layers": 0, "other": 0}), |key| key != "num_layers").is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! Checks of configurations and programs that the tests of several networks share.
+//! Helpers for the unit tests of several networks.
 
 use std::collections::BTreeSet;
 
@@ -7,36 +7,36 @@ use serde_json::Value as Json;
 use super::presets::Preset;
 use super::{ConfigError, Network};
 
-/// The configuration of a component of a model that this program carries.
+/// Returns the configuration of one component of a built-in preset.
 pub(crate) fn published(model: &str, component: &str) -> Json {
     Preset::named(model).expect("carried").config(component).expect("a configuration").clone()
 }
 
-/// Elements of all parameters.
+/// Returns the number of elements of all parameters.
 pub(crate) fn elements(network: &Network) -> usize {
     network.params.iter().map(|p| p.ty.elements()).sum()
 }
 
-/// Names of the checkpoint's tensors that the parameters read.
+/// Returns the names of the checkpoint tensors that the parameters are loaded from.
 pub(crate) fn tensors(network: &Network) -> BTreeSet<String> {
     network.params.iter().flat_map(|p| p.source.tensors()).map(|(name, _)| name.to_string()).collect()
 }
 
-/// The same names, after making sure that each is read once.
+/// Like [`tensors`], and asserts that each tensor is loaded by exactly one parameter.
 pub(crate) fn tensors_once(network: &Network) -> BTreeSet<String> {
     let names = tensors(network);
     assert_eq!(network.params.iter().map(|p| p.source.tensors().len()).sum::<usize>(), names.len());
     names
 }
 
-/// A configuration with some keys replaced.
 pub(crate) fn changed(mut config: Json, changes: &Json) -> Json {
     let changes = changes.as_object().expect("an object").clone();
     config.as_object_mut().expect("an object").extend(changes);
     config
 }
 
-/// Each configuration is refused with an error of the component whose message contains the words and no Rust syntax.
+/// Asserts that each configuration is rejected with an error of `component`, and that the message contains the expected
+/// words and no Rust debug syntax.
 pub(crate) fn assert_refused<T>(
     component: &str,
     read: impl Fn(&Json) -> Result<T, ConfigError>,

@@ -1,4 +1,4 @@
-//! The interface of text encoders; each family implements it in its own folder.
+//! The text encoder trait; each family implements it in its own module.
 
 use super::Network;
 use super::connectors::ConnectorsConfig;
@@ -6,34 +6,31 @@ use super::tokenizer::TokenizerRules;
 use crate::hlo::Result;
 use crate::nn::Build;
 
-/// A text encoder, read from its configuration.
 pub(crate) trait TextEncoder {
-    /// Token ids it has embeddings of.
     fn vocab_size(&self) -> usize;
 
     fn layers(&self) -> usize;
 
-    /// Lengths of the stacks of weights: of all layers, then of each kind where the shapes of some weights differ by it.
+    /// Returns the lengths of the stacked weight tensors: the number of all layers and, if weight shapes depend on the
+    /// kind of layer, the number of layers of each kind.
     fn stacks(&self) -> Vec<usize> {
         vec![self.layers()]
     }
 
-    /// Hidden states it gives: the embeddings and every layer's.
+    /// Returns the number of hidden states: the embeddings and the output of every layer.
     fn hidden_states(&self) -> usize {
         self.layers() + 1
     }
 
-    /// Special tokens of its prompts.
     fn tokenizer(&self) -> &'static TokenizerRules;
 
-    /// The program for `batch` prompts of `tokens` tokens: inputs `input_ids`, `attention_mask` (i32 `[batch, tokens]`).
+    /// Builds the program for `batch` prompts of `tokens` tokens. Inputs: `input_ids` and `attention_mask`, both i32
+    /// `[batch, tokens]`.
     ///
-    /// With connectors, the output `prompt_embeds` is `[batch, tokens, channels]`: every hidden state normalised and
-    /// projected as it appears, and summed; two projections lie side by side. Without, it is the stack of hidden states
-    /// `[batch, tokens, hidden · states]`, the state's index fastest.
-    ///
-    /// # Errors
-    /// The first mistake made while building, with op, scope and shapes.
+    /// With connectors, the output `prompt_embeds` is `[batch, tokens, channels]`: each hidden state is normalized and
+    /// projected as soon as it is computed, and the projections are summed; separate video and audio projections are
+    /// concatenated along the channels. Without connectors, the output consists of all hidden states, stacked as
+    /// `[batch, tokens, hidden · states]` with the index of the state varying fastest.
     fn program(
         &self,
         connectors: Option<&ConnectorsConfig>,

@@ -1,12 +1,12 @@
-//! The embedding of a scalar timestep.
+//! Sinusoidal embedding of a scalar timestep.
 
 use crate::hlo::Value;
 use crate::nn::{Axis, Params, linear, silu};
 
-/// Sinusoid features, fixed by the architecture.
+/// Number of sinusoidal features, fixed by the architecture.
 const FEATURES: usize = 256;
 
-/// `[cos(t·f), sin(t·f)]` with `f_i = 10000^(-i/128)`, in f32: `[…] -> […, 256]`.
+/// Returns `[cos(t·f), sin(t·f)]` with `f_i = 10000^(-i/128)`, computed in f32: `[…] -> […, 256]`.
 pub(crate) fn sinusoid(t: &Value) -> Value {
     let half = FEATURES / 2;
     let step = -(10000f64.ln()) as f32;
@@ -15,7 +15,8 @@ pub(crate) fn sinusoid(t: &Value) -> Value {
     t.builder().concat(&[&angle.cos(), &angle.sin()], -1)
 }
 
-/// `linear_2(silu(linear_1(sinusoid(t))))` at `p`: `[…] -> […, width]`, in the weights' element type.
+/// Returns `linear_2(silu(linear_1(sinusoid(t))))` with the weights at `p`: `[…] -> […, width]`, in the weights'
+/// element type.
 pub(crate) fn timestep_embedding(p: &Params, t: &Value, width: usize) -> Value {
     let _scope = p.scope();
     let embed = |name: &str, x: &Value| linear(&p.pp(name), x, width, true, [Axis::Replicated, Axis::Embed]);

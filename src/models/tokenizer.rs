@@ -1,5 +1,5 @@
-//! From a prompt to token ids, as transformers 5 prepares them for the reference pipelines: white space stripped, truncated
-//! on the right, with the tokens in front and behind that `tokenizer.json` adds, padded on the **left** to a fixed length.
+//! Converts prompts to token ids as transformers 5 does for the reference pipelines: strips white space, truncates on
+//! the right, adds the prefix and suffix tokens of `tokenizer.json`, and pads on the **left** to a fixed length.
 
 mod bytes;
 
@@ -9,63 +9,62 @@ use serde_json::{Map, Value, json};
 
 use self::bytes::byte_tokenizer;
 pub(crate) use self::bytes::write_byte_tokenizer;
-use crate::contained::contained;
-use crate::foreign;
+use crate::catch_panic::catch_silently;
+use crate::file_kind;
 use crate::text_file;
 
 const MODEL_FILE: &str = "tokenizer.json";
 const CONFIG_FILE: &str = "tokenizer_config.json";
 const SPECIAL_FILE: &str = "special_tokens_map.json";
 
-/// Error in opening, using or writing a tokenizer. Every message is one line.
+/// Error while opening, using or writing a tokenizer. Every message is one line.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     #[error("cannot read {}: {source}; the model's tokenizer folder needs {MODEL_FILE}", file.display())]
     Read { file: PathBuf, source: std::io::Error },
     #[error("cannot write {}: {source}", file.display())]
     Write { file: PathBuf, source: std::io::Error },
-    /// A file that is not what it should be.
+    /// A file with invalid content.
     #[error("{}: {why}", file.display())]
     Content { file: PathBuf, why: String },
-    /// Not even the tokens that every prompt gets fit.
+    /// The maximum length is smaller than the number of tokens added to every prompt.
     #[error("max_sequence_length is {given}; it must be at least {least}")]
     Length { given: usize, least: usize },
     #[error("the tokenizer failed on the prompt: {0}")]
     Encode(String),
 }
 
-/// A prompt as the text encoder takes it.
+/// An encoded prompt: the input of the text encoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoding {
-    /// Token ids, `max_len` of them, pads first.
+    /// `max_len` token ids, padding first.
     pub ids: Vec<i32>,
-    /// 0 for a pad, 1 for a token.
+    /// 0 for padding, 1 for a token.
     pub mask: Vec<i32>,
-    /// Tokens of the prompt that did not fit.
+    /// Number of prompt tokens removed by truncation.
     pub(crate) cut: usize,
 }
 
-/// Special tokens of a model family, used where the tokenizer's files do not name them, and the BOS rule.
+/// Default special tokens of a model family, used if the tokenizer's files do not define them, and its BOS rule.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenizerRules {
-    /// Name of the BOS token.
     pub(crate) bos: &'static str,
-    /// Name of the EOS token, which pads where there is no pad token.
+    /// The EOS token; also used for padding if the vocabulary has no pad token.
     pub(crate) eos: &'static str,
     pub(crate) pad: &'static str,
     pub(crate) front: BosRule,
 }
 
-/// Gemma's special tokens, of Gemma 3 and 4 alike; prompts get what `tokenizer.json` adds.
+/// Rules of Gemma 3 and Gemma 4; BOS is added only by the post-processor of `tokenizer.json`.
 pub const GEMMA: TokenizerRules = TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", front: BosRule::AsAdded };
 
-/// Whether prompts begin with BOS. `add_bos_token` and `add_eos_token` of `tokenizer_config.json` never decide: transformers 5
-/// ignores both where there is a `tokenizer.json`.
+/// Whether prompts start with BOS. `add_bos_token` and `add_eos_token` of `tokenizer_config.json` have no effect:
+/// transformers 5 ignores both if there is a `tokenizer.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BosRule {
-    /// If the post-processor of `tokenizer.json` adds it (transformers 5, diffusers, Lightricks 1.0.0).
+    /// Only if the post-processor of `tokenizer.json` adds it (transformers 5, diffusers, Lightricks 1.0.0).
     AsAdded,
-    /// Always: prepended to ids that do not begin with it, after the post-processor (Lightricks 1.2.0).
+    /// Always: prepended after post-processing if the ids do not start with it (Lightricks 1.2.0).
     Forced,
 }
 
@@ -73,22 +72,21 @@ pub enum BosRule {
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// Ids that the post-processor adds in front of every prompt.
+    /// Ids that the post-processor adds before (`prefix`) and after (`suffix`) every prompt.
     prefix: Vec<i32>,
-    /// Ids that the post-processor adds after every prompt.
     suffix: Vec<i32>,
-    /// BOS, prepended to ids that do not begin with it. `None`: only the post-processor adds tokens.
+    /// BOS id to prepend if the ids do not start with it. `None`: only the post-processor adds tokens.
     forced: Option<i32>,
     pad: i32,
 }
 
 impl Tokenizer {
-    /// Opens a tokenizer folder: `tokenizer.json`, and for the special tokens `tokenizer_config.json` and
-    /// `special_tokens_map.json` where they exist (else the family's names).
+    /// Opens a tokenizer folder. Reads `tokenizer.json`, and takes the special tokens from `tokenizer_config.json` and
+    /// `special_tokens_map.json` or, if these do not exist or do not define a token, from `rules`.
     ///
     /// # Errors
-    /// [`TokenizerError::Read`] without a `tokenizer.json`; [`TokenizerError::Content`] for a malformed file, a special
-    /// token that the vocabulary lacks, or a post-processor that adds tokens elsewhere than in front and behind.
+    /// Returns [`TokenizerError::Read`] if a file cannot be read, and [`TokenizerError::Content`] if a file is
+    /// malformed, the vocabulary lacks a special token, or the post-processor adds tokens inside the prompt.
     pub fn open(dir: &Path, rules: &TokenizerRules) -> Result<Self, TokenizerError> {
         let file = dir.join(MODEL_FILE);
         let text = std::fs::read(&file).map_err(|source| TokenizerError::Read { file: file.clone(), source })?;
@@ -96,11 +94,8 @@ impl Tokenizer {
         Self::with(dir, inner, rules, &object(&dir.join(CONFIG_FILE))?, &object(&dir.join(SPECIAL_FILE))?)
     }
 
-    /// A tokenizer from the contents of its `tokenizer.json` and, where it is there, `tokenizer_config.json`; `place` names
-    /// them in errors.
-    ///
-    /// # Errors
-    /// As [`Tokenizer::open`].
+    /// Creates a tokenizer from the contents of `tokenizer.json` and, if present, `tokenizer_config.json`. `place` is
+    /// the path shown in errors. Returns the same errors as [`Tokenizer::open`].
     pub(crate) fn packed(
         place: &Path,
         tokenizer: &[u8],
@@ -112,10 +107,7 @@ impl Tokenizer {
         Self::with(place, model(&place.join(MODEL_FILE), tokenizer)?, rules, &config, &json!({}))
     }
 
-    /// The tokenizer that [`write_byte_tokenizer`] writes: it stands in where a model has none.
-    ///
-    /// # Errors
-    /// None that depends on the machine.
+    /// Returns the byte-level tokenizer of [`write_byte_tokenizer`], used for models without a tokenizer.
     pub(crate) fn bytes(rules: &TokenizerRules) -> Result<Self, TokenizerError> {
         let dir = Path::new("bytes");
         let [tokens, config, special] = byte_tokenizer();
@@ -146,7 +138,7 @@ impl Tokenizer {
             BosRule::AsAdded => None,
             BosRule::Forced => Some(id(&name("bos_token", rules.bos))?),
         };
-        // A tokenizer without a pad token pads with EOS, as the reference does.
+        // If the vocabulary has no pad token, EOS is used for padding, as in the reference.
         let pad = name("pad_token", rules.pad);
         let pad = id(&pad).or_else(|e| id(&name("eos_token", rules.eos)).map_err(|_| e))?;
         Ok(Self { inner, prefix, suffix, forced, pad })
@@ -155,8 +147,8 @@ impl Tokenizer {
     /// Encodes a prompt to exactly `max_len` ids.
     ///
     /// # Errors
-    /// [`TokenizerError::Length`] for a `max_len` of fewer tokens than every prompt gets, [`TokenizerError::Encode`] when the
-    /// tokenizer itself fails.
+    /// Returns [`TokenizerError::Length`] if `max_len` is smaller than the number of tokens added to every prompt, and
+    /// [`TokenizerError::Encode`] if the tokenizer library fails.
     pub fn encode(&self, prompt: &str, max_len: usize) -> Result<Encoding, TokenizerError> {
         let words = ids(&encode(&self.inner, strip(prompt), false)?);
         let first = self.prefix.iter().chain(&words).chain(&self.suffix).next();
@@ -174,13 +166,13 @@ impl Tokenizer {
         Ok(Encoding { ids, mask, cut: words.len() - kept })
     }
 
-    /// Size of the vocabulary, special tokens and gaps between ids included: one more than the largest id.
+    /// Size of the vocabulary: the largest id plus one, special tokens and unused ids included.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
     }
 }
 
-/// The ids that the post-processor of `tokenizer.json` adds in front of every prompt and after it.
+/// Returns the ids that the post-processor of `tokenizer.json` adds before and after every prompt.
 fn added(file: &Path, inner: &tokenizers::Tokenizer) -> Result<[Vec<i32>; 2], TokenizerError> {
     const PROBE: &str = "a";
     let (words, whole) = (ids(&encode(inner, PROBE, false)?), encode(inner, PROBE, true)?);
@@ -193,8 +185,8 @@ fn added(file: &Path, inner: &tokenizers::Tokenizer) -> Result<[Vec<i32>; 2], To
     let back = whole.get_special_tokens_mask()[front..].iter().rev().take_while(is_added).count();
     if words.is_empty() || all[front..all.len() - back] != words {
         let why = format!(
-            "the post-processor makes {all:?} of a prompt of {words:?}; it may only add tokens in front of prompts and \
-             after them"
+            "the post-processor turns token ids {words:?} into {all:?}; it may only add tokens before and \
+             after a prompt"
         );
         return Err(TokenizerError::Content { file: file.to_path_buf(), why });
     }
@@ -205,28 +197,29 @@ fn ids(encoding: &tokenizers::Encoding) -> Vec<i32> {
     encoding.get_ids().iter().map(|id| *id as i32).collect()
 }
 
-/// The ids of a text, with what `tokenizer.json` adds to every text or without.
+/// Encodes a text. If `add` is set, the ids include the tokens that the post-processor adds.
 fn encode(inner: &tokenizers::Tokenizer, text: &str, add: bool) -> Result<tokenizers::Encoding, TokenizerError> {
-    contained(|| inner.encode_fast(text, add).map_err(|e| e.to_string())).map_err(TokenizerError::Encode)
+    catch_silently(|| inner.encode_fast(text, add).map_err(|e| e.to_string())).map_err(TokenizerError::Encode)
 }
 
-/// A tokenizer from the bytes of its file.
+/// Parses the contents of `tokenizer.json`.
 fn model(file: &Path, text: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
     let fail = |why: String| TokenizerError::Content { file: file.to_path_buf(), why };
-    let read = contained(|| tokenizers::Tokenizer::from_bytes(text).map_err(|e| e.to_string()));
+    let read = catch_silently(|| tokenizers::Tokenizer::from_bytes(text).map_err(|e| e.to_string()));
     let mut inner = read.map_err(|e| fail(format!("not a tokenizer: {}", reason(text, e))))?;
-    // Length is dealt with here: settings stored in the file would cut and pad before BOS is added.
+    // Truncation and padding are done in `Tokenizer::encode`: the library would apply the file's settings before BOS is
+    // added.
     inner.with_padding(None);
     inner.with_truncation(None).map_err(|e| fail(e.to_string()))?;
     Ok(inner)
 }
 
-/// Python's `str.strip`: Unicode white space, and the four separators that Python counts as such.
+/// Strips Unicode white space and the four separators U+001C to U+001F, like Python's `str.strip`.
 fn strip(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || ('\x1c'..='\x1f').contains(&c))
 }
 
-/// The object in a JSON file; empty when there is no file.
+/// Reads a JSON object from a file; a missing file is an empty object.
 fn object(file: &Path) -> Result<Value, TokenizerError> {
     let text = match std::fs::read(file) {
         Ok(text) => text,
@@ -236,12 +229,13 @@ fn object(file: &Path) -> Result<Value, TokenizerError> {
     parse(file, &text)
 }
 
-/// What a file is that cannot be read, or else what its reader says.
+/// Returns why a file cannot be parsed: its actual format if recognized (for example a git-LFS pointer), otherwise the
+/// parser's error.
 fn reason(text: &[u8], error: impl std::fmt::Display) -> String {
-    foreign::kind_beside_json(text).map_or_else(|| error.to_string(), |kind| format!("it is {kind}"))
+    file_kind::non_json_kind(text).map_or_else(|| error.to_string(), |kind| format!("it is {kind}"))
 }
 
-/// The object that a file's text is.
+/// Parses a JSON object.
 fn parse(file: &Path, text: &[u8]) -> Result<Value, TokenizerError> {
     let map: Map<String, Value> = serde_json::from_slice(text_file::unmarked(text)).map_err(|e| {
         TokenizerError::Content { file: file.to_path_buf(), why: format!("not a JSON object: {}", reason(text, e)) }
@@ -249,7 +243,7 @@ fn parse(file: &Path, text: &[u8]) -> Result<Value, TokenizerError> {
     Ok(map.into())
 }
 
-/// A token as configurations write it: a string, or an object with its `content`.
+/// Returns a token of a configuration: either a string or an object with a `content` string.
 fn token_name(value: &Value) -> Option<String> {
     value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
 }
@@ -291,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_transformers() {
+    fn token_ids_match_transformers() {
         let text = std::fs::read_to_string(fixtures().join("ids.json")).expect("the fixture is there");
         let fixture: Fixture = serde_json::from_str(&text).expect("the fixture parses");
         assert_eq!(fixture.tokenizers.len(), 2);
@@ -310,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pointer_in_place_of_a_tokenizer_is_named() {
+    fn git_lfs_pointer_is_reported() {
         let folder = tempfile::tempdir().expect("a folder");
         let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 33384568\n";
         std::fs::write(folder.path().join(MODEL_FILE), pointer).expect("written");
@@ -325,8 +319,8 @@ mod tests {
         cases: Vec<Front>,
     }
 
-    /// A tokenizer that differs in its post-processor and flags, and the ids that transformers 5.24 makes of prompts: as
-    /// they are, and with BOS prepended to the text of those whose ids do not begin with it.
+    /// A tokenizer with its own post-processor and flags, and the expected ids from transformers 5.24: `ids` without
+    /// changes, `forced` with BOS prepended where it is missing.
     #[derive(Deserialize)]
     struct Front {
         name: String,
@@ -343,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_get_what_the_post_processor_adds_whatever_the_flags() {
+    fn post_processor_adds_tokens_regardless_of_flags() {
         let text = std::fs::read(fixtures().join("bos.json")).expect("the fixture is there");
         let fixture: FrontFixture = serde_json::from_slice(&text).expect("the fixture parses");
         assert_eq!(fixture.cases.len(), 13);
@@ -366,25 +360,24 @@ mod tests {
     }
 
     #[test]
-    fn tokens_within_a_prompt_are_refused() {
+    fn post_processor_tokens_inside_a_prompt_are_rejected() {
         let [mut json, config, _] = byte_tokenizer();
         let (bos, text) =
             (json!({"SpecialToken": {"id": "<bos>", "type_id": 0}}), json!({"Sequence": {"id": "A", "type_id": 0}}));
-        for (single, made) in [
-            (json!([text, bos, text]), "[325, 2, 325] of a prompt of [325, 325]"),
-            (json!([bos]), "[2] of a prompt of []"),
-        ] {
+        for (single, made) in
+            [(json!([text, bos, text]), "[325, 325] into [325, 2, 325]"), (json!([bos]), "[] into [2]")]
+        {
             json["post_processor"]["single"] = single;
             for front in [BosRule::AsAdded, BosRule::Forced] {
                 let e = opened(&json, &config, front).expect_err("refused").to_string();
-                let want = format!("folder/tokenizer.json: the post-processor makes {made}; ");
+                let want = format!("folder/tokenizer.json: the post-processor turns token ids {made}; ");
                 assert!(e.starts_with(&want), "{e}");
             }
         }
     }
 
     #[test]
-    fn prompts_need_room_for_the_tokens_that_are_added() {
+    fn max_length_must_fit_the_added_tokens() {
         let [mut json, config, _] = byte_tokenizer();
         let special = |name: &str| json!({"SpecialToken": {"id": name, "type_id": 0}});
         json["post_processor"]["single"] =
@@ -398,14 +391,14 @@ mod tests {
     }
 
     #[test]
-    fn vocabulary_reaches_to_the_largest_id() {
+    fn vocab_size_is_the_largest_id_plus_one() {
         let [mut json, config, _] = byte_tokenizer();
         json["model"]["vocab"]["far"] = json!(2000);
         assert_eq!(opened(&json, &config, BosRule::AsAdded).expect("opens").vocab_size(), 2001);
     }
 
     #[test]
-    fn the_byte_tokenizer_is_the_one_the_fixture_was_made_with() {
+    fn byte_tokenizer_matches_the_fixture() {
         let dir = tempfile::tempdir().expect("a folder");
         assert_eq!(write_byte_tokenizer(dir.path()).expect("writes"), 356);
         for name in [MODEL_FILE, CONFIG_FILE, SPECIAL_FILE] {
@@ -421,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_folders_are_named() {
+    fn broken_tokenizer_folders_are_reported() {
         let dir = tempfile::tempdir().expect("a folder");
         let message = || Tokenizer::open(dir.path(), &RULES).expect_err("broken").to_string();
         assert!(message().contains("tokenizer.json: ") && message().ends_with("needs tokenizer.json"));
@@ -435,9 +428,9 @@ mod tests {
         assert!(message().contains("tokenizer.json: not a tokenizer"));
     }
 
-    /// A merge whose second part is shorter than the prefix that such parts have.
+    /// The second part of the merge is shorter than the `continuing_subword_prefix`, which makes the library panic.
     #[test]
-    fn a_file_on_which_the_library_panics_is_named() {
+    fn library_panic_is_reported_with_the_file() {
         let dir = tempfile::tempdir().expect("a folder");
         write_byte_tokenizer(dir.path()).expect("writes");
         let file = dir.path().join(MODEL_FILE);
@@ -452,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn eos_pads_without_a_pad_token_and_add_bos_token_has_no_effect() {
+    fn missing_pad_token_uses_eos_and_add_bos_token_is_ignored() {
         let dir = tempfile::tempdir().expect("a folder");
         write_byte_tokenizer(dir.path()).expect("writes");
         let config = r#"{"pad_token": "<none>", "add_bos_token": false}"#;

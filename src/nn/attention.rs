@@ -1,20 +1,20 @@
-//! Attention: one function, one policy.
+//! Scaled dot-product attention, on one device or sharded.
 
 use super::context_parallel::Local;
 use super::layout::Axis;
 use super::params::Params;
 use crate::hlo::{Builder, Comparison, DType, Sharding, Type, Value};
 
-/// Heads and their width.
+/// Number and width of attention heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
     pub count: usize,
-    /// Width of one.
+    /// Width of one head.
     pub dim: usize,
 }
 
 impl Heads {
-    /// Width of all.
+    /// Returns the total width of all heads.
     pub fn width(self) -> usize {
         self.count * self.dim
     }
@@ -28,17 +28,18 @@ pub struct Attention<'a> {
     pub k: &'a Value,
     /// Values `[rows, k, kv_heads, dim]`.
     pub v: &'a Value,
-    /// Added to the scaled scores of all heads, `[rows or 1, 1, q or 1, k]`, f32.
+    /// Bias that is added to the scaled scores of every head, `[rows or 1, 1, q or 1, k]`, f32.
     pub bias: Option<&'a Value>,
     pub scale: f64,
     pub sequence: [Axis; 2],
 }
 
-/// Added to the score of a key that no query may see: no finite score reaches it, and a row of nothing else stays
-/// finite.
+/// Bias of masked keys: smaller than any real score, but finite, so that a row with only masked keys does not become
+/// NaN.
 pub(crate) const MASK_VALUE: f64 = -1e30;
 
-/// Bias that masks the keys behind the first `content` of `length`: added to scores, `[1, 1, 1, length]`, f32.
+/// Returns an additive bias `[1, 1, 1, length]`, f32, that masks all keys after the first `content`. `None` if `length`
+/// is not larger than `content`.
 pub fn padding_mask(b: &Builder, length: usize, content: usize) -> Option<Value> {
     (length > content).then(|| {
         let position = b.iota(Type::new(DType::F32, [1, 1, 1, length]), 3);
@@ -47,39 +48,43 @@ pub fn padding_mask(b: &Builder, length: usize, content: usize) -> Option<Value>
     })
 }
 
-/// Communication that attention needs, by where queries and keys are placed.
+/// Communication that attention needs, depending on the sharding of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Communication {
-    /// Keys are replicated, or there is one device.
+    /// Keys are replicated or there is only one device.
     Local,
     /// Queries are replicated, keys are sharded.
     SplitKv,
-    /// Both are sharded, as two sequences.
+    /// Queries and keys are sharded along different sequence axes.
     GatherKv,
-    /// Both are one sharded sequence: the layout chooses.
+    /// Queries and keys are sharded along the same sequence axis: the layout's context parallelism applies.
     ContextParallel,
 }
 
 impl Attention<'_> {
-    /// The attended values `[rows, q, heads, dim]`, in the queries' element type; scores and softmax in f32. `p` is the
-    /// attention layer's place: its name decides what the layout says about it.
+    /// Computes attention. Returns `[rows, q, heads, dim]` in the element type of the queries; scores and softmax are
+    /// computed in f32. `p` is the prefix of the attention layer; its name selects the layout rules.
     pub fn run(&self, p: &Params) -> Value {
         let b = self.q.builder();
         let fits = self.q.rank() == 4 && self.k.dims() == self.v.dims() && self.k.rank() == 4;
         if !fits || !self.q.dim(2).is_multiple_of(self.k.dim(2).max(1)) || self.q.dim(3) != self.k.dim(3) {
-            b.reject("attention", format!("queries {}, keys {}, values {}", self.q.ty(), self.k.ty(), self.v.ty()));
+            b.reject(
+                "attention",
+                format!("incompatible operands: queries {}, keys {}, values {}", self.q.ty(), self.k.ty(), self.v.ty()),
+            );
             return self.q.clone();
         }
         let _scope = b.scope("sdpa");
         if p.layout().is_single() { self.here(p) } else { self.split(p) }
     }
 
-    /// The same where all of it is one device's: a manual region is no place for another.
+    /// Like [`Attention::run`], but with all operands on one device. Use this inside a manual region, because manual
+    /// regions cannot be nested.
     pub(crate) fn here(&self, p: &Params) -> Value {
         self.local(p, self.q, self.k, self.v, self.bias).here()
     }
 
-    /// Operands on one device.
+    /// Returns the attention operands of one device.
     fn local<'a>(&self, p: &Params, q: &'a Value, k: &'a Value, v: &'a Value, bias: Option<&'a Value>) -> Local<'a> {
         let (kernel, by_row) = (p.lowering().attention, p.lowering().batch_invariant);
         Local { q, k, v, bias, scale: self.scale, kernel, by_row }
@@ -95,7 +100,8 @@ impl Attention<'_> {
         }
     }
 
-    /// Each device on its part, in a manual region: nothing inside is left to the partitioner.
+    /// Computes sharded attention in a manual region, where all communication is explicit instead of chosen by the SPMD
+    /// partitioner.
     fn split(&self, p: &Params) -> Value {
         let b = p.builder();
         let layout = p.layout();
@@ -111,7 +117,8 @@ impl Attention<'_> {
         let kv_heads = if shared { Axis::KvHeads } else { Axis::Heads };
         let mut k_at = place(self.k, &[Axis::CfgBatch, of_k, kv_heads, Axis::HeadDim]);
         let [mut k, mut v] = [self.k, self.v].map(Value::clone);
-        // Query heads that share keys stay with them, or else the keys are repeated for each.
+        // Query heads must be on the same device as the key heads that they share; otherwise repeat the keys for every
+        // query head.
         let degree = if communication == Communication::ContextParallel {
             layout.context_parallel.ulysses_degree(&groups)
         } else {
@@ -123,13 +130,14 @@ impl Attention<'_> {
             k_at = place(&k, &[Axis::CfgBatch, of_k, Axis::Heads, Axis::HeadDim]);
         }
         let mut operands = vec![(self.q, q_at.clone()), (&k, k_at.clone()), (&v, k_at)];
-        // The device's place along the keys' axis: element `i` of this vector lies on device `i`.
+        // The device's position along the axis of the keys: element `i` of this vector is on device `i`.
         let parts = layout.parts(&name, of_k);
         let positions = b.iota(Type::new(DType::I32, [parts]), 0);
         operands.push((&positions, place(&positions, &[of_k])));
         if let Some(bias) = self.bias {
             let rows = if bias.dim(0) == 1 { Axis::Replicated } else { Axis::CfgBatch };
-            // Ulysses sees all queries; the others see the columns of all keys, unless each device keeps to its own.
+            // With Ulysses, each device needs the bias of all queries; otherwise only that of its own queries. It needs
+            // the bias of all keys, except with SplitKv.
             let all_queries = bias.dim(2) == 1 || degree > 1;
             let queries = if all_queries { Axis::Replicated } else { of_q };
             let keys = if communication == Communication::SplitKv { of_k } else { Axis::Replicated };
@@ -140,7 +148,8 @@ impl Attention<'_> {
             vec![match communication {
                 Communication::Local => local.here(),
                 Communication::SplitKv => {
-                    // Nobody reads the place here: it keeps the text by whose hash compiled programs are found again.
+                    // The position is unused here; the operation keeps the program text, and with it the compile-cache
+                    // key, unchanged.
                     let _ = x[3].reshape(vec![]);
                     local.split_kv(&groups)
                 }
@@ -154,7 +163,7 @@ impl Attention<'_> {
     }
 }
 
-/// `[b, k, kv, d]` with every head `times` times in a row.
+/// Repeats each head of `[b, k, kv, d]` `times` times in a row.
 fn repeat_heads(x: &Value, times: usize) -> Value {
     let (b, n, h, d) = (x.dim(0), x.dim(1), x.dim(2), x.dim(3));
     x.unsqueeze(3).broadcast_to(&[b, n, h, times, d]).reshape(vec![b, n, h * times, d])

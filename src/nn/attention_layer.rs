@@ -1,5 +1,5 @@
-//! The attention layer of LTX-2: RMS-normalised queries and keys over all heads jointly, RoPE on each side's own
-//! table, an optional gate per head. Shared by the transformer and the text connectors.
+//! The attention layer of LTX-2: RMS norm of queries and keys over all heads jointly, RoPE with separate tables for
+//! queries and keys, and an optional gate per head. Used by the transformer and the text connectors.
 
 use super::attention::{Attention, Heads};
 use super::context_parallel::ContextParallelKind;
@@ -11,42 +11,43 @@ use super::params::Params;
 use super::rope::{Pairing, rotate};
 use crate::hlo::{DType, Value};
 
-/// The eps of the query and key norms, which no configuration changes.
+/// Epsilon of the query and key norms; not configurable.
 const QK_NORM_EPS: f64 = 1e-6;
 
-/// The shape and switches of one attention layer.
+/// Configuration of an attention layer.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionLayer {
     pub heads: Heads,
-    /// Biases on queries, keys and values.
+    /// Whether the query, key and value projections have biases.
     pub(crate) bias: bool,
-    /// Bias on the output.
+    /// Whether the output projection has a bias.
     pub(crate) out_bias: bool,
-    /// Gate `2·sigmoid(·)` per head, computed from the query side.
+    /// Whether the result of each head is multiplied by a gate: `2·sigmoid` of a projection of the layer's query-side
+    /// input.
     pub(crate) gated: bool,
-    /// Features that RoPE pairs.
+    /// Which features RoPE rotates together.
     pub(crate) pairing: Pairing,
     /// Sequence axes of queries and keys.
     pub(crate) sequence: [Axis; 2],
 }
 
-/// RoPE table in a program.
+/// RoPE table as values of a program.
 #[derive(Clone)]
 pub struct Rope {
     /// `[b or 1, tokens, heads, head_dim / 2]`, f32.
     pub cos: Value,
-    /// As `cos`.
+    /// Same shape as `cos`.
     pub sin: Value,
 }
 
 impl AttentionLayer {
-    /// Queries, keys and values of self-attention, each `[b, n, heads, dim]`, from `x [b, n, embed]`. Queries and keys
-    /// are normalised and rotated.
+    /// Returns queries, keys and values of self-attention, each `[b, n, heads, dim]`, from `x [b, n, embed]`. Queries
+    /// and keys are normalized and rotated.
     pub(crate) fn qkv(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> [Value; 3] {
         if self.gathers_keys(p) && !self.rotates_gathered(p) {
-            // Keys and values are gathered while the queries are made.
+            // Compute keys and values first, so that they are gathered while the queries are computed.
             let [k, v] = self.keys_values(p, x, rope);
-            // Held apart, or the compiler makes one dot and one rotation of both.
+            // The barriers keep the compiler from merging both into one dot and one rotation.
             let rope = rope.map(|r| Rope { cos: r.cos.optimization_barrier(), sin: r.sin.optimization_barrier() });
             return [self.queries(p, &x.optimization_barrier(), rope.as_ref()), k, v];
         }
@@ -56,7 +57,7 @@ impl AttentionLayer {
         if !self.rotates_gathered(p) {
             return [q, self.normed(p, "norm_k", &k, rope), v];
         }
-        // Keys that are not yet rotated, the tables they are rotated by, and values are gathered.
+        // Gather keys before rotation, their RoPE tables, and values.
         let everywhere = [Axis::CfgBatch, Axis::Replicated, Axis::Heads, Axis::HeadDim];
         let rope = rope.map(|r| {
             let table = |name: &str, x: &Value| {
@@ -70,18 +71,18 @@ impl AttentionLayer {
         [q, k, p.place("values", &v, &everywhere)]
     }
 
-    /// Whether the layout has keys gathered.
+    /// Whether the layout gathers the keys of this layer.
     fn gathers_keys(&self, p: &Params) -> bool {
         let split = p.layout().parts(&p.activation("attention"), self.sequence[1]) > 1;
         split && p.layout().context_parallel.kind == ContextParallelKind::GatherKv
     }
 
-    /// Whether an override of the layout has keys replicated before they are rotated.
+    /// Whether a layout override replicates the keys before they are rotated.
     fn rotates_gathered(&self, p: &Params) -> bool {
         self.gathers_keys(p) && p.layout().parts(&p.activation("keys"), self.sequence[1]) == 1
     }
 
-    /// Queries `[b, n, heads, dim]`, normalised and rotated.
+    /// Returns queries `[b, n, heads, dim]`, normalized and rotated.
     pub(crate) fn queries(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> Value {
         let dims = [self.heads.count, self.heads.dim];
         let q = project(&p.pp("to_q"), x, &dims, self.bias, &[Axis::Heads, Axis::HeadDim], Axis::Embed);
@@ -89,15 +90,16 @@ impl AttentionLayer {
         self.normed(p, "norm_q", &q, rope)
     }
 
-    /// Keys, normalised and rotated, and values of a context `[b, m, width]`.
+    /// Returns keys (normalized and rotated) and values of a context `[b, m, width]`.
     pub(crate) fn keys_values(&self, p: &Params, context: &Value, rope: Option<&Rope>) -> [Value; 2] {
         let parts = self.fused(p, &["to_k", "to_v"], context, self.sequence[1]);
         [self.normed(p, "norm_k", &parts.at(2, 0), rope), parts.at(2, 1)]
     }
 
-    /// Attends, gates and projects: `[b, n, heads, dim]` queries to `[b, n, out]`. `gate_input` is the layer's
-    /// query-side input. `stg_mask` (`[b, 1, 1, 1]`, f32) is 1 where the layer attends and 0 where each token gives its own
-    /// value instead (a perturbed branch, self-attention only).
+    /// Computes attention, gate and output projection: converts queries `[b, n, heads, dim]` to `[b, n, out]`.
+    /// `gate_input` is the query-side input of the layer. `stg_mask` (`[b, 1, 1, 1]`, f32) is 1 for batch entries that
+    /// attend normally and 0 for perturbed ones, in which each token's attention result is replaced by the token's own
+    /// value (self-attention only).
     pub(crate) fn attend(
         &self,
         p: &Params,
@@ -109,7 +111,7 @@ impl AttentionLayer {
     ) -> Value {
         let [q, k, v] = qkv;
         let scale = (self.heads.dim as f64).sqrt().recip();
-        // Keys that were gathered to be rotated are on every device.
+        // Keys that are gathered before their rotation are replicated.
         let sequence = match self.sequence {
             [own, other] if own == other && self.rotates_gathered(p) => [own, Axis::Replicated],
             both => both,
@@ -128,13 +130,13 @@ impl AttentionLayer {
         }
         let (rows, tokens) = (o.dim(0), o.dim(1));
         let joined = o.reshape(vec![rows, tokens, self.heads.width()]);
-        // The output map reads the joined heads, so its input axis is the heads'.
+        // The input axis of the output projection is the head axis.
         let joined = p.place("joined", &joined, &[Axis::CfgBatch, self.sequence[0], Axis::Heads]);
         let y = project(&p.pp("to_out.0"), &joined, &[out], self.out_bias, &[Axis::Embed], Axis::Heads);
         p.place("out", &y, &[Axis::CfgBatch, self.sequence[0], Axis::Replicated])
     }
 
-    /// Several projections of one input in one dot: `[b, n, maps, heads, dim]`.
+    /// Computes several projections of one input with a single dot: `[b, n, projections, heads, dim]`.
     fn fused(&self, p: &Params, names: &[&str], x: &Value, sequence: Axis) -> Value {
         let _scope = p.builder().scope(names.join("+"));
         let (count, dim, inner) = (self.heads.count, self.heads.dim, x.dim(-1));
@@ -164,7 +166,8 @@ impl AttentionLayer {
     }
 
     fn rotated(&self, p: &Params, y: &Value, r: &Rope) -> Value {
-        // A table may be laid out over another number of heads than the layer's: pairs are formed in the table's.
+        // The table may have a different number of heads than the layer; features are paired within the heads of the
+        // table.
         let heads = r.cos.dim(2);
         let split = vec![y.dim(0), y.dim(1), heads, self.heads.width() / heads];
         rotate(p, &y.reshape(split), &r.cos, &r.sin, self.pairing, p.numerics()).reshape(y.dims().to_vec())
@@ -177,7 +180,7 @@ mod tests {
     use crate::hlo::Type;
     use crate::nn::Build;
 
-    /// One self-attention layer: a change of the layer shows here as a change of its program.
+    /// Snapshot of the program of one self-attention layer.
     #[test]
     fn the_program_of_one_layer() {
         let p = Params::new("attention", "transformer", &Build::new(DType::BF16));
@@ -198,7 +201,7 @@ mod tests {
         let y = layer.attend(&at, [&q, &k, &v], &x, 8, None, None);
         let results = vec![p.output("y", &y, &[Axis::Replicated; 3], y.dims())];
         let text = p.builder().finish_with(results).expect("builds").text;
-        // Scopes have tests of their own; here they would only make the lines long.
+        // Locations are removed: they would make the lines long, and other tests cover them.
         let bare: Vec<&str> = text.lines().map(|l| l.split(" loc(").next().unwrap_or(l)).collect();
         insta::assert_snapshot!(bare.join("\n"));
     }

@@ -1,61 +1,61 @@
-//! Choices by which a network becomes a program, beside its configuration and its sizes.
+//! Options of program construction that are independent of the model configuration and the sizes.
 
 use super::layout::Layout;
 use crate::defaults::with_defaults;
 use crate::hlo::DType;
 use crate::kernels::{Kernel, Tpu};
 
-/// The choices every program of a run shares.
+/// Build options shared by all programs of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Build {
-    /// Weights and activations; f32 computes matmuls at full precision.
+    /// Element type of weights and activations; with f32, matmuls use full precision.
     pub dtype: DType,
     pub numerics: Numerics,
     pub layout: Layout,
-    /// Forms that the platform's compiler takes well.
+    /// Platform-specific choices between equivalent implementations of operations.
     pub lowering: Lowering,
-    /// Weights of the transformer's blocks.
+    /// Quantization of the transformer block weights.
     pub quantization: Quantization,
 }
 
-/// Element type of the weights of the transformer's blocks.
+/// Element type of the transformer block weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Quantization {
-    /// In the run's element type.
+    /// Not quantized: weights have the element type of the run.
     #[default]
     None,
-    /// In 8-bit floats, and so the activations that they are multiplied with.
+    /// 8-bit floats, for the weights and for the activations that are multiplied with them.
     Fp8,
-    /// In 8-bit integers.
+    /// 8-bit integers.
     Int8 {
-        /// Whether the activations that they are multiplied with are too; else they are in the run's element type.
+        /// Whether the activations that are multiplied with the weights are quantized, too.
         activations: bool,
     },
 }
 
-/// Rounding order of the bf16 forward pass, where the references differ.
+/// Rounding order of the bf16 forward pass, which differs between the reference implementations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Numerics {
-    /// RoPE in f32, rounded once.
+    /// RoPE in f32, rounded once at the end.
     #[default]
     Default,
-    /// RoPE with bf16 tables: the product with the cosine is rounded, then one f32 multiply-add.
+    /// RoPE with bf16 tables: the product with the cosine is rounded, followed by one f32 multiply-add.
     Official,
 }
 
-/// Form of a convolution over time, height and width.
+/// Lowering of 3D convolutions (time, height, width).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Conv3dLowering {
-    /// One three-dimensional convolution: the faster program on GPUs.
+    /// One 3D convolution; faster on GPUs.
     #[default]
     Direct,
-    /// A two-dimensional convolution for each kernel frame, summed in f32: the TPU compiler needs minutes for each
-    /// three-dimensional one.
+    /// One 2D convolution per kernel frame, summed in f32. Used on TPUs, whose compiler takes minutes for each 3D
+    /// convolution.
     Taps,
 }
 
 impl Build {
-    /// One device, the platform's default forms.
+    /// Creates options for one device with default lowerings.
     pub fn new(dtype: DType) -> Self {
         Build {
             dtype,
@@ -66,118 +66,122 @@ impl Build {
         }
     }
 
-    /// The same choices with another element type.
+    /// Returns these options with the element type `dtype`.
     #[must_use]
     pub(crate) fn with_dtype(&self, dtype: DType) -> Self {
         Build { dtype, ..self.clone() }
     }
 
-    /// The same choices with attention in XLA's own operations, where the plugin may refuse the kernel. Programs of both
-    /// read each other's results.
+    /// Returns these options with attention in plain XLA operations if the plugin may reject the attention kernel,
+    /// otherwise `None`. Programs of both variants are compatible: each can use the results of the other.
     #[must_use]
-    pub(crate) fn without_refused_kernel(&self) -> Option<Self> {
+    pub(crate) fn without_attention_kernel(&self) -> Option<Self> {
         let plain = Lowering { attention: Kernel::Plain, windows: WindowForm::Bias, ..self.lowering };
-        self.lowering.attention_may_be_refused.then(|| Build { lowering: plain, ..self.clone() })
+        self.lowering.attention_may_be_rejected.then(|| Build { lowering: plain, ..self.clone() })
     }
 
-    /// The same choices for a program of so many guidance branches.
+    /// Returns these options for a program with `count` guidance branches.
     #[must_use]
-    pub(crate) fn of_branches(&self, count: usize) -> Self {
-        let layout = if count == 1 { self.layout.of_one_branch() } else { self.layout.clone() };
+    pub(crate) fn for_branches(&self, count: usize) -> Self {
+        let layout = if count == 1 { self.layout.for_single_branch() } else { self.layout.clone() };
         Build { layout, ..self.clone() }
     }
 }
 
 with_defaults! {
-    /// Forms of equal value, of which a platform's compiler prefers or only knows one.
+    /// Choices between equivalent implementations of operations, of which a platform's compiler prefers or supports
+    /// only one.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Lowering {
-        /// Form of convolutions over time, height and width.
+        /// Lowering of 3D convolutions.
         pub conv3d: Conv3dLowering = Conv3dLowering::Direct,
-        /// Whether a dot of bf16 operands may give an f32 result; else the operands are widened first.
+        /// Whether a dot of bf16 operands may produce f32; otherwise the operands are converted to f32 first.
         pub mixed_precision_dot: bool = true,
-        /// Whether a dot, and attention, is written row by row of the CFG batch, because its bits depend on how many rows it has:
-        /// f32 runs then give one result however the batch is sharded.
+        /// Whether dots and attention are computed separately for each row of the CFG batch. Needed on platforms where
+        /// the bits of a dot depend on its number of rows, so that f32 results do not depend on the sharding of the
+        /// batch.
         pub batch_invariant: bool = false,
         pub attention: Kernel = Kernel::Plain,
-        /// Whether the plugin is one that attention's kernel was never tried with: a program that it refuses is written
-        /// anew in XLA's own operations.
-        pub attention_may_be_refused: bool = false,
-        /// Tokens on a device are a multiple of this where a sequence is padded to divide: a fused kernel takes no mask of
-        /// another number of keys.
+        /// Whether the plugin is untested with the attention kernel. If it rejects a program, the program is rebuilt
+        /// with plain XLA operations.
+        pub attention_may_be_rejected: bool = false,
+        /// If a sequence must be padded to a divisible length, the number of tokens per device is rounded up to a
+        /// multiple of this. The cuDNN attention kernel requires that mask lengths are multiples of 8.
         pub sequence_unit: usize = 1,
-        /// Order of stacks of text keys and values, as attention reads them.
+        /// Dimension order of the text keys and values of all layers, each stacked in one tensor.
         pub text_stacks: StackOrder = StackOrder::HeadsTokens,
-        /// Whether biases and GELU are written so that the compiler fuses them into the dot before them.
+        /// Whether biases and GELU are written in a form that the compiler fuses into the epilogue of the preceding
+        /// dot.
         pub fuse_epilogues: bool = false,
-        /// Whether a product of 8-bit integers is written with an i32 result, before it is rounded; else with the result
-        /// that its scales are multiplied with.
+        /// Whether dots of 8-bit integers produce i32. If not, they produce the element type of the run.
         pub integer_sums: bool = false,
-        /// Fewest rows of activations in 8-bit integers: a product of fewer waits for its weights, not for the units.
-        pub least_integer_rows: usize = 0,
+        /// Minimum number of rows for which activations are quantized to 8-bit integers. A dot with fewer rows is bound
+        /// by reading its weights, not by arithmetic.
+        pub min_integer_rows: usize = 0,
         pub rope: RopeForm = RopeForm::Halves,
         pub windows: WindowForm = WindowForm::Bias,
-        /// Whether padding at the edge of a frame is a gather by computed positions, all directions in one pass; else
-        /// pieces are concatenated.
+        /// Whether padding at frame edges is one gather with precomputed positions for all directions; otherwise slices
+        /// are concatenated.
         pub pads_by_index: bool = false,
-        /// Whether loops over equal layers are unrolled, each layer with arguments of its own: no slice of a stack is
-        /// copied, for a program that is so many times longer.
+        /// Whether loops over identical layers are unrolled, with separate arguments for each layer. This avoids
+        /// copying slices of stacked weights, at the cost of a longer program.
         pub unroll_layers: bool = false,
-        /// The tiles in which loops over layers read bf16 stacks, where they are not the platform's default.
+        /// Memory tiling of the stacked bf16 weights that layer loops read; `None`: the platform's default.
         pub stack_tiles: Option<&'static str> = None,
     }
 }
 
-/// The order of a stack of text keys or values behind `[layers, rows]`.
+/// Dimension order of stacked text keys or values after `[layers, rows]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StackOrder {
-    /// `[tokens, heads, dim]`, as fused kernels read them.
+    /// `[tokens, heads, dim]`, the order of fused attention kernels.
     TokensHeads,
     /// `[heads, tokens, dim]`.
     HeadsTokens,
-    /// As `HeadsTokens`, but `[heads, dim, tokens]` for values, and for keys of heads narrower than a vector register's
-    /// 128 lanes.
+    /// Like `HeadsTokens`, but `[heads, dim, tokens]` for values, and for keys whose head dimension is not a multiple
+    /// of 128 (the lanes of a vector register).
     ValuesTokensLast,
-    /// As `HeadsTokens`, but `[heads, dim, tokens]` for heads narrower than 128 lanes.
+    /// Like `HeadsTokens`, but `[heads, dim, tokens]` if the head dimension is not a multiple of 128.
     NarrowTokensLast,
 }
 
-/// Form in which attention leaves out what is outside of a query's window.
+/// How attention excludes keys outside the window of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowForm {
-    /// A bias on the scores of each query.
+    /// Additive bias on the scores of each query.
     Bias,
-    /// Features of queries and keys behind those of a head, for kernels that take no such bias.
+    /// Extra features appended to queries and keys, for kernels that do not support a bias per query.
     Features,
 }
 
-/// Form in which RoPE reads the other feature of a pair.
+/// How RoPE obtains, for each feature, the other feature of its pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeForm {
-    /// Both halves are computed apart and joined.
+    /// Computes both halves separately and concatenates them.
     Halves,
-    /// By a reversal, which compilers of loops fuse into what they read: queries, keys and values in one pass.
+    /// Uses `reverse`, which loop-fusing compilers fuse with the operation that reads its result, so that queries, keys
+    /// and values are processed in a single pass over memory.
     Reversal,
-    /// By a product with a matrix of ones, which a compiler of matrix units fuses with the norm before and the rounding
-    /// after it: halves of a register would be cut out in f32 and joined again, each in a pass of its own.
+    /// Multiplies by a signed permutation matrix, which the TPU compiler fuses with the preceding norm and the
+    /// following rounding. Slicing vector registers in half would take separate passes in f32.
     Product,
 }
 
 impl Lowering {
-    /// The forms for a PJRT platform name (`cpu`, `cuda`, `tpu` …) and kind of device (`TPU v6 lite` …).
+    /// Returns the lowering for a PJRT platform name (`cpu`, `cuda`, `tpu` …) and device kind (`TPU v6 lite` …).
     pub fn of(platform: &str, kind: &str) -> Self {
         match platform {
-            // The CPU runtime has no product of bf16 into f32 beyond a certain size.
+            // The CPU runtime does not support bf16 dots with f32 results above a certain size.
             "cpu" => Lowering { mixed_precision_dot: false, batch_invariant: true, ..Lowering::default() },
-            // A conv3d costs the TPU compiler minutes each.
+            // The TPU compiler takes minutes for each conv3d.
             "tpu" => Lowering {
                 conv3d: Conv3dLowering::Taps,
                 attention: Kernel::Mosaic(Tpu::of(kind)),
-                least_integer_rows: 1024,
+                min_integer_rows: 1024,
                 rope: RopeForm::Product,
                 windows: WindowForm::Features,
                 text_stacks: StackOrder::NarrowTokensLast,
-                // Stacks in the default tiles of 8 rows would be copied whole before every run.
+                // With the default tiles of 8 rows, XLA would copy the stacked weights before every execution.
                 stack_tiles: (kind == "TPU7x").then_some("T(16,128)(2,1)"),
                 ..Lowering::default()
             },
@@ -196,10 +200,10 @@ impl Lowering {
         }
     }
 
-    /// The same with another attention kernel.
+    /// Returns this lowering with the attention kernel `attention`.
     #[must_use]
     pub(crate) fn with_attention(self, attention: Kernel) -> Self {
-        // On TPUs the matmuls of XLA's own operations read values with the tokens last, and take any bias.
+        // On TPUs, plain XLA attention reads values with tokens last and supports any bias.
         let (text_stacks, windows) = match (self.attention, attention) {
             (Kernel::Mosaic(_), Kernel::Plain) => (StackOrder::ValuesTokensLast, WindowForm::Bias),
             _ => (self.text_stacks, self.windows),

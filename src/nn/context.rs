@@ -1,4 +1,4 @@
-//! A program under construction: its builder, its layout, the run's choices, and what has been declared so far.
+//! A program under construction: the builder, the layout, build options, and the parameters declared so far.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use super::layout::{Axis, Layout, LayoutError, Placed};
 use super::param::{Param, Placement, Role};
 use crate::hlo::{Argument, Builder, DType, Precision, Sharding, Type, Value};
 
-/// A program under construction. All its [`Params`](super::Params) share one.
+/// A program under construction, shared by all its [`Params`](super::Params).
 pub struct Context {
     builder: Builder,
     layout: Layout,
@@ -33,7 +33,7 @@ impl Context {
             layout: layout.clone(),
             dtype: build.dtype,
             numerics: build.numerics,
-            // Only where every bit counts.
+            // Batch invariance matters only for f32, whose results must be bitwise reproducible.
             lowering: Lowering { batch_invariant: lowering.batch_invariant && build.dtype == DType::F32, ..*lowering },
             quantization: build.quantization,
             declared: RefCell::default(),
@@ -63,7 +63,7 @@ impl Context {
         self.lowering
     }
 
-    /// All parameters declared so far, in the order of first use.
+    /// Returns all parameters declared so far, in order of first use.
     pub(crate) fn declared(&self) -> Vec<Param> {
         self.declared.borrow().clone()
     }
@@ -72,12 +72,12 @@ impl Context {
         self.placements.borrow().clone()
     }
 
-    /// Notes on what a rule could not split, a line each.
+    /// Returns one-line notes on dimensions that a layout rule could not shard.
     pub(crate) fn notes(&self) -> Vec<String> {
         self.notes.borrow().clone()
     }
 
-    /// Notes once what a rule could not split.
+    /// Adds a note on a dimension that a rule could not shard, unless the same note exists.
     pub(crate) fn note(&self, note: String) {
         let mut notes = self.notes.borrow_mut();
         if !notes.contains(&note) {
@@ -85,7 +85,7 @@ impl Context {
         }
     }
 
-    /// The value of a parameter that is declared already.
+    /// Returns the value of a parameter that is already declared.
     pub(super) fn known(&self, name: &str) -> Option<Value> {
         self.values.borrow().get(name).cloned()
     }
@@ -100,9 +100,9 @@ impl Context {
         value
     }
 
-    /// The order and tiles in which a loop over layers reads a stack.
+    /// Returns the device memory layout (dimension order and tiles) of a stacked weight, or `None` for the default.
     pub(super) fn memory_layout(&self, ty: &Type, axes: &[Axis]) -> Option<String> {
-        // Vectors are small, and read in the default tiles. Of kernels of convolutions a tile would hold nine numbers.
+        // Vectors are small and use the default tiles. Convolution kernels do not fill a tile.
         let is_stack = axes.first() == Some(&Axis::Layers) && ty.dims[1..].iter().product::<usize>() >= 1 << 18;
         let fills_tiles = ty.dims.last().is_some_and(|&columns| columns >= 128);
         let tiles = self.lowering.stack_tiles.filter(|_| ty.dtype == DType::BF16 && is_stack && fills_tiles)?;
@@ -110,7 +110,7 @@ impl Context {
         Some(format!("{{{}:{tiles}}}", order.join(",")))
     }
 
-    /// The sharding of a placement and the placement itself, with its notes; a mistake becomes the program's error.
+    /// Returns sharding and placement of a tensor and records its notes. A layout error becomes the program's error.
     pub(super) fn placed(
         &self,
         name: &str,
@@ -136,7 +136,7 @@ impl Context {
         Some((placed.sharding, placement))
     }
 
-    /// Whether a tensor of this name, and of this shape in one layer, has a placement already.
+    /// Whether a tensor with this name and per-layer shape already has a recorded placement.
     pub(super) fn is_recorded(&self, placement: &Placement) -> bool {
         let of_layer = |p: &Placement| p.ty.dims[usize::from(p.axes.first() == Some(&Axis::Layers))..].to_vec();
         let same = |p: &Placement| p.tensor == placement.tensor && of_layer(p) == of_layer(placement);

@@ -1,40 +1,40 @@
-//! Attention with queries and keys on different devices. Everything here runs on one device's part, inside a manual region.
+//! Attention with queries and keys on different devices. All functions run on the local shard inside a manual region.
 
 use serde::{Deserialize, Serialize};
 
 use crate::hlo::{DType, Groups, Value};
 use crate::kernels::{self, Kernel, Partial};
 
-/// Communication of self-attention over a sharded sequence.
+/// Communication pattern of self-attention over a sharded sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ContextParallelKind {
-    /// Every device gathers all keys and values.
+    /// Each device gathers all keys and values.
     #[default]
     GatherKv,
-    /// Tokens are traded for heads: every device attends over all tokens for its part of the heads.
+    /// An all-to-all exchanges tokens for heads: each device attends over all tokens for its share of the heads.
     Ulysses,
-    /// Keys and values travel around the devices.
+    /// Keys and values are passed around a ring of devices.
     Ring,
-    /// Ulysses among neighbours, `outer` between their groups.
+    /// Ulysses within groups of neighboring devices, `outer` between the groups.
     Hybrid,
 }
 
-/// A layout's choice of context parallelism.
+/// Context parallelism of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ContextParallelPolicy {
-    /// Collective that brings queries and keys together.
+    /// Communication pattern.
     pub kind: ContextParallelKind,
-    /// `hybrid`: devices that trade tokens for heads; a divisor of the devices that split the sequence.
+    /// `hybrid` only: number of devices per Ulysses group; must divide the number of devices that shard the sequence.
     #[schemars(range(min = 1))]
     pub ulysses: Option<usize>,
-    /// `hybrid`: the collective between the groups, `gather_kv` or `ring`.
+    /// `hybrid` only: communication between the groups, `gather_kv` or `ring`.
     pub outer: ContextParallelKind,
 }
 
 impl ContextParallelPolicy {
-    /// Number of devices of `groups` that trade tokens for heads with each other.
+    /// Returns the number of devices in a Ulysses group; 1 without Ulysses.
     pub(crate) fn ulysses_degree(&self, groups: &Groups) -> usize {
         match self.kind {
             ContextParallelKind::GatherKv | ContextParallelKind::Ring => 1,
@@ -50,20 +50,20 @@ pub(super) struct Local<'a> {
     pub(crate) q: &'a Value,
     /// `[b, k, heads, dim]`.
     pub(crate) k: &'a Value,
-    /// As `k`.
+    /// Same shape as `k`.
     pub(crate) v: &'a Value,
     /// `[b or 1, 1, q or 1, all keys]`, f32.
     pub(crate) bias: Option<&'a Value>,
-    /// Factor on the scores.
+    /// Factor by which the scores are multiplied.
     pub(crate) scale: f64,
-    /// Attention kernel where a device has all keys it needs.
+    /// Attention kernel for devices that have all the keys that their queries attend to.
     pub(crate) kernel: Kernel,
-    /// Whether rows are attended to one by one, because the bits of a platform's products depend on how many there are.
+    /// Whether to compute each batch row separately, because the bits of a dot depend on its number of rows.
     pub(crate) by_row: bool,
 }
 
 impl Local<'_> {
-    /// The device holds the keys it needs.
+    /// Computes attention on a device that has all the keys that its queries attend to.
     pub(crate) fn here(&self) -> Value {
         let rows = self.q.dim(0);
         if !self.by_row || rows <= 1 {
@@ -78,25 +78,26 @@ impl Local<'_> {
         self.q.builder().concat(&all.iter().collect::<Vec<_>>(), 0)
     }
 
-    /// Keys and values of all devices are gathered.
+    /// Gathers the keys and values of all devices, then computes attention.
     pub(crate) fn gather_kv(&self, groups: &Groups) -> Value {
         let [k, v] = [self.k, self.v].map(|x| x.all_gather(1, groups));
         kernels::attention(self.kernel, self.q, &k, &v, self.bias, self.scale)
     }
 
-    /// Queries that every device has meet keys that are split: each device attends to its own; maxima, denominators and
-    /// weighted values are joined.
+    /// Computes attention of replicated queries over sharded keys: each device attends to its own keys, then maxima,
+    /// denominators and weighted values are combined.
     pub(crate) fn split_kv(&self, groups: &Groups) -> Value {
         let own = Partial::of(self.kernel, self.q, self.k, self.v, self.bias, self.scale);
         let scaled = own.rescaled(&own.max.all_reduce_max(groups));
-        // One reduction carries the values and, as one more column, the sums.
+        // A single all-reduce carries the weighted values and, as an extra column, the denominators.
         let all = self.q.builder().concat(&[&scaled.acc, &scaled.denom], 3).all_reduce_sum(groups);
         let d = self.q.dim(3);
         (all.slice(3, 0, d) / all.slice(3, d, d + 1)).to(self.q.dtype())
     }
 
-    /// Tokens are traded for heads and back; heads that do not divide are padded with zeros. `attend` runs on all
-    /// tokens of the group.
+    /// Exchanges tokens for heads, so that each device has all tokens of the group for its share of the heads, runs
+    /// `attend`, and reverses the exchange. If the heads are not divisible by the group size, they are padded with
+    /// zeros.
     fn ulysses(&self, groups: &Groups, attend: impl FnOnce(&Local) -> Value) -> Value {
         let heads = self.q.dim(2);
         let extra = heads.next_multiple_of(groups.size()) - heads;
@@ -105,8 +106,8 @@ impl Local<'_> {
         o.all_to_all(1, 2, groups).slice(2, 0, heads)
     }
 
-    /// Keys and values travel around the group, each device joining what it sees. `position` is the device's place in
-    /// the group, an i32 scalar. The next keys travel while the present ones are attended to.
+    /// Passes keys and values around the group; each device accumulates attention over every block. `position` is the
+    /// device's index in the group, an i32 scalar. The next block is transferred while the current one is processed.
     fn ring(&self, groups: &Groups, position: &Value) -> Value {
         let b = self.q.builder();
         let n = groups.size();
@@ -114,7 +115,7 @@ impl Local<'_> {
             groups.0.iter().flat_map(|g| (0..n).map(move |j| (g[j], g[(j + 1) % n]))).collect();
         let pass = |x: &Value| x.collective_permute(&pairs);
         let length = self.k.dim(1);
-        // After `step` passes a device holds the keys of the one `step` places before it.
+        // After `step` transfers a device has the keys of the device `step` positions before it.
         let attend = |step: &Value, k: &Value, v: &Value| {
             let block = position - step;
             let wrapped =
@@ -138,7 +139,8 @@ impl Local<'_> {
         split(&c).join(&attend(&last, &c[0], &c[1])).finish(self.q.dtype())
     }
 
-    /// The communication that a layout chooses for a sequence split over `groups`.
+    /// Computes attention with the communication pattern of the layout. The sequence is sharded over `groups`;
+    /// `position` is the index of the device in its group.
     pub(crate) fn context_parallel(&self, policy: &ContextParallelPolicy, groups: &Groups, position: &Value) -> Value {
         match policy.kind {
             ContextParallelKind::GatherKv => self.gather_kv(groups),
@@ -147,14 +149,16 @@ impl Local<'_> {
             ContextParallelKind::Hybrid => {
                 let inner = policy.ulysses_degree(groups);
                 if !groups.size().is_multiple_of(inner) {
-                    let message =
-                        format!("context_parallel: {} devices do not divide by ulysses = {inner}", groups.size());
+                    let message = format!(
+                        "context_parallel: the {} devices that shard the sequence are not divisible by ulysses = {inner}",
+                        groups.size()
+                    );
                     self.q.builder().reject("layout", message);
                     return self.q.clone();
                 }
                 let (near, far) = groups.nested(inner);
                 let outer = position / &position.like(inner as f64);
-                // A bias with a row for each query has those of all groups: each takes its own.
+                // A bias with one row per query covers the queries of all groups; select the rows of this group.
                 let queries = self.q.dim(1) * inner;
                 let own = self.bias.map(|bias| match bias.dim(2) {
                     1 => bias.clone(),

@@ -1,6 +1,6 @@
-//! Convolutions of `[b, channels, …]` with the weights `[out, in, kernel…]` and biases `[out]` of a checkpoint.
+//! Convolutions of `[b, channels, …]` with checkpoint weights `[out, in, kernel…]` and biases `[out]`.
 //!
-//! Weights are replicated: they are small next to the activations they meet.
+//! Weights are replicated because they are small compared with the activations.
 
 use super::build::Conv3dLowering;
 use super::halo::{Padding, SpatialShards};
@@ -9,32 +9,32 @@ use super::param::Init;
 use super::params::Params;
 use crate::hlo::{Conv, DType, Value};
 
-/// A convolution over time, height and width that keeps a stride-1 video's size.
+/// A 3D convolution over time, height and width. With stride 1, the output has the size of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv3d {
     /// Kernel size in time, height and width.
     pub kernel: [usize; 3],
-    /// Steps in time, height and width.
+    /// Stride in time, height and width.
     pub stride: [usize; 3],
-    /// Whether a frame reads no later frame.
+    /// Whether an output frame depends only on the current and earlier frames.
     pub causal: bool,
     /// Padding in height and width.
     pub padding: Padding,
-    /// Padding before the first frame and behind the last.
+    /// Padding before the first frame and after the last one.
     pub temporal_padding: Padding,
 }
 
 impl Conv3d {
-    /// The convolution at `p` of `x [b, channels, frames, height, width]` to `out` channels, in `x`'s element type. Where
-    /// the video is sharded, `x` is a block whose size the stride divides.
+    /// Applies the convolution with the parameters at `p` to `x [b, channels, frames, height, width]`. The result has
+    /// `out` channels and the element type of `x`. If the video is sharded, the size of the local block must be
+    /// divisible by the stride.
     pub fn apply(&self, p: &Params, x: &Value, out: usize, shards: &SpatialShards) -> Value {
         let _scope = p.scope();
         let (weight, bias) = parameters(p, out, x.dim(1), &self.kernel, true);
         self.convolve(p, x, &weight, bias, shards)
     }
 
-    /// The convolution at `p` of each frame alone, with the weight `[out, in, rows, columns]`; else as
-    /// [`Conv3d::apply`].
+    /// Like [`Conv3d::apply`], but convolves each frame separately with a weight `[out, in, rows, columns]`.
     pub(crate) fn apply_to_frames(&self, p: &Params, x: &Value, out: usize, shards: &SpatialShards) -> Value {
         let _scope = p.scope();
         let [_, rows, columns] = self.kernel;
@@ -50,7 +50,7 @@ impl Conv3d {
         let x = shards.extend(x, reach, self.padding);
         let lowering = p.lowering().conv3d;
         let (x, ends) = match self.temporal_padding {
-            // As the convolution's own attribute the zeros cost nothing.
+            // As an attribute of the convolution, zero padding is free.
             Padding::Zeros if lowering == Conv3dLowering::Direct => (x, (before, after)),
             padding => (pad(p, &x, 2, before, after, padding), (0, 0)),
         };
@@ -69,7 +69,7 @@ impl Conv3d {
         }
     }
 
-    /// The sum over the kernel's frames of two-dimensional convolutions, with the frames among the batch.
+    /// Computes the 3D convolution as a sum of 2D convolutions, one per kernel frame, with frames moved into the batch.
     fn taps(&self, x: &Value, weight: &Value, bias: Option<Value>, zeros: [usize; 2]) -> Value {
         let window = Conv::new(2).stride(&self.stride[1..]).padding(&zeros.map(|n| (n, n)));
         let (batch, step) = (x.dim(0), self.stride[0]);
@@ -78,7 +78,7 @@ impl Conv3d {
         let product = |t: usize| {
             let part = x.slice_step(1, t, t + (frames - 1) * step + 1, step);
             let images = part.reshape([&[batch * frames], &part.dims()[2..]].concat());
-            // Operands of f32 keep the sum in f32; at default precision their dots are those of the 16-bit values.
+            // Convert operands to f32 to accumulate in f32; at default precision the dots still use 16-bit values.
             x.builder().convolution(&images.to(DType::F32), &weight.at(2, t).to(DType::F32), &window)
         };
         let sum = (1..self.kernel[0]).fold(product(0), |sum, t| sum + product(t));
@@ -87,8 +87,8 @@ impl Conv3d {
     }
 }
 
-/// Channels `(c, t, i, j)` to time, height and width. Where time grows the first frame came from one latent frame
-/// alone, and its extra copies are dropped.
+/// Moves channels `(c, t, i, j)` to time, height and width. When upsampling time, the first frame comes from a single
+/// latent frame, so its extra copies are dropped.
 pub(crate) fn depth_to_space(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
     let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
     let c = all / (st * sh * sw);
@@ -96,7 +96,7 @@ pub(crate) fn depth_to_space(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
     y.reshape(vec![b, c, f * st, h * sh, w * sw]).slice(2, st - 1, f * st)
 }
 
-/// Pads a dimension by `low` and `high` elements.
+/// Pads a dimension by `low` elements at the start and `high` elements at the end.
 fn pad(p: &Params, x: &Value, axis: isize, low: usize, high: usize, padding: Padding) -> Value {
     let n = x.dim(axis);
     if low == 0 && high == 0 {
@@ -117,15 +117,16 @@ fn pad(p: &Params, x: &Value, axis: isize, low: usize, high: usize, padding: Pad
     }
 }
 
-/// The convolution at `p` of `x [b, channels, height, width]` with a square kernel, to `out` channels.
+/// Convolves `x [b, channels, height, width]` with the parameters at `p`: a square kernel of side `kernel`, and `out`
+/// output channels.
 pub(crate) fn conv2d(p: &Params, x: &Value, out: usize, kernel: usize, window: &Conv) -> Value {
     let _scope = p.scope();
     let (weight, bias) = parameters(p, out, x.dim(1), &[kernel; 2], true);
     add_bias(x.builder().convolution(x, &weight, window), bias)
 }
 
-/// The convolution at `p` of `x [b, channels, samples]` that keeps the length: `(kernel - 1) · dilation` zeros are
-/// split between both ends, an odd one at the end.
+/// Convolves `x [b, channels, samples]` with the parameters at `p` and keeps the length: `(kernel - 1) · dilation`
+/// zeros are split between both ends, with the odd one at the end.
 pub(crate) fn conv1d(p: &Params, x: &Value, out: usize, kernel: usize, dilation: usize, bias: bool) -> Value {
     let _scope = p.scope();
     let (weight, bias) = parameters(p, out, x.dim(1), &[kernel], bias);
@@ -134,8 +135,8 @@ pub(crate) fn conv1d(p: &Params, x: &Value, out: usize, kernel: usize, dilation:
     add_bias(x.builder().convolution(x, &weight, &window), bias)
 }
 
-/// The transposed convolution at `p` of `x [b, channels, samples]` with the weight `[in, out, kernel]`, its result
-/// cropped by `crop` at both ends.
+/// Applies the transposed convolution with the parameters at `p` (weight `[in, out, kernel]`) to `x [b, channels,
+/// samples]`. Removes `crop` samples at both ends of the result.
 pub(crate) fn conv_transpose1d_at(
     p: &Params,
     x: &Value,
@@ -146,18 +147,18 @@ pub(crate) fn conv_transpose1d_at(
 ) -> Value {
     let _scope = p.scope();
     let inner = x.dim(1);
-    // A sample of the result meets kernel / stride taps of each channel.
+    // Each output sample sums kernel / stride taps of each channel.
     let deviation = (inner as f32 * kernel as f32 / stride as f32).sqrt().recip();
     let weight = p.get("weight", &[inner, out, kernel], &[Axis::Replicated; 3], Init::normal(deviation));
     let bias = p.get("bias", &[out], &[Axis::Replicated], Init::normal(0.02));
     add_bias(conv_transpose1d(x, &weight, stride, crop), Some(bias))
 }
 
-/// The samples of `x [b, channels, samples]` set `stride` apart, convolved with `weight [channels, out, kernel]`; the
-/// result cropped by `crop` at both ends.
+/// Applies the transposed convolution with `weight [channels, out, kernel]` to `x [b, channels, samples]`. Removes
+/// `crop` samples at both ends of the result.
 ///
-/// One dense convolution gives `stride` neighbours of the result at once, as channels, which then take their turns. No
-/// compiler has a fast form of convolutions with holes in their input.
+/// Implemented as one dense convolution that computes `stride` adjacent output samples as channels, which are then
+/// interleaved, because compilers have no fast implementation of input-dilated convolutions.
 pub(crate) fn conv_transpose1d(x: &Value, weight: &Value, stride: usize, crop: usize) -> Value {
     let (rows, samples) = (x.dim(0), x.dim(2));
     let (inner, out, kernel) = (weight.dim(0), weight.dim(1), weight.dim(2));

@@ -1,60 +1,61 @@
-//! Video sharded by height and width: a convolution fetches the halo that it reads beyond its own block from the
-//! neighbours. Everything here runs on one device's block, inside a manual region.
+//! Halo exchange for video sharded by height and width: a convolution fetches the rows and columns beyond its block
+//! from the neighboring devices. All functions run on the local block inside a manual region.
 
 use serde::Deserialize;
 
 use crate::hlo::{Comparison, DType, Groups, Type, Value};
 
-/// Padding of a convolution at the edge of a frame.
+/// Padding of a convolution at frame edges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Padding {
     Zeros,
-    /// The frame mirrored at its edge, which is not repeated.
+    /// Elements are mirrored at the edge; the edge element is not repeated.
     Reflect,
-    /// Edge values repeated.
+    /// The edge element is repeated.
     Replicate,
 }
 
-/// The dimensions of `[b, channels, frames, height, width]` that may be sharded.
+/// Dimensions of `[b, channels, frames, height, width]` that may be sharded.
 pub(crate) const SPATIAL_DIMS: [usize; 2] = [3, 4];
 
-/// One sharded dimension, in equal blocks. Where its size does not divide, the last blocks reach beyond the edge: what
-/// they hold there is arbitrary, and no pixel of the video depends on it.
+/// A dimension that is sharded into equal blocks. If its size is not divisible, the last blocks extend beyond the edge
+/// of the frame; the values there are arbitrary and do not affect the video.
 #[derive(Clone)]
 pub(crate) struct ShardedDim {
-    /// The dimension, one of `SPATIAL_DIMS` in their order.
+    /// Index of the dimension; one of `SPATIAL_DIMS`.
     pub(crate) axis: usize,
-    /// Devices that hold one video, in the order of its blocks.
+    /// Groups of devices that share one video, in block order.
     pub(crate) groups: Groups,
-    /// This device's index in its group, an i32 scalar.
+    /// Index of this device in its group, an i32 scalar.
     pub(crate) position: Value,
-    /// Global size at the network's input.
+    /// Global size at the input of the network.
     pub(crate) size: usize,
-    /// Block size at the network's input.
+    /// Block size at the input of the network.
     pub(crate) block: usize,
 }
 
 impl ShardedDim {
-    /// Global size where a block has `block` rows or columns: a network scales both alike, rounding up.
+    /// Returns the global size at the point of the network where a block has `block` rows or columns. The network
+    /// scales both sizes by the same factor; the result is rounded up.
     pub(crate) fn global_size(&self, block: usize) -> usize {
         (self.size * block).div_ceil(self.block)
     }
 
-    /// Global index of the first of this device's `block` rows or columns, an i32 scalar.
+    /// Returns the global index of the first row or column of this device's block, an i32 scalar.
     pub(crate) fn first(&self, block: usize) -> Value {
         &self.position * block as f64
     }
 
-    /// The block with `n` more rows or columns at both ends: the neighbours', and `padding` beyond the edge.
+    /// Extends the block by `n` rows or columns at both ends. The added values are those of the neighboring blocks or,
+    /// beyond the edge of the frame, `padding`.
     pub(crate) fn extend(&self, x: &Value, n: usize, padding: Padding) -> Value {
         let axis = self.axis as isize;
         let block = x.dim(axis);
         let size = self.global_size(block);
         if block < n || (padding == Padding::Reflect && size <= n) {
             let message = format!(
-                "{} padding of {n} needs more than {size} elements along axis {axis} of a frame and as many \
-                 of a block {}",
+                "{} padding of {n} along axis {axis} is too large for a frame of size {size} in blocks {}",
                 format!("{padding:?}").to_lowercase(),
                 x.ty()
             );
@@ -64,7 +65,7 @@ impl ShardedDim {
         let pairs = || self.groups.0.iter().flat_map(|g| g.windows(2).map(|w| (w[0], w[1])));
         let down: Vec<(usize, usize)> = pairs().collect();
         let up: Vec<(usize, usize)> = pairs().map(|(first, second)| (second, first)).collect();
-        // Where there is no neighbour zeros arrive.
+        // Devices without a neighbor receive zeros.
         let before = x.slice(axis, block - n, block).collective_permute(&down);
         let after = x.slice(axis, 0, n).collective_permute(&up);
         let joined = x.builder().concat(&[&before, x, &after], axis);
@@ -87,7 +88,8 @@ impl ShardedDim {
         }
         let joined = x.builder().concat(&[&before, x, &after], axis);
         let index = self.index(&joined, block, n);
-        // The border lies somewhere in a block: the element `i` behind it takes the one as far before it.
+        // The frame may end inside a block: element `i` after the edge is copied from the mirrored or nearest element
+        // before it.
         (0..n).fold(joined.clone(), |y, i| {
             let distance = if padding == Padding::Reflect { 2 * (i + 1) } else { i + 1 };
             let length = joined.dim(axis);
@@ -96,14 +98,14 @@ impl ShardedDim {
         })
     }
 
-    /// An extended block with zeros beyond the edge.
+    /// Returns an extended block with zeros beyond the edge of the frame.
     fn inside(&self, joined: &Value, size: usize, block: usize, n: usize) -> Value {
         let index = self.index(joined, block, n);
         let inside = index.compare(Comparison::Lt, &index.like(size as f64));
         inside.select(joined, &joined.like(0.0))
     }
 
-    /// Global index of each element along this dimension, for a block that was extended by `n`.
+    /// Returns the global index of each element along this dimension for a block that was extended by `n`.
     fn index(&self, joined: &Value, block: usize, n: usize) -> Value {
         let mut dims = vec![1; joined.rank()];
         dims[self.axis] = joined.dim(self.axis as isize);
@@ -112,7 +114,7 @@ impl ShardedDim {
     }
 }
 
-/// Sharded dimensions of the video that a network computes; none by default.
+/// Sharded dimensions of a video; none by default.
 #[derive(Clone, Default)]
 pub struct SpatialShards {
     /// Sharded dimensions, height first.
@@ -120,12 +122,11 @@ pub struct SpatialShards {
 }
 
 impl SpatialShards {
-    /// The same dimensions where channels lie behind all others.
+    /// Returns the same shards for a video with channels as the last dimension.
     pub(crate) fn channels_last(&self) -> Self {
         SpatialShards { dims: self.dims.iter().map(|dim| ShardedDim { axis: dim.axis - 1, ..dim.clone() }).collect() }
     }
 
-    /// A sharded dimension.
     pub(crate) fn along(&self, axis: usize) -> Option<&ShardedDim> {
         self.dims.iter().find(|dim| dim.axis == axis)
     }
@@ -134,13 +135,14 @@ impl SpatialShards {
         self.dims.iter().any(|s| s.axis == axis)
     }
 
-    /// Global size along a dimension of a block.
+    /// Returns the global size of dimension `axis`, of which `x` is the local block.
     pub(crate) fn global_size(&self, x: &Value, axis: usize) -> usize {
         let block = x.dim(axis as isize);
         self.along(axis).map_or(block, |s| s.global_size(block))
     }
 
-    /// The sum over `axes` of all blocks without what lies beyond the edge, kept as dimensions of one.
+    /// Returns the sum over `axes` across the blocks of all devices; the summed axes keep size 1. Elements beyond the
+    /// edge of the frame are excluded.
     pub(crate) fn sum_keep(&self, x: &Value, axes: &[isize]) -> Value {
         let sharded = || self.dims.iter().filter(|dim| axes.contains(&(dim.axis as isize)));
         let own = sharded().fold(x.clone(), |x, dim| {
@@ -151,8 +153,8 @@ impl SpatialShards {
         sharded().fold(own.sum_keep(axes), |sum, dim| sum.all_reduce_sum(&dim.groups))
     }
 
-    /// A block with `reach` more rows and columns at both ends of the sharded dimensions. Corners come along: the second
-    /// dimension is extended where the first already is.
+    /// Extends a block by `reach` rows and columns at both ends of the sharded dimensions. The dimensions are extended
+    /// one after the other, so corners are included.
     pub(crate) fn extend(&self, x: &Value, reach: [usize; 2], padding: Padding) -> Value {
         self.dims.iter().fold(x.clone(), |x, dim| {
             let n: usize = SPATIAL_DIMS.iter().zip(reach).filter(|(axis, _)| **axis == dim.axis).map(|(_, n)| n).sum();

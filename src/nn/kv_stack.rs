@@ -1,5 +1,6 @@
-//! Keys and values of every layer, made once and read in a loop. They are stored in the order in which attention reads
-//! them, so that no compiler reorders a stack.
+//! Keys and values of the text for all layers, each stacked in one tensor. They are computed once and read in the
+//! denoising loop. They are stored in the dimension order of the attention implementation, so that the compiler does
+//! not transpose an entire stacked tensor.
 
 use super::attention::Heads;
 use super::build::StackOrder;
@@ -8,9 +9,9 @@ use super::layout::Axis;
 use super::params::Params;
 use crate::hlo::{Type, Value};
 
-/// Names, types and axes of a stack of keys and one of values over the text.
+/// Names, types and axes of the stacked keys and values of the text.
 pub(crate) struct KvTensors {
-    /// Tensor `<name>.k` and `<name>.v` of one layer.
+    /// Tensors `<name>.k` and `<name>.v` of one layer.
     pub(crate) tensors: [LayerTensor; 2],
     orders: [[usize; 4]; 2],
 }
@@ -23,7 +24,7 @@ pub(crate) struct KvStack {
 }
 
 impl KvTensors {
-    /// Keys and values `[rows, tokens, heads, dim]` of the run's element type.
+    /// Describes keys and values `[rows, tokens, heads, dim]` in the element type of the run.
     pub(crate) fn new(p: &Params, name: &str, heads: Heads, [rows, tokens]: [usize; 2]) -> Self {
         let sizes = [rows, tokens, heads.count, heads.dim];
         let axes = [Axis::CfgBatch, Axis::TextSequence, Axis::Heads, Axis::HeadDim];
@@ -36,24 +37,24 @@ impl KvTensors {
         KvTensors { tensors: [tensor(0), tensor(1)], orders }
     }
 
-    /// A layer's keys and values `[rows, tokens, heads, dim]` in the stacks' order.
+    /// Transposes a layer's keys and values `[rows, tokens, heads, dim]` into the dimension order of the stack.
     pub(crate) fn arrange(&self, kv: &[Value; 2]) -> [Value; 2] {
         [0, 1].map(|i| kv[i].transpose(&self.orders[i]))
     }
 
-    /// Declares the stacks of `layers` layers as inputs.
+    /// Declares the stacks of `layers` layers as program inputs.
     pub(crate) fn input(&self, p: &Params, layers: usize) -> KvStack {
         KvStack { kv: self.tensors.each_ref().map(|t| p.layer_inputs(t, layers)), orders: self.orders }
     }
 }
 
 impl KvStack {
-    /// Number of tokens, padding included.
+    /// Returns the number of tokens, including padding.
     pub(crate) fn tokens(&self) -> usize {
         self.orders[0].iter().zip(self.kv[0].dims()).find(|(d, _)| **d == 1).map_or(0, |(_, n)| *n)
     }
 
-    /// Keys and values `[rows, tokens, heads, dim]` of the layer at `p`.
+    /// Returns keys and values `[rows, tokens, heads, dim]` of the layer that `p` belongs to.
     pub(crate) fn of_layer(&self, p: &Params) -> [Value; 2] {
         [0, 1].map(|i| {
             let mut back = [0; 4];
@@ -66,7 +67,7 @@ impl KvStack {
 }
 
 impl StackOrder {
-    /// The order in which `[rows, tokens, heads, dim]` keys and values are stored.
+    /// Returns the dimension orders in which keys and values `[rows, tokens, heads, dim]` are stored.
     fn orders(self, dim: usize) -> [[usize; 4]; 2] {
         const TOKENS_LAST: [usize; 4] = [0, 2, 3, 1];
         const HEADS_FIRST: [usize; 4] = [0, 2, 1, 3];

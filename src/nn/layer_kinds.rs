@@ -1,5 +1,6 @@
-//! Layers of several kinds in a pattern that repeats: a loop over the rounds of the pattern, and in it a loop over each run
-//! of layers of one kind. Tensors that every layer has lie in one stack, those of a kind in a stack of that kind's.
+//! Loops over layers of several kinds in a periodic pattern: an outer loop over the periods and, for each run of
+//! consecutive layers of the same kind, an inner loop. Parameters with the same shape in all layers are stacked in one
+//! tensor; parameters specific to a kind are stacked in one tensor per kind.
 
 use std::fmt::Display;
 use std::rc::Rc;
@@ -7,30 +8,30 @@ use std::rc::Rc;
 use super::params::{Number, Params};
 use crate::hlo::{DType, Value};
 
-/// One layer of such a loop.
+/// The current layer of a loop over layers of several kinds.
 pub(crate) struct KindLayer<K> {
     pub(crate) kind: K,
-    /// Its number among all.
+    /// Index among all layers.
     pub(crate) index: Value,
-    /// Place of the tensors that every layer has in the same shape.
+    /// Prefix of the parameters that have the same shape in all layers.
     pub(crate) common: Params,
-    /// Place of the tensors that only layers of its kind have so.
+    /// Prefix of the parameters that are specific to the layer's kind.
     pub(crate) own: Params,
 }
 
-/// Layers of one kind in a row.
+/// Consecutive layers of the same kind within a period.
 struct Run<K> {
     kind: K,
-    /// Its first layer's place in the round.
+    /// Index of the first layer in the period.
     start: usize,
     length: usize,
-    /// Layers of the kind in the round: before the run, and all.
+    /// Number of layers of this kind in the period: before this run, and in total (`all`).
     before: usize,
     all: usize,
 }
 
-/// Length of the shortest pattern that, repeated, gives the whole list.
-fn round_of<K: PartialEq>(kinds: &[K]) -> usize {
+/// Returns the length of the shortest pattern that, repeated, gives the complete list.
+fn shortest_period<K: PartialEq>(kinds: &[K]) -> usize {
     let repeats = |n: &usize| kinds.len().is_multiple_of(*n) && kinds[*n..].iter().eq(&kinds[..kinds.len() - n]);
     (1..=kinds.len()).find(repeats).unwrap_or_default()
 }
@@ -47,8 +48,8 @@ fn runs<K: Copy + PartialEq>(round: &[K]) -> Vec<Run<K>> {
 }
 
 impl Params {
-    /// Runs `body(layer, carried)` for layers `name.0`, `name.1` … of the given kinds in turn. What a kind's tensors are
-    /// called as a stack is the kind's name.
+    /// Runs `body(layer, carried)` for the layers `name.0`, `name.1` …, whose kinds are `kinds`. In the names of
+    /// stacked parameters, the kind's name replaces the layer number.
     pub(crate) fn each_layer_by_kind<K: Copy + PartialEq + Display>(
         &self,
         name: &str,
@@ -64,7 +65,7 @@ impl Params {
                 body(&KindLayer { kind, index, common: place.clone(), own: place }, &carried)
             });
         }
-        let length = round_of(kinds);
+        let length = shortest_period(kinds);
         let runs = runs(&kinds[..length]);
         let round = |number: &Value, carried: &[Value]| {
             runs.iter().fold(carried.to_vec(), |carried, run| {
@@ -110,10 +111,10 @@ mod tests {
     use crate::nn::{Axis, Build, Init, Lowering};
 
     #[test]
-    fn the_shortest_pattern_is_found() {
+    fn shortest_period_and_runs_of_layer_kinds_are_found() {
         for (kinds, length) in [("sssfsssf", 4), ("ssfs", 4), ("ssss", 1), ("sfsf", 2), ("s", 1), ("", 0), ("sssff", 5)]
         {
-            assert_eq!(round_of(kinds.as_bytes()), length, "{kinds}");
+            assert_eq!(shortest_period(kinds.as_bytes()), length, "{kinds}");
         }
         let of = |kinds: &str| -> Vec<[usize; 4]> {
             runs(kinds.as_bytes()).iter().map(|r| [r.start, r.length, r.before, r.all]).collect()
@@ -121,7 +122,7 @@ mod tests {
         assert_eq!(of("ssfsf"), [[0, 2, 0, 3], [2, 1, 0, 2], [3, 1, 2, 3], [4, 1, 1, 2]]);
     }
 
-    /// Names and shapes of what a loop over eight layers declares.
+    /// Returns names and shapes of the parameters that a loop over eight layers declares.
     fn declared(lowering: Lowering) -> Vec<(String, Vec<usize>, Vec<String>)> {
         let p = Params::new("kinds", "text_encoder", &Build { lowering, ..Build::new(DType::F32) });
         let x = p.builder().argument("x", Type::new(DType::F32, [4]));
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_by_kind_is_a_stack_of_each() {
+    fn kind_specific_tensors_are_stacked_per_kind() {
         let key = |l: &usize| format!("layers.{l}.own.w");
         let all: Vec<String> = (0..8).map(|l| format!("layers.{l}.w")).collect();
         let own = |kind: &str| format!("text_encoder.layers.{kind}.own.w");

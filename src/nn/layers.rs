@@ -1,4 +1,5 @@
-//! Equal layers: a loop over stacks, or unrolled, as the platform takes it best.
+//! Loops over identical layers. Depending on the platform, the parameters of all layers are stacked and the program
+//! contains a loop, or the loop is unrolled.
 
 use std::ops::Range;
 
@@ -7,17 +8,17 @@ use super::layout::Axis;
 use super::params::{Layer, Number, Params};
 use crate::hlo::{DType, Output, Type, Value};
 
-/// A tensor of every layer.
+/// A tensor that every layer has.
 #[derive(Clone)]
 pub(crate) enum PerLayer {
-    /// All in one, behind a leading dimension.
+    /// All layers in one tensor with a leading layer dimension.
     Stack(Value),
-    /// One each, where the loop is unrolled.
+    /// One tensor per layer, when the loop is unrolled.
     Each(Vec<Value>),
 }
 
 impl PerLayer {
-    /// One layer's shape.
+    /// Returns the shape of one layer's tensor.
     pub(crate) fn dims(&self) -> &[usize] {
         match self {
             PerLayer::Stack(x) => &x.dims()[1..],
@@ -29,7 +30,7 @@ impl PerLayer {
 /// Name, type and axes of a tensor that every layer has.
 #[derive(Clone)]
 pub(crate) struct LayerTensor {
-    /// Name without the layer's number.
+    /// Name without the layer number.
     pub(crate) name: String,
     /// Type of one layer's tensor.
     pub(crate) ty: Type,
@@ -38,7 +39,7 @@ pub(crate) struct LayerTensor {
 }
 
 impl LayerTensor {
-    /// Type and axes of the stack.
+    /// Returns type and axes of the stacked tensor.
     fn stack(&self, layers: usize) -> (Type, Vec<Axis>) {
         (Type::new(self.ty.dtype, [&[layers], &self.ty.dims[..]].concat()), [&[Axis::Layers], &self.axes[..]].concat())
     }
@@ -55,7 +56,7 @@ impl Params {
         below.pp("*")
     }
 
-    /// Runs `body(layer's place, its number, carried)` for `count` equal layers named `name.0`, `name.1` … in turn.
+    /// Runs `body(layer prefix, layer index, carried)` for `count` identical layers `name.0`, `name.1` … in order.
     pub(crate) fn each_layer(
         &self,
         name: &str,
@@ -69,11 +70,11 @@ impl Params {
                 body(&self.numbered(name, Number::Fixed(l)), &b.scalar(l as f64, DType::I32), &carried)
             });
         }
-        self.each_layer_of(name, 0..count, count, init, body)
+        self.loop_over_layers(name, 0..count, count, init, body)
     }
 
-    /// The same for layers of which neighbours may differ in the types of their weights, where `narrow` does: a loop each
-    /// over those that are alike.
+    /// Like [`Self::each_layer`], but only the weights of layers for which `narrow` is true are quantized. Each run of
+    /// layers with the same weight types has its own loop.
     pub(crate) fn each_layer_quantized(
         &self,
         name: &str,
@@ -88,14 +89,13 @@ impl Params {
         }
         let starts: Vec<usize> = (0..count).filter(|&l| l == 0 || narrow(l) != narrow(l - 1)).collect();
         let ends = starts.iter().skip(1).copied().chain([count]);
-        starts
-            .iter()
-            .zip(ends)
-            .fold(init.to_vec(), |carried, (&start, end)| self.each_layer_of(name, start..end, count, &carried, body))
+        starts.iter().zip(ends).fold(init.to_vec(), |carried, (&start, end)| {
+            self.loop_over_layers(name, start..end, count, &carried, body)
+        })
     }
 
-    /// One loop over some of `count` layers.
-    fn each_layer_of(
+    /// Loops over the range `layers` of the `count` layers.
+    fn loop_over_layers(
         &self,
         name: &str,
         layers: Range<usize>,
@@ -112,8 +112,9 @@ impl Params {
         })
     }
 
-    /// The results of `body(layer's place)` for each of `count` layers, whose weights have 8 bits in a run of such where
-    /// `narrow(layer)` holds: as many tensors as stated.
+    /// Runs `body(layer prefix)` for each of `count` layers and returns the resulting tensors, either stacked over all
+    /// layers or as one tensor per layer. `tensors` describes the results of `body`. In quantized runs, the weights of
+    /// layers for which `narrow` is true have 8 bits.
     pub(crate) fn per_layer(
         &self,
         name: &str,
@@ -138,19 +139,19 @@ impl Params {
         filled.into_iter().map(PerLayer::Stack).collect()
     }
 
-    /// The tensor of this place's layer.
+    /// Returns the tensor of the layer that this prefix belongs to.
     pub(crate) fn of_layer(&self, tensors: &PerLayer) -> Value {
         match (tensors, self.layer.as_ref().map(|l| &l.number)) {
             (PerLayer::Stack(stack), Some(Number::Counted { of_all, .. })) => stack.index(of_all),
             (PerLayer::Each(each), Some(Number::Fixed(l))) if *l < each.len() => each[*l].clone(),
             _ => {
-                self.builder().reject("layers", "a tensor of every layer is read outside of them".into());
+                self.builder().reject("layers", "a per-layer tensor is read outside of its layer loop".into());
                 self.builder().scalar(0.0, self.dtype())
             }
         }
     }
 
-    /// Declares a tensor of each of `count` layers as input: `name`, or `name.0`, `name.1` …
+    /// Declares a program input for a tensor of `count` layers: `name` if stacked, otherwise `name.0`, `name.1` ….
     pub(crate) fn layer_inputs(&self, t: &LayerTensor, count: usize) -> PerLayer {
         if self.lowering().unroll_layers {
             return PerLayer::Each((0..count).map(|l| self.input(&t.of(l), t.ty.clone(), &t.axes)).collect());
@@ -159,7 +160,8 @@ impl Params {
         PerLayer::Stack(self.input(&t.name, ty, &axes))
     }
 
-    /// The results that [`layer_inputs`](Self::layer_inputs) of the same description takes.
+    /// Returns program outputs that another program can take as its [`layer_inputs`](Self::layer_inputs) for the same
+    /// `LayerTensor`.
     pub(crate) fn layer_outputs(&self, t: &LayerTensor, tensors: &PerLayer) -> Vec<(Output, Value)> {
         match tensors {
             PerLayer::Stack(x) => vec![self.output(&t.name, x, &t.stack(x.dim(0)).1, x.dims())],

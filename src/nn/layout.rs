@@ -1,32 +1,32 @@
-//! Logical axes and how a layout maps them to mesh axes. Models speak only of logical axes.
+//! Logical axes and their mapping to mesh axes. Models refer only to logical axes.
 
 use serde::{Deserialize, Serialize};
 
 use super::context_parallel::ContextParallelPolicy;
 use crate::hlo::{Groups, Mesh, Sharding, Type};
 
-/// Logical axis of a dimension of a parameter or activation.
+/// Logical axis of a parameter or activation dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
     Batch,
     /// Guidance branches: conditional, negative, …
     Branch,
-    /// Videos times guidance branches, videos outermost: placed as `batch`, then `branch`.
+    /// Videos times guidance branches, with videos as the outer factor; sharded by the rules of `batch` and `branch`.
     #[serde(rename = "rows")]
     CfgBatch,
     VideoSequence,
     AudioSequence,
     TextSequence,
-    /// The residual stream's width, on the side of a weight that meets it.
+    /// Width of the residual stream, as the input or output axis of weights.
     Embed,
     Heads,
-    /// Heads that share keys and values.
+    /// Key and value heads, which query heads may share.
     KvHeads,
     HeadDim,
     /// Inner width of a feed-forward layer.
     Mlp,
-    /// Stacked layers of a loop.
+    /// Layers of a stacked parameter.
     Layers,
     /// Rows of an embedding table.
     Vocab,
@@ -35,47 +35,47 @@ pub enum Axis {
     Height,
     Width,
     Channels,
-    /// Samples of a waveform.
+    /// Audio samples of a waveform.
     Samples,
-    /// A dimension that is never split.
+    /// Never sharded.
     #[serde(rename = "whole")]
     Replicated,
 }
 
 impl Axis {
-    /// The axis' name in layout files.
+    /// Returns the name of the axis in layout files.
     pub(crate) fn name(self) -> String {
         let name = serde_json::to_value(self).expect("an axis has a JSON form");
-        name.as_str().expect("an axis is written as its name").into()
+        name.as_str().expect("an axis serializes as a string").into()
     }
 
-    /// Whether a size that does not divide is padded with elements that no result depends on. Of the other axes
-    /// every element counts.
+    /// Whether the axis may be padded to a divisible size. This holds for batch and sequence axes, whose padding does
+    /// not affect the results.
     fn is_padded(self) -> bool {
         matches!(self, Axis::CfgBatch | Axis::Batch | Axis::Branch) || self.is_sequence()
     }
 
-    /// Whether it counts tokens.
+    /// Whether the axis is a sequence of tokens.
     fn is_sequence(self) -> bool {
         matches!(self, Axis::VideoSequence | Axis::AudioSequence | Axis::TextSequence)
     }
 }
 
-/// Mismatch between a layout and a mesh or tensor.
+/// Error of a layout that does not match the mesh or a tensor.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 pub enum LayoutError {
-    #[error("{rule}: mesh axis '{mesh_axis}' does not exist, the mesh has {mesh}")]
+    #[error("{rule}: mesh axis '{mesh_axis}' does not exist; the mesh has {mesh}")]
     UnknownMeshAxis { rule: Rule, mesh_axis: String, mesh: String },
-    #[error("tensor '{tensor}' {ty} would be split twice by mesh axis '{mesh_axis}' ({rules})")]
+    #[error("tensor '{tensor}' {ty} is sharded twice by mesh axis '{mesh_axis}' ({rules})")]
     Twice { tensor: String, ty: String, mesh_axis: String, rules: String },
 }
 
-/// A line of a layout file: the mesh axes that split a logical axis, outer first.
+/// A rule of a layout file: the mesh axes that shard a logical axis, outermost first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     pub axis: Axis,
     pub mesh_axes: Vec<String>,
-    /// `file:line`.
+    /// Location of the rule, `file:line`.
     pub place: String,
 }
 
@@ -85,48 +85,47 @@ impl std::fmt::Display for Rule {
     }
 }
 
-/// Rules for the tensors whose names match a pattern; `*` stands for any text.
+/// Rules for tensors whose names match a pattern, in which `*` matches any text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
-    /// Pattern over `component.name`, e.g. `*.ff.net.0.proj.weight`.
+    /// Pattern for `component.name`, such as `*.ff.net.0.proj.weight`.
     pub(crate) pattern: String,
-    /// Rules that replace the general ones of the same axes.
+    /// Rules that take precedence over the general rules for the same axes.
     pub(crate) rules: Vec<Rule>,
 }
 
 impl Override {
-    /// Whether it speaks of a tensor.
     pub(crate) fn covers(&self, tensor: &str) -> bool {
         matches(&self.pattern, tensor)
     }
 }
 
-/// A mesh and the rules that place logical axes on it; by default one device.
+/// A mesh and the rules that map logical axes to it. The default is a single device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Layout {
     pub mesh: Mesh,
-    /// Sharding of dimensions while they are computed with.
+    /// Rules for the sharding of tensors during computation.
     pub(crate) rules: Vec<Rule>,
-    /// Further sharding of weights between their uses (FSDP); each is gathered right before its use.
+    /// Additional sharding of weights while they are not in use (FSDP); each weight is gathered right before its use.
     pub(crate) storage: Vec<Rule>,
-    /// Rules of single tensors, before the general ones.
+    /// Rules for individual tensors; they take precedence over the general rules.
     pub(crate) overrides: Vec<Override>,
-    /// Context parallelism of a sharded sequence.
+    /// Context parallelism of sharded sequences.
     pub(crate) context_parallel: ContextParallelPolicy,
 }
 
-/// A tensor's placement with the rules it comes from.
+/// Placement of a tensor and the rules that determine it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
-    /// The mesh axes of each dimension.
+    /// Mesh axes of each dimension.
     pub(crate) sharding: Sharding,
-    /// The rules that split something.
+    /// Rules that shard a dimension.
     pub(crate) rules: Vec<Rule>,
-    /// Dimensions left replicated because they do not divide: tensor, sizes and rule, a line each.
+    /// One line for each dimension that stays replicated because it is not divisible: tensor, sizes and rule.
     pub(crate) notes: Vec<String>,
 }
 
-/// A dimension of a tensor, with its axis.
+/// A dimension of a tensor and its logical axis.
 struct Dimension<'a> {
     tensor: &'a str,
     ty: &'a Type,
@@ -135,10 +134,10 @@ struct Dimension<'a> {
 }
 
 impl Layout {
-    /// A layout whose rules name existing mesh axes.
+    /// Creates a layout and checks that its rules refer to existing mesh axes.
     ///
     /// # Errors
-    /// [`LayoutError::UnknownMeshAxis`].
+    /// Returns [`LayoutError::UnknownMeshAxis`] if a rule refers to a mesh axis that does not exist.
     pub fn new(
         mesh: Mesh,
         rules: Vec<Rule>,
@@ -156,13 +155,15 @@ impl Layout {
         Ok(Layout { mesh, rules, storage, overrides, context_parallel })
     }
 
-    /// This layout for programs of one guidance branch: the devices of the others take video tokens. The weights are
-    /// placed as before, so both kinds of program read the same.
+    /// Returns the layout for programs with a single guidance branch: the mesh axes that shard guidance branches shard
+    /// video tokens instead, unless another rule also uses these mesh axes. Weights keep their placement, so that
+    /// programs of both layouts share them.
     #[must_use]
-    pub(crate) fn of_one_branch(&self) -> Layout {
+    pub(crate) fn for_single_branch(&self) -> Layout {
         let of = |axis: Axis| self.rules.iter().find(|r| r.axis == axis);
         let Some(branch) = of(Axis::Branch).filter(|r| !r.mesh_axes.is_empty()) else { return self.clone() };
-        // No tensor of the transformer has a frame's axes, and rules of other components are not of it.
+        // The transformer's tensors have no frame, height or width axes, and rules for other components do not affect
+        // it.
         let apart = [Axis::Branch, Axis::Frames, Axis::Height, Axis::Width];
         let of_transformer = |e: &&Override| {
             let fixed = e.pattern.split('*').next().unwrap_or_default();
@@ -190,8 +191,8 @@ impl Layout {
         Layout { rules, overrides, ..self.clone() }
     }
 
-    /// This layout with an axis of the tensors of a pattern, of which `tensor` is one, over the `count` outer ones of its mesh
-    /// axes alone.
+    /// Returns this layout with an additional override for tensors that match `pattern`, of which `tensor` is one:
+    /// `axis` is sharded only by the `count` outermost of its mesh axes.
     pub(crate) fn with_outer_axes(&self, pattern: &str, tensor: &str, axis: Axis, count: usize) -> Layout {
         let Some(rule) = self.rules_of(tensor, axis).first().map(|r| (*r).clone()) else { return self.clone() };
         let mesh_axes = self.mesh_axes(tensor, axis).into_iter().take(count).collect();
@@ -199,12 +200,12 @@ impl Layout {
         Layout { overrides: [std::slice::from_ref(&special), &self.overrides].concat(), ..self.clone() }
     }
 
-    /// True when there is nothing to place.
+    /// Whether the mesh is a single device.
     pub(crate) fn is_single(&self) -> bool {
         self.mesh.devices() == 1
     }
 
-    /// The rules that split an axis of a tensor, outer first; two for [`Axis::CfgBatch`].
+    /// Returns the rules that shard an axis of a tensor, outermost first; up to two for [`Axis::CfgBatch`].
     fn rules_of(&self, tensor: &str, axis: Axis) -> Vec<&Rule> {
         let find = |axis: Axis| {
             let special = self.overrides.iter().filter(|e| e.covers(tensor)).flat_map(|e| &e.rules);
@@ -217,24 +218,24 @@ impl Layout {
         }
     }
 
-    /// The mesh axes that split an axis of a tensor, outer first.
+    /// Returns the mesh axes that shard an axis of a tensor, outermost first.
     pub(crate) fn mesh_axes(&self, tensor: &str, axis: Axis) -> Vec<String> {
         self.rules_of(tensor, axis).iter().flat_map(|r| r.mesh_axes.iter().cloned()).collect()
     }
 
-    /// Devices that an axis of a tensor is split over.
+    /// Returns the number of shards of an axis of a tensor.
     pub(crate) fn parts(&self, tensor: &str, axis: Axis) -> usize {
         self.mesh_axes(tensor, axis).iter().filter_map(|a| self.mesh.size(a)).product()
     }
 
-    /// Groups of devices that differ only in their part of an axis, ordered by the part.
+    /// Returns the groups of devices that differ only in their shard of an axis, ordered by shard.
     pub(crate) fn groups(&self, tensor: &str, axis: Axis) -> Groups {
         let axes = self.mesh_axes(tensor, axis);
         self.mesh.groups(&axes.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// The type padded so that its CFG batch and sequences divide: with elements that no result depends on. A sequence that does
-    /// not divide gets a multiple of `unit` tokens on each device.
+    /// Returns the type with CFG batch and sequences padded until they are divisible; results do not depend on the
+    /// padding. A sequence that is not divisible is padded to a multiple of `unit` tokens per device.
     pub(crate) fn padded(&self, tensor: &str, ty: &Type, axes: &[Axis], unit: usize) -> Type {
         let mut padded = ty.clone();
         for (size, &axis) in padded.dims.iter_mut().zip(axes) {
@@ -246,11 +247,11 @@ impl Layout {
         padded
     }
 
-    /// The placement of a tensor while it is computed with, or `None` on one device. A dimension that does not divide is
-    /// left replicated, and noted: the result is the same, only dearer.
+    /// Returns the placement of a tensor during computation, or `None` on one device. A dimension that is not divisible
+    /// stays replicated, with a note: the result is the same, at a higher cost.
     ///
     /// # Errors
-    /// A mesh axis used twice, with tensor and rules.
+    /// Returns [`LayoutError::Twice`] if a mesh axis shards two dimensions.
     pub(crate) fn place(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Result<Option<Placed>, LayoutError> {
         if self.is_single() {
             return Ok(None);
@@ -260,7 +261,7 @@ impl Layout {
             let rules = self.rules_of(tensor, axis);
             let split: Vec<String> = rules.iter().flat_map(|r| r.mesh_axes.iter().cloned()).collect();
             for (i, rule) in rules.iter().enumerate() {
-                // The CFG batch has two rules of its own.
+                // The CFG batch has two rules, which must not use the same mesh axis either.
                 let earlier = || placed.rules.iter().chain(rules[..i].iter().copied());
                 let clash = |mesh_axis: &&String| earlier().any(|u| u.mesh_axes.contains(*mesh_axis));
                 if let Some(mesh_axis) = rule.mesh_axes.iter().find(clash) {
@@ -280,10 +281,11 @@ impl Layout {
         Ok(Some(placed))
     }
 
-    /// The placement of a weight between its uses: as [`Layout::place`], split further by the storage rules.
+    /// Returns the placement of a weight while it is not in use: [`Layout::place`], further sharded by the storage
+    /// rules.
     pub(crate) fn place_weight(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Result<Option<Placed>, LayoutError> {
         let Some(mut placed) = self.place(tensor, ty, axes)? else { return Ok(None) };
-        // A vector costs a collective and saves nothing.
+        // Sharding a vector costs a collective and saves no significant memory.
         if axes.iter().filter(|a| **a != Axis::Layers).count() < 2 {
             return Ok(Some(placed));
         }
@@ -297,7 +299,7 @@ impl Layout {
         Ok(Some(placed))
     }
 
-    /// Splits one dimension, unless its size does not divide.
+    /// Shards a dimension if it is divisible, otherwise adds a note.
     fn split(&self, placed: &mut Placed, at: &Dimension, mesh_axes: Vec<String>, rules: Vec<Rule>) {
         if mesh_axes == placed.sharding.0[at.dim] {
             return;
@@ -312,31 +314,33 @@ impl Layout {
         }
     }
 
-    /// Note on a dimension that does not divide: tensor, sizes and rule.
+    /// Returns a note on a dimension that is not divisible: tensor, sizes and rule.
     fn uneven<'a>(&self, at: &Dimension, mesh_axes: &[String], rules: impl IntoIterator<Item = &'a Rule>) -> String {
         let &Dimension { tensor, ty, dim, axis } = at;
         let rules = rules.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
         let (name, size, sizes) = (axis.name(), ty.dims[dim], self.sizes(mesh_axes));
-        format!("tensor '{tensor}' {ty}: {name} = {size} does not divide by {sizes} ({rules})")
+        format!("tensor '{tensor}' {ty}: {name} = {size} is not divisible by {sizes} ({rules})")
     }
 
-    /// Note on dimension `dim` of a tensor if it does not divide over the axis' devices in multiples of `unit`.
+    /// Returns a note if dimension `dim` of a tensor cannot be split into equal shards whose size is a multiple of
+    /// `unit`.
     pub(crate) fn unevenness(&self, tensor: &str, ty: &Type, dim: usize, axis: Axis, unit: usize) -> Option<String> {
         let even = ty.dims[dim].is_multiple_of(self.parts(tensor, axis) * unit);
         (!even).then(|| {
             let at = Dimension { tensor, ty, dim, axis };
             let uneven = self.uneven(&at, &self.mesh_axes(tensor, axis), self.rules_of(tensor, axis));
-            if unit > 1 { format!("{uneven} in multiples of {unit}") } else { uneven }
+            if unit > 1 { format!("{uneven} into blocks that are multiples of {unit}") } else { uneven }
         })
     }
 
     fn sizes(&self, mesh_axes: &[String]) -> String {
-        let size = |axis: &String| format!("{axis} = {}", self.mesh.size(axis).expect("rules name axes of the mesh"));
+        let size =
+            |axis: &String| format!("{axis} = {}", self.mesh.size(axis).expect("rules refer to existing mesh axes"));
         mesh_axes.iter().map(size).collect::<Vec<_>>().join(" x ")
     }
 }
 
-/// Whether `name` fits a pattern in which `*` stands for any text.
+/// Whether `name` matches a pattern in which `*` matches any text.
 fn matches(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,
@@ -365,14 +369,14 @@ mod tests {
     }
 
     #[test]
-    fn patterns() {
+    fn star_matches_any_text() {
         assert!(matches("*.ff.*", "transformer.blocks.*.ff.net.0.proj.weight"));
         assert!(matches("*ff.hidden", "t.audio_ff.hidden") && !matches("*.ff.hidden", "t.audio_ff.hidden"));
         assert!(matches("a", "a") && !matches("a", "ab") && matches("*", ""));
     }
 
     #[test]
-    fn overrides_come_before_rules() {
+    fn overrides_take_precedence_over_rules() {
         let special = Override { pattern: "*.ff.*".into(), rules: vec![rule(Axis::Embed, &[])] };
         let l = layout(vec![rule(Axis::Embed, &["context"])], vec![], vec![special]);
         let of = |name: &str| l.place(name, &ty(&[8, 8]), &[Axis::Replicated, Axis::Embed]).unwrap().unwrap();
@@ -381,25 +385,25 @@ mod tests {
     }
 
     #[test]
-    fn wrong_layouts_name_tensor_sizes_and_rule() {
+    fn layout_errors_report_tensor_sizes_and_rule() {
         let l = layout(vec![rule(Axis::Heads, &["context"]), rule(Axis::Mlp, &["context"])], vec![], vec![]);
         let odd = l.place("t.w", &ty(&[6, 8]), &[Axis::Heads, Axis::Replicated]).unwrap().unwrap();
         assert_eq!(odd.sharding, Sharding::new(&[&[], &[]]));
         assert_eq!(
             odd.notes,
-            ["tensor 't.w' tensor<6x8xbf16>: heads = 6 does not divide by context = 4 (x.yml:1: heads: [context]); \
+            ["tensor 't.w' tensor<6x8xbf16>: heads = 6 is not divisible by context = 4 (x.yml:1: heads: [context]); \
               replicated"]
         );
         let e = l.place("t.w", &ty(&[8, 8]), &[Axis::Heads, Axis::Mlp]).unwrap_err().to_string();
-        assert!(e.starts_with("tensor 't.w' tensor<8x8xbf16> would be split twice by mesh axis 'context'"), "{e}");
+        assert!(e.starts_with("tensor 't.w' tensor<8x8xbf16> is sharded twice by mesh axis 'context'"), "{e}");
         let mesh = Mesh::new(&[("cfg", 2)]);
         let e = Layout::new(mesh, vec![rule(Axis::Mlp, &["tensor"])], vec![], vec![], ContextParallelPolicy::default());
         let e = e.unwrap_err().to_string();
-        assert_eq!(e, "x.yml:1: mlp: [tensor]: mesh axis 'tensor' does not exist, the mesh has cfg=2");
+        assert_eq!(e, "x.yml:1: mlp: [tensor]: mesh axis 'tensor' does not exist; the mesh has cfg=2");
     }
 
     #[test]
-    fn storage_splits_matrices_further_and_says_what_it_cannot() {
+    fn storage_rules_shard_matrices_but_not_vectors() {
         let l = layout(vec![], vec![rule(Axis::Embed, &["cfg", "context"])], vec![]);
         let place = |dims: &[usize], axes: &[Axis]| l.place_weight("t.w", &ty(dims), axes).unwrap().unwrap();
         let whole = Sharding::new(&[&[], &[]]);
@@ -408,34 +412,34 @@ mod tests {
         assert_eq!((vectors.sharding, vectors.notes), (whole.clone(), vec![]));
         let odd = place(&[3, 12], &[Axis::Mlp, Axis::Embed]);
         assert_eq!(odd.sharding, whole);
-        assert!(odd.notes[0].contains("embed = 12 does not divide by cfg = 2 x context = 4"));
+        assert!(odd.notes[0].contains("embed = 12 is not divisible by cfg = 2 x context = 4"));
     }
 
     #[test]
-    fn devices_of_one_branch_take_tokens() {
+    fn single_branch_layout_shards_tokens_over_branch_axes() {
         let one = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::VideoSequence, &["context"])], vec![], vec![]);
         let split = |l: &Layout, axis: Axis| l.mesh_axes("transformer.rows", axis);
-        let of_one = one.of_one_branch();
+        let of_one = one.for_single_branch();
         assert_eq!(
             (split(&of_one, Axis::CfgBatch), split(&of_one, Axis::VideoSequence).join(",")),
             (vec![], "cfg,context".into())
         );
-        let alone = layout(vec![rule(Axis::Branch, &["cfg"])], vec![], vec![]).of_one_branch();
+        let alone = layout(vec![rule(Axis::Branch, &["cfg"])], vec![], vec![]).for_single_branch();
         assert_eq!(split(&alone, Axis::VideoSequence), ["cfg"]);
-        // An axis that splits something else of the transformer stays where it is.
+        // The layout is unchanged if the axis also shards another dimension of the transformer.
         let taken = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::Heads, &["cfg"])], vec![], vec![]);
-        assert_eq!(taken.of_one_branch(), taken);
-        // What another component does with it does not count.
+        assert_eq!(taken.for_single_branch(), taken);
+        // Overrides for other components have no effect.
         let special = |pattern: &str| {
             let rules = vec![rule(Axis::Branch, &["cfg"]), rule(Axis::VideoSequence, &["context"])];
             layout(rules, vec![], vec![Override { pattern: pattern.into(), rules: vec![rule(Axis::Heads, &["cfg"])] }])
         };
-        assert_eq!(split(&special("text_encoder.*").of_one_branch(), Axis::VideoSequence).join(","), "cfg,context");
-        assert_eq!(special("*.attn1.*").of_one_branch(), special("*.attn1.*"));
+        assert_eq!(split(&special("text_encoder.*").for_single_branch(), Axis::VideoSequence).join(","), "cfg,context");
+        assert_eq!(special("*.attn1.*").for_single_branch(), special("*.attn1.*"));
     }
 
     #[test]
-    fn the_cfg_batch_is_sharded_as_videos_then_as_branches() {
+    fn cfg_batch_is_sharded_by_batch_then_branch() {
         let l = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::Batch, &["context"])], vec![], vec![]);
         assert_eq!(l.mesh_axes("x", Axis::CfgBatch), ["context", "cfg"]);
         let placed = l.place("x", &ty(&[8, 3]), &[Axis::CfgBatch, Axis::Replicated]).unwrap().unwrap();
@@ -447,7 +451,7 @@ mod tests {
         let l = layout(vec![rule(Axis::Branch, &["cfg"]), rule(Axis::VideoSequence, &["context"])], vec![], vec![]);
         let axes = [Axis::CfgBatch, Axis::VideoSequence, Axis::Replicated];
         assert_eq!(l.padded("x", &ty(&[3, 35, 7]), &axes, 1), ty(&[4, 36, 7]));
-        // In multiples of a kernel's rows on each device, where it does not divide anyway.
+        // A sequence that is not divisible is padded to a multiple of the kernel's unit on each device.
         assert_eq!(l.padded("x", &ty(&[3, 35, 7]), &axes, 8), ty(&[4, 64, 7]));
         assert_eq!(l.padded("x", &ty(&[2, 36, 7]), &axes, 8), ty(&[2, 36, 7]));
     }

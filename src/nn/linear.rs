@@ -1,4 +1,4 @@
-//! Affine maps and the pointwise functions around them.
+//! Linear layers and activation functions.
 
 use super::build::Quantization;
 use super::layout::Axis;
@@ -7,14 +7,14 @@ use super::params::Params;
 use super::quantized::{self, Weight};
 use crate::hlo::{DType, Value};
 
-/// `x [rows…, in]` times `weight [out…, in]`: `[rows…, out…]`, in `x`'s element type.
+/// Multiplies `x [rows…, in]` by `weight [out…, in]`. Returns `[rows…, out…]` in the element type of `x`.
 pub(crate) fn linear_nd(p: &Params, x: &Value, weight: &Value) -> Value {
     linear_into(p, x, weight, x.dtype())
 }
 
-/// [`linear_nd`] with a result of another element type.
+/// Like [`linear_nd`], but the result has the element type `dtype`.
 pub(crate) fn linear_into(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
-    // Rows of one device, where the platform's bits depend on how many there are: one product each.
+    // Number of rows per device. With `batch_invariant`, each row is multiplied separately.
     let parts = p.layout().parts(&p.activation("rows"), Axis::CfgBatch);
     let local = if p.lowering().batch_invariant && x.rank() == 3 { x.dim(0) / parts } else { 1 };
     if local <= 1 || !x.dim(0).is_multiple_of(parts) {
@@ -33,12 +33,13 @@ fn product(x: &Value, weight: &Value, dtype: DType) -> Value {
     x.builder().einsum(&format!("{rows}z,{out}z->{rows}{out}"), x, weight, dtype)
 }
 
-/// The map `in -> out` at `p`, with parameters `weight [out, in]` and, if `bias`, `bias [out]`.
+/// Linear layer with the parameters at `p`: `weight [out, in]` and, if `bias` is set, `bias [out]`. `axes` are the
+/// logical axes of the input and of the output.
 pub(crate) fn linear(p: &Params, x: &Value, out: usize, bias: bool, axes: [Axis; 2]) -> Value {
     project(p, x, &[out], bias, &[axes[1]], axes[0])
 }
 
-/// The map from the last dimension to several: `weight` stands in the checkpoint as `[product(out), in]`.
+/// Linear layer with several output dimensions. The checkpoint stores `weight` as `[product(out), in]`.
 pub(crate) fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes: &[Axis], in_axis: Axis) -> Value {
     let _scope = p.scope();
     let weight = p.weight(&["weight"], &[out, &[x.dim(-1)]].concat(), &[out_axes, &[in_axis]].concat());
@@ -46,9 +47,10 @@ pub(crate) fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes
     affine(p, x, &weight, bias.as_ref(), out_axes)
 }
 
-/// `x [rows…, in]` times a weight `[out…, in]` plus a bias `[out…]`: `[rows…, out…]`, in `x`'s element type.
+/// Multiplies `x [rows…, in]` by a weight `[out…, in]` and adds a bias `[out…]`. Returns `[rows…, out…]` in the element
+/// type of `x`.
 pub fn affine(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>, out_axes: &[Axis]) -> Value {
-    // A product takes a vector into its epilogue, not an array. An inner axis that is split stays an axis.
+    // XLA fuses only a 1D bias into a dot's epilogue, so flatten the output, unless an inner output axis is sharded.
     let whole = out_axes[1..].iter().all(|&axis| p.layout().parts(&p.activation("weight"), axis) == 1);
     let Some(bias) = bias.filter(|_| p.lowering().fuse_epilogues && whole) else { return map(p, x, weight, bias) };
     let y = map(p, x, &weight.flat(), Some(&bias.reshape(vec![bias.ty().elements()])));
@@ -66,39 +68,40 @@ fn map(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>) -> Value {
         (Weight::Scaled(weight, channels), _) => {
             let (narrow, rows) = quantized::scaled(x, weight.dtype());
             let is_integer = weight.dtype() == DType::I8 && p.lowering().integer_sums;
-            // Sums are at most 448² times the inner width: far inside bf16's range, and 127² times it inside i32's.
+            // FP8 sums are at most 448² times the input width, well within the range of bf16; I8 sums are at most 127²
+            // times the input width, within the range of i32.
             let y = linear_into(p, &narrow, weight, if is_integer { DType::I32 } else { x.dtype() });
             quantized::unscaled(&y, Some(&rows), channels, bias).to(x.dtype())
         }
     }
 }
 
-/// Whether what a weight in 8 bits is multiplied with keeps its element type.
+/// Whether the activations that are multiplied with a quantized weight keep the element type of the run.
 fn has_wide_activations(p: &Params, x: &Value) -> bool {
     let rows: usize = x.dims()[..x.rank() - 1].iter().product();
     match p.quantization {
-        Quantization::Int8 { activations } => !activations || rows < p.lowering().least_integer_rows,
+        Quantization::Int8 { activations } => !activations || rows < p.lowering().min_integer_rows,
         _ => false,
     }
 }
 
-/// `x · sigmoid(x)`, in f32 inside, in the operand's type outside.
+/// Returns `x · sigmoid(x)`, computed in f32 and returned in the element type of `x`.
 pub(crate) fn silu(x: &Value) -> Value {
     let f = x.to(crate::hlo::DType::F32);
     (&f * f.logistic()).to(x.dtype())
 }
 
-/// The tanh approximation of GELU, in f32 inside, in the operand's type outside.
+/// Applies the tanh approximation of GELU, computed in f32 and returned in the element type of `x`.
 pub(crate) fn gelu_tanh(x: &Value) -> Value {
     let f = x.to(DType::F32);
     let inner = (&f + &f * &f * &f * 0.044715) * SQRT_2_OVER_PI;
     (&f * 0.5 * (inner.tanh() + 1.0)).to(x.dtype())
 }
 
-/// [`gelu_tanh`] of an affine map's result.
+/// Applies [`gelu_tanh`] to the result of a linear layer, in a form that compilers can fuse with the layer.
 pub(crate) fn gelu_tanh_of_product(p: &Params, x: &Value) -> Value {
-    // The compiler takes this very form into the product, which applies it to its f32 sums; but not into one whose rows
-    // it has to pad to eights, nor into one whose sums are still to be scaled.
+    // XLA fuses exactly this form into the epilogue of the dot, applied to its f32 accumulators. It does not if it has
+    // to pad the number of rows to a multiple of 8 or if the accumulators still have to be scaled.
     let rows: usize = x.dims()[..x.rank() - 1].iter().product();
     if !p.lowering().fuse_epilogues || p.is_quantized() || x.dtype() != DType::BF16 || !rows.is_multiple_of(8) {
         return gelu_tanh(x);
@@ -108,7 +111,7 @@ pub(crate) fn gelu_tanh_of_product(p: &Params, x: &Value) -> Value {
 
 const SQRT_2_OVER_PI: f64 = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
 
-/// GELU by the error function, in f32 inside, in the operand's type outside.
+/// Applies the exact GELU (error function), computed in f32 and returned in the element type of `x`.
 pub(crate) fn gelu(x: &Value) -> Value {
     let f = x.to(crate::hlo::DType::F32);
     (&f * 0.5 * ((&f * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0)).to(x.dtype())
@@ -120,9 +123,9 @@ mod tests {
     use crate::hlo::Type;
     use crate::nn::Build;
 
-    /// Runs in f32 are what parity is judged by: no unit of fewer bits may compute their matmuls.
+    /// Parity is measured with f32 runs, so their matmuls must not use a lower precision.
     #[test]
-    fn products_of_f32_keep_all_of_its_bits() {
+    fn f32_matmuls_use_highest_precision() {
         for (dtype, precision) in [(DType::F32, "HIGHEST"), (DType::BF16, "DEFAULT")] {
             let p = Params::new("product", "transformer", &Build::new(dtype));
             let x = p.builder().argument("x", Type::new(dtype, [2, 3, 8]));

@@ -1,4 +1,4 @@
-//! Layers: what a network declares (parameters with logical axes) and what it computes with them.
+//! Neural network layers: they declare parameters with logical axes and build the computation.
 
 mod attention;
 mod attention_layer;

@@ -1,4 +1,4 @@
-//! Normalisations. All compute in f32; the callers round the result once.
+//! Normalization layers. All compute in f32; the result is rounded once.
 
 use super::halo::SpatialShards;
 use super::layout::Axis;
@@ -6,19 +6,20 @@ use super::param::Init;
 use super::params::Params;
 use crate::hlo::{DType, Value};
 
-/// `x / sqrt(mean(x²) + eps)` over the last dimension, in f32.
+/// Returns `x / sqrt(mean(x²) + eps)` over the last dimension, in f32.
 pub(crate) fn rms(x: &Value, eps: f64) -> Value {
     rms_over(x, &[-1], eps)
 }
 
-/// [`rms`] over several dimensions together.
+/// Like [`rms`], but over several dimensions jointly.
 fn rms_over(x: &Value, axes: &[isize], eps: f64) -> Value {
     let f = x.to(DType::F32);
     let scale = (f.square().mean_keep(axes) + eps).rsqrt();
     f * scale
 }
 
-/// [`rms`] over the last `weight.rank()` dimensions times a weight of their shape; in `x`'s element type.
+/// Like [`rms`], but over the last `over` dimensions jointly and multiplied by `weight`, which has the shape of these
+/// dimensions. The result has the element type of `x`.
 pub(crate) fn rms_norm(x: &Value, weight: Option<&Value>, over: usize, eps: f64) -> Value {
     let axes: Vec<isize> = (1..=over as isize).map(|i| -i).collect();
     let y = rms_over(x, &axes, eps);
@@ -29,7 +30,7 @@ pub(crate) fn rms_norm(x: &Value, weight: Option<&Value>, over: usize, eps: f64)
     .to(x.dtype())
 }
 
-/// `(x - mean) / sqrt(var + eps)` over the last dimension, in f32, without weights.
+/// Returns `(x - mean) / sqrt(var + eps)` over the last dimension, in f32, without weights.
 pub(crate) fn layer_norm(x: &Value, eps: f64) -> Value {
     let f = x.to(DType::F32);
     let centred = &f - f.mean_keep(&[-1]);
@@ -37,14 +38,14 @@ pub(crate) fn layer_norm(x: &Value, eps: f64) -> Value {
     centred * scale
 }
 
-/// `x / sqrt(mean(x²) + eps)` over the channels of `[b, channels, …]`, in `x`'s element type.
+/// Returns `x / sqrt(mean(x²) + eps)` over the channels of `[b, channels, …]`, in the element type of `x`.
 pub(crate) fn pixel_norm(x: &Value, eps: f64) -> Value {
     rms_over(x, &[1], eps).to(x.dtype())
 }
 
-/// The group norm at `p` of `x [b, channels, frames, height, width]`: the numbers of a group of channels, in all frames
-/// or in each alone, have mean 0 and variance 1 before the channels' weights and biases. In f32. Where the
-/// video is sharded the statistics are those of all blocks.
+/// Group norm of `x [b, channels, frames, height, width]` with the parameters at `p`, in f32: normalizes each group of
+/// channels, over all frames or for each frame, then applies weight and bias per channel. If the video is sharded, the
+/// statistics cover all blocks.
 pub(crate) fn group_norm(
     p: &Params,
     x: &Value,
@@ -56,11 +57,11 @@ pub(crate) fn group_norm(
     let _scope = p.scope();
     let [b, c, f, h, w] = [0, 1, 2, 3, 4].map(|axis| x.dim(axis));
     if !c.is_multiple_of(groups) {
-        p.builder().reject("group_norm", format!("{c} channels do not divide into {groups} groups"));
+        p.builder().reject("group_norm", format!("{c} channels cannot be divided evenly into {groups} groups"));
         return x.to(DType::F32);
     }
     let axes: &[isize] = if each_frame { &[1, 3, 4] } else { &[1, 2, 3, 4] };
-    // Groups stand among the batch, so that height and width keep their places.
+    // Merge groups into the batch, so that the indices of height and width do not change.
     let grouped = x.to(DType::F32).reshape(vec![b * groups, c / groups, f, h, w]);
     let count = [1, 2, 3, 4].into_iter().filter(|axis| axes.contains(axis));
     let count: usize = count.map(|axis| shards.global_size(&grouped, axis as usize)).product();

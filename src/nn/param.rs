@@ -1,11 +1,11 @@
-//! Parameters and placements of a program, as loading, random initialisation, counts and reports read them.
+//! Parameters and placements of a program, used for loading, random initialization, counts and reports.
 
 use serde::{Deserialize, Serialize};
 
 use super::layout::Axis;
 use crate::hlo::{DType, Sharding, Type};
 
-/// The normal distribution that a random model draws a parameter from.
+/// Normal distribution of a parameter's values in randomly initialized models.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Init {
     pub mean: f32,
@@ -13,47 +13,47 @@ pub struct Init {
 }
 
 impl Init {
-    /// No number drawn is further from its mean than this many deviations.
+    /// Maximum distance of a random value from the mean, in standard deviations.
     pub(crate) const LARGEST_DEVIATION: f32 = 3.4642;
 
-    /// The distribution of mean 0.
+    /// Creates a distribution with mean 0.
     pub(crate) const fn normal(std: f32) -> Self {
         Init { mean: 0.0, std }
     }
 }
 
-/// Location of a parameter's elements in the checkpoint.
+/// Tensors of the checkpoint that a parameter is loaded from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Tensors of equal shape, one after the other in row-major order.
+    /// Tensors of equal shape, concatenated in row-major order.
     Stack {
-        /// Checkpoint names, in order.
+        /// Names of the tensors in the checkpoint, in order.
         keys: Vec<String>,
-        /// Shape of each in the checkpoint.
+        /// Shape of each tensor in the checkpoint.
         shape: Vec<usize>,
     },
-    /// One tensor read with its axes permuted: the parameter's dimension `i` walks the tensor with `strides[i]`.
+    /// One tensor with permuted axes: dimension `i` of the parameter has stride `strides[i]` in the tensor.
     View {
-        /// Checkpoint name.
+        /// Name of the tensor in the checkpoint.
         key: String,
-        /// Shape in the checkpoint.
+        /// Shape of the tensor in the checkpoint.
         shape: Vec<usize>,
-        /// Element strides of the parameter's dimensions.
+        /// Strides of the parameter's dimensions, in elements.
         strides: Vec<usize>,
     },
-    /// Per-row dequantization scales of tensors that are quantized to 8 bits, one after the other.
+    /// Dequantization scales of tensors that are quantized to 8 bits: one scale per row, concatenated over the tensors.
     Scales {
-        /// Checkpoint names of the tensors, in order.
+        /// Names of the quantized tensors in the checkpoint, in order.
         keys: Vec<String>,
-        /// Shape of each in the checkpoint.
+        /// Shape of each tensor in the checkpoint.
         shape: [usize; 2],
-        /// The 8-bit type.
+        /// 8-bit element type.
         of: DType,
     },
 }
 
 impl Source {
-    /// Names of the tensors, in order; those of scales differ from what they scale.
+    /// Returns unique names of the sources, in order: tensor names, with `.scale` appended for scales.
     pub fn names(&self) -> Vec<String> {
         match self {
             Source::Stack { keys, .. } => keys.clone(),
@@ -62,7 +62,7 @@ impl Source {
         }
     }
 
-    /// Shape of each tensor in the checkpoint.
+    /// Returns the shape of each tensor in the checkpoint.
     pub(crate) fn shape(&self) -> &[usize] {
         match self {
             Source::Stack { shape, .. } | Source::View { shape, .. } => shape,
@@ -70,7 +70,7 @@ impl Source {
         }
     }
 
-    /// Every checkpoint tensor it reads, with its shape.
+    /// Returns every checkpoint tensor that the parameter reads, with its shape.
     pub fn tensors(&self) -> Vec<(&str, &[usize])> {
         match self {
             Source::Stack { keys, .. } | Source::Scales { keys, .. } => {
@@ -81,14 +81,14 @@ impl Source {
     }
 }
 
-/// A parameter of a program: an argument filled from a checkpoint.
+/// A parameter of a program: an argument whose value comes from a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Param {
-    /// Model folder: `transformer`, `vae`, …
+    /// Name of the model component, such as `transformer` or `vae`.
     pub(crate) component: &'static str,
-    /// Argument name: component, then the checkpoint's name with `*` for the layer.
+    /// Name of the argument: the component, then the checkpoint name with `*` instead of the layer number.
     pub name: String,
-    /// Type on the device, the stacking dimension first.
+    /// Type on the device, including the leading dimension of stacked layers.
     pub ty: Type,
     pub axes: Vec<Axis>,
     pub source: Source,
@@ -96,7 +96,7 @@ pub struct Param {
 }
 
 impl Param {
-    /// Bytes of all its elements, however it is sharded.
+    /// Returns the size of the unsharded parameter in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.ty.elements() * self.ty.dtype.size()
     }
@@ -107,26 +107,26 @@ impl Param {
 pub struct Placement {
     /// Name scope of the first use.
     pub(crate) scope: String,
-    /// `component.name` of a parameter or activation, or a program input's name.
+    /// `component.name` of a parameter or activation, or the name of a program input.
     pub(crate) tensor: String,
-    /// Global type.
+    /// Global (unsharded) type.
     pub ty: Type,
     pub axes: Vec<Axis>,
     /// Mesh axes of each dimension.
     pub(crate) sharding: Sharding,
-    /// Rules that shard something, as `file:line: axis: [mesh axes]`.
+    /// Rules that shard a dimension, as `file:line: axis: [mesh axes]`.
     pub(crate) rules: Vec<String>,
     pub(crate) role: Role,
 }
 
-/// Role of a placed tensor in its program.
+/// Role of a tensor in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Role {
-    /// A parameter that is computed with as it is stored.
+    /// A parameter that is used with its stored sharding.
     Parameter,
-    /// An FSDP-sharded parameter: the storage rules shard it further, and it is gathered before its use.
+    /// An FSDP-sharded parameter: storage rules shard it further, and it is gathered before its use.
     Stored,
-    /// An input, a result, or a value between.
+    /// An input, an output or an intermediate value.
     Activation,
 }

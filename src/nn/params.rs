@@ -1,10 +1,10 @@
-//! Parameters: declared once, where the network uses them.
+//! Parameters, declared where the network uses them.
 //!
-//! Building a program declares its parameters: [`Params::get`] names a checkpoint tensor with shape and logical axes,
-//! adds it to the list, and gives its value in the program. Inside a loop over layers ([`Params::each_layer`]) the same
-//! call declares the stack of all layers' tensors and gives the current layer's slice, or each layer's own tensor where
-//! the platform unrolls the loop. Loading, random initialisation, placement, counts and memory estimates all read
-//! that list.
+//! Building a program declares its parameters: [`Params::get`] takes the name of a checkpoint tensor, its shape and its
+//! logical axes, records the parameter and returns its value in the program. Inside a loop over layers
+//! ([`Params::each_layer`]) the same call declares the stacked tensors of all layers and returns the slice of the
+//! current layer, or declares one tensor per layer if the loop is unrolled. Loading, random initialization, placement,
+//! counts and memory estimates use the recorded parameters.
 
 use std::ops::Deref;
 use std::rc::Rc;
@@ -15,50 +15,51 @@ use super::layout::{Axis, LayoutError, Placed};
 use super::param::{Init, Param, Role, Source};
 use crate::hlo::{Argument, Output, Scope, Sharding, Type, Value};
 
-/// The layer of a loop over equal layers that a place in the tree of names belongs to; `*` stands for its number in the
-/// prefix.
+/// The layer that a prefix belongs to, inside a loop over identical layers. The prefix has `*` instead of the layer
+/// number.
 #[derive(Clone)]
 pub(super) struct Layer {
-    /// Length of the part of the prefix before the number.
+    /// Length of the prefix before the layer number.
     pub(crate) at: usize,
     pub(crate) number: Number,
 }
 
 #[derive(Clone)]
 pub(super) enum Number {
-    /// One layer of an unrolled loop: its parameters are arguments of their own.
+    /// A layer of an unrolled loop, with separate arguments for its parameters.
     Fixed(usize),
-    /// The current layer of a loop: its parameters are slices of a stack over some of all layers.
+    /// The current layer of a loop; its parameters are slices of tensors that stack some or all layers.
     Counted {
-        /// The layers of the stack, in order.
+        /// Numbers of the stacked layers, in order.
         layers: Rc<[usize]>,
-        /// Name of the stack among several; none if it is of all layers.
+        /// Distinguishes this stack from other stacks of the same parameter. `None`: the stack contains all layers.
         label: Option<Rc<str>>,
-        /// Its place in the stack, and among all layers.
+        /// Index of the current layer in the stack; `of_all` is its index among all layers.
         index: Value,
         of_all: Value,
     },
 }
 
-/// Equal parts of a tensor that is read with permuted axes, the parts first, and which of them.
+/// Selects one of several parts of equal size of a checkpoint tensor. The tensor is read with permuted axes, so that
+/// the part index is the leading axis.
 pub struct PartView<'a> {
     /// Shape of the tensor in the checkpoint.
     pub(crate) stored: &'a [usize],
-    /// Strides of the parts' axes and the number of the part, in elements of the stored tensor.
+    /// Strides of the part index and of the axes of a part, in elements of the checkpoint tensor.
     pub(crate) strides: &'a [usize],
     pub(crate) parts: usize,
-    /// Index of the part, a value of the program.
+    /// Index of the selected part, a value of the program.
     pub(crate) index: &'a Value,
 }
 
-/// A place in a network's tree of names, in a program under construction.
+/// A name prefix in the parameter tree of a program under construction.
 #[derive(Clone)]
 pub struct Params {
     context: Rc<Context>,
     component: &'static str,
     pub(super) prefix: String,
     pub(super) layer: Option<Layer>,
-    /// Whether the weights of linear maps have 8 bits here.
+    /// Whether the weights of linear layers under this prefix are quantized to 8 bits.
     is_quantized: bool,
 }
 
@@ -71,19 +72,19 @@ impl Deref for Params {
 }
 
 impl Params {
-    /// The root of a program's parameters.
+    /// Starts a program and returns the root of its parameter tree.
     pub fn new(program: &str, component: &'static str, build: &Build) -> Self {
         let context = Rc::new(Context::new(program, build));
         Params { context, component, prefix: String::new(), layer: None, is_quantized: false }
     }
 
-    /// The same program's parameters of another component.
+    /// Returns the root of the parameter tree of another component in the same program.
     pub(crate) fn of(&self, component: &'static str) -> Self {
         Params { component, prefix: String::new(), layer: None, is_quantized: false, ..self.clone() }
     }
 
-    /// The same place in a layer, where the weights of linear maps have 8 bits if the run asks for them and
-    /// `narrow(layer)` holds. Those of a loop are alike.
+    /// Returns this prefix with quantized linear weights if the run uses quantization and `narrow(layer)` is true. All
+    /// layers of a loop must agree.
     pub(crate) fn quantized(&self, narrow: impl Fn(usize) -> bool) -> Self {
         let first = match self.layer.as_ref().map(|l| &l.number) {
             Some(Number::Fixed(l)) => Some(*l),
@@ -94,17 +95,16 @@ impl Params {
         Params { is_quantized, ..self.clone() }
     }
 
-    /// The same place, where weights have the run's element type.
+    /// Returns this prefix without quantization.
     pub(crate) fn plain(&self) -> Self {
         Params { is_quantized: false, ..self.clone() }
     }
 
-    /// Whether the weights of linear maps have 8 bits here.
     pub(crate) fn is_quantized(&self) -> bool {
         self.is_quantized
     }
 
-    /// One level down the tree of names.
+    /// Returns the prefix extended by `name`.
     pub fn pp(&self, name: impl std::fmt::Display) -> Self {
         let prefix = if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) };
         Params { prefix, ..self.clone() }
@@ -114,7 +114,7 @@ impl Params {
         if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) }
     }
 
-    /// The checkpoint names of `key`: one, or one for every layer of a stack.
+    /// Returns the names of `key` in the checkpoint: one name, or one per layer of a stack.
     fn keys(&self, key: &str) -> Vec<String> {
         let layer = |at: usize, number: usize| format!("{}.{number}{}", &key[..at], &key[at + 2..]);
         match &self.layer {
@@ -130,7 +130,7 @@ impl Params {
         self.get_as(name, shape, shape, axes, init)
     }
 
-    /// One tensor of the checkpoint, seen under another shape of as many elements.
+    /// Returns a checkpoint tensor of shape `stored`, reshaped to `shape`.
     pub(crate) fn get_as(&self, name: &str, stored: &[usize], shape: &[usize], axes: &[Axis], init: Init) -> Value {
         let key = self.key(name);
         let source = Source::Stack { keys: self.keys(&key), shape: stored.to_vec() };
@@ -141,14 +141,14 @@ impl Params {
         Type::new(self.dtype(), shape)
     }
 
-    /// The checkpoint names of tensors that lie together: layer by layer.
+    /// Returns the checkpoint names of tensors that are fused into one parameter, layer by layer.
     pub(super) fn keys_of(&self, names: &[&str]) -> Vec<String> {
         let each: Vec<Vec<String>> = names.iter().map(|n| self.keys(&self.key(n))).collect();
         let layers = each.first().map_or(0, Vec::len);
         (0..layers).flat_map(|l| each.iter().map(move |k| k[l].clone())).collect()
     }
 
-    /// Several tensors of one shape under one name, stacked along a new leading dimension.
+    /// Declares several tensors of the same shape as one parameter, stacked along a new leading dimension.
     pub(crate) fn fused(&self, names: &[&str], shape: &[usize], stored: &[usize], axes: &[Axis], init: Init) -> Value {
         let source = Source::Stack { keys: self.keys_of(names), shape: stored.to_vec() };
         let shape: Vec<usize> = std::iter::once(names.len()).chain(shape.iter().copied()).collect();
@@ -156,7 +156,7 @@ impl Params {
         self.declare(self.key(&names.join("+")), source, self.of_shape(&shape), &axes, init)
     }
 
-    /// One part of a tensor, of `shape`.
+    /// Returns the part of a checkpoint tensor that `view` selects, with shape `shape`.
     pub(crate) fn part(&self, name: &str, view: PartView, shape: &[usize], axes: &[Axis], init: Init) -> Value {
         let key = self.key(name);
         let source = Source::View { key: key.clone(), shape: view.stored.to_vec(), strides: view.strides.to_vec() };
@@ -170,8 +170,8 @@ impl Params {
         Params { layer, ..self.clone() }.declare(key, source, self.of_shape(shape), axes, init)
     }
 
-    /// The rows `ids` of a table, `ids`' shape with the rows' behind. The rows of a sharded table stay sharded:
-    /// what was looked up is gathered, which is less.
+    /// Looks up the rows `ids` of a table. The result has the shape of `ids` followed by the shape of a row. If the
+    /// table is sharded, only the selected rows are gathered.
     pub(crate) fn lookup(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init, ids: &Value) -> Value {
         let key = self.key(name);
         let source = Source::Stack { keys: self.keys(&key), shape: shape.to_vec() };
@@ -183,9 +183,9 @@ impl Params {
         self.gathered(&format!("{}.{key}", self.component), stored, axes)
     }
 
-    /// A parameter as it is stored, the current layer's.
+    /// Returns a parameter (of the current layer) with its stored sharding.
     fn stored(&self, key: &str, source: Source, ty: Type, axes: &[Axis], init: Init) -> Value {
-        // Rules speak of all layers alike; only the argument has a layer's number, or the label of a part of them.
+        // Layout rules match all layers; only the argument name includes the layer number or the label of the stack.
         let rules = format!("{}.{key}", self.component);
         let name = match &self.layer {
             Some(Layer { number: Number::Fixed(_), .. }) => format!("{}.{}", self.component, self.keys(key)[0]),
@@ -213,25 +213,26 @@ impl Params {
         }
     }
 
-    /// A weight as it is computed with: what the storage rules split is gathered here, once.
+    /// Returns a weight as it is used in computation: gathers the dimensions that storage rules shard.
     fn gathered(&self, name: &str, weight: Value, axes: &[Axis]) -> Value {
         let layout = self.layout();
         let (stored, used) = (layout.place_weight(name, weight.ty(), axes), layout.place(name, weight.ty(), axes));
         match (stored, used) {
             (Ok(Some(stored)), Ok(Some(used))) if stored.sharding != used.sharding => weight.constrain(&used.sharding),
-            // What is wrong was kept when the argument was placed.
+            // A layout error was recorded when the argument was placed.
             _ => weight,
         }
     }
 
-    /// Declares an input of the program. Rows and sequences that do not divide are padded with zeros, so the value's
-    /// type may be larger than `ty`.
+    /// Declares a program input. Batches and sequences that are not divisible are padded with zeros, so the type of the
+    /// value may be larger than `ty`.
     pub fn input(&self, name: &str, ty: Type, axes: &[Axis]) -> Value {
         let padded = self.layout().padded(&self.activation(name), &ty, axes, self.lowering().sequence_unit);
         self.filled_input(name, padded, &ty.dims, axes)
     }
 
-    /// Declares an input of the program of which callers fill the leading `content`; what lies behind it is zero.
+    /// Declares a program input of type `ty`. Callers set the first `content` elements along each dimension; the rest
+    /// is zero.
     pub(crate) fn filled_input(&self, name: &str, ty: Type, content: &[usize], axes: &[Axis]) -> Value {
         let sharding = self.placement(name, &ty, axes);
         let memory_layout = self.memory_layout(&ty, axes);
@@ -239,7 +240,7 @@ impl Params {
         self.builder().argument_with(argument)
     }
 
-    /// A result of the program, of which callers see the leading `content`.
+    /// Creates a program output. Callers see only the first `content` elements along each dimension.
     pub fn output(&self, name: &str, value: &Value, axes: &[Axis], content: &[usize]) -> (Output, Value) {
         let sharding = self.placement(name, value.ty(), axes);
         let memory_layout = self.memory_layout(value.ty(), axes);
@@ -248,7 +249,7 @@ impl Params {
         (output, value.clone())
     }
 
-    /// Records a placement; a mistake becomes the program's error.
+    /// Records a placement. A layout error becomes the program's error.
     fn placed(
         &self,
         name: &str,
@@ -258,7 +259,7 @@ impl Params {
         placed: Result<Option<Placed>, LayoutError>,
     ) -> Option<Sharding> {
         let (sharding, placement) = self.context.placed(name, ty, axes, role, placed)?;
-        // Layers are placed alike: the first of each shape speaks for all.
+        // All layers have the same placement: record only the first of each shape.
         let is_later = match self.layer.as_ref().map(|l| &l.number) {
             Some(Number::Fixed(l)) => *l > 0,
             Some(Number::Counted { layers, .. }) => layers.first().is_some_and(|l| *l > 0),
@@ -270,18 +271,19 @@ impl Params {
         Some(sharding)
     }
 
-    /// The name of an activation at this place, as layout files match it.
+    /// Returns the name of an activation under this prefix, which layout rules match.
     pub(crate) fn activation(&self, name: &str) -> String {
         format!("{}.{}", self.component, self.key(name))
     }
 
-    /// The sharding of an activation of this place; `None` on one device.
+    /// Returns the sharding of an activation under this prefix; `None` on one device.
     pub(crate) fn placement(&self, name: &str, ty: &Type, axes: &[Axis]) -> Option<Sharding> {
         let name = self.activation(name);
         self.placed(&name, ty, axes, Role::Activation, self.layout().place(&name, ty, axes))
     }
 
-    /// Fixes an activation's sharding, by its name at this place and its logical axes; nothing on one device.
+    /// Constrains an activation to the sharding that the layout defines for its name and logical axes. No effect on one
+    /// device.
     pub(crate) fn place(&self, name: &str, x: &Value, axes: &[Axis]) -> Value {
         match self.placement(name, x.ty(), axes) {
             Some(sharding) => x.constrain(&sharding),
@@ -289,7 +291,7 @@ impl Params {
         }
     }
 
-    /// Enters the name scope of this place's last name.
+    /// Enters a name scope with the last component of this prefix.
     pub(crate) fn scope(&self) -> Scope {
         let last = self.prefix.rsplit('.').find(|s| *s != "*").unwrap_or(self.component);
         self.builder().scope(last.to_string())

@@ -1,5 +1,5 @@
-//! Weights in 8 bits, scaled per output channel when they are loaded, and activations, scaled per token before they are
-//! multiplied.
+//! Quantization to 8 bits: weights are scaled per output channel when they are loaded, activations per token before
+//! they are multiplied.
 
 use super::build::Quantization;
 use super::layout::Axis;
@@ -7,17 +7,17 @@ use super::param::{Init, Source};
 use super::params::Params;
 use crate::hlo::{DType, F8, Type, Value};
 
-/// The weight `[out…, in]` of an affine map.
+/// Weight `[out…, in]` of a linear layer.
 #[derive(Clone)]
 pub enum Weight {
     /// In the run's element type.
     Plain(Value),
-    /// In 8 bits, with the f32 `[out…]` that its channels are multiplied by.
+    /// Quantized to 8 bits, with f32 dequantization scales `[out…]` per output channel.
     Scaled(Value, Value),
 }
 
 impl Weight {
-    /// The same with all output dimensions in one.
+    /// Returns the weight with all output dimensions merged into one.
     pub(super) fn flat(&self) -> Weight {
         let flat = |x: &Value, inner: &[usize]| {
             let out = x.ty().elements() / inner.iter().product::<usize>();
@@ -30,24 +30,26 @@ impl Weight {
     }
 }
 
-/// The largest number of an 8-bit type that a row's largest becomes; of integers the same on both sides of 0.
+/// Returns the value of an 8-bit type to which the largest magnitude of a row is scaled. For integers the range is
+/// symmetric.
 pub(crate) fn largest(dtype: DType) -> f32 {
     if dtype == DType::I8 { f32::from(i8::MAX) } else { F8::MAX }
 }
 
-/// `x [rows…, in]` in an 8-bit type, with the f32 `[rows…, 1]` that its rows are multiplied by: a row's largest number
-/// becomes the type's.
+/// Quantizes `x [rows…, in]` to an 8-bit type and returns it with f32 scales `[rows…, 1]`. The largest magnitude of
+/// each row is scaled to the largest value of the type.
 pub(super) fn scaled(x: &Value, dtype: DType) -> (Value, Value) {
     let x = x.to(DType::F32);
-    // The bound keeps a row of zeros one.
+    // The lower bound keeps rows of zeros at 0 instead of NaN.
     let rows = x.abs().max_keep(&[-1]).maximum(&x.builder().scalar(1e-30, DType::F32)) / f64::from(largest(dtype));
     let narrow = x / &rows;
-    // A conversion to integers cuts off.
+    // Round first, because conversion to integers truncates.
     let narrow = if dtype == DType::I8 { narrow.round() } else { narrow };
     (narrow.to(dtype), rows)
 }
 
-/// The product `[rows…, out…]` of a weight in 8 bits, with its scales, those of what was [`scaled`], and the bias: f32.
+/// Applies scales and bias to the product `[rows…, out…]` with a quantized weight: the `channels` scales of the weight
+/// and, if the activations were [`scaled`], their `rows` scales. Returns f32.
 pub(super) fn unscaled(product: &Value, rows: Option<&Value>, channels: &Value, bias: Option<&Value>) -> Value {
     let mut y = product.to(DType::F32);
     if let Some(rows) = rows {
@@ -59,7 +61,7 @@ pub(super) fn unscaled(product: &Value, rows: Option<&Value>, channels: &Value, 
 }
 
 impl Params {
-    /// The 8-bit type of weights at this place, where they have one.
+    /// Returns the 8-bit type of weights under this prefix; `None` if they are not quantized.
     fn narrow(&self) -> Option<DType> {
         match self.quantization {
             _ if !self.is_quantized() => None,
@@ -69,8 +71,9 @@ impl Params {
         }
     }
 
-    /// The weight `[out…, in]` of a map, or of several of one shape behind a new leading dimension; each stands in the
-    /// checkpoint as `[product(out), in]`. In 8 bits where [`Params::quantized`] says so.
+    /// Returns the weight `[out…, in]` of a linear layer, or several weights of the same shape stacked along a new
+    /// leading dimension. The checkpoint stores each as `[product(out), in]`. The weight is quantized if
+    /// [`Params::quantized`] enables quantization for this prefix.
     pub(crate) fn weight(&self, names: &[&str], shape: &[usize], axes: &[Axis]) -> Weight {
         let inner = shape.last().copied().unwrap_or(1);
         let stored = [shape.iter().product::<usize>() / inner, inner];
@@ -88,7 +91,7 @@ impl Params {
             several => ([&[several.len()], shape].concat(), [&[Axis::Replicated], axes].concat()),
         };
         let out = shape.len() - 1;
-        // Random numbers fill the type's range and have the deviation once they are multiplied.
+        // Random values use the full range of the 8-bit type and have the intended deviation after scaling.
         let scale = deviation * Init::LARGEST_DEVIATION / largest(dtype);
         let (narrow, wide) = (Type::new(dtype, shape.clone()), Type::new(DType::F32, &shape[..out]));
         let source = Source::Stack { keys: keys.clone(), shape: stored.to_vec() };

@@ -1,8 +1,8 @@
-//! Rotary position embedding: tables from the host, rotation in the program.
+//! Rotary position embedding: tables are computed on the host, rotation in the program.
 //!
-//! A table holds one (cos, sin) pair for each pair of a head's features, as `[b or 1, tokens, heads, head_dim / 2]` in
-//! f32: the layout in which queries and keys are rotated. The two published arrangements differ only in which features
-//! form a pair: `split` pairs `j` with `j + head_dim/2`, `interleaved` pairs `2j` with `2j + 1`.
+//! A table has a (cos, sin) pair for each pair of features of a head: `[b or 1, tokens, heads, head_dim / 2]`, f32, the
+//! layout in which queries and keys are rotated. The two published variants differ only in which features form a pair:
+//! `split` pairs `j` with `j + head_dim/2`, `interleaved` pairs `2j` with `2j + 1`.
 
 use std::collections::HashMap;
 use std::f64::consts::PI;
@@ -17,7 +17,7 @@ use super::params::Params;
 use crate::hlo::{Builder, DType, Value};
 use crate::threads::each_row;
 
-/// Pairs of a head's features that are rotated together.
+/// Which features of a head are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pairing {
@@ -34,13 +34,13 @@ pub struct Table {
     pub sin: Array4<f32>,
 }
 
-/// `theta^(i / (n-1)) · π / 2` for `i` in `0..n`, rounded to f32. In double precision the grid is exact to f64; without
-/// it every operation rounds to f32, as the reference does then.
+/// Returns `theta^(i / (n-1)) · π / 2` for `i` in `0..n`, rounded to f32. With `double`, intermediate values are f64;
+/// otherwise every operation rounds to f32, as in the reference.
 pub(crate) fn frequencies(theta: f64, n: usize, double: bool) -> Vec<f32> {
     let steps = n.saturating_sub(1);
     (0..n)
         .map(|i| {
-            // The halves are measured from their own end, so that both ends are exact.
+            // Like torch.linspace, count each half from its own end, so that both ends are exact.
             let from_start = i < n / 2 || n == 1;
             if double {
                 let step = if steps == 0 { 0.0 } else { 1.0 / steps as f64 };
@@ -48,7 +48,7 @@ pub(crate) fn frequencies(theta: f64, n: usize, double: bool) -> Vec<f32> {
                 (theta.powf(e) * PI / 2.0) as f32
             } else {
                 let step = if steps == 0 { 0.0 } else { 1.0 / steps as f32 };
-                // Torch's loop for AVX2 and AVX-512 multiplies and adds in one rounding.
+                // Torch's AVX2 and AVX-512 kernels use a fused multiply-add.
                 let e = if from_start { step * i as f32 } else { (-step).mul_add((steps - i) as f32, 1.0) };
                 let power = (theta as f32 as f64).powf(f64::from(e)) as f32;
                 power * PI as f32 / 2.0
@@ -57,16 +57,16 @@ pub(crate) fn frequencies(theta: f64, n: usize, double: bool) -> Vec<f32> {
         .collect()
 }
 
-/// The table of token positions `[b, tokens, axes]` between -1 and 1, as [`grid`] gives them.
+/// Computes the table for token positions `[b, tokens, axes]` in [-1, 1], as returned by [`grid`].
 ///
-/// Angles are `position·ω`; the axes alternate fastest; features that no frequency is left for come first and are not
-/// rotated.
+/// Angles are `position·ω`. The pairs of the axes alternate: the axis is the fastest varying index. Pairs without a
+/// frequency come first and are not rotated.
 pub fn table(positions: ArrayView3<f32>, heads: Heads, theta: f64, double: bool) -> Table {
     let (b, tokens, axes) = positions.dim();
     let pairs = heads.width() / 2;
     let omega = frequencies(theta, heads.width() / (2 * axes), double);
     let pad = pairs - omega.len() * axes;
-    // The tokens of a grid share few positions along each axis: their angles are taken once.
+    // Grid tokens share few distinct positions per axis, so compute the angles of each position only once.
     let mut grids = Vec::new();
     let mut known = HashMap::new();
     let mut row_of = |position: &f32| {
@@ -97,8 +97,8 @@ pub fn table(positions: ArrayView3<f32>, heads: Heads, theta: f64, double: bool)
     Table { cos: make(f64::cos, 1.0), sin: make(f64::sin, 0.0) }
 }
 
-/// Midpoints of token bounds `[b, axes, tokens, 2]` as fractions of the largest position of each axis, spread from -1 to 1:
-/// `[b, tokens, axes]`. Every operation rounds to `dtype`.
+/// Returns the midpoints of token bounds `[b, axes, tokens, 2]`, divided by the largest position of each axis and
+/// mapped to [-1, 1]: `[b, tokens, axes]`. Every operation rounds to `dtype`.
 pub fn grid(bounds: ndarray::ArrayView4<f32>, largest: &[f32], dtype: DType) -> Array3<f32> {
     let round = |x: f32| if dtype == DType::BF16 { bf16::from_f32(x).to_f32() } else { x };
     let (b, _, tokens, _) = bounds.dim();
@@ -109,7 +109,7 @@ pub fn grid(bounds: ndarray::ArrayView4<f32>, largest: &[f32], dtype: DType) -> 
     })
 }
 
-/// Rotates `x [b, tokens, heads, dim]` by `cos`, `sin` `[b or 1, tokens, heads or 1, dim / 2]`.
+/// Rotates `x [b, tokens, heads, dim]` by `cos` and `sin` `[b or 1, tokens, heads or 1, dim / 2]`.
 pub fn rotate(p: &Params, x: &Value, cos: &Value, sin: &Value, pairing: Pairing, numerics: Numerics) -> Value {
     let b = x.builder();
     let _scope = b.scope("rope");
@@ -123,7 +123,8 @@ pub fn rotate(p: &Params, x: &Value, cos: &Value, sin: &Value, pairing: Pairing,
         Numerics::Official => (v * cos).round_to(x.dtype()),
     };
     let half = x.dim(3) / 2;
-    // Where the pairs' and the features' axes are, if a head is written as two.
+    // When the features of a head are reshaped into pairs: the index of the axis of length 2, and the sizes of both
+    // axes.
     let (axis, pairs) = match pairing {
         Pairing::Split => (3, [2, half]),
         Pairing::Interleaved => (4, [half, 2]),
@@ -159,8 +160,8 @@ pub fn rotate(p: &Params, x: &Value, cos: &Value, sin: &Value, pairing: Pairing,
     y.reshape(x.dims().to_vec()).to(x.dtype())
 }
 
-/// Matrix that turns a head by a quarter: the other feature of each pair, the first with its sign changed. Ones and zeros, so
-/// that a product with it is exact.
+/// Returns the matrix that rotates feature pairs by 90°: it swaps the features of each pair and negates one. Its
+/// entries are 0, 1 and -1, so a product with it is exact.
 fn rotate_half_matrix(b: &Builder, half: usize, pairing: Pairing) -> Value {
     let place = |pair: usize, member: usize| match pairing {
         Pairing::Split => member * half + pair,
@@ -180,8 +181,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_its_definition_bit_for_bit() {
-        // Frames, rows and columns of a grid, more tokens than one thread takes; three axes of five frequencies.
+    fn rope_table_matches_its_definition_bitwise() {
+        // Frames, rows and columns of a grid with more tokens than one thread processes; three axes with five
+        // frequencies each.
         let (frames, rows, columns) = (24, 16, 24);
         let heads = Heads { count: 3, dim: 10 };
         let positions = Array3::from_shape_fn((2, frames * rows * columns, 3), |(b, t, axis)| {
@@ -198,7 +200,7 @@ mod tests {
         assert!(table.sin.indexed_iter().all(|(at, v)| v.to_bits() == (angle(at).sin() as f32).to_bits()));
     }
 
-    /// `torch.linspace(0, 1, 30, dtype=torch.float32)` on a processor with AVX2 or AVX-512.
+    /// `torch.linspace(0, 1, 30, dtype=torch.float32)` on a CPU with AVX2 or AVX-512.
     const TORCH_LINSPACE: [f32; 30] = [
         0.0, 0.03448276, 0.06896552, 0.10344827, 0.13793103, 0.1724138, 0.20689654, 0.2413793, 0.27586207, 0.31034482,
         0.3448276, 0.37931034, 0.4137931, 0.44827586, 0.4827586, 0.51724136, 0.55172414, 0.5862069, 0.62068963,
@@ -206,15 +208,15 @@ mod tests {
         0.9655172, 1.0,
     ];
 
-    /// Torch's own numbers on a processor with AVX2, whose last bits tell one rounding from two.
+    /// Values of torch on a CPU with AVX2; the last bits reveal whether a fused multiply-add is used.
     #[test]
-    fn frequencies_in_f32_are_torch_s() {
+    fn f32_frequencies_match_torch() {
         let want = TORCH_LINSPACE.map(|e: f32| (10000f64.powf(f64::from(e)) as f32) * PI as f32 / 2.0);
         assert_eq!(frequencies(10000.0, 30, false), want);
     }
 
     #[test]
-    fn a_grid_rounds_every_operation() {
+    fn grid_rounds_every_operation_to_dtype() {
         let at = |t: usize, side: usize| (8 * (t + side)) as f32 / 24.0;
         let bounds = Array4::from_shape_fn((1, 1, 16, 2), |(.., t, side)| at(t, side));
         let all: Vec<f32> = grid(bounds.view(), &[20.0], DType::BF16).into_iter().collect();
@@ -225,11 +227,11 @@ mod tests {
     }
 
     #[test]
-    fn features_without_a_frequency_come_first_and_stay() {
+    fn features_without_frequency_are_first_and_not_rotated() {
         let heads = Heads { count: 2, dim: 8 };
         let positions = Array3::from_elem((1, 2, 3), 0.5f32);
         let table = table(positions.view(), heads, 10000.0, false);
-        // Two frequencies of three axes are six of eight pairs.
+        // Two frequencies on three axes cover six of eight pairs.
         assert_eq!((table.cos[[0, 1, 0, 1]], table.sin[[0, 1, 0, 1]]), (1.0, 0.0));
         let angle = f64::from(0.5 * frequencies(10000.0, 2, false)[0]);
         for (head, pair) in [(0, 2), (0, 3), (1, 0)] {

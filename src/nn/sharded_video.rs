@@ -1,34 +1,34 @@
-//! Video of a convolutional network: replicated, or a block of rows and columns on each device.
+//! Video input of a convolutional network: replicated, or sharded into blocks of rows and columns.
 
 use super::halo::{SPATIAL_DIMS, ShardedDim, SpatialShards};
 use super::layout::Axis;
 use super::params::Params;
 use crate::hlo::{DType, Sharding, Type, Value};
 
-/// Frames are never sharded: the first of a video is not treated as the others.
+/// Frames are never sharded, because the first frame is treated differently.
 const AXES: [Axis; 5] = [Axis::Batch, Axis::Replicated, Axis::Replicated, Axis::Height, Axis::Width];
 const WHOLE: [Axis; 5] = [Axis::Batch, Axis::Replicated, Axis::Replicated, Axis::Replicated, Axis::Replicated];
 
-/// The video `[b, channels, frames, height, width]` at a network's input.
+/// The video `[b, channels, frames, height, width]` at the input of a network.
 pub struct ShardedVideo {
     input: &'static str,
-    /// Key of the layout's rules.
+    /// Tensor name that layout rules match.
     name: String,
     content: [usize; 5],
     ty: Type,
     axes: [Axis; 5],
 }
 
-/// A value that a network reads beside its video, each device its part.
+/// An additional operand of the network, with its logical axes.
 pub(crate) struct Beside<'a> {
     value: &'a Value,
     axes: Vec<Axis>,
 }
 
 impl ShardedVideo {
-    /// Video of the sizes `content`, f32, as the input `input`, whose rules place it. A block's height and width are
-    /// multiples of `unit`, so that every block of the network's result is of whole pixels: a size that does not divide
-    /// so is padded, and noted.
+    /// Describes the program input `input`: f32 video of size `content`, sharded by the layout rules for this name.
+    /// Height and width of a block are multiples of `unit`, so that every block of the network's result has an integer
+    /// number of pixels. Sizes that are not divisible are padded and reported in a note.
     pub fn new(p: &Params, input: &'static str, content: [usize; 5], unit: [usize; 2]) -> Self {
         let name = p.activation(input);
         let whole = Type::new(DType::F32, content);
@@ -48,14 +48,15 @@ impl ShardedVideo {
         ShardedVideo { input, name, content, ty, axes: AXES }
     }
 
-    /// The same of frames that are on each device whole, of five dimensions of which the first counts videos.
-    pub(crate) fn of_whole_frames(p: &Params, input: &'static str, ty: Type) -> Self {
+    /// Like [`Self::new`], but only the batch is sharded: each device has the complete height and width. `ty` must have
+    /// five dimensions, the first of which is the batch.
+    pub(crate) fn with_replicated_frames(p: &Params, input: &'static str, ty: Type) -> Self {
         let (name, content) = (p.activation(input), std::array::from_fn(|dim| ty.dims[dim]));
         let ty = p.layout().padded(&name, &ty, &WHOLE, 1);
         ShardedVideo { input, name, content, ty, axes: WHOLE }
     }
 
-    /// A value that every device has whole.
+    /// Wraps `value`, which is replicated on all devices, as an additional operand of [`Self::run_with`].
     pub(crate) fn replicated(value: &Value) -> Beside<'_> {
         Beside { value, axes: vec![Axis::Replicated; value.rank()] }
     }
@@ -64,13 +65,13 @@ impl ShardedVideo {
         p.filled_input(self.input, self.ty.clone(), &self.content, &self.axes)
     }
 
-    /// Another video of the network, to run beside this one.
+    /// Wraps `value`, another video with the same sharding, as an additional operand of [`Self::run_with`].
     pub(crate) fn beside<'a>(&self, value: &'a Value) -> Beside<'a> {
         Beside { value, axes: self.axes.to_vec() }
     }
 
-    /// `body` on each device's block of `video` and its part of `rows [b, …]`, which gives video again; on all of it
-    /// where nothing is sharded.
+    /// Runs `body` on each device's block of `video` and the matching batch entries of `rows [b, …]`; `body` returns
+    /// the block of the resulting video. Without sharding, `body` runs on the complete video.
     pub fn run(
         &self,
         p: &Params,
@@ -83,7 +84,7 @@ impl ShardedVideo {
         self.run_with(p, video, &beside, |shards, video, beside| body(shards, video, beside.first()))
     }
 
-    /// The same with several values beside the video.
+    /// Like [`Self::run`], but with any number of additional operands.
     pub(crate) fn run_with(
         &self,
         p: &Params,
@@ -99,13 +100,13 @@ impl ShardedVideo {
             let beside: Vec<Value> = beside.iter().map(|one| one.value.clone()).collect();
             return body(SpatialShards::default(), video, &beside);
         }
-        // A mistake was kept when the input was declared.
+        // A layout error was recorded when the input was declared.
         let place = |x: &Value, axes: &[Axis]| {
             let placed = layout.place(&self.name, x.ty(), axes).ok().flatten();
             placed.map_or_else(|| Sharding(vec![Vec::new(); axes.len()]), |placed| placed.sharding)
         };
         let whole = place(video, &axes);
-        // Element `i` of such a vector lies on the devices of block `i`.
+        // Element `i` of each vector is on the devices with block `i`.
         let positions: Vec<Value> = dims
             .iter()
             .map(|&dim| p.builder().iota(Type::new(DType::I32, [layout.parts(&self.name, axes[dim])]), 0))
@@ -127,20 +128,20 @@ impl ShardedVideo {
         results.into_iter().next().unwrap_or_else(|| video.clone())
     }
 
-    /// The result `name` of [`ShardedVideo::run`], of which callers see the part that is no padding.
+    /// Creates the program output `name` for a result of [`ShardedVideo::run`], without padding.
     pub fn output(&self, p: &Params, name: &str, value: &Value) -> (crate::hlo::Output, Value) {
-        p.output(name, value, &self.axes, &self.content_of(value))
+        p.output(name, value, &self.axes, &self.content_dims(value))
     }
 
-    /// The same with the channels behind all else, `[b, frames, height, width, channels]`.
+    /// Like [`Self::output`], transposed to `[b, frames, height, width, channels]`.
     pub(crate) fn channels_last(&self, p: &Params, name: &str, value: &Value) -> (crate::hlo::Output, Value) {
         const ORDER: [usize; 5] = [0, 2, 3, 4, 1];
-        let content = self.content_of(value);
+        let content = self.content_dims(value);
         p.output(name, &value.transpose(&ORDER), &ORDER.map(|d| self.axes[d]), &ORDER.map(|d| content[d]))
     }
 
-    /// The part of a result that is no padding.
-    fn content_of(&self, value: &Value) -> Vec<usize> {
+    /// Returns the dimensions of a result without padding.
+    fn content_dims(&self, value: &Value) -> Vec<usize> {
         let mut content = value.dims().to_vec();
         content[0] = self.content[0];
         for dim in SPATIAL_DIMS {

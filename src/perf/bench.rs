@@ -1,8 +1,8 @@
-//! Benchmarks of the executables of `generate`, each alone, and of a whole request.
+//! Benchmarks of single programs and of complete requests.
 //!
-//! `SyntheticInputs` lets each program run without those before it. Inputs are on the devices before the clock starts,
-//! and it stops when all results are ready; nothing is copied to the host meanwhile. Only `end_to_end` begins with a prompt
-//! and ends with frames and samples on the host.
+//! With [`SyntheticInputs`], each program runs without the programs that precede it in a request. Inputs are on the
+//! devices before the clock starts, the clock stops when all results are ready, and nothing is copied to the host in
+//! between. Only `end_to_end` starts with a prompt and ends with frames and audio samples on the host.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -44,16 +44,16 @@ use ndarray::Array4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BenchTarget {
-    /// A program alone.
+    /// One program.
     Program(ProgramKind),
-    /// Whole request from prompt to frames and samples on the host; MP4 writing is timed separately.
+    /// Complete request from prompt to frames and audio samples on the host; MP4 writing is timed separately.
     EndToEnd,
 }
 
-/// Times a program on inputs of its own.
+/// Times a program with synthetic inputs.
 type Timer = fn(&mut Bench, ProgramKind) -> Result<()>;
 
-/// Timers of the programs that are timed.
+/// Programs that can be benchmarked.
 const TIMED: [(ProgramKind, Timer); 12] = [
     (ProgramKind::TextEncoder, |bench, kind| bench.text_encoder(kind)),
     (ProgramKind::Connectors, |bench, kind| bench.connectors(kind)),
@@ -80,8 +80,9 @@ impl ValueEnum for BenchTarget {
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(match self {
             BenchTarget::Program(kind) => PossibleValue::new(kind.flag()).help(kind.row().help),
-            BenchTarget::EndToEnd => PossibleValue::new("end-to-end")
-                .help("Whole request from prompt to frames and samples on the host; MP4 writing is timed separately"),
+            BenchTarget::EndToEnd => PossibleValue::new("end-to-end").help(
+                "Complete request from prompt to frames and audio samples on the host; MP4 writing is timed separately",
+            ),
         })
     }
 }
@@ -89,33 +90,31 @@ impl ValueEnum for BenchTarget {
 #[derive(Clone, Debug)]
 pub(crate) struct BenchOptions {
     pub(crate) targets: Vec<BenchTarget>,
-    /// Timed runs per target, at least one.
+    /// Timed runs per target; at least 1.
     pub(crate) runs: usize,
     pub(crate) warmup: usize,
 }
 
-/// What was measured, and the target that failed, behind which nothing was.
+/// Benchmark results. `failed`: the target that failed and its error; the targets after it were not measured.
 pub(crate) struct Benched {
     pub(crate) report: BenchReport,
     pub(crate) failed: Option<(String, PipelineError)>,
 }
 
-/// Refuses requests that have no programs, or no single clip, to benchmark.
+/// Returns an error if a request cannot be benchmarked.
 fn check_request(request: &Request) -> Result<()> {
     let why = if request.dfr.is_some() {
-        "the pipeline dfr has keyframes in every pass"
+        "the pipeline dfr, which uses keyframes in every pass, is not supported"
     } else if request.chain.is_some() {
-        "request.chain: a video of several clips is made clip by clip; leave --chain out to benchmark one"
+        "request.chain: chained clips cannot be benchmarked; remove --chain to benchmark one clip"
     } else {
         return Ok(());
     };
-    Err(PipelineError::Usage(format!("bench: {why}; `generate --perf-json` times its phases")))
+    Err(PipelineError::Usage(format!("bench: {why}; use `generate --perf-json` to time the phases of this request")))
 }
 
-/// Benchmarks the programs of a configuration's first video. A target that fails after others ends it, and these are reported.
-///
-/// # Errors
-/// Errors of model, request or device, before anything is measured.
+/// Benchmarks the programs of a configuration's first video. If a target fails after others have succeeded, the
+/// benchmark stops and reports the results so far.
 pub(crate) fn bench(
     config: &Config,
     job: &Job,
@@ -128,7 +127,7 @@ pub(crate) fn bench(
         processes::compare(group, config, &options)?;
     }
     let Preflight { model, requests, .. } = Preflight::of(config, std::slice::from_ref(job), sidecar)?;
-    let no_request = || PipelineError::Bug("a job has no request".into());
+    let no_request = || PipelineError::Bug("no request was created for a job".into());
     let request = requests.into_iter().next().ok_or_else(no_request)?;
     check_request(&request)?;
     let mut session = Session::start(config, model, group)?;
@@ -170,12 +169,12 @@ struct Bench<'a> {
     first: Request,
     second: Option<Request>,
     synthetic: SyntheticInputs<'a>,
-    /// Figures that times are predicted with, where they are known.
+    /// Chip for which times are predicted; `None`: unknown.
     chip: Option<Chip>,
     done: BTreeMap<String, ProgramTiming>,
-    /// Folder of the file that a whole request's frames and samples are written to.
+    /// Folder for the output file of the `end_to_end` target.
     folder: TempDir,
-    /// Seconds of writing it.
+    /// Seconds that writing the output file took.
     file_seconds: Option<f64>,
 }
 
@@ -213,10 +212,8 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Measures every target. Returns the one that failed, and its error, where something was measured before.
-    ///
-    /// # Errors
-    /// The first target fails.
+    /// Measures every target. If a target fails after others have succeeded, returns the target's name and error. If
+    /// the first target fails, returns the error as `Err`.
     fn all(&mut self) -> Result<Option<(String, PipelineError)>> {
         for target in &self.options.targets {
             let measured = match target {
@@ -240,13 +237,13 @@ impl<'a> Bench<'a> {
     }
 
     fn text_encoder(&mut self, kind: ProgramKind) -> Result<()> {
-        let (ids, mask, _) = tokens(&self.runner.model, &self.synthetic.batch, self.prompts_a_video())?;
+        let (ids, mask, _) = tokens(&self.runner.model, &self.synthetic.batch, self.prompts_per_video())?;
         let call = self.runner.text_encoder(ids, mask)?;
         self.call(kind, &call)
     }
 
     fn connectors(&mut self, kind: ProgramKind) -> Result<()> {
-        let (_, mask, _) = tokens(&self.runner.model, &self.synthetic.batch, self.prompts_a_video())?;
+        let (_, mask, _) = tokens(&self.runner.model, &self.synthetic.batch, self.prompts_per_video())?;
         let embeds = normal(&[mask.shape()[0], mask.shape()[1], self.runner.model.sizes.text_width], 1);
         let call = self.runner.connectors(embeds, mask)?;
         self.call(kind, &call)
@@ -259,13 +256,13 @@ impl<'a> Bench<'a> {
         self.call(kind, &call)
     }
 
-    /// Program that computes the loop's step-invariant inputs.
+    /// Times the program that computes those inputs of the denoising loop that are the same in all steps.
     fn prepare(&mut self, kind: ProgramKind) -> Result<()> {
         let call = self.synthetic.prepare(self.runner, &self.first)?;
         self.call(kind, &call)
     }
 
-    /// One step and all steps of a pass. The second-order sampler takes one step per call.
+    /// Times one step, and all steps of a denoising pass. If the sampler draws noise, a call runs only one step.
     fn denoise(&mut self, kind: ProgramKind) -> Result<()> {
         let second = self.second.as_ref().filter(|_| kind == ProgramKind::Refine);
         let request = second.unwrap_or(&self.first).clone();
@@ -287,7 +284,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Noise in place of the loop's result, un-normalised as decoders take it.
+    /// Returns random noise in place of denoised latents, un-normalized as the decoders expect.
     fn latents(&mut self) -> Result<(ndarray::Array5<f32>, Array4<f32>)> {
         let (shapes, _) =
             self.synthetic.shape(&self.runner.model.sizes, self.second.as_ref().unwrap_or(&self.first))?;
@@ -341,7 +338,7 @@ impl<'a> Bench<'a> {
         self.call(kind, &call)
     }
 
-    /// Whole request, and the file of its frames and samples: an MP4, or a WAV of sound alone.
+    /// Times a complete request, and the writing of its MP4 file (a WAV file if the request has no frames).
     fn end_to_end(&mut self) -> Result<()> {
         let request = self.request;
         let (seconds, video) = self.time(
@@ -370,7 +367,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    fn prompts_a_video(&self) -> usize {
+    fn prompts_per_video(&self) -> usize {
         self.request.prompts()
     }
 
@@ -390,7 +387,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Warms up and times `run` on inputs of `before`; returns the seconds of the timed runs and the last result.
+    /// Warms up, then times `run` on the inputs that `before` prepares. Returns the seconds of each timed run and the
+    /// last result.
     fn time<T, R>(
         &mut self,
         before: impl Fn(&Runner) -> Result<T>,
@@ -405,12 +403,12 @@ impl<'a> Bench<'a> {
             if n >= self.options.warmup {
                 seconds.push(took);
             }
-            // Earlier results are dropped before the next run.
+            // Free the previous result's memory before the next run.
             if seconds.len() >= self.options.runs.max(1) {
                 return Ok((seconds, result));
             }
         }
-        Err(PipelineError::Input("no run was made".into()))
+        Err(PipelineError::Input("the benchmark has no timed runs; use at least one".into()))
     }
 
     fn compiled(&self, kind: ProgramKind, program: &Executable) -> Result<ProgramInfo> {
@@ -462,7 +460,7 @@ fn check<'a>(outputs: impl Iterator<Item = (&'a str, &'a ShardedTensor)>) -> Res
     outputs.map(|(name, value)| Ok((name.to_string(), OutputCheck::of(&value.download()?)))).collect()
 }
 
-/// Quantile of sorted values, linearly interpolated.
+/// Returns a quantile of sorted values, with linear interpolation.
 fn quantile(sorted: &[f64], part: f64) -> f64 {
     let at = part * (sorted.len().max(1) - 1) as f64;
     let (low, high) = (at.floor() as usize, at.ceil() as usize);
@@ -477,7 +475,7 @@ mod tests {
     use super::quantile;
 
     #[test]
-    fn quantiles_lie_between_neighbours() {
+    fn quantiles_interpolate_linearly() {
         let seconds = [1.0, 2.0, 3.0, 4.0];
         assert_eq!([0.0, 0.5, 1.0].map(|p| quantile(&seconds, p)), [1.0, 2.5, 4.0]);
         assert!((quantile(&seconds, 0.9) - 3.7).abs() < 1e-12);

@@ -1,4 +1,4 @@
-//! Bench report: timings and output checks of each program, as `bench --json` writes them.
+//! The report of `bench --json`: timings and output checks of each program.
 
 use std::collections::BTreeMap;
 
@@ -15,47 +15,48 @@ use crate::tensor::Tensor;
 pub(crate) struct BenchReport {
     /// Platform name in lower case.
     pub(crate) platform: String,
-    /// Device kind, as the plugin names it.
+    /// Device kind as reported by the plugin.
     pub(crate) device: String,
     pub(crate) devices: usize,
     pub(crate) versions: Value,
-    /// Identity of the model, as in sidecars.
+    /// Identity of the model, as in the JSON file that is written with each output video.
     pub(crate) model: Value,
     pub(crate) config: Value,
     pub(crate) videos: usize,
-    /// Peak matmul rate of one device, measured.
+    /// Measured peak rate of matmuls on one device.
     pub(crate) matmul: PeakMatmul,
-    /// Timings by program name, and `end_to_end`.
+    /// Timings by program name; `end_to_end` is one of the names.
     pub(crate) programs: BTreeMap<String, ProgramTiming>,
-    /// Seconds of writing one MP4, or the WAV of sound alone, where `end_to_end` ran.
+    /// Seconds to write the MP4 file, or the WAV file of a request without frames. `None`: `end_to_end` was not
+    /// benchmarked.
     pub(crate) mp4_seconds: Option<f64>,
-    /// Bytes of parameters per device.
+    /// Bytes of all parameters per device.
     pub(crate) parameter_bytes: usize,
-    /// Seconds of loading or initializing all parameters.
+    /// Seconds to load or initialize all parameters.
     pub(crate) load_seconds: f64,
     pub(crate) compile_seconds: f64,
-    /// Peak memory in bytes: of a device where the platform reports it, else of the process.
+    /// Peak memory in bytes: that of one device if the platform reports it, otherwise that of the process.
     pub(crate) peak_memory_bytes: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct ProgramTiming {
-    /// Program that ran; none for `end_to_end`.
+    /// Properties of the program; `None` for `end_to_end`.
     pub(crate) program: Option<ProgramInfo>,
-    /// Denoising steps per call, where it takes steps.
+    /// Denoising steps per call; `None` if the program has no steps.
     pub(crate) steps: Option<usize>,
-    /// Median seconds per run, or per step where it takes steps.
+    /// Median seconds per run, or per step if the program has steps.
     pub(crate) median: f64,
     pub(crate) min: f64,
     pub(crate) p90: f64,
     pub(crate) seconds: Vec<f64>,
     pub(crate) warmup: usize,
-    /// Floating-point operations of matmuls and convolutions per second and device.
+    /// Floating-point operations of matmuls and convolutions, per second and device.
     pub(crate) flops_per_second: Option<f64>,
     /// `flops_per_second` as a fraction of the measured peak matmul rate.
     pub(crate) share_of_matmul: Option<f64>,
     pub(crate) outputs: BTreeMap<String, OutputCheck>,
-    /// Phases of the last run of `end_to_end`; their times add up to the run's.
+    /// Phases of the last `end_to_end` run. Their times add up to the time of the run.
     pub(crate) parts: Option<BTreeMap<Phase, HostDevice>>,
 }
 
@@ -68,28 +69,28 @@ pub(crate) struct HostDevice {
 /// Static properties of a program, per device.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ProgramInfo {
-    /// Hash, as in `ltx2 compile`.
+    /// Hash of the program, as in `ltx2 compile`.
     pub(crate) hash: String,
     pub(crate) compile_seconds: f64,
-    /// Floating-point operations of matmuls and convolutions per run or step; none where the plugin does not return the
-    /// optimized program.
+    /// Floating-point operations of matmuls and convolutions, per step or, without steps, per run. `None`: the plugin
+    /// does not return the optimized program.
     pub(crate) flops: Option<f64>,
-    /// Predicted seconds per run or step; none where the chip is unknown.
+    /// Predicted seconds per step or, without steps, per run; `None` if the chip is unknown.
     pub(crate) predicted: Option<f64>,
-    /// Bytes of the parameters that it reads.
+    /// Bytes of the parameters that the program reads.
     pub(crate) parameter_bytes: usize,
     pub(crate) memory: Option<CompiledMemory>,
 }
 
-/// Check of an output of the last run.
+/// Check of one output of the last run.
 #[derive(Debug, Serialize)]
 pub(crate) struct OutputCheck {
     pub(crate) shape: Vec<usize>,
     /// SHA-256 of the row-major bytes.
     pub(crate) sha256: String,
-    /// Whether all values are finite; of flags, whether all are set.
+    /// Whether all values are finite; for a boolean output, whether all values are true.
     pub(crate) finite: bool,
-    /// Whether all of several values are equal.
+    /// Whether the output has more than one value and all values are equal.
     pub(crate) constant: bool,
 }
 
@@ -112,40 +113,40 @@ impl OutputCheck {
     }
 }
 
-/// Regression of a program against a baseline.
+/// A program that is slower than in the baseline report.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Regression {
     pub(crate) name: String,
-    /// Median seconds of the baseline.
+    /// Median seconds in the baseline.
     pub(crate) was: f64,
-    /// Median seconds of this run.
+    /// Median seconds in this run.
     pub(crate) now: f64,
 }
 
 impl std::fmt::Display for Regression {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let more = (self.now / self.was - 1.0) * 100.0;
-        write!(f, "{} is {more:.1} % slower: {:.6} s, was {:.6} s", self.name, self.now, self.was)
+        write!(f, "{} is {more:.1} % slower: {:.6} s, baseline {:.6} s", self.name, self.now, self.was)
     }
 }
 
 impl BenchReport {
-    /// Messages of outputs that cannot be right.
+    /// Returns messages about outputs that must be wrong because they are not finite or are constant.
     pub(crate) fn wrong(&self) -> Vec<String> {
         let each =
             self.programs.iter().flat_map(|(name, m)| m.outputs.iter().map(move |(output, c)| (name, output, c)));
         let what = each.filter_map(|(name, output, c)| match (c.finite, c.constant) {
-            (false, _) => Some(format!("'{output}' of {name} holds values that are not finite")),
-            (true, true) => Some(format!("all values of '{output}' of {name} are the same")),
+            (false, _) => Some(format!("'{output}' of {name} contains NaN or infinite values")),
+            (true, true) => Some(format!("all values of '{output}' of {name} are equal")),
             (true, false) => None,
         });
         what.collect()
     }
 
-    /// Regressions: programs whose median exceeds the baseline's by more than the fraction `tolerance`.
+    /// Returns the programs whose median exceeds that of the baseline by more than the fraction `tolerance`.
     ///
     /// # Errors
-    /// A baseline that is no report, or shares no program with this one.
+    /// Returns an error if the baseline is not a report or has no program in common with this report.
     pub(crate) fn slower_than(&self, baseline: &Value, tolerance: f64) -> std::result::Result<Vec<Regression>, String> {
         let medians = self.programs.iter().filter_map(|(name, m)| {
             let was = baseline.get("programs")?.get(name)?.get("median")?.as_f64()?;
@@ -153,7 +154,9 @@ impl BenchReport {
         });
         let medians: Vec<Regression> = medians.collect();
         if medians.is_empty() {
-            return Err("shares no program with this run; give an earlier --json of this command".into());
+            return Err(
+                "contains none of the programs of this run; pass a file that an earlier `bench --json` wrote".into()
+            );
         }
         Ok(medians.into_iter().filter(|m| m.now > m.was * (1.0 + tolerance)).collect())
     }
@@ -164,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_that_say_nothing_are_found() {
+    fn constant_and_non_finite_outputs_are_reported() {
         let of = |values: Vec<f32>| OutputCheck::of(&Tensor::from(ndarray::Array1::from(values)));
         let (good, flat, broken) = (of(vec![1.0, 2.0]), of(vec![1.0, 1.0]), of(vec![1.0, f32::NAN]));
         assert_eq!([good.finite, flat.finite, broken.finite], [true, true, false]);

@@ -1,4 +1,4 @@
-//! Microbenchmarks of a configuration's devices, without a model.
+//! Microbenchmarks of the devices, without a model.
 
 use serde_json::json;
 
@@ -8,11 +8,8 @@ use crate::pipeline::Result;
 use crate::pipeline::setup;
 use crate::runtime::{Engine, micro, platform};
 
-/// Runs each microbenchmark `runs` times on all devices of the platform, or collectives of `only` these kinds. `command` is the
-/// command line to record.
-///
-/// # Errors
-/// Unknown platform; an error of the plugin.
+/// Runs each microbenchmark `runs` times on all devices of the platform. If `only` is not empty, runs only collectives
+/// of these kinds. `command` is the command line to record in the result.
 pub(crate) fn measure(config: &Config, runs: usize, only: &[CollectiveKind], command: &str) -> Result<Measurements> {
     let choice = config.platform().map_err(crate::pipeline::PipelineError::Input)?;
     let (plugin, client) = platform::open_with(&choice, &setup::platform_options(config, None)?)?;
@@ -29,7 +26,7 @@ pub(crate) fn measure(config: &Config, runs: usize, only: &[CollectiveKind], com
         versions,
         date: jiff::Timestamp::now().strftime("%Y-%m-%d").to_string(),
     };
-    // Of a device that no chip file names, attention's idle processors are not known.
+    // Without a chip file, the number of multiprocessors that attention leaves idle is unknown.
     let chip = setup::chip(config, engine.own_device().kind()).ok();
     let (iteration_seconds, samples) = micro::micro(&engine, chip.as_ref(), runs, only)?;
     Ok(Measurements { source, platform: engine.platform().into(), iteration_seconds, samples })

@@ -1,4 +1,4 @@
-//! Profiles: denoising steps traced by the plugin's profiler and summarized.
+//! Profiles: traces denoising steps with the plugin's profiler and summarizes the trace.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,29 +26,30 @@ use crate::runtime::{Executable, RuntimeError, flags};
 pub(crate) struct Profile {
     /// Platform name in lower case.
     pub(crate) platform: String,
-    /// Device kind, as the plugin names it.
+    /// Device kind as reported by the plugin.
     pub(crate) device: String,
     pub(crate) devices: usize,
     pub(crate) versions: Value,
-    /// Identity of the model, as in sidecars.
+    /// Identity of the model, as in the JSON file that is written with each output video.
     pub(crate) model: Value,
     pub(crate) config: Value,
     /// Hash of the program, as in `ltx2 compile`.
     pub(crate) hash: String,
-    /// XLA options by which it differs from the program of `generate`.
+    /// XLA options that are set only for tracing. With them, the program differs from that of `generate`.
     pub(crate) flags: Vec<String>,
     pub(crate) xplane: PathBuf,
     pub(crate) trace: Trace,
-    /// Predicted against traced time, where the chip is known.
+    /// Comparison of predicted and traced times; `None` if the chip is unknown.
     pub(crate) comparison: Option<Comparison>,
 }
 
-/// Traces `steps` denoising steps of a configuration's first video after a warm-up, and writes the trace below `folder`
-/// where TensorBoard looks for it: `plugins/profile/RUN/HOST.xplane.pb`. Times are predicted by the configuration's chip, else by the device's.
+/// Traces `steps` denoising steps of a configuration's first video after a warm-up. Writes the trace where TensorBoard
+/// looks for it in `folder`: `plugins/profile/RUN/HOST.xplane.pb`. Predicts times for the configuration's chip, or else
+/// for the device.
 ///
 /// # Errors
-/// A plugin without a profiler, before anything is loaded; more steps than the configuration has; errors of model, request
-/// or device; a trace without operations.
+/// Returns an error if the plugin has no profiler (before anything is loaded), if the configuration has fewer steps, if
+/// the model, request or device fails, or if the trace contains no operations.
 pub(crate) fn profile(
     config: &Config,
     job: &Job,
@@ -68,19 +69,19 @@ pub(crate) fn profile(
     if !plugin.has_profiler() {
         return Err(RuntimeError::from(Error::NoProfiler { plugin: plugin.path().to_owned() }).into());
     }
-    let no_request = || PipelineError::Bug("a job has no request".into());
+    let no_request = || PipelineError::Bug("no request was created for a job".into());
     let request = requests.into_iter().next().ok_or_else(no_request)?;
     let (first, _) = request.passes();
     let all = first.sigmas.len() - 1;
     if !(1..=all).contains(&steps) {
         return Err(PipelineError::Usage(format!(
-            "--steps {steps}: the configuration has {all} steps; give 1 to {all}"
+            "--steps {steps}: must be 1 to {all}, the number of steps of the configuration"
         )));
     }
     let file = file(folder, group)?;
     let synthetic = SyntheticInputs::new(&request, &runner.build.layout)?;
     let denoising = synthetic.denoising(runner, &first, ProgramKind::Denoise)?;
-    // Warm-up: one-time work is not traced.
+    // Warm up, so that one-time work is not in the trace.
     run(&runner.executor, &denoising, steps, || Ok(()))?;
     let mut profiler = None;
     run(&runner.executor, &denoising, steps, || {
@@ -88,7 +89,7 @@ pub(crate) fn profile(
         profiler = Some(Profiler::start(&plugin, ProfileOptions::default()).map_err(RuntimeError::from)?);
         Ok(())
     })?;
-    let profiler = profiler.ok_or_else(|| PipelineError::Input("nothing was traced".into()))?;
+    let profiler = profiler.ok_or_else(|| PipelineError::Input("the profiler did not start the trace".into()))?;
     let recorded = profiler.stop().map_err(RuntimeError::from)?;
     let (bytes, space) = with_program(recorded, denoising.program(), &file)?;
     write_atomically(&file, &bytes)?;
@@ -102,12 +103,12 @@ pub(crate) fn profile(
     let comparison = match setup::chip(config, &device) {
         Ok(chip) => Comparison::of_space(&space, &trace, &mesh.axes, &chip),
         Err(e) => {
-            tracing::warn!("no times are predicted: {e}");
+            tracing::warn!("cannot predict times: {e}");
             None
         }
     };
     let own =
-        flags::for_traces(&platform).into_iter().filter(|(name, _)| !config.runtime.xla_flags.contains_key(*name));
+        flags::trace_options(&platform).into_iter().filter(|(name, _)| !config.runtime.xla_flags.contains_key(*name));
     Ok(Profile {
         flags: own.map(|(name, value)| format!("{name}={value}")).collect(),
         platform,
@@ -123,8 +124,8 @@ pub(crate) fn profile(
     })
 }
 
-/// Runs the steps in one call, as `generate` does, or in one call each where the sampler takes one. Calls `ready` when all
-/// inputs are on the devices.
+/// Runs all steps in one call, as `generate` does, or in one call per step if the sampler draws noise. Calls `ready`
+/// when all inputs are on the devices.
 fn run(executor: &Executor, denoising: &Denoising, steps: usize, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let (calls, in_one) = if denoising.takes_all() { (1, steps) } else { (steps, 1) };
     let range = denoising.steps(executor, in_one)?;
@@ -136,7 +137,7 @@ fn run(executor: &Executor, denoising: &Denoising, steps: usize, ready: impl FnO
     Ok(())
 }
 
-/// Trace with the program that ran, which names its operations: some plugins leave it out.
+/// Adds the optimized program to the trace if the plugin left it out. The program has the names of the operations.
 fn with_program(mut bytes: Vec<u8>, program: &Executable, file: &Path) -> Result<(Vec<u8>, XSpace)> {
     let read = |bytes: &[u8]| {
         let wrong = |e: prost::DecodeError| format!("cannot decode the plugin's trace: {e}");
@@ -157,9 +158,9 @@ fn with_program(mut bytes: Vec<u8>, program: &Executable, file: &Path) -> Result
     Ok((bytes, space))
 }
 
-/// Path of this process's trace. The processes of a run write into one folder.
+/// Returns the path of this process's trace. All processes of a run write into one folder.
 fn file(folder: &Path, group: Option<&Arc<Group>>) -> Result<PathBuf> {
-    // As TensorBoard names runs, in UTC.
+    // TensorBoard's naming scheme for runs, in UTC.
     let mut run = jiff::Timestamp::now().strftime("%Y_%m_%d_%H_%M_%S").to_string();
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let mut name: String = host().chars().map(plain).collect();

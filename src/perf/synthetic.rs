@@ -1,5 +1,5 @@
-//! Synthetic inputs of programs (tokens of the prompts; normal numbers in place of embeddings and latents), so that each
-//! program runs without those before it.
+//! Synthetic inputs of programs: real prompt tokens, and normally distributed values in place of embeddings and
+//! latents. With them, each program runs without the programs that precede it in a request.
 
 use ndarray::{Array3, s};
 
@@ -22,7 +22,6 @@ use crate::sampling::denoise::DenoiseShape;
 use crate::sampling::noise::TorchRng;
 use crate::tensor::Tensor;
 
-/// Synthetic inputs of a request's programs.
 pub(super) struct SyntheticInputs<'a> {
     pub(crate) batch: Batch<'a>,
 }
@@ -32,35 +31,36 @@ impl<'a> SyntheticInputs<'a> {
         Ok(SyntheticInputs { batch: Batch::new(std::slice::from_ref(request), layout)? })
     }
 
-    /// Shapes of a pass' latents and of its program.
+    /// Returns the latent shapes of a pass and the shape of its denoising program.
     pub(crate) fn shape(&self, sizes: &ModelSizes, request: &Request) -> Result<(Shapes, DenoiseShape)> {
         let shapes = Shapes::of(sizes, request)?;
         let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
         Ok((shapes, shape))
     }
 
-    /// Packed noise of a pass' shapes, appended tokens included; zeros of a stream that is absent.
+    /// Returns the packed noise of a pass, including the tokens appended for conditions; zeros for a stream that the
+    /// pass lacks.
     fn start(&self, runner: &mut Runner, shapes: &Shapes) -> Result<Av<Array3<f32>>> {
         let sizes = &runner.model.sizes;
         let drawn = self.batch.noise().draw(&mut runner.executor, shapes, sizes, DrawOrder::default())?;
         drawn.start(shapes, sizes, self.batch.size())
     }
 
-    /// The same without appended tokens.
+    /// Returns the packed noise of a pass without appended tokens.
     pub(crate) fn noise(&self, runner: &mut Runner, shapes: &Shapes) -> Result<Av<Array3<f32>>> {
         let mut start = self.start(runner, shapes)?;
         start.video = start.video.slice(s![.., ..shapes.own_tokens(), ..]).to_owned();
         Ok(start)
     }
 
-    /// The conditions of a pass, encoded.
+    /// Returns the encoded conditions of a pass.
     fn conditions(&self, runner: &mut Runner, request: &Request, shapes: &Shapes) -> Result<Option<ConditionTokens>> {
         let sound = runner.given(request)?;
         let tokens = PassTokens { sound: sound.as_ref().map(|sound| &sound.tokens), ..PassTokens::default() };
         runner.encode_conditions(request, shapes, tokens)
     }
 
-    /// Call of the program that computes the loop's step-invariant inputs.
+    /// Returns a call of the program that computes those inputs of the denoising loop that are the same in all steps.
     pub(crate) fn prepare(&self, runner: &mut Runner, request: &Request) -> Result<Call<'static>> {
         let (shapes, s) = self.shape(&runner.model.sizes, request)?;
         let seeded = s.text_channels.zip(Av { video: 2, audio: 3 });
@@ -70,7 +70,7 @@ impl<'a> SyntheticInputs<'a> {
         runner.prepare(ProgramKind::Prepare, pass, text_contexts)
     }
 
-    /// Denoising loop of a pass with its inputs.
+    /// Returns the denoising loop of a pass with its inputs.
     pub(crate) fn denoising(&self, runner: &mut Runner, request: &Request, kind: ProgramKind) -> Result<Denoising> {
         let prepared = self.prepare(runner, request)?.run(&runner.executor)?;
         let (shapes, shape) = self.shape(&runner.model.sizes, request)?;
@@ -88,7 +88,7 @@ impl<'a> SyntheticInputs<'a> {
     }
 }
 
-/// Denoising loop that can run any number of times.
+/// A denoising loop that can run any number of times.
 pub(super) struct Denoising {
     prepared: Outputs,
     steps: DenoiseLoop,
@@ -99,7 +99,7 @@ pub(super) struct Denoising {
 }
 
 impl Denoising {
-    /// Whether one call takes several steps: with a sampler that draws noise, it takes one.
+    /// Returns whether one call can run several steps. If the sampler draws noise, a call runs only one step.
     pub(crate) fn takes_all(&self) -> bool {
         self.sampler.noises() == 0
     }
@@ -108,7 +108,8 @@ impl Denoising {
         self.steps.program()
     }
 
-    /// Inputs, apart from the latents, of a call of the first `steps` steps, or of the first where a call takes one.
+    /// Returns all inputs except the latents for a call that runs the first `steps` steps, or only the first step if a
+    /// call runs one step.
     pub(crate) fn steps(&self, executor: &Executor, steps: usize) -> Result<Inputs<'static>> {
         let evaluations = if self.takes_all() { steps } else { self.sampler.noises() };
         let mut noise = CallNoise::new(&*self.sampler, self.seeds.iter().copied(), self.tokens);
@@ -137,7 +138,7 @@ fn wait(latents: &[ShardedTensor]) -> Result<()> {
     Ok(latents.iter().try_for_each(ShardedTensor::wait)?)
 }
 
-/// Normal numbers in place of an earlier program's result.
+/// Returns normally distributed values in place of an earlier program's result.
 pub(super) fn normal(shape: &[usize], seed: u64) -> Tensor {
     Tensor::F32(TorchRng::new(seed).normal_array(shape))
 }

@@ -1,4 +1,5 @@
-//! Finished videos of the given one and what is made: frames of one and sound of the other, or one behind the other.
+//! Combines the input video with the generated frames and audio: takes the frames from one and the audio from the
+//! other, concatenates the two videos, or replaces a time span.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,11 +13,12 @@ use crate::media::{Clip, Frames, covering_clip};
 use crate::models::audio_vae::resample;
 use crate::request::{Assembly, Condition, Placement, Request};
 
-/// Seconds over which one sound becomes the other where two join.
+/// Duration of the crossfade between two audio signals, in seconds.
 const FADE: f64 = 0.02;
 
-/// Frames and samples `[channels, n]` of `rate` of the whole video, from what was made, whose tokens have these bounds in seconds
-/// (`[1, axes, n, 2]`).
+/// Returns the frames and the audio samples `[channels, n]` of the finished video. `made` and `sound`: generated frames
+/// and audio samples. `rate`: sample rate (Hz) of `sound` and of the returned samples. `times`: start and end of each
+/// generated token in seconds, `[1, axes, n, 2]`.
 pub(super) fn assemble(
     request: &Request,
     clip: &Clip,
@@ -34,7 +36,7 @@ pub(super) fn assemble(
         Assembly::Before(overlap) => {
             let given = given_sound(clip, sound.nrows(), rate);
             let frames = joined(&resized(&clip.frames, request), &made, overlap);
-            // The overlap's end is known to both.
+            // Both audio signals cover the overlapping frames; the crossfade is at the end of the overlap.
             let (start, join) = (samples(have - overlap), samples(have).saturating_sub(fade));
             (frames, crossfade(&given, &sound, start, join, fade, samples(have + new - overlap)))
         }
@@ -46,7 +48,7 @@ pub(super) fn assemble(
             (frames, crossfade(&sound, &given, start, start, fade, samples(added + have)))
         }
         Assembly::Around => {
-            let anew = request.conditions.as_ref().zip(times.as_ref()).map(|(own, times)| made_anew(own, times));
+            let anew = request.conditions.as_ref().zip(times.as_ref()).map(|(own, times)| regenerated_span(own, times));
             let source = clip.frames.part(0..new);
             let source = resized(&source, request).into_owned();
             let frames = match anew.video {
@@ -58,12 +60,12 @@ pub(super) fn assemble(
             };
             let given = given_sound(clip, sound.nrows(), rate);
             let sound = match anew.audio {
-                // A video without sound gets all of its sound made.
+                // If the input video has no audio, all of the generated audio is used.
                 _ if clip.sound.is_none() => sound,
                 None => crossfade(&given, &given, 0, 0, 0, sound.ncols()),
                 Some(span) => {
                     let [first, end] = [span.start, span.end].map(|at| (at * rate as f64).round() as usize);
-                    sound_around(&given, sound, first..end, fade)
+                    replace_sound_span(&given, sound, first..end, fade)
                 }
             };
             (frames, sound)
@@ -71,8 +73,9 @@ pub(super) fn assemble(
     }
 }
 
-/// Seconds of a stream that a retake makes anew, by the bounds of its tokens; none where all of it is kept.
-fn made_anew(conditions: &[Condition], bounds: &Array4<f32>) -> Option<Range<f64>> {
+/// Returns the time span (seconds) of the tokens that a retake regenerates in a stream. `bounds`: start and end of each
+/// token, `[1, axes, n, 2]`. `None`: the retake keeps all tokens of the stream.
+fn regenerated_span(conditions: &[Condition], bounds: &Array4<f32>) -> Option<Range<f64>> {
     let span = conditions.iter().find_map(|condition| match condition.placement {
         Placement::Outside { start, end } => Some(start..end),
         _ => None,
@@ -85,7 +88,7 @@ fn made_anew(conditions: &[Condition], bounds: &Array4<f32>) -> Option<Range<f64
     spans.reduce(|all, one| all.start.min(one.start)..all.end.max(one.end))
 }
 
-/// Frames of `source`, but for those numbers, which are those of `made`.
+/// Returns `source` with the frames in the range `anew` replaced by those of `made`.
 fn around(source: Frames, made: &Frames, anew: Range<usize>) -> Frames {
     let mut data = source.into_data();
     let place = s![anew, .., .., ..];
@@ -93,8 +96,9 @@ fn around(source: Frames, made: &Frames, anew: Range<usize>) -> Frames {
     Frames::new(data).expect("a video has frames")
 }
 
-/// Samples of `given`, but for those numbers, which are those of `made`. They turn into each other where both are known.
-fn sound_around(given: &Array2<f32>, made: Array2<f32>, anew: Range<usize>, fade: usize) -> Array2<f32> {
+/// Returns `given` with the samples in the range `anew` replaced by those of `made`. The transitions at both ends of
+/// the range are crossfades of up to `fade` samples, which lie outside of it.
+fn replace_sound_span(given: &Array2<f32>, made: Array2<f32>, anew: Range<usize>, fade: usize) -> Array2<f32> {
     let n = made.ncols();
     let (before, behind) = (fade.min(anew.start), fade.min(n.saturating_sub(anew.end)));
     let made = match before {
@@ -104,7 +108,8 @@ fn sound_around(given: &Array2<f32>, made: Array2<f32>, anew: Range<usize>, fade
     if behind == 0 { made } else { crossfade(&made, given, 0, anew.end, behind, n) }
 }
 
-/// The given video's frames that get other sound: all where those that make whole latents are asked for, else the first ones.
+/// Returns the frames of the input video for which audio is generated: all frames if the request covers every complete
+/// latent frame of the video, otherwise the first `num_frames`.
 fn given_frames(request: &Request, clip: &Clip) -> Frames {
     if request.num_frames >= whole_frames(clip.frames.count()) {
         clip.frames.clone()
@@ -113,7 +118,7 @@ fn given_frames(request: &Request, clip: &Clip) -> Frames {
     }
 }
 
-/// The given video's samples, silence where it has none.
+/// Returns the audio samples of the input video, resampled to `rate` Hz; an empty array if the video has no audio.
 fn given_sound(clip: &Clip, channels: usize, rate: usize) -> Array2<f32> {
     match &clip.sound {
         None => Array2::zeros((channels, 0)),
@@ -121,7 +126,7 @@ fn given_sound(clip: &Clip, channels: usize, rate: usize) -> Array2<f32> {
     }
 }
 
-/// The source's frames in the size of the made ones; untouched where they have it.
+/// Scales and crops the frames to the size of the request; borrows them if they already have this size.
 fn resized<'a>(frames: &'a Frames, request: &Request) -> Cow<'a, Frames> {
     if (frames.height(), frames.width()) == (request.height, request.width) {
         return Cow::Borrowed(frames);
@@ -131,14 +136,15 @@ fn resized<'a>(frames: &'a Frames, request: &Request) -> Cow<'a, Frames> {
     Cow::Owned(Frames::from_video(video.view()).expect("frames of a video"))
 }
 
-/// Frames of `first`, then those of `second` behind its first `overlap`.
+/// Returns the frames of `first`, followed by those of `second` without its first `overlap` frames.
 fn joined(first: &Frames, second: &Frames, overlap: usize) -> Frames {
     let second = second.data().slice(s![overlap.., .., .., ..]);
     let data = ndarray::concatenate(Dim(0), &[first.data().view(), second]).expect("frames of one size");
     Frames::new(data).expect("a video has frames")
 }
 
-/// Samples `[channels, n]` of `first`, from sample `join` on turning into those of `second`, which starts at sample `start`.
+/// Joins two audio signals; returns `n` samples per channel. `second` starts at sample `start` of the result. A linear
+/// crossfade of `fade` samples, which begins at sample `join`, leads from `first` to `second`.
 fn crossfade(
     first: &Array2<f32>,
     second: &Array2<f32>,
@@ -161,9 +167,8 @@ fn crossfade(
 mod tests {
     use super::*;
 
-    /// Where both are the same sound, none of the join is heard.
     #[test]
-    fn a_join_of_the_same_sound_is_that_sound() {
+    fn crossfade_of_equal_sounds_changes_nothing() {
         let whole = Array2::from_shape_fn((2, 100), |(c, n)| ((n * 7 + c) as f32 * 0.1).sin());
         let (first, second) = (whole.slice(s![.., ..60]).to_owned(), whole.slice(s![.., 40..]).to_owned());
         let made = crossfade(&first, &second, 40, 50, 10, 100);
@@ -173,24 +178,24 @@ mod tests {
         assert_eq!(made.row(0).to_vec(), [0.0, 0.0, 0.125, 0.375, 0.625, 0.875, 1.0, 1.0]);
     }
 
-    /// All of what is made anew is heard, and all of the source's but for the joins.
+    /// The regenerated span contains only generated samples; the crossfades are outside of it.
     #[test]
-    fn a_span_of_sound_lies_in_the_source_s() {
+    fn retaken_sound_is_crossfaded_into_source() {
         let [given, made] = [0.0, 1.0].map(|v| Array2::from_elem((1, 8), v));
-        let of = |anew| sound_around(&given, made.clone(), anew, 2).row(0).to_vec();
+        let of = |anew| replace_sound_span(&given, made.clone(), anew, 2).row(0).to_vec();
         assert_eq!(of(3..5), [0.0, 0.25, 0.75, 1.0, 1.0, 0.75, 0.25, 0.0]);
         assert_eq!(of(0..5), [1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.25, 0.0]);
         assert_eq!(of(1..9), [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
     }
 
-    /// Whole latents, by a span that touches them.
+    /// A retake regenerates complete latent frames: every one that overlaps the requested span.
     #[test]
-    fn a_span_is_widened_to_what_it_touches() {
+    fn retake_span_extends_to_overlapping_latents() {
         let ends = [0.0, 1.0, 9.0, 17.0, 25.0].map(|frame: f32| frame / 24.0);
         let bounds = Array4::from_shape_fn((1, 1, 4, 2), |(_, _, token, side)| ends[token + side]);
         let anew = |placement| {
             let condition = Condition::given(25, Av::both(placement)).video;
-            let span = made_anew(&[condition], &bounds)?;
+            let span = regenerated_span(&[condition], &bounds)?;
             Some([span.start, span.end].map(|at| (at * 24.0).round() as usize))
         };
         assert_eq!(anew(Placement::Outside { start: 0.3, end: 0.4 }), Some([1, 17]));

@@ -1,4 +1,4 @@
-//! Videos that are made together: as many as the layout splits a batch over.
+//! Batches of requests whose videos are generated together. The layout determines the batch size.
 
 use std::thread::JoinHandle;
 
@@ -19,23 +19,24 @@ use crate::sampling::latents::{AudioShape, VideoShape, pack_audio, unpack_audio}
 use crate::sampling::noise::TorchRng;
 use crate::tensor::Tensor;
 
-/// Videos that a layout makes at a time: the parts of `batch`, 1 without such a rule.
+/// Returns how many videos a layout generates at a time: the number of shards of the batch axis of the video latents,
+/// or 1 if that axis is not sharded.
 pub fn videos_at_once(layout: &Layout) -> usize {
     layout.parts("transformer.latents.video", Axis::Batch).max(1)
 }
 
-/// Requests that differ in prompt and seed only, padded to what the layout makes at a time, so that the last ones
-/// run the program of all others.
+/// Requests that differ only in prompt and seed. The number of rows is padded to a multiple of [`videos_at_once`], so
+/// that the last batch of a run uses the same programs as the others.
 pub struct Batch<'a> {
     asked: &'a [Request],
     size: usize,
 }
 
 impl<'a> Batch<'a> {
-    /// The batch of these requests.
+    /// Creates a batch from the requests `asked`.
     ///
     /// # Errors
-    /// No request, or two that no program serves together.
+    /// Returns an error if `asked` is empty, or if two requests differ in more than prompt and seed.
     pub fn new(asked: &'a [Request], layout: &Layout) -> Result<Self> {
         let Some(first) = asked.first() else { return Err(PipelineError::Input("a batch needs a request".into())) };
         if let Some(other) = asked.iter().position(|r| !r.can_batch_with(first)) {
@@ -45,34 +46,34 @@ impl<'a> Batch<'a> {
         Ok(Batch { asked, size: asked.len().next_multiple_of(videos_at_once(layout)) })
     }
 
-    /// The same in programs of so many rows at least.
+    /// Pads the batch to at least `rows` rows.
     #[must_use]
     pub(crate) fn of_rows(self, rows: usize) -> Self {
         Batch { size: self.size.max(rows), ..self }
     }
 
-    /// A request that stands for all: its sizes, steps and guidance are those of every video.
+    /// Returns the first request; all requests of the batch have the same sizes, steps and guidance.
     pub(crate) fn shared(&self) -> &'a Request {
         &self.asked[0]
     }
 
-    /// Rows of the programs: videos, the filling included.
+    /// Returns the number of rows that the programs process, including padding.
     pub(crate) fn size(&self) -> usize {
         self.size
     }
 
-    /// Videos asked for.
+    /// Returns the number of requested videos, excluding padding.
     pub(crate) fn asked(&self) -> usize {
         self.asked.len()
     }
 
-    /// A request for each row; the last one pads.
+    /// Returns the request of each row; padding rows repeat the last request.
     pub(crate) fn rows(&self) -> impl Iterator<Item = &'a Request> + use<'a> {
         let last = &self.asked[self.asked.len() - 1];
         self.asked.iter().chain(std::iter::repeat(last)).take(self.size)
     }
 
-    /// The noise of its rows, each from its own seed.
+    /// Returns one noise generator per row, seeded with the seed of the row's request.
     pub fn noise(&self) -> Noise {
         let seeds = self.rows().map(|request| request.seed);
         match self.shared().noise {
@@ -86,7 +87,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Tensors of a pass's starting noise, one row of each: their names and shapes.
+/// Returns the name and the shape (for one row) of each noise tensor that is drawn at the start of a pass.
 pub(super) fn draws(shapes: &Shapes, sizes: &ModelSizes) -> Vec<(&'static str, Vec<usize>)> {
     let (v, a) = (&shapes.video, &shapes.audio);
     let mut draws = Vec::new();
@@ -102,32 +103,35 @@ pub(super) fn draws(shapes: &Shapes, sizes: &ModelSizes) -> Vec<(&'static str, V
     draws
 }
 
-/// The noise that a video is decoded from.
+/// Returns the name and the shape (for one row) of the diffusion decoder's noise.
 pub(super) fn decoder_draws(c: &DiffusionDecoderConfig, v: &VideoShape) -> Vec<(&'static str, Vec<usize>)> {
     vec![("decoder", noise_shape(c, [1, v.frames, v.height, v.width]).to_vec())]
 }
 
-/// Noise of a batch, drawn pass by pass: each pass continues after the draws of the one before.
+/// Noise generators of a batch. Every pass draws from the same generators: a pass continues the random sequence where
+/// the previous pass stopped.
 pub enum Noise {
-    /// A generator for each row.
+    /// One host generator per row, identical to torch's CPU generator.
     Torch(Vec<TorchRng>),
-    /// On a device.
+    /// A program that generates the noise on a device.
     Device {
-        /// Of each row.
+        /// Seed of each row.
         seeds: Vec<u64>,
-        /// Passes drawn so far.
+        /// Number of draws so far. A pass draws once; the diffusion decoder draws once per video or per tile.
         pass: usize,
-        /// Generators of the rows that steps draw from, where they continue the request's.
+        /// Host generator of each row, used by samplers that take the noise of their steps from the request's
+        /// generator.
         steps: Vec<TorchRng>,
     },
 }
 
-/// How torch's generator draws a pass' starting noise.
+/// Shape and element type in which torch's generator draws the starting noise of a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DrawOrder {
-    /// Streams that are drawn as sequences of tokens, appended ones included; others have the shape of their latents.
+    /// Whether a stream's noise is drawn in the shape of its tokens, including appended tokens (tokens of conditions
+    /// after the video's own), instead of the shape of its latents.
     pub tokens: Av<bool>,
-    /// Type that the video's is drawn in; the sound's is f32.
+    /// Element type in which the video noise is drawn. Audio noise is drawn in f32.
     pub video: DType,
 }
 
@@ -138,29 +142,27 @@ impl Default for DrawOrder {
 }
 
 impl DrawOrder {
-    /// The order of a pass of the request that `refines` latents or not, in a run of `dtype`. diffusers' upsampler leaves latents
-    /// in that type, and noise is drawn in the latents'.
+    /// Returns the draw order for a pass. `refines`: whether the pass starts from the latents of the previous pass;
+    /// `dtype`: the run's element type. In diffusers, noise has the element type of the latents to which it is added;
+    /// the upsampler returns latents in `dtype`, so a refining pass draws video noise in `dtype`.
     pub fn of(request: &Request, refines: bool, dtype: DType) -> Self {
         let narrow = refines && request.noise_order == NoiseOrder::Diffusers;
         DrawOrder { tokens: request.draws_tokens(refines), video: if narrow { dtype } else { DType::F32 } }
     }
 }
 
-/// Starting noise of a pass.
+/// Noise tensors drawn at the start of a pass.
 pub struct Drawn {
-    /// Unpacked, `[b, C, F, H, W]`; none where that stream takes none.
+    /// Video noise in the shape of the latents, `[b, C, F, H, W]`. `None`: the video stream starts without noise.
     pub video: Option<ArrayD<f32>>,
-    /// Unpacked, `[b, C, L, M]`; none where that stream takes none.
+    /// Audio noise in the shape of the latents, `[b, C, L, M]`. `None`: the audio stream starts without noise.
     pub audio: Option<ArrayD<f32>>,
-    /// Of tokens behind the video's own, `[b, extra, c]`.
+    /// Noise of the tokens that conditions append to the video tokens, `[b, extra, c]`.
     pub appended: Option<ArrayD<f32>>,
 }
 
 impl Drawn {
-    /// As the loop's tokens, without those that are appended; no tokens of a stream that none was drawn for.
-    ///
-    /// # Errors
-    /// None that sizes of a request can cause.
+    /// Packs the noise into tokens, without appended tokens. A stream without noise yields an empty array.
     pub(crate) fn tokens(self, sizes: &ModelSizes) -> Result<Av<Array3<f32>>> {
         let none = || Array3::zeros((0, 0, 0));
         let video = self.video.map(|video| Ok::<_, PipelineError>(sizes.video_grid.pack(fixed(video)?.view())?));
@@ -168,11 +170,8 @@ impl Drawn {
         Ok(Av { video: video.transpose()?.unwrap_or_else(none), audio: audio.transpose()?.unwrap_or_else(none) })
     }
 
-    /// Tokens that a pass of `batch` videos starts from, as far as noise makes them: appended ones behind the video's own,
-    /// zeros of a stream that is absent.
-    ///
-    /// # Errors
-    /// None that sizes of a request can cause.
+    /// Returns the starting tokens of a pass with `batch` videos: the noise, with appended tokens after the video's own
+    /// tokens; zeros for a stream that the request does not have.
     pub(crate) fn start(mut self, shapes: &Shapes, sizes: &ModelSizes, batch: usize) -> Result<Av<Array3<f32>>> {
         let appended = self.appended.take();
         let mut start = self.tokens(sizes)?;
@@ -191,10 +190,11 @@ impl Drawn {
 }
 
 impl Noise {
-    /// The noise of a pass: video first, then audio, then appended tokens. A device draws each in its unpacked shape.
+    /// Draws the starting noise of a pass: first video, then audio, then appended tokens. Noise that is drawn on a
+    /// device ignores `order` and has the shape of the latents.
     ///
     /// # Errors
-    /// Errors of the device that draws.
+    /// Returns an error if the program that draws on the device fails.
     pub fn draw(
         &mut self,
         executor: &mut Executor,
@@ -211,7 +211,7 @@ impl Noise {
         Ok(Drawn { video, audio, appended: (shapes.drawn.video && shapes.appended > 0).then(next) })
     }
 
-    /// The noise of a pass in an order of its own.
+    /// Implements [`Noise::draw`] on the host for a `DrawOrder` other than the default.
     fn draw_in(
         &mut self,
         executor: &mut Executor,
@@ -250,11 +250,8 @@ impl Noise {
         Ok(Drawn { video, audio, appended })
     }
 
-    /// Noise that videos are decoded from, `[b, channels, frames, height, width]`, of the type that the decoder computes in:
-    /// what comes behind the passes'.
-    ///
-    /// # Errors
-    /// Errors of the device that draws.
+    /// Draws the diffusion decoder's noise, `[b, channels, frames, height, width]`, rounded to `dtype`. Must be called
+    /// after the noise of all passes is drawn.
     pub(crate) fn draw_decoder(
         &mut self,
         executor: &mut Executor,
@@ -265,7 +262,8 @@ impl Noise {
         Ok(self.rows(executor, &decoder_draws(c, video), dtype)?.remove(0))
     }
 
-    /// Generators of the rows that steps draw from, where they continue the request's.
+    /// Returns the host generator of each row, for samplers that take the noise of their steps from the request's
+    /// generator.
     pub(crate) fn of_steps(&mut self) -> &mut [TorchRng] {
         match self {
             Noise::Torch(generators) => generators,
@@ -273,8 +271,9 @@ impl Noise {
         }
     }
 
-    /// The same in a thread, while a device computes: of torch's generators, which draw nothing else after it.
-    pub(crate) fn begin_decoder(
+    /// Runs [`Noise::draw_decoder`] on a host thread, concurrently with the device. Moves torch's generators to the
+    /// thread, so nothing can be drawn afterwards. `None`: noise is drawn on a device.
+    pub(crate) fn draw_decoder_in_background(
         &mut self,
         c: &DiffusionDecoderConfig,
         video: &VideoShape,
@@ -286,20 +285,20 @@ impl Noise {
         Some(std::thread::spawn(work))
     }
 
-    /// The same of a tile, of `shape` but for the videos.
+    /// Draws the diffusion decoder's noise for one tile. `shape` excludes the batch axis.
     pub(crate) fn draw_one(&mut self, executor: &mut Executor, shape: [usize; 4], dtype: DType) -> Result<ArrayD<f32>> {
         let [c, t, h, w] = shape;
         Ok(self.rows(executor, &[("decoder", vec![1, c, t, h, w])], dtype)?.remove(0))
     }
 
-    /// Each of the draws, the rows one after the other.
+    /// Draws each tensor for all rows and concatenates the rows along the batch axis.
     fn rows(
         &mut self,
         executor: &mut Executor,
         draws: &[(&'static str, Vec<usize>)],
         dtype: DType,
     ) -> Result<Vec<ArrayD<f32>>> {
-        // Each row draws its own stream in order, whatever the others do.
+        // Each row has its own generator, so its noise does not depend on the other rows.
         joined(match self {
             Noise::Torch(generators) => drawn(generators, draws, dtype),
             Noise::Device { seeds, pass, .. } => {
@@ -314,7 +313,7 @@ impl Noise {
     }
 }
 
-/// Draws of each of torch's generators.
+/// Draws all tensors from each generator; returns the tensors of each row.
 fn drawn(generators: &mut [TorchRng], draws: &[(&'static str, Vec<usize>)], dtype: DType) -> Vec<Vec<ArrayD<f32>>> {
     let draw = |g: &mut TorchRng, shape: &[usize]| match dtype {
         DType::BF16 => g.normal_bf16_array(shape),
@@ -323,7 +322,7 @@ fn drawn(generators: &mut [TorchRng], draws: &[(&'static str, Vec<usize>)], dtyp
     generators.iter_mut().map(|g| draws.iter().map(|(_, shape)| draw(g, shape)).collect()).collect()
 }
 
-/// Rows one after the other, draw by draw; a single one is not copied.
+/// Concatenates the rows of each tensor along the batch axis. A single row is moved, not copied.
 fn joined(mut rows: Vec<Vec<ArrayD<f32>>>) -> Result<Vec<ArrayD<f32>>> {
     if rows.len() == 1 {
         return Ok(rows.remove(0));
@@ -336,7 +335,7 @@ fn joined(mut rows: Vec<Vec<ArrayD<f32>>>) -> Result<Vec<ArrayD<f32>>> {
     joined.collect()
 }
 
-/// The rows of an array, each `[1, …]`, the first `count`; a single one is not copied.
+/// Splits the first `count` rows of an array into arrays of shape `[1, …]`. A single row is moved, not copied.
 pub(crate) fn split<A: Clone, D: RemoveAxis>(all: Array<A, D>, count: usize) -> Vec<Array<A, D>> {
     if all.shape()[0] == 1 {
         return vec![all];
@@ -344,38 +343,36 @@ pub(crate) fn split<A: Clone, D: RemoveAxis>(all: Array<A, D>, count: usize) -> 
     (0..count).map(|row| all.select(Dim(0), &[row])).collect()
 }
 
-/// Intermediate tensors of each video, copied only where they are wanted.
+/// Collects the intermediate tensors of each video if the run requests a dump; otherwise does nothing.
 pub(crate) struct Dump {
     kept: Vec<Vec<(String, Tensor)>>,
     wanted: bool,
 }
 
 impl Dump {
-    /// Nothing kept yet, for a number of videos.
     pub(crate) fn new(videos: usize, wanted: bool) -> Self {
         Dump { kept: vec![Vec::new(); videos], wanted }
     }
 
-    /// Keeps each video's part of a tensor `[b · n, …]`: row `offset` of its `n`, as `[1, …]`.
+    /// Adds one row per video from a tensor `[b · n, …]`, whose rows are grouped by video: row `offset` of each group
+    /// of `n`, as `[1, …]`.
     pub(crate) fn keep_row<D: RemoveAxis>(&mut self, name: &str, tensor: &Array<f32, D>, n: usize, offset: usize) {
         for (video, kept) in self.kept.iter_mut().enumerate().filter(|_| self.wanted) {
             kept.push((name.to_string(), Tensor::from(tensor.select(Dim(0), &[video * n + offset]))));
         }
     }
 
-    /// Keeps each video's own tensor.
     pub(crate) fn keep_each<D: RemoveAxis>(&mut self, name: &str, each: &[Array<f32, D>]) {
         for (kept, tensor) in self.kept.iter_mut().zip(each).filter(|_| self.wanted) {
             kept.push((name.to_string(), Tensor::from(tensor.clone())));
         }
     }
 
-    /// Whether anything is kept.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted
     }
 
-    /// Tensors that were kept, by video.
+    /// Returns the collected tensors of each video.
     pub(crate) fn finish(self) -> Vec<Vec<(String, Tensor)>> {
         self.kept
     }

@@ -1,4 +1,4 @@
-//! A compiled program with its inputs on the devices.
+//! Compiled programs whose inputs have been uploaded.
 
 use std::rc::Rc;
 
@@ -8,14 +8,15 @@ use crate::models::Network;
 use crate::runtime::{Executable, Outputs, ShardedTensor};
 use crate::tensor::Tensor;
 
-/// A compiled program with everything it reads on the devices; it can be run any number of times.
+/// A compiled program with all of its inputs on the devices; it can run any number of times.
 pub struct Call<'a> {
     program: Rc<Executable>,
     inputs: Inputs<'a>,
 }
 
 impl<'a> Call<'a> {
-    /// A network made ready, with `given` copied to the devices beside `inputs`.
+    /// Compiles a network, loads its parameters, and uploads the host tensors `given`; `inputs` are already on the
+    /// devices.
     pub(crate) fn new(
         executor: &mut Executor,
         name: &str,
@@ -28,20 +29,18 @@ impl<'a> Call<'a> {
         Ok(Call { program, inputs })
     }
 
-    /// The compiled program.
     pub(crate) fn program(&self) -> &Executable {
         &self.program
     }
 
-    /// An input by name.
     pub(crate) fn input(&self, name: &str) -> Option<&ShardedTensor> {
         self.inputs.get(name)
     }
 
-    /// Runs it; the results may still be computed when this returns.
+    /// Starts the program and returns without waiting for its results.
     ///
     /// # Errors
-    /// The plugin's message.
+    /// Returns an error if the plugin cannot run the program.
     pub fn run(&self, executor: &Executor) -> Result<Outputs> {
         executor.run(&self.program, &self.inputs)
     }

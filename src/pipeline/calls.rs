@@ -1,5 +1,6 @@
-//! The programs of a request, each with its inputs on the devices: what a run executes in order, and a benchmark one at
-//! a time. Each fails by what is wrong with program, parameters or device.
+//! Prepares the calls of a request: compiles each program, loads its parameters and uploads its inputs. A run executes
+//! the calls in order; a benchmark executes a single one. Each method fails if the program cannot be compiled, a
+//! parameter cannot be loaded, or the device fails.
 
 use std::fmt::Debug;
 use std::rc::Rc;
@@ -29,22 +30,22 @@ use crate::runtime::{Outputs, ShardedTensor};
 use crate::sampling::denoise::{self, DenoiseShape};
 use crate::tensor::Tensor;
 
-/// A pass of a request: what fixes its programs, its latents, and what it reads of conditions.
+/// A pass of a request, with the shapes and conditions that its programs depend on.
 #[derive(Clone, Copy)]
 pub(crate) struct PassSpec<'a> {
-    /// The pass' own request.
+    /// The request with the sizes and steps of this pass.
     pub(crate) request: &'a Request,
-    /// Shape of its programs.
+    /// Shape of the denoising programs.
     pub(crate) shape: &'a DenoiseShape,
-    /// Its latents and tokens.
+    /// Shapes of the latents and tokens.
     pub(crate) shapes: &'a Shapes,
-    /// Its conditions, encoded.
     pub(crate) conditions: Option<&'a ConditionTokens>,
 }
 
 impl Runner {
-    /// The network of a program for these devices. `sizes` are all that fixes it beside the model and how that is read: of the same
-    /// ones it is written once, since the text of many blocks takes as long to write as a step or two to run.
+    /// Returns the network of `program` for the devices of this runner. Networks are cached, because writing a program
+    /// with many blocks takes as long as one or two denoising steps. `sizes`: all values that the program depends on,
+    /// except for the model and the build.
     fn network(
         &mut self,
         program: ProgramKind,
@@ -57,7 +58,7 @@ impl Runner {
         }
         let since = Instant::now();
         let network = self.executor.accepted(program.name(), &self.build, |build| write(&self.model, build))?;
-        tracing::debug!(program = program.name(), seconds = since.elapsed().as_secs_f64(), "wrote the text");
+        tracing::debug!(program = program.name(), seconds = since.elapsed().as_secs_f64(), "wrote the program text");
         Ok(self.written.entry(written).or_insert(Rc::new(network)).clone())
     }
 
@@ -70,7 +71,8 @@ impl Runner {
         Call::new(&mut self.executor, program.name(), network, Inputs::default(), given)
     }
 
-    /// Prompts `ids`, `mask` `[prompts, tokens]` to `prompt_embeds`, all of them in one pass.
+    /// Prepares the text encoder, which maps all prompts at once (`ids` and `mask`, `[prompts, tokens]`) to
+    /// `prompt_embeds`.
     pub(crate) fn text_encoder(&mut self, ids: Tensor, mask: Tensor) -> Result<Call<'static>> {
         let [rows, tokens] = [mask.shape()[0], mask.shape()[1]];
         let network = self.network(ProgramKind::TextEncoder, (rows, tokens), |model, build| {
@@ -79,7 +81,8 @@ impl Runner {
         self.call(ProgramKind::TextEncoder, &network, [("input_ids".into(), ids), ("attention_mask".into(), mask)])
     }
 
-    /// Embeddings `[prompts, tokens, channels]` to the text contexts of both streams.
+    /// Prepares the connectors, which map embeddings `[prompts, tokens, channels]` to the text contexts of both
+    /// streams.
     pub(crate) fn connectors(&mut self, embeds: Tensor, mask: Tensor) -> Result<Call<'static>> {
         let [rows, tokens] = [mask.shape()[0], mask.shape()[1]];
         let network = self.network(ProgramKind::Connectors, (rows, tokens), |model, build| {
@@ -91,7 +94,8 @@ impl Runner {
         Call::new(&mut self.executor, ProgramKind::Connectors.name(), &network, inputs, given)
     }
 
-    /// The connectors' tables, which stay on the devices where all does: making and copying them takes longer than a run.
+    /// Returns the connectors' tables on the devices. They are cached if all parameters stay on the devices, because
+    /// computing and uploading the tables takes longer than the program itself.
     fn connector_tables(&mut self, network: &Network, tokens: usize) -> Result<Rc<Tables>> {
         let program = self.executor.prepare(ProgramKind::Connectors.name(), network)?;
         let made_for = (program.hash().to_string(), tokens);
@@ -112,7 +116,7 @@ impl Runner {
         Ok(tables)
     }
 
-    /// Text contexts `[prompts, tokens, channels]` to `seconds [prompts]`.
+    /// Prepares the duration head, which maps text contexts `[prompts, tokens, channels]` to `seconds`, `[prompts]`.
     pub(crate) fn duration_head(&mut self, text: Av<Tensor>) -> Result<Call<'static>> {
         let (rows, tokens) = (text.video.shape()[0], text.as_ref().map(|context| context.shape()[1]));
         let network = self.network(ProgramKind::DurationHead, (rows, tokens), |model, build| {
@@ -122,7 +126,7 @@ impl Runner {
         self.call(ProgramKind::DurationHead, &network, given)
     }
 
-    /// A frame `[1, 3, 1, height, width]` of -1..1 to `latents`.
+    /// Prepares the video encoder, which maps frames `[1, 3, frames, height, width]` in -1..1 to `latents`.
     pub(crate) fn video_encoder(&mut self, video: Array5<f32>) -> Result<Call<'static>> {
         let dims: [usize; 5] = video.dim().into();
         let network = self.network(ProgramKind::VideoEncoder, dims, |model, build| {
@@ -131,8 +135,9 @@ impl Runner {
         self.call(ProgramKind::VideoEncoder, &network, [("video".into(), video.into())])
     }
 
-    /// Un-normalised latents to `latents` upsampled in a step; fails where the model's upsampler is another. `program` is that
-    /// of a video in space or in time, or of keyframes.
+    /// Prepares an upsampling step, which maps un-normalised latents to upsampled `latents`. `program`: the spatial,
+    /// temporal or keyframe upsampler. Fails if the model's upsampler does not perform the kind of upsampling (axes and
+    /// factor) that `step` requires.
     pub(crate) fn upsampler(
         &mut self,
         program: ProgramKind,
@@ -145,7 +150,8 @@ impl Runner {
         self.call(program, &network, [("latents".into(), latents.into())])
     }
 
-    /// Un-normalised latents to `latents` of twice the frames but one; fails where the upsampler makes another number.
+    /// Prepares the temporal upsampler, which maps un-normalised latents of `f` frames to `latents` of `2·f - 1`
+    /// frames.
     pub(crate) fn temporal_upsampler(&mut self, latents: Array5<f32>) -> Result<Call<'static>> {
         let dims: [usize; 5] = latents.dim().into();
         let network = self.network(ProgramKind::TemporalUpsampler, dims, |model, build| {
@@ -154,7 +160,8 @@ impl Runner {
         self.call(ProgramKind::TemporalUpsampler, &network, [("latents".into(), latents.into())])
     }
 
-    /// Step-invariant work of a pass; `text_contexts` are video's and audio's `[videos, branches, tokens, channels]`.
+    /// Prepares the program that computes the step-invariant inputs of a pass. `text_contexts`: `[videos, branches,
+    /// tokens, channels]` for each stream.
     pub(crate) fn prepare(
         &mut self,
         program: ProgramKind,
@@ -170,7 +177,7 @@ impl Runner {
         self.call(program, &network, given)
     }
 
-    /// The denoising loop of a pass with its tables and scales.
+    /// Prepares the denoising loop of a pass, with its tables and guidance scales.
     pub(crate) fn new_loop(&mut self, program: ProgramKind, pass: PassSpec) -> Result<DenoiseLoop> {
         let PassSpec { request, shape, shapes, conditions } = pass;
         let network =
@@ -179,7 +186,8 @@ impl Runner {
         let mut coords = shapes.coords(&self.model.sizes, request.position_rate());
         let mut dtype = request.positions;
         if shapes.appended > 0 {
-            // Appended ones are f32, and so is what is computed of both, from the others' rounded bounds.
+            // Appended tokens have f32 positions. For bf16, the bounds of the video's own tokens are rounded to bf16;
+            // then the tables of all tokens are computed in f32.
             if dtype == DType::BF16 {
                 coords.video.mapv_inplace(|x| bf16::from_f32(x).to_f32());
             }
@@ -206,9 +214,10 @@ impl Runner {
         Ok(DenoiseLoop { network, call, carried: carried.collect() })
     }
 
-    /// The loop of a pass, ready to run: that of an earlier request where it differs in prompts and seed only.
+    /// Returns the denoising loop of a pass. Reuses the loop of an earlier request if the two differ only in prompts
+    /// and seed.
     pub(crate) fn denoise_loop(&mut self, program: ProgramKind, pass: PassSpec) -> Result<Rc<DenoiseLoop>> {
-        // Conditions come from files, which may hold another image by now.
+        // A loop with conditions is not reused: the files of the conditions may have changed.
         let reusable = pass.conditions.is_none() && self.executor.keeps_all();
         let negative = |r: &Request| Request { negative_prompt: String::new(), ..r.clone() };
         let alike = |known: &SharedLoop| {
@@ -227,7 +236,7 @@ impl Runner {
         Ok(steps_loop)
     }
 
-    /// Latents to `video`, as `pixels` says.
+    /// Prepares the video decoder, which maps latents to `video` in the format `pixels`.
     pub fn video_decoder(&mut self, latents: Array5<f32>, pixels: Pixels) -> Result<Call<'static>> {
         let dims: [usize; 5] = latents.dim().into();
         let network = self.network(ProgramKind::VideoDecoder, (dims, pixels), |model, build| {
@@ -236,7 +245,7 @@ impl Runner {
         self.call(ProgramKind::VideoDecoder, &network, [("latents".into(), latents.into())])
     }
 
-    /// Latents and noise to `video`, as `pixels` says.
+    /// Prepares the diffusion decoder, which maps latents and noise to `video` in the format `pixels`.
     pub(crate) fn diffusion_decoder(
         &mut self,
         latents: Array5<f32>,
@@ -251,7 +260,8 @@ impl Runner {
         self.call(ProgramKind::DiffusionDecoder, &network, given)
     }
 
-    /// Latents to the `features` that tiles are cut from.
+    /// Prepares the first part of the diffusion decoder, which maps latents to `features`; the second part decodes the
+    /// features tile by tile.
     pub(crate) fn diffusion_features(&mut self, latents: Array5<f32>) -> Result<Call<'static>> {
         let dims: [usize; 5] = latents.dim().into();
         let network = self.network(ProgramKind::DiffusionFeatures, dims, |model, build| {
@@ -260,7 +270,9 @@ impl Runner {
         self.call(ProgramKind::DiffusionFeatures, &network, [("latents".into(), latents.into())])
     }
 
-    /// A tile of features, read in place, of latents of `shape`, from the cell `start` on, to `video`.
+    /// Prepares the second part of the diffusion decoder for one tile. It maps noise and the part of `features` that
+    /// begins at feature `start` (frame, row, column) to `video`. `shape`: shape of the latents, `[b, f, h, w]`.
+    /// `features` are already on the devices and are not copied.
     pub(crate) fn diffusion_tile<'a>(
         &mut self,
         shape: [usize; 4],
@@ -277,7 +289,7 @@ impl Runner {
         Call::new(&mut self.executor, ProgramKind::DiffusionDecoder.name(), &network, inputs, given)
     }
 
-    /// A log-mel spectrogram to `latents`.
+    /// Prepares the audio encoder, which maps a log-mel spectrogram to `latents`.
     pub(crate) fn audio_encoder(&mut self, mel: Array4<f32>) -> Result<Call<'static>> {
         let dims: [usize; 4] = mel.dim().into();
         let network = self.network(ProgramKind::AudioEncoder, dims, |model, build| {
@@ -286,7 +298,7 @@ impl Runner {
         self.call(ProgramKind::AudioEncoder, &network, [("mel".into(), mel.into())])
     }
 
-    /// Latents to `mel`.
+    /// Prepares the audio decoder, which maps latents to `mel`, a log-mel spectrogram.
     pub(crate) fn audio_decoder(&mut self, latents: Array4<f32>) -> Result<Call<'static>> {
         let dims: [usize; 4] = latents.dim().into();
         let network = self.network(ProgramKind::AudioDecoder, dims, |model, build| {
@@ -295,11 +307,14 @@ impl Runner {
         self.call(ProgramKind::AudioDecoder, &network, [("latents".into(), latents.into())])
     }
 
-    /// The audio decoder's result, read in place, to `audio`.
+    /// Prepares the vocoder, which maps the audio decoder's output `mel` to `audio`. `mel` is not copied.
     pub(crate) fn vocoder<'a>(&mut self, decoded: &'a Outputs) -> Result<Call<'a>> {
         let mel = decoded.get("mel").ok_or_else(|| PipelineError::Input("the audio decoder returned no mel".into()))?;
-        let dims = <[usize; 4]>::try_from(mel.dims().to_vec())
-            .map_err(|d| PipelineError::Input(format!("mel has shape {d:?}")))?;
+        let dims = <[usize; 4]>::try_from(mel.dims().to_vec()).map_err(|d| {
+            PipelineError::Input(format!(
+                "the audio decoder returned a mel of shape {d:?}; the vocoder needs 4 dimensions"
+            ))
+        })?;
         let network =
             self.network(ProgramKind::Vocoder, dims, |model, build| model.configs.vocoder_program(dims, build))?;
         Call::new(&mut self.executor, ProgramKind::Vocoder.name(), &network, Inputs::default().share("mel", mel), [])

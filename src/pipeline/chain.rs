@@ -1,28 +1,30 @@
-//! Videos of several clips: each clip starts from the latents of the end of the one before, and what both show is joined.
+//! Long videos generated as several clips: each clip starts from the final latents of the previous clip, and
+//! overlapping frames and audio are blended.
 
 use ndarray::{Array2, Array4, Axis as Dim, Slice, s};
 
 use super::clip_ends::ClipEnds;
+use super::denoise_checkpoint::{SavedClip, Saving};
 use super::error::{PipelineError, Result};
 use super::model::Model;
 use super::options::RunOptions;
 use super::phase::{Phase, Watch};
 use super::runner::Runner;
-use super::saved::{SavedClip, Saving};
 use super::text_to_video::Generated;
 use crate::failpoint;
 use crate::media::Frames;
 use crate::request::{Chain, Request};
 
-/// Seconds over which the sound of one clip becomes that of the next.
+/// Duration of the crossfade between the audio of two clips, in seconds.
 const FADE: f64 = 0.02;
 
 impl Runner {
-    /// Makes the clips of videos that differ in prompt and seed only, one after the other, but for those that an ended run has kept.
-    /// `each` takes a clip of every video, which [`Join`] joins to those before.
+    /// Generates the clips of chained videos, one clip after the other, for requests that differ only in prompt and
+    /// seed. Reads the clips that an interrupted run has saved instead of generating them again. Calls `each` with
+    /// every clip of all videos (one [`Generated`] per video); [`Join`] combines the clips of a video.
     ///
     /// # Errors
-    /// As [`Runner::generate`]; requests without [`Request::chain`]; those of `each`.
+    /// Returns the errors of [`Runner::generate`] and of `each`, or an error if a request has no [`Request::chain`].
     pub fn generate_chain(
         &mut self,
         requests: &[Request],
@@ -30,8 +32,11 @@ impl Runner {
         watch: Watch,
         each: &mut dyn FnMut(Vec<Generated>) -> Result<()>,
     ) -> Result<()> {
-        let one =
-            || PipelineError::Input("a video of several clips needs request.chain, and more frames than a clip".into());
+        let one = || {
+            PipelineError::Input(
+                "a video of several clips needs request.chain, and more frames than one clip has".into(),
+            )
+        };
         let first = requests.first().ok_or_else(one)?;
         let chain = first.chain.clone().ok_or_else(one)?;
         let mut ends = ClipEnds::default();
@@ -40,33 +45,33 @@ impl Runner {
             let own: Vec<Request> = requests.iter().map(|request| request.of_clip(at)).collect();
             let saving = options.saving.as_ref().map(|saving| saving.of_clip(at));
             ends.enter(&chain, at, &self.model.sizes, first.frame_rate);
-            if let Some(kept) = saving.as_ref().and_then(Saving::found_ends) {
+            if let Some(kept) = saving.as_ref().and_then(Saving::saved_ends) {
                 ends.go_on(kept.clone());
             }
-            if let Some(kept) = saving.as_ref().map(Saving::found_clip).transpose()?.flatten() {
+            if let Some(kept) = saving.as_ref().map(Saving::saved_clip).transpose()?.flatten() {
                 ends.go_on(kept.ends.clone());
-                each(self.as_generated(kept, &own[0]))?;
+                each(self.restored_clips(kept, &own[0]))?;
                 continue;
             }
             failpoint::fail("clip", at + 1).map_err(|e| PipelineError::Input(e.to_string()))?;
-            // What is joined to other frames is encoded with them.
+            // The frames can only be encoded after they are blended with those of the adjacent clips.
             let options = RunOptions { encode: None, saving, ..options.clone() };
             let mut of_all = |phase: Phase, done, total| watch(phase, at * total + done, clips * total);
             let made = self.generate_clips(&own, Some(&mut ends), &options, &mut of_all)?;
             if let Some(saving) = &options.saving {
                 let videos: Vec<_> = made.iter().map(|clip| (&clip.frames, &clip.audio)).collect();
                 let cut_tokens: Vec<_> = made.iter().map(|clip| clip.cut_tokens).collect();
-                // A disk that is full is no reason to lose what runs well.
+                // A run that otherwise succeeds must not fail because the disk is full.
                 let written = saving.write_clip(&videos, &cut_tokens, &ends);
-                written.unwrap_or_else(|error| tracing::warn!("the clip is not kept: {error}"));
+                written.unwrap_or_else(|error| tracing::warn!("cannot save the clip: {error}"));
             }
             each(made)?;
         }
         Ok(())
     }
 
-    /// A clip of each video that an ended run has kept, in no time.
-    fn as_generated(&self, clip: SavedClip, request: &Request) -> Vec<Generated> {
+    /// Converts a saved clip to results without timings.
+    fn restored_clips(&self, clip: SavedClip, request: &Request) -> Vec<Generated> {
         let SavedClip { frames, sounds, cut_tokens, .. } = clip;
         let batch = frames.len();
         let each = frames.into_iter().zip(sounds).zip(cut_tokens).map(|((frames, audio), cut_tokens)| Generated {
@@ -89,35 +94,36 @@ impl Runner {
     }
 }
 
-/// The part of a video that no later clip changes.
+/// Frames and samples of a video that later clips do not change.
 pub struct Piece {
     pub frames: Frames,
-    /// Samples `[channels, n]`.
+    /// Audio samples `[channels, n]`.
     pub sound: Array2<f32>,
 }
 
-/// Clips of a video, joined as they come. It holds what the next one may change: the frames that both have, and a clip's sound.
+/// Joins the clips of a video as they are generated. Holds back the frames and samples that the next clip may change:
+/// the overlapping frames, and the audio of the last clip.
 pub struct Join {
     chain: Chain,
-    /// First sample of each clip, and of the one behind the last.
+    /// Index of each clip's first sample in the complete video.
     starts: Vec<usize>,
-    /// Samples of the whole.
+    /// Number of samples of the complete video.
     samples: usize,
     fade: usize,
-    /// Clips so far.
+    /// Number of clips added so far.
     clips: usize,
-    /// Frames that are given away.
+    /// Number of frames that [`Join::add`] has returned so far.
     shown: usize,
-    /// The last clip's frames from there on.
+    /// Frames of the last clip that have not been returned yet.
     frames: Option<Frames>,
-    /// Samples that are given away.
+    /// Number of samples that [`Join::add`] has returned so far.
     heard: usize,
-    /// The last clip's samples from there on.
+    /// Samples of the last clip that have not been returned yet.
     sound: Array2<f32>,
 }
 
 impl Join {
-    /// No clip yet of a video of these clips.
+    /// Creates an empty join for the clips of `chain`.
     pub fn new(chain: &Chain, model: &Model, frame_rate: f64) -> Self {
         let (grid, rate) = (&model.sizes.audio_grid, model.sample_rate as f64);
         let sample = |latent: usize| (latent as f64 / grid.per_second() * rate).round() as usize;
@@ -134,7 +140,8 @@ impl Join {
         }
     }
 
-    /// Adds the next clip; the part that is whole now, to the video's end behind the last.
+    /// Adds the next clip. Returns the frames and samples that later clips do not change; after the last clip, all that
+    /// remain.
     pub fn add(&mut self, frames: Frames, sound: Array2<f32>) -> Piece {
         let at = self.clips;
         self.clips += 1;
@@ -156,7 +163,7 @@ impl Join {
         let channels = sound.nrows();
         let mut whole = vec![Array2::zeros((channels, 0))];
         if at > 0 {
-            // Both know what is in the middle of what both have; at their ends less is known of what is around.
+            // The crossfade is in the middle of the overlap, where both clips have context before and after it.
             let (start, end) = (self.starts[at], self.heard + self.sound.ncols());
             let fade = self.fade.min(end.saturating_sub(start));
             let middle = (start + end.saturating_sub(fade)) / 2;
@@ -185,8 +192,8 @@ impl Join {
     }
 }
 
-/// Frames of a clip whose first ones turn from those of `before` into its own: as where tiles of a video meet. Latents of both are
-/// the same there, but for the first frame's.
+/// Blends the first frames of a clip (`own`) linearly with the overlapping frames of the previous clip (`before`). Both
+/// are decoded from the same latents, except for the first frame.
 fn blended(before: &Frames, own: &Frames) -> Frames {
     let n = before.count();
     let mut all: Array4<u8> = own.data().clone();
@@ -211,12 +218,13 @@ mod tests {
         Frames::new(Array4::from_shape_fn((range.len(), 1, 2, 3), |(f, ..)| (range.start + f) as u8)).expect("frames")
     }
 
-    /// Clips that agree where they overlap are joined to what they are parts of; a piece is out before the next clip is in.
+    /// Clips sliced from one video are joined to the same video, and each piece is returned before the next clip is
+    /// added.
     #[test]
-    fn clips_of_one_video_are_that_video() {
+    fn joined_clips_equal_original_video() {
         let chain = Chain { frames: 41, clip: 17, overlap: 9, prompts: Vec::new() };
         assert_eq!((chain.clips(), chain.step()), (4, 8));
-        // A clip is 400 samples long; starts are not quite where its frames are.
+        // A clip has 400 samples, and its audio does not start exactly with its first frame.
         let whole = Array2::from_shape_fn((2, 1200), |(c, n)| ((n * 7 + c) as f32 * 0.1).sin());
         let starts = [0, 190, 400, 600];
         let mut join = join(chain, &starts, 1010, 20);
@@ -231,7 +239,7 @@ mod tests {
         assert_eq!(count, [8, 8, 8, 17]);
         let views: Vec<_> = sound.iter().map(|s| s.view()).collect();
         let made = ndarray::concatenate(Dim(1), &views).expect("two channels");
-        // The last clip ends at sample 1000; silence follows.
+        // The last clip ends at sample 1000; the remaining samples are silent.
         assert_eq!(made.dim(), (2, 1010));
         let off = |from: usize, to: usize| {
             let pair = &made.slice(s![.., from..to]) - &whole.slice(s![.., from..to]);
@@ -241,9 +249,9 @@ mod tests {
         assert!(made.slice(s![.., 1000..]).iter().all(|sample| *sample == 0.0));
     }
 
-    /// Clips that differ are crossed over linearly: frames over all that both have, sound within the fade.
+    /// Different clips are crossfaded linearly: frames over the complete overlap, audio over the duration `FADE`.
     #[test]
-    fn clips_that_differ_turn_into_each_other() {
+    fn different_clips_are_crossfaded() {
         let chain = Chain { frames: 25, clip: 17, overlap: 9, prompts: Vec::new() };
         let mut join = join(chain, &[0, 200], 600, 20);
         let flat = |value: u8| Frames::new(Array4::from_elem((17, 1, 1, 3), value)).expect("frames");

@@ -1,4 +1,4 @@
-//! Videos of several clips on their way to their files, which are written while the clips are made.
+//! Writes the files of long videos while their clips are generated.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use super::chain::{Join, Piece};
 use super::clock::PhaseTime;
 use super::error::{PipelineError, Result};
 use super::executor::Executor;
-use super::kept::{self, Named};
 use super::model::Model;
 use super::options::{GenerateOptions, KeepPlace};
-use super::replaceable::Replaceable;
+use super::overwrites::Replaceable;
+use super::partial_results::{self, Named};
 use super::report::RunReport;
 use super::text_to_video::Generated;
 use super::writer::{Failures, Finished, Outcome, Written, keep_sidecar, place_of, write_sidecar};
@@ -23,16 +23,16 @@ use crate::media::{
 use crate::request::Request;
 use crate::runtime::{Span, SpanKind};
 
-/// Videos that are made together.
+/// Writes the files of the chained videos of a batch.
 pub(super) struct ChainWriter<'a> {
     config: &'a Config,
     options: &'a GenerateOptions,
     replaceable: &'a Replaceable,
     videos: Vec<Video<'a>>,
-    /// Of all clips so far.
+    /// Time of each phase, summed over all clips so far.
     timings: Vec<PhaseTime>,
     steps: usize,
-    /// The last clip, without frames and sound.
+    /// The last clip, without its frames and sound.
     last: Option<Generated>,
 }
 
@@ -41,22 +41,22 @@ struct Video<'a> {
     path: &'a Path,
     join: Join,
     file: Option<LongMp4>,
-    /// Frames that are in the file.
+    /// Number of frames of the video so far.
     frames: usize,
-    /// Latents of all clips so far, by clip and their dump names.
+    /// Latents of all clips so far, named by clip number and dump name.
     latents: Named,
     clips: usize,
-    /// Of files beside it; none of the others is kept back by one.
+    /// Errors of the other output files. A file that cannot be written does not prevent the others from being written.
     failures: Failures,
-    /// Whether frames are written one by one.
+    /// Whether the frames are also written as PNG files.
     saves_frames: bool,
 }
 
 impl<'a> ChainWriter<'a> {
-    /// No clip yet of these videos, whose requests differ from the first in prompt and seed only.
+    /// Creates a writer for videos whose requests differ from `first` only in prompt and seed.
     ///
     /// # Errors
-    /// A request of one clip.
+    /// Returns an error if the request has only one clip.
     pub(super) fn new(
         config: &'a Config,
         options: &'a GenerateOptions,
@@ -66,7 +66,7 @@ impl<'a> ChainWriter<'a> {
         first: &Request,
         replaceable: &'a Replaceable,
     ) -> Result<Self> {
-        let chain = first.chain.as_ref().ok_or_else(|| PipelineError::Bug("the request has one clip".into()))?;
+        let chain = first.chain.as_ref().ok_or_else(|| PipelineError::Bug("the request has only one clip".into()))?;
         let videos = jobs.iter().zip(paths).map(|(job, path)| Video {
             job,
             path,
@@ -82,13 +82,14 @@ impl<'a> ChainWriter<'a> {
         Ok(ChainWriter { config, options, replaceable, videos, timings: Vec::new(), steps: 0, last: None })
     }
 
-    /// Adds a clip of each video.
+    /// Adds the next clip of each video.
     ///
     /// # Errors
-    /// A file that cannot be written; [`ChainWriter::keep`] keeps what is there.
+    /// Returns an error if a file cannot be written; the caller then calls [`ChainWriter::keep`], which saves the
+    /// results so far.
     pub(super) fn add(&mut self, clips: Vec<Generated>) -> Result<()> {
         for (video, mut clip) in self.videos.iter_mut().zip(clips) {
-            // What the next clip keeps is later.
+            // The checkpoint of the next clip replaces the one that this guard would write.
             clip.guard = None;
             let at = video.clips;
             let latents = std::mem::take(&mut clip.latents).into_iter();
@@ -114,8 +115,9 @@ impl<'a> ChainWriter<'a> {
         Ok(())
     }
 
-    /// Ends the files of the finished videos, `made` after their requests' start; `sidecar` has what theirs says, without hashes and
-    /// times. A file that cannot be written prevents none of the others; what it would have held is kept, and the error says where.
+    /// Finishes the files of all videos. `made`: time from the start of the batch until its videos were generated.
+    /// `sidecar`: returns the sidecar of a video without hashes and timings. If a file cannot be written, its contents
+    /// are saved in another file, which the error names, and the remaining files are still written.
     pub(super) fn finish(self, executor: &Executor, made: Duration, sidecar: impl Fn(&Job) -> Value) -> Vec<Outcome> {
         let Some(last) = self.last else { return Vec::new() };
         let summary = Generated { timings: self.timings, steps: self.steps, ..last };
@@ -137,7 +139,8 @@ impl<'a> ChainWriter<'a> {
             };
             let says = config.output.sidecar.then(|| sidecar(video.job));
             let mut has_sidecar = false;
-            // Beside a video that is not there may be the sidecar of another run's.
+            // If the video was not written, an existing sidecar at this path may belong to another run, so it is not
+            // replaced.
             if let Some(says) = says.as_ref().filter(|_| is_there) {
                 let file = sidecar_path(path);
                 let written = write_sidecar(says.clone(), &file, &finished, &figures, replaceable.has(&file));
@@ -152,14 +155,16 @@ impl<'a> ChainWriter<'a> {
         each.collect()
     }
 
-    /// Keeps the clips so far of every video, after an error that ends them; the error then says where.
+    /// Saves the finished clips of every video after an error that ends the run. Returns `error`, extended with the
+    /// paths of the saved files.
     pub(super) fn keep(self, error: PipelineError) -> PipelineError {
         self.videos.into_iter().fold(error, |error, mut video| video.keep(error))
     }
 }
 
 impl Video<'_> {
-    /// Writes what is whole of the video, as `clip` has rates; its frames one by one to a folder, where there is one.
+    /// Appends a piece to the video file, and its frames to `folder`, if set. Frame rate and sample rate are those of
+    /// `clip`.
     fn write(
         &mut self,
         folder: Option<&Path>,
@@ -169,7 +174,7 @@ impl Video<'_> {
     ) -> Result<()> {
         let Piece { frames, sound } = piece;
         if let Some(folder) = folder.filter(|_| self.saves_frames) {
-            // Frames of an earlier video go first where the run may replace them.
+            // Removes the frames of an earlier video first, if the run may replace them.
             let removes = self.frames == 0 && replaceable.has(folder);
             let emptied = if removes { remove_png_frames(folder) } else { Ok(()) };
             let written = emptied.and_then(|()| write_new_png_frames(folder, &frames, self.frames));
@@ -186,19 +191,20 @@ impl Video<'_> {
                     Ok(file) => self.file.insert(file),
                     Err(error) => {
                         let audio = Audio::new(sound, rate).ok();
-                        self.latents = kept::named(&frames, audio.as_ref(), &std::mem::take(&mut self.latents));
+                        self.latents =
+                            partial_results::named(&frames, audio.as_ref(), &std::mem::take(&mut self.latents));
                         return Err(error.into());
                     }
                 }
             }
         };
-        // The sound first: a failure of the encoder leaves it whole.
+        // Write the audio first, so that it is complete even if the encoder fails.
         file.push_sound(&sound)?;
         Ok(file.push(frames)?)
     }
 
-    /// Writes the sound to a file of its own, where one is asked for, and the video. Returns the hashes, unless the sound cannot be
-    /// read back, and whether the video is written.
+    /// Finishes the video and, if requested, writes its audio to a separate file. Returns the hashes (`None` if the
+    /// audio cannot be read back) and whether the video was written.
     fn finish(&mut self, sound: Option<&Path>, replaceable: &Replaceable) -> (Option<LongHashes>, bool) {
         let file = self.file.as_mut().expect("a chain has clips");
         if let Some(sound) = sound {
@@ -214,13 +220,15 @@ impl Video<'_> {
         }
     }
 
-    /// The first failure, if there is one, with what is kept after it: of a video that is written, the latents alone.
+    /// Returns the first failure, if any, after saving the results that could not be written. `is_there`: whether the
+    /// video itself was written; only the latents are saved then.
     fn kept(&mut self, is_there: bool) -> Option<PipelineError> {
         let error = std::mem::take(&mut self.failures).first().err()?;
         Some(if is_there { self.keep_latents(error) } else { self.keep(error) })
     }
 
-    /// Keeps the frames that are encoded so far as an MP4, their sound where not all could be encoded, and the latents of all clips.
+    /// Saves what exists of a failed video: an MP4 of the frames encoded so far, a WAV of the audio if some frames
+    /// could not be encoded, and the latents of all clips.
     fn keep(&mut self, error: PipelineError) -> PipelineError {
         let (mut error, place) = (error, KeepPlace::Temporary);
         if let Some(file) = self.file.as_mut().filter(|file| file.frames() > 0) {
@@ -230,10 +238,18 @@ impl Video<'_> {
             let (all, encoded) = (file.frames(), file.encoded_frames());
             if encoded > 0 {
                 let what = format!("its first {encoded} frames with their sound are");
-                error = kept::keep(error, place, &what, self.path, ".mp4", |kept| Ok(file.write_to(kept, true)?));
+                error =
+                    partial_results::keep(
+                        error,
+                        place,
+                        &what,
+                        self.path,
+                        ".mp4",
+                        |kept| Ok(file.write_to(kept, true)?),
+                    );
             }
             if encoded < all {
-                error = kept::keep(error, place, "its sound is", self.path, ".wav", |kept| {
+                error = partial_results::keep(error, place, "its sound is", self.path, ".wav", |kept| {
                     Ok(file.write_wav(kept, WavFormat::Float32, true)?)
                 });
             }
@@ -241,7 +257,7 @@ impl Video<'_> {
         self.keep_latents(error)
     }
 
-    /// Keeps the latents of all clips, and the last frames where the encoder left nothing.
+    /// Saves the latents of all clips, and the last frames if they were passed to the encoder but not encoded.
     fn keep_latents(&self, error: PipelineError) -> PipelineError {
         let frames = self.file.as_ref().and_then(LongMp4::lost_frames);
         let latents = format!("the latents of {} clips", self.clips);
@@ -250,7 +266,7 @@ impl Video<'_> {
             (None, false) => format!("{latents} are"),
             (Some(frames), _) => format!("{latents} and the last {} frames are", frames.count()),
         };
-        let tensors = kept::named(frames.unwrap_or(&Frames::none()), None, &self.latents);
-        kept::keep_tensors(error, KeepPlace::Temporary, &what, self.path, ".clips.safetensors", &tensors)
+        let tensors = partial_results::named(frames.unwrap_or(&Frames::none()), None, &self.latents);
+        partial_results::keep_tensors(error, KeepPlace::Temporary, &what, self.path, ".clips.safetensors", &tensors)
     }
 }

@@ -1,4 +1,4 @@
-//! Latents of the end of a clip, which the next one starts from: each pass from those of the same pass.
+//! Final latents of a clip, with which the same pass of the next clip starts.
 
 use ndarray::{Array3, s};
 
@@ -10,35 +10,37 @@ use crate::request::{Chain, ModelSizes, Shapes};
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
 
-/// Latents that a clip ends with and the next one has behind its first: the clip's first latent stands for a single frame, or
-/// spectrum, which is made with the rest. Normalised tokens, so that nothing is decoded and encoded between.
+/// Final latents of a clip, by pass. They become the latents of the next clip from its second latent frame on; the
+/// first latent frame of a clip encodes a single frame (or spectrum) and is generated. They are stored as normalised
+/// tokens, so they need not be decoded and encoded again.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClipEnds {
-    /// First latent of each stream that the next clip starts from.
+    /// Index of the first latent that is kept, for each stream.
     from: Av<usize>,
     passes: Vec<(Phase, Av<Array3<f32>>)>,
 }
 
 impl ClipEnds {
-    /// Says that the clip `at` of a chain is made next, from the ends of the one before.
+    /// Sets which latents of clip `at` are kept for the next clip.
     pub(super) fn enter(&mut self, chain: &Chain, at: usize, sizes: &ModelSizes, frame_rate: f64) {
         let [own, next] = [at, at + 1].map(|at| chain.audio_start(at, &sizes.audio_grid, frame_rate));
         let video = chain.step() / sizes.video_grid.temporal_compression;
-        // The latent that ends with the next clip's first frame is none of it.
+        // The next clip does not contain the latent frame whose last frame is the next clip's first frame.
         self.from = Av { video: video + 1, audio: next - own + 1 };
     }
 
-    /// Puts those in place that an ended run has kept.
+    /// Restores the latents that an interrupted run saved.
     pub(super) fn go_on(&mut self, kept: ClipEnds) {
         self.passes = kept.passes;
     }
 
-    /// Those that a pass starts from; none in the first clip.
+    /// Returns the tokens of the previous clip with which this pass starts; `None` in the first clip.
     pub(super) fn before(&self, phase: Phase) -> Option<&Av<Array3<f32>>> {
         self.passes.iter().find(|(of, _)| *of == phase).map(|(_, ends)| ends)
     }
 
-    /// Keeps the end of a pass' tokens `[b, n, c]` in the place of that of the clip before.
+    /// Stores the final tokens of a pass; replaces those of the previous clip. `tokens`: all tokens of the pass, `[b,
+    /// n, c]`.
     pub(super) fn keep(&mut self, phase: Phase, tokens: Av<&Array3<f32>>, shapes: &Shapes) {
         let per_latent = Av { video: shapes.frame_tokens(), audio: 1 };
         let ends = tokens.zip(per_latent.zip(self.from)).map(|(tokens, (each, from))| {
@@ -49,16 +51,13 @@ impl ClipEnds {
         self.passes.push((phase, ends));
     }
 
-    /// They as tensors of a file, by their names there.
+    /// Returns the tokens with their names in a checkpoint file.
     pub(super) fn tensors(&self) -> impl Iterator<Item = (String, Tensor)> {
         let each = self.passes.iter().flat_map(|(phase, ends)| names(*phase).zip(ends.as_ref()));
         each.map(|(name, tokens)| (name, tokens.clone().into()))
     }
 
-    /// Those that a file holds.
-    ///
-    /// # Errors
-    /// A file that is damaged.
+    /// Reads the tokens from a checkpoint file.
     pub(super) fn read(file: &Checkpoint) -> Result<Self> {
         let mut passes = Vec::new();
         for phase in [Phase::Denoise, Phase::Refine] {

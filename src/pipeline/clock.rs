@@ -1,4 +1,4 @@
-//! Where a request's time goes, phase by phase: what waits for the devices, and what the host does itself.
+//! Measures the phases of a request: the time spent waiting for the devices, and the time spent on the host.
 
 use super::phase::Phase;
 use std::time::{Duration, Instant};
@@ -7,24 +7,25 @@ use super::error::Result;
 use super::executor::Executor;
 use crate::runtime::{Outputs, ShardedTensor, SpanKind};
 
-/// The time of a phase; compiling and loading left out.
+/// Duration of a phase, excluding compilation and the loading of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseTime {
     pub phase: Phase,
-    /// From the end of the phase before.
+    /// Time since the end of the previous phase.
     pub total: Duration,
-    /// The part of it in which nothing was left to do but wait for a program.
+    /// Part of `total` during which the host waited for a program.
     pub device: Duration,
 }
 
 impl PhaseTime {
-    /// The rest: writing programs, inputs, copies, results.
+    /// Returns the part of `total` during which the host did not wait: writing programs, uploading inputs, downloading
+    /// and converting results.
     pub fn host(&self) -> Duration {
         self.total.saturating_sub(self.device)
     }
 }
 
-/// A clock over the phases of a request, each beginning where the last ended.
+/// Clock for the phases of a request. Each phase begins when the previous one ends.
 pub struct Clock {
     took: Vec<PhaseTime>,
     since: Instant,
@@ -33,23 +34,23 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// The first phase begins.
+    /// Creates a clock and starts the first phase.
     pub fn start(executor: &Executor) -> Self {
         Clock { took: Vec::new(), since: Instant::now(), set_up: executor.set_up_time(), waited: Duration::ZERO }
     }
 
-    /// Waits until all results are there.
+    /// Waits until all results are ready and counts the elapsed time as device time.
     ///
     /// # Errors
-    /// What went wrong on the device.
+    /// Returns an error if the program failed on the device.
     pub fn wait(&mut self, results: &Outputs) -> Result<()> {
         self.wait_for(results.iter().map(|(_, result)| result))
     }
 
-    /// Waits for results that were taken out, see [`Clock::wait`].
+    /// Same as [`Clock::wait`], for results that were taken out of [`Outputs`].
     ///
     /// # Errors
-    /// What went wrong on the device.
+    /// Returns an error if the program failed on the device.
     pub fn wait_for<'a>(&mut self, mut results: impl Iterator<Item = &'a ShardedTensor>) -> Result<()> {
         let started = Instant::now();
         let waited = results.try_for_each(ShardedTensor::wait);
@@ -57,12 +58,12 @@ impl Clock {
         Ok(waited?)
     }
 
-    /// Counts what passed since `started` as waiting.
+    /// Counts the time since `started` as device time.
     pub fn waited_since(&mut self, started: Instant) {
         self.waited += started.elapsed();
     }
 
-    /// Ends a phase.
+    /// Ends the current phase, records it as `phase`, and starts the next one.
     pub fn ends(&mut self, phase: Phase, executor: &Executor) {
         let next = Clock { took: std::mem::take(&mut self.took), ..Clock::start(executor) };
         let total = next.since.duration_since(self.since).saturating_sub(next.set_up.saturating_sub(self.set_up));
@@ -72,7 +73,7 @@ impl Clock {
         self.took.push(PhaseTime { phase, total, device });
     }
 
-    /// The phases that ended.
+    /// Returns the recorded phases.
     pub fn took(self) -> Vec<PhaseTime> {
         self.took
     }

@@ -1,5 +1,5 @@
-//! `compile`: a program of a configuration, compiled for devices that need not be there, and what the compiler made of
-//! it.
+//! `ltx2 compile`: compiles a program of a configuration, also for devices that are not present, and analyses the
+//! optimized module.
 
 use super::layouts::{self, Devices, needed};
 use super::setup;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::error::{PipelineError, Result};
-use super::executor::warn_refused;
+use super::executor::warn_kernel_rejected;
 use super::programs::{ProgramKind, Programs, warn_once};
 use crate::analysis::{self, Module, Predicted, Report};
 use crate::config::{Config, is_shipped_layout, shipped_layouts};
@@ -21,86 +21,89 @@ use crate::runtime::{
     CompileKey, CompileOutcome, Compiled, EngineOptions, ModuleStore, OpenTarget, RuntimeError, StoredModule, Target,
 };
 
-/// Blocks of the reduced program that stands for one that does not fit.
+/// Number of transformer blocks that are compiled if the program with all blocks does not fit.
 const REDUCED: usize = 2;
 
-/// Program to compile, and the devices to compile it for.
+/// Selects the program to compile, its target devices, and where the results are stored.
 #[derive(Clone, Debug)]
 pub struct CompileOptions<'a> {
     pub target: Target,
     pub kind: ProgramKind,
-    /// Blocks of the transformer; all if not given.
+    /// Number of transformer blocks. `None`: all.
     pub layers: Option<usize>,
-    /// Folder for the program and what the compiler made of it.
+    /// Folder that receives the program, its optimized module, and a text listing of that module.
     pub dump: Option<&'a Path>,
-    /// Compile cache that the program is kept in; it is compiled for that.
+    /// Folder of the compile cache in which the executable is saved. If set, the program is compiled on this host's
+    /// GPUs, provided that they match the target.
     pub save: Option<&'a Path>,
-    /// Optimized modules: one that is there is analysed in place of compiling, one that is not is added.
+    /// Store of optimized modules. A stored module is analysed without compiling; a newly compiled module is added.
     pub modules: Option<&'a ModuleStore>,
 }
 
-/// A program in the compile cache.
+/// An executable saved in the compile cache.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub(crate) struct Saved {
     pub(crate) path: PathBuf,
-    /// The file's size.
+    /// Size of the file in bytes.
     pub(crate) bytes: usize,
 }
 
-/// A compiled program's figures, on one device.
+/// A compiled program and its analysis; all sizes are per device.
 pub struct Compilation {
     pub kind: ProgramKind,
-    /// Hash of all that the module depends on, where modules are stored.
+    /// Hashes of everything that the optimized module depends on. `None`: no module store is used.
     pub(crate) key: Option<CompileKey>,
-    /// Its hash: a run of the same configuration on the same devices executes this program.
+    /// Hash of the program. A run of the same configuration on the same devices executes a program with this hash.
     pub hash: String,
     /// Folder or preset of the model.
     pub(crate) model: String,
-    /// How it is spread over the devices.
+    /// Name or file of the layout.
     pub(crate) layout: String,
     pub(crate) mesh: Mesh,
-    /// Blocks of the transformer that were compiled.
+    /// Number of transformer blocks that were compiled.
     pub(crate) layers: usize,
     pub memory: Memory,
-    /// Bytes of arguments and results on a device with all blocks, and their number.
+    /// Bytes of arguments and results per device for the program with all blocks, and the number of all blocks.
     pub(crate) whole: (i64, usize),
-    /// Collectives, work, copies, time.
+    /// Analysis of the module: collectives, operation counts, copies, predicted times.
     pub report: Report,
-    /// Where tensors were placed.
     pub(crate) placements: Vec<Placement>,
-    /// Dimensions that the layout could not split, and why nothing was saved.
+    /// Notes for the user: dimensions that the layout could not shard, and why the executable was not saved.
     pub(crate) notes: Vec<String>,
-    /// Seconds the compiler took.
+    /// Compilation time in seconds.
     pub seconds: f64,
-    /// Where it was kept.
+    /// Entry in the compile cache. `None`: the executable was not saved.
     pub(crate) saved: Option<Saved>,
-    /// Why the whole program does not fit; the figures are then a reduced one's.
+    /// Why the program does not fit in device memory; `None` if it fits. If the program with all blocks could not be
+    /// compiled, the other fields describe a program with fewer blocks.
     pub(crate) shortage: Option<Shortage>,
 }
 
 impl Compilation {
-    /// Time of a step with all blocks, where the chip is known: each block that was not compiled as those that were.
+    /// Returns the predicted time of a step with all blocks, extrapolated from the compiled blocks. `None`: the chip is
+    /// unknown.
     pub fn predicted_all(&self) -> Option<Predicted> {
         let more = self.whole.1 as f64 - self.layers as f64;
         Some(self.report.predicted?.with(more, &self.report.predicted_layer?))
     }
 }
 
-/// Bytes on a device.
+/// Memory per device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Memory {
     pub(crate) arguments: i64,
-    /// Results, those that take over arguments included.
+    /// Results, including those that reuse the memory of arguments.
     pub(crate) outputs: i64,
-    /// Everything between.
+    /// Intermediate buffers.
     pub temporaries: i64,
     /// Machine code.
     pub(crate) generated_code: i64,
-    /// Results that take over arguments.
+    /// Bytes of results that reuse the memory of arguments.
     pub(crate) aliased: i64,
-    /// Bytes that a run needs at once.
+    /// Memory needed to run the program: arguments, results, temporaries and machine code. Results that reuse the
+    /// memory of arguments are counted once.
     pub(crate) total: i64,
-    /// Bytes of the device; none for a CPU.
+    /// Memory capacity of the device; null for a CPU.
     pub(crate) capacity: Option<i64>,
 }
 
@@ -118,43 +121,51 @@ impl Memory {
     }
 }
 
-/// A program that is larger than the device.
+/// Why a program does not fit in device memory.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub(crate) struct Shortage {
-    /// Bytes a device needs at least.
+    /// Minimum number of bytes needed per device.
     pub(crate) needed: i64,
-    /// Bytes it has.
+    /// Bytes available per device.
     pub(crate) capacity: i64,
-    /// Parts of the sum, in words.
+    /// Text that says what `needed` includes.
     pub(crate) what: String,
-    /// Shipped layouts whose arguments and results fit on as many such devices, with their bytes.
+    /// Names of the shipped layouts with which arguments and results fit on these devices, with the bytes per device.
     pub(crate) fitting: Vec<(String, i64)>,
 }
 
 impl std::fmt::Display for Shortage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let gib = |bytes: i64| bytes as f64 / f64::from(1 << 30);
-        write!(f, "{} need {:.2} GiB a device, it has {:.2}; ", self.what, gib(self.needed), gib(self.capacity))?;
+        write!(
+            f,
+            "{} need {:.2} GiB per device, which has {:.2} GiB; ",
+            self.what,
+            gib(self.needed),
+            gib(self.capacity)
+        )?;
         let fitting: Vec<String> =
             self.fitting.iter().map(|(name, bytes)| format!("{name} ({:.2} GiB)", gib(*bytes))).collect();
         match fitting.is_empty() {
-            true => f.write_str("no shipped layout fits on these devices: take more of them"),
-            false => write!(f, "of the shipped layouts these would fit: {}", fitting.join(", ")),
+            true => f.write_str("no shipped layout fits on these devices; use more devices"),
+            false => write!(f, "shipped layouts that would fit: {}", fitting.join(", ")),
         }
     }
 }
 
-/// Files that [`CompileOptions::dump`] has written of a program: it, its optimized module, and that as text.
+/// Returns the paths of the three files that [`CompileOptions::dump`] requests: the program, its optimized module, and
+/// a text listing of that module.
 pub(crate) fn dump_files(folder: &Path, kind: ProgramKind) -> [PathBuf; 3] {
     ["mlir", "optimized.pb", "optimized.txt"].map(|suffix| folder.join(format!("{}.{suffix}", kind.name())))
 }
 
-/// Compiles a program of a configuration, or takes its module from [`CompileOptions::modules`], and analyses it. One that
-/// does not fit is not kept.
+/// Compiles a program of a configuration, or reads its optimized module from [`CompileOptions::modules`], and analyses
+/// it. If the program does not fit in device memory, its executable is not saved.
 ///
 /// # Errors
-/// Errors of configuration, model or layout; the compiler's message, also of an earlier compilation. A program
-/// that does not fit is no error here: see `Compilation::shortage`.
+/// Returns an error if the configuration, the model or the layout is invalid, or if the compiler rejects the program,
+/// now or in an earlier compilation. A transformer program that does not fit in device memory is compiled with fewer
+/// blocks, and `Compilation::shortage` is set; any other program that does not fit is an error.
 pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation> {
     let programs = Programs::of(config, options.layers)?;
     programs.check_headers(config, options.kind)?;
@@ -167,10 +178,8 @@ pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation>
     Job { config, options, machine: &machine, compiles: true, refused: false }.compilation(&programs)
 }
 
-/// Patterns of a configuration's layout that name no tensor of its programs, a line each; of a shipped layout none.
-///
-/// # Errors
-/// Errors of configuration, model or layout.
+/// Returns a warning for each tensor pattern of the configuration's layout that matches no tensor of its programs; none
+/// for a shipped layout.
 pub(crate) fn unmatched_patterns(config: &Config, machine: &OpenTarget) -> Result<Vec<String>> {
     if is_shipped_layout(&config.layout) {
         return Ok(Vec::new());
@@ -179,20 +188,18 @@ pub(crate) fn unmatched_patterns(config: &Config, machine: &OpenTarget) -> Resul
     Programs::of(config, None)?.unmatched(&build)
 }
 
-/// Analysis of stored modules alone, see [`compile`]; nothing is compiled.
+/// Same as [`compile`], but only analyses a stored module and never compiles.
 ///
 /// # Errors
-/// Those of [`compile`]; [`PipelineError::NotCompiled`] where there is no module.
+/// Returns the errors of [`compile`], or [`PipelineError::NotCompiled`] if no module is stored.
 pub fn analyse(config: &Config, options: &CompileOptions, machine: &OpenTarget) -> Result<Compilation> {
     let programs = Programs::of(config, options.layers)?;
     Job { config: &resolved(config, machine)?, options, machine, compiles: false, refused: false }
         .compilation(&programs)
 }
 
-/// Key of a configuration's compiled program: hashes of all that it depends on.
-///
-/// # Errors
-/// Errors of configuration, model or layout; a plugin that cannot be read.
+/// Returns the key under which the module store holds a configuration's program: hashes of everything that the
+/// optimized module depends on.
 pub(crate) fn key(
     config: &Config,
     options: &CompileOptions,
@@ -204,10 +211,7 @@ pub(crate) fn key(
     job.key(&network, modules)
 }
 
-/// The configuration with `layout: auto` decided for a target's devices.
-///
-/// # Errors
-/// Those of [`layouts::resolve`].
+/// Replaces `layout: auto` by the name of the layout chosen for the target's devices.
 pub(crate) fn resolved(config: &Config, machine: &OpenTarget) -> Result<Config> {
     let (toolchain, chip) = (machine.toolchain(), machine.target.chip());
     let count = machine.devices.len();
@@ -218,9 +222,9 @@ struct Job<'a> {
     config: &'a Config,
     options: &'a CompileOptions<'a>,
     machine: &'a OpenTarget,
-    /// Whether a program without a module is compiled.
+    /// Whether to compile the program if no optimized module is stored.
     compiles: bool,
-    /// Whether the compiler refused attention's kernel, so that programs are written without.
+    /// Whether the compiler has rejected the attention kernel; programs are then written without it.
     refused: bool,
 }
 
@@ -238,15 +242,14 @@ impl Job<'_> {
         match machine.capacity.filter(|capacity| needed > *capacity) {
             None => match self.run(programs, &network, options.save) {
                 Err(e) if is_out_of_memory(&e) => {
-                    let what =
-                        format!("arguments and results of {} (and temporaries beside them)", options.kind.name());
+                    let what = format!("arguments and results of {} (plus temporaries)", options.kind.name());
                     tracing::debug!("{e}");
                     self.reduced(Shortage { needed, capacity: machine.capacity.unwrap_or(0), what, fitting: vec![] })
                 }
-                Err(e) => match self.build(self.config)?.without_refused_kernel() {
+                Err(e) => match self.build(self.config)?.without_attention_kernel() {
                     Some(_) if !self.refused => match (Job { refused: true, ..*self }).compilation(programs) {
                         Ok(without) => {
-                            warn_refused(options.kind.name(), &e);
+                            warn_kernel_rejected(options.kind.name(), &e);
                             Ok(without)
                         }
                         Err(_) => Err(e),
@@ -272,19 +275,21 @@ impl Job<'_> {
         }
     }
 
-    /// The program, spread over all devices.
+    /// Returns the program, sharded over all devices of the target.
     fn network(&self, programs: &Programs) -> Result<Network> {
         let (config, target) = (self.config, &self.machine.target);
         let (slices, named) = (target.slices(), config.slices()?);
         if slices != named && target.platform() == Platform::Tpu {
-            let message = format!("{target} has {slices} slice(s), the mesh dcn.data = {named}");
-            return Err(PipelineError::Usage(format!("{message}: give --mesh dcn.data={slices},…")));
+            let message = format!("{target} has {slices} slice(s), but the mesh has dcn.data = {named}");
+            return Err(PipelineError::Usage(format!("{message}; pass --mesh dcn.data={slices},…")));
         }
         let build = self.build(config)?;
         let (used, all) = (build.layout.mesh.devices(), self.machine.devices.len());
         if used < all {
-            let message =
-                format!("layout {} uses {used} of the {all} devices of {target}; give a --mesh", config.layout);
+            let message = format!(
+                "layout {} uses {used} of the {all} devices of {target}; pass a --mesh that uses all of them",
+                config.layout
+            );
             return Err(PipelineError::Usage(message));
         }
         programs.network(self.options.kind, &build)
@@ -292,7 +297,7 @@ impl Job<'_> {
 
     fn build(&self, config: &Config) -> Result<Build> {
         let build = setup::build_for(config, self.machine.devices.len(), &self.machine.toolchain())?;
-        Ok(build.without_refused_kernel().filter(|_| self.refused).unwrap_or(build))
+        Ok(build.without_attention_kernel().filter(|_| self.refused).unwrap_or(build))
     }
 
     fn engine_options(&self, save: Option<&Path>) -> EngineOptions {
@@ -304,7 +309,7 @@ impl Job<'_> {
         Ok(key.map_err(RuntimeError::from)?)
     }
 
-    /// The module of a program, stored or compiled, with its key; the executable where it was compiled now.
+    /// Reads the optimized module of a program from the store, or compiles the program.
     fn module(&self, network: &Network, save: Option<&Path>) -> Result<Made> {
         let compiled = || self.compiled(network, save);
         let Some(modules) = self.options.modules else {
@@ -316,7 +321,11 @@ impl Job<'_> {
         match modules.get(&key).map_err(RuntimeError::from)? {
             Some(CompileOutcome::Module(module)) if save.is_none() => {
                 if self.compiles {
-                    tracing::info!("{} is not compiled: its module is {}", self.options.kind.name(), path.display());
+                    tracing::info!(
+                        "{} is not recompiled: using the stored module {}",
+                        self.options.kind.name(),
+                        path.display()
+                    );
                 }
                 return Ok(Made { module, key: Some(key), executable: None });
             }
@@ -348,11 +357,12 @@ impl Job<'_> {
         Ok((StoredModule { optimized, memory, seconds }, compiled))
     }
 
-    /// Compiles or takes what was, reads the result, and keeps it where it fits.
+    /// Compiles the program or reads its stored module, analyses it, and saves the executable if it fits.
     fn run(&self, programs: &Programs, network: &Network, save: Option<&Path>) -> Result<Compilation> {
         let (kind, program) = (self.options.kind, &network.program);
         let dump = self.options.dump.map(|folder| dump_files(folder, kind));
-        // Programs that are compiled twice, without a kernel or with fewer blocks, are written twice.
+        // Overwrites the files of an earlier attempt: a program may be compiled again without the attention kernel or
+        // with fewer blocks.
         let write = |file: &PathBuf, bytes: &[u8]| write_atomically(file, bytes);
         if let Some([text, ..]) = &dump {
             write(text, program.text.as_bytes())?;
@@ -368,12 +378,12 @@ impl Job<'_> {
         let fits = memory.capacity.is_none_or(|capacity| memory.total <= capacity);
         let mut notes = network.notes.clone();
         let module = Module::decode(&optimized.format, &optimized.bytes)
-            .map_err(|e| PipelineError::Input(format!("the optimized program cannot be read: {e}")))?;
+            .map_err(|e| PipelineError::Input(format!("cannot read the optimized module: {e}")))?;
         let complete = self.machine.is_present() || !module.is_bound_to_device();
         if save.is_some() && !complete {
             notes.push(
-                "not saved: cuDNN chooses and builds its kernels on the GPU itself, and an executable made without one \
-                 does not run there; the first run there compiles and keeps it"
+                "not saved: cuDNN builds its kernels on the GPU, so an executable compiled without a GPU does not run on \
+                 one; the first run on the GPU compiles and saves it"
                     .into(),
             );
         }
@@ -403,7 +413,8 @@ impl Job<'_> {
         })
     }
 
-    /// Arguments and results of the program with all blocks, and their number; it is written, not compiled.
+    /// Returns the bytes of arguments and results of the program with all blocks, and the number of all blocks. Writes
+    /// that program but does not compile it.
     fn whole(&self, programs: &Programs, network: &Network) -> Result<(i64, usize)> {
         let all = Programs::of(self.config, None)?;
         if all.layers() == programs.layers() {
@@ -413,7 +424,7 @@ impl Job<'_> {
         Ok((needed(&network), all.layers()))
     }
 
-    /// Compiles a program of fewer blocks instead.
+    /// Compiles a program with fewer blocks, because the program with all blocks does not fit.
     fn reduced(&self, shortage: Shortage) -> Result<Compilation> {
         let shortage =
             if shortage.fitting.is_empty() { Shortage { fitting: self.fitting()?, ..shortage } } else { shortage };
@@ -427,7 +438,8 @@ impl Job<'_> {
         Ok(Compilation { shortage: Some(shortage), ..done })
     }
 
-    /// The shipped layouts, on their own meshes, whose arguments and results fit.
+    /// Returns the shipped layouts, on their default meshes, with which arguments and results fit, and the bytes per
+    /// device.
     fn fitting(&self) -> Result<Vec<(String, i64)>> {
         let capacity = self.machine.capacity.unwrap_or(i64::MAX);
         let programs = Programs::of(self.config, self.options.layers)?;
@@ -435,7 +447,8 @@ impl Job<'_> {
         for layout in shipped_layouts() {
             let config = Config { layout: layout.into(), mesh: None, ..self.config.clone() };
             let build = self.build(&config);
-            // A mesh that these devices do not make up, or a size that does not fit it, is no offer.
+            // Skip layouts whose mesh needs another number of devices, or whose mesh axes do not divide the sizes
+            // evenly.
             let Some(network) = build.ok().and_then(|b| programs.network(self.options.kind, &b).ok()) else { continue };
             let needed = needed(&network);
             if needed <= capacity && network.program.devices() == self.machine.devices.len() {
@@ -447,7 +460,7 @@ impl Job<'_> {
     }
 }
 
-/// Whether the compiler says so, now or in an earlier compilation.
+/// Returns whether the compiler ran out of memory, now or in an earlier compilation.
 fn is_out_of_memory(error: &PipelineError) -> bool {
     let message = match error {
         PipelineError::Runtime(RuntimeError::Plugin(e)) => e.to_string(),

@@ -1,4 +1,4 @@
-//! The reference's arguments of each component as inputs of its program.
+//! Converts the arguments of a component of the reference implementation to the inputs of its program.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +15,8 @@ use crate::nn::Build;
 use crate::tensor::Tensor;
 use crate::weights::Component;
 
-/// Scalars of the reference's call, by the names of the component's row in the table; of the vocoder `clamp`, whether LTX-2.3's
-/// limits the first of its stages.
+/// Scalar arguments of a component of the reference implementation, by name. The program table lists the names for each
+/// component. The vocoder's `clamp`: whether the output of the first stage is clamped (LTX-2.3).
 pub(crate) type Scalars = BTreeMap<String, serde_json::Value>;
 
 /// Inputs of a program, by name.
@@ -25,7 +25,7 @@ pub(super) type Named = Vec<(String, Tensor)>;
 /// A program with its inputs.
 pub(super) type Ready = (Network, Named);
 
-/// Arguments of a component: tensors, each taken once, and scalars.
+/// Arguments of a component: tensors, each of which can be taken once, and scalars.
 pub(super) struct ReferenceArguments<'a> {
     pub(crate) configs: &'a ModelConfigs,
     pub(crate) build: &'a Build,
@@ -35,7 +35,7 @@ pub(super) struct ReferenceArguments<'a> {
 }
 
 impl<'a> ReferenceArguments<'a> {
-    /// Fails on a scalar that is not among `known`.
+    /// Fails if a scalar's name is not in `known`.
     pub(crate) fn new(
         configs: &'a ModelConfigs,
         build: &'a Build,
@@ -45,7 +45,7 @@ impl<'a> ReferenceArguments<'a> {
     ) -> Result<Self> {
         if let Some(k) = scalars.keys().find(|k| !known.contains(&k.as_str())) {
             let all = if known.is_empty() { "none".into() } else { known.join(", ") };
-            return Err(PipelineError::Input(format!("--set {k} is unknown to this component; it takes {all}")));
+            return Err(PipelineError::Input(format!("--set {k}: unknown argument; this component takes {all}")));
         }
         Ok(ReferenceArguments { configs, build, tensors, scalars, known: Vec::new() })
     }
@@ -62,7 +62,7 @@ impl<'a> ReferenceArguments<'a> {
     pub(crate) fn ranked(&mut self, name: &'static str, rank: usize) -> Result<Tensor> {
         let t = self.required(name)?;
         if t.shape().len() != rank {
-            let message = format!("input '{name}' must have {rank} dimensions, has shape {:?}", t.shape());
+            let message = format!("input '{name}' must have {rank} dimensions, but has shape {:?}", t.shape());
             return Err(PipelineError::Input(message));
         }
         Ok(t)
@@ -73,18 +73,18 @@ impl<'a> ReferenceArguments<'a> {
         value.map_err(|e| PipelineError::Input(format!("--set {name}: {e}")))
     }
 
-    /// Fails on a tensor that was not taken.
+    /// Fails if a tensor was not taken, because the component does not use it.
     pub(crate) fn finish(self) -> Result<()> {
         match self.tensors.keys().next() {
             None => Ok(()),
             Some(name) => Err(PipelineError::Input(format!(
-                "input '{name}' is unknown to this component; it takes {}",
+                "input '{name}' is unknown; this component takes {}",
                 self.known.join(", ")
             ))),
         }
     }
 
-    /// A component whose only argument has `N` dimensions.
+    /// Returns the program and the input of a component whose only argument is a tensor of rank `N`.
     fn only<const N: usize>(
         &mut self,
         name: &'static str,
@@ -95,7 +95,7 @@ impl<'a> ReferenceArguments<'a> {
     }
 }
 
-/// The shape of a tensor whose rank has been checked.
+/// Returns the shape of a tensor; the caller must have checked that its rank is `N`.
 fn dims<const N: usize>(t: &Tensor) -> [usize; N] {
     std::array::from_fn(|i| t.shape()[i])
 }
@@ -106,7 +106,7 @@ pub(super) fn text_encoder(given: &mut ReferenceArguments) -> Result<Ready> {
         Some(mask) => mask,
         None => Tensor::from(ids.to_i64().mapv(|v| i32::from(v != 0))),
     };
-    // A model of a text encoder alone has nothing to project with: its result is the stack of hidden states.
+    // A model without connectors has no projection; the result is then the hidden states of all layers.
     let raw = given.scalar::<bool>("output_hidden_states")?.unwrap_or(false)
         || !given.configs.origin().has(Component::Connectors);
     let network = given.configs.text_encoder_program(ids.shape()[0], ids.shape()[1], !raw, given.build)?;
@@ -116,14 +116,14 @@ pub(super) fn text_encoder(given: &mut ReferenceArguments) -> Result<Ready> {
 pub(super) fn connectors(given: &mut ReferenceArguments) -> Result<Ready> {
     let configs = given.configs;
     let (embeds, projected) = match given.optional("prompt_embeds") {
-        // The reference calls the stack of hidden states so too.
+        // The reference implementation also passes the hidden states of all layers under this name.
         Some(t) => {
             let projected = t.shape().last() == Some(&configs.connectors()?.text_width());
             (t, projected)
         }
         None => (given.required("text_encoder_hidden_states")?, false),
     };
-    // The reference also takes the stack as [b, t, channels, layers].
+    // The reference implementation also accepts the hidden states as [b, t, channels, layers].
     let embeds = match embeds.shape() {
         [_, _, _] => embeds,
         &[b, t, c, l] => Tensor::from(
@@ -133,7 +133,7 @@ pub(super) fn connectors(given: &mut ReferenceArguments) -> Result<Ready> {
                 .map_err(|e| PipelineError::Input(format!("input 'text_encoder_hidden_states': {e}")))?,
         ),
         other => {
-            let message = format!("input 'prompt_embeds' must have 3 dimensions, has shape {other:?}");
+            let message = format!("input 'prompt_embeds' must have 3 dimensions, but has shape {other:?}");
             return Err(PipelineError::Input(message));
         }
     };

@@ -1,5 +1,5 @@
-//! Conditions to tokens: images read, put through H.264 as the model's training data was, encoded; sound encoded; latents of
-//! earlier runs.
+//! Encodes conditions as tokens: images (after an H.264 round trip, like the images that the model was trained on),
+//! videos, audio, and latents of earlier runs.
 
 use std::ops::Range;
 use std::path::Path;
@@ -18,13 +18,11 @@ use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::{AudioShape, VideoShape, pack_audio};
 use crate::weights::Checkpoint;
 
-/// Tensor of a dump with the sound's latents.
+/// Tensor name of the audio latents in a dump file.
 const AUDIO_LATENTS: &str = "latents.audio";
 
-/// Fails where the file of a condition cannot be used. A given video and a given sound are read before.
-///
-/// # Errors
-/// The file and why.
+/// Checks that the file of a condition can be used. Does not check the input video and audio, which the request has
+/// already read.
 pub(crate) fn check(condition: &Condition) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
@@ -47,14 +45,14 @@ pub(crate) fn check(condition: &Condition) -> Result<()> {
 }
 
 fn no_grid(path: &Path) -> PipelineError {
-    PipelineError::Bug(format!("{}: a reference without a grid", path.display()))
+    PipelineError::Bug(format!("{}: the reference video has no grid", path.display()))
 }
 
 fn too_short(path: &Path, have: usize, needed: usize) -> PipelineError {
-    PipelineError::File { path: path.into(), reason: format!("has {have} frames, {needed} are needed") }
+    PipelineError::File { path: path.into(), reason: format!("has {have} frames, but {needed} are needed") }
 }
 
-/// The frames of a reference that are encoded.
+/// Reads a reference video and returns the frames that the video encoder needs.
 fn reference_frames(path: &Path, grid: &ReferenceGrid) -> Result<Frames> {
     let needed = grid.source_frames();
     let all = media::read_first_frames(path, Path::new("ffmpeg"), needed)?;
@@ -64,38 +62,43 @@ fn reference_frames(path: &Path, grid: &ReferenceGrid) -> Result<Frames> {
     Ok(all.select((0..grid.frames).map(|i| grid.frame(i))))
 }
 
-/// Un-normalised audio latents `[1, C, L, M]` of a file.
+/// Reads un-normalised audio latents `[1, C, L, M]` from a dump file.
 fn audio_latents(path: &Path) -> Result<Array4<f32>> {
     let latents = Checkpoint::open(path)?.get(AUDIO_LATENTS)?.to_tensor()?.into_f32();
-    let reason = format!("{AUDIO_LATENTS} has shape {:?}, it must be [1, channels, length, mel bins]", latents.shape());
+    let reason =
+        format!("{AUDIO_LATENTS} has shape {:?}, but must be [1, channels, length, mel bins]", latents.shape());
     latents.into_dimensionality().map_err(|_| PipelineError::File { path: path.into(), reason })
 }
 
-/// The tokens that lie wholly in `span` of the key that says it, by their bounds `[1, axes, n, 2]` in seconds.
+/// Returns the range of tokens that are entirely within `span` (seconds). `bounds`: start and end of each token, `[1,
+/// axes, n, 2]`. `key`: config key of the span, for the error message.
 fn within(bounds: &Array4<f32>, span: Range<f64>, key: &str) -> Result<Range<usize>> {
     let time = bounds.slice(s![0, 0, .., ..]);
     let inside = |n: &usize| f64::from(time[[*n, 0]]) >= span.start && f64::from(time[[*n, 1]]) <= span.end;
     let mut kept = (0..time.nrows()).filter(inside);
     let empty = || {
         let Range { start, end } = span;
-        PipelineError::Usage(format!("{key}: no latent of sound lies wholly within {start} to {end} s; make it longer"))
+        PipelineError::Usage(format!("{key}: no audio latent is entirely within {start} to {end} s; use a longer span"))
     };
     let first = kept.next().ok_or_else(empty)?;
     Ok(first..kept.next_back().unwrap_or(first) + 1)
 }
 
-/// The key that says which span of a sound is known.
+/// Returns the config key that sets which time span of the audio is kept.
 fn span_key(content: &Content) -> &'static str {
     if matches!(content, Content::VideoSound { .. }) { "request.extend.overlap" } else { "request.audio_latents" }
 }
 
-/// The given video of a request.
 fn clip(request: &Request) -> Result<Shared<Clip>> {
-    request.clip.clone().ok_or_else(|| PipelineError::Usage("no video is given: request.video".into()))
+    request
+        .clip
+        .clone()
+        .ok_or_else(|| PipelineError::Usage("this request needs an input video: set request.video".into()))
 }
 
-/// Sound of a given video as long as the request's, where it has one: from `last` frames before its end, or its start, behind
-/// `delay` frames of silence.
+/// Returns the audio of the input video, cut to the duration of the requested video: `delay` frames of silence,
+/// followed by the audio from `last` frames before its end (`None`: from its start). Returns `None` if the video has no
+/// audio.
 fn clip_sound(clip: &Clip, request: &Request, last: Option<usize>, delay: usize) -> Option<Audio> {
     let sound = clip.sound.as_ref()?;
     let seconds = |frames: usize| frames as f64 / request.frame_rate;
@@ -105,8 +108,9 @@ fn clip_sound(clip: &Clip, request: &Request, last: Option<usize>, delay: usize)
     Some(sound.span(start, length - silence).delayed(silence))
 }
 
-/// The tokens that do not touch `span`, by their bounds `[1, axes, n, 2]` in seconds: those that the reference's mask of a
-/// region keeps. Bounds are compared in f32, as it does.
+/// Returns the tokens that do not overlap `span` (seconds). `bounds`: start and end of each token, `[1, axes, n, 2]`.
+/// These are the tokens that `TemporalRegionMask` of the reference implementation keeps; as there, times are compared
+/// in f32.
 pub(super) fn outside(bounds: &Array4<f32>, span: Range<f64>) -> impl Iterator<Item = Range<usize>> {
     let time = bounds.slice(s![0, 0, .., ..]);
     let (start, end) = (span.start as f32, span.end as f32);
@@ -114,7 +118,8 @@ pub(super) fn outside(bounds: &Array4<f32>, span: Range<f64>) -> impl Iterator<I
     (0..time.nrows()).filter(kept).map(|n| n..n + 1).collect::<Vec<_>>().into_iter()
 }
 
-/// Weights of the attention between the video's tokens and each of a condition's `latents`, where they are not all 1.
+/// Returns the attention weight between the video's own tokens and each token of a condition. `None`: all weights are
+/// 1.
 fn attention_weights(condition: &Condition, latents: &VideoShape, request: &Request) -> Result<Option<Vec<f32>>> {
     let Some(grid) = condition.reference_grid().filter(|_| condition.is_masked()) else { return Ok(None) };
     let Content::Reference { mask: Some(path), .. } = &condition.content else {
@@ -127,8 +132,9 @@ fn attention_weights(condition: &Condition, latents: &VideoShape, request: &Requ
     Ok(Some(weights.into_iter().map(|weight| weight * grid.attention).collect()))
 }
 
-/// Brightness 0..1 of a mask, scaled to `[height, width]`, under each of a reference's latents: the mean of its pixels, of the
-/// first frame, then of groups of so many.
+/// Returns the mean brightness (0..1) of a mask over the pixels of each latent, after scaling the mask to `size`
+/// (`[height, width]`). The first latent frame covers one frame of the mask; every other latent frame covers `group`
+/// frames.
 fn weights_by_place(mask: &Frames, group: usize, size: [usize; 2], latents: &VideoShape) -> Vec<f32> {
     let video = media::covering_clip(mask, size[0], size[1]);
     let grey = video.map_axis(Axis(1), |rgb| (rgb.sum() / 3.0 * 0.5 + 0.5).clamp(0.0, 1.0));
@@ -142,22 +148,19 @@ fn weights_by_place(mask: &Frames, group: usize, size: [usize; 2], latents: &Vid
     weights.into_iter().collect()
 }
 
-/// Tokens that who runs a pass has of its conditions, `[1 or b, n, c]`.
+/// Tokens of conditions that are supplied by the caller instead of encoded from a file, `[1 or b, n, c]`.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct PassTokens<'a> {
-    /// Of keyframes of the pass before.
+    /// Tokens of the keyframes that the previous pass generated.
     pub(crate) keyframes: Option<&'a Array3<f32>>,
-    /// Of the sound that is given.
+    /// Tokens of the input audio.
     pub(crate) sound: Option<&'a Array3<f32>>,
-    /// Of the end of the clip before.
+    /// Final tokens of the previous clip.
     pub(crate) clip_end: Option<&'a Av<Array3<f32>>>,
 }
 
 impl Runner {
-    /// The conditions of a pass at its size; none without such.
-    ///
-    /// # Errors
-    /// A file that cannot be used; what is wrong with program or device.
+    /// Encodes the conditions of a pass at the size of the pass. `None`: the pass has no conditions.
     pub(crate) fn encode_conditions(
         &mut self,
         request: &Request,
@@ -194,7 +197,7 @@ impl Runner {
                 let tokens = match tokens {
                     Some(tokens) => tokens,
                     None if role == StreamRole::Denoised => continue,
-                    None => return Err(PipelineError::Usage("the video has no sound that could be kept".into())),
+                    None => return Err(PipelineError::Usage("the input video has no sound to keep".into())),
                 };
                 if role == StreamRole::Kept {
                     *kept = Some(tokens);
@@ -230,7 +233,8 @@ impl Runner {
         Ok(Some(ConditionTokens { levels, streams, given: kept, attention: attention.finish() }))
     }
 
-    /// Clean tokens of what is encoded, or given by who runs the pass; none of a sound that a video lacks.
+    /// Returns the clean tokens of a condition, either encoded or taken from `given`. `None`: the condition is the
+    /// audio of a video that has none.
     fn known_tokens(
         &mut self,
         condition: &Condition,
@@ -241,7 +245,7 @@ impl Runner {
         Ok(Some(match &condition.content {
             Content::Image { path, crf } => self.image_tokens(path, *crf, request)?,
             Content::Sound { .. } => {
-                given.sound.cloned().ok_or_else(|| PipelineError::Bug("no sound is given".into()))?
+                given.sound.cloned().ok_or_else(|| PipelineError::Bug("the pass has no input audio".into()))?
             }
             Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
             Content::Video(part) => self.video_tokens(part, request)?,
@@ -252,7 +256,7 @@ impl Runner {
             },
             Content::Carried(at) => {
                 let frame = shapes.frame_tokens();
-                let none = || PipelineError::Bug(format!("keyframe {at} is not given with the pass"));
+                let none = || PipelineError::Bug(format!("the pass has no keyframe {at}"));
                 let all = given.keyframes.filter(|all| all.dim().1 >= (at + 1) * frame).ok_or_else(none)?;
                 all.slice(s![.., at * frame..(at + 1) * frame, ..]).to_owned()
             }
@@ -260,13 +264,14 @@ impl Runner {
         }))
     }
 
-    /// Audio latents of a file as normalised tokens `[1, n, c]`, as many as a pass has.
+    /// Reads audio latents and returns normalised tokens `[1, n, c]`. Fails if the latents do not have the shape
+    /// `shape`.
     fn audio_tokens(&self, path: &Path, shape: &AudioShape) -> Result<Array3<f32>> {
         let latents = audio_latents(path)?;
         let want = (1, shape.channels, shape.length, shape.mel_bins);
         if latents.dim() != want {
             let reason = format!(
-                "{AUDIO_LATENTS} has shape {:?}, this request needs {want:?}: as many frames and the same frame rate",
+                "{AUDIO_LATENTS} has shape {:?}, but this request needs {want:?}; use latents of a video with the same duration",
                 latents.dim()
             );
             return Err(PipelineError::File { path: path.into(), reason });
@@ -276,26 +281,31 @@ impl Runner {
         Ok(tokens)
     }
 
-    /// Frames of a video as normalised tokens `[1, n, c]` of a pass' size.
+    /// Encodes frames of the input video at the size of the pass. Returns normalised tokens `[1, n, c]`.
     fn video_tokens(&mut self, part: &VideoPart, request: &Request) -> Result<Array3<f32>> {
         let given = clip(request)?;
         let have = given.frames.count();
         if have < part.frames {
-            return Err(PipelineError::Usage(format!("the video has {have} frames, {} are needed", part.frames)));
+            return Err(PipelineError::Usage(format!(
+                "the input video has {have} frames, but {} are needed",
+                part.frames
+            )));
         }
         let from = if part.last { have - part.frames } else { 0 };
         let frames = given.frames.part(from..from + part.frames);
         self.encode_frames(&frames, [request.height, request.width], part.skipped)
     }
 
-    /// A reference video as normalised tokens `[1, n, c]`, at its part of a pass' size.
+    /// Encodes a reference video at the size of the pass, divided by the reference's downscale factor. Returns
+    /// normalised tokens `[1, n, c]`.
     fn reference_tokens(&mut self, path: &Path, condition: &Condition, request: &Request) -> Result<Array3<f32>> {
         let grid = condition.reference_grid().ok_or_else(|| no_grid(path))?;
         let frames = reference_frames(path, grid)?;
         self.encode_frames(&frames, [request.height, request.width].map(|side| side / grid.downscale), 0)
     }
 
-    /// Frames at a size, `[height, width]`, as normalised tokens `[1, n, c]`, without those of the first `skipped` latents.
+    /// Encodes frames at `size` (`[height, width]`). Returns normalised tokens `[1, n, c]`, without those of the first
+    /// `skipped` latent frames.
     fn encode_frames(&mut self, frames: &Frames, size: [usize; 2], skipped: usize) -> Result<Array3<f32>> {
         let video = media::covering_clip(frames, size[0], size[1]);
         let encoded = self.video_encoder(video)?.run(&self.executor)?;
@@ -304,7 +314,7 @@ impl Runner {
         Ok(self.model.sizes.video_grid.pack(latents.slice(s![.., .., skipped.., .., ..]))?)
     }
 
-    /// An image as normalised tokens `[1, h·w, c]` of a pass' size.
+    /// Encodes an image at the size of the pass. Returns normalised tokens `[1, h·w, c]`.
     fn image_tokens(&mut self, path: &Path, crf: u8, request: &Request) -> Result<Array3<f32>> {
         let frame = media::read_image(path)?;
         if crf > 0 && self.round_trip.is_none() {
@@ -330,9 +340,10 @@ mod tests {
     use crate::media::{Frames, write_png_frames};
     use crate::request::{Condition, Content, ReferenceGrid};
 
-    /// A scale in time: the first frame, the second, and each so many from there on, with their pixels as they are.
+    /// With a temporal scale of `step`, the first frame, the second frame, and every `step`-th frame after that are
+    /// read, with unchanged pixels.
     #[test]
-    fn a_reference_is_read_at_its_scale_in_time() {
+    fn reference_frames_follow_temporal_scale() {
         let folder = tempfile::tempdir().expect("a folder");
         let pixel = |(f, y, x, c): (usize, usize, usize, usize)| (f * 11 + y * 5 + x * 3 + c * 40) as u8;
         let all = Frames::new(Array4::from_shape_fn((40, 8, 12, 3), pixel)).expect("frames");
@@ -350,13 +361,13 @@ mod tests {
             }
         }
         let short = read(17, 4).expect_err("61 frames").to_string();
-        assert!(short.ends_with("has 40 frames, 62 are needed"), "{short}");
+        assert!(short.ends_with("has 40 frames, but 62 are needed"), "{short}");
     }
 
-    /// Regions that the reference's `TemporalRegionMask` generates anew, of 25 frames at 24 a second: what lies wholly
-    /// before and behind one is kept.
+    /// Compares the regenerated tokens with those of the reference's `TemporalRegionMask`, for several regions of a
+    /// 25-frame video at 24 fps. Tokens that are entirely before or after the region are kept.
     #[test]
-    fn what_a_region_does_not_touch_is_kept() {
+    fn tokens_outside_retake_region_are_kept() {
         let video = [0.0, 1.0, 9.0, 17.0, 25.0].map(|frame: f32| frame / 24.0).to_vec();
         let audio = (0..=26).map(|n| (n as f32 * 4.0 - 3.0).max(0.0) * 160.0 / 16000.0).collect::<Vec<f32>>();
         let none = 0..0;
@@ -372,7 +383,7 @@ mod tests {
             for (ends, generated) in [(&video, in_video), (&audio, in_audio)] {
                 let n = ends.len() - 1;
                 let bounds = Array4::from_shape_fn((1, 1, n, 2), |(_, _, token, side)| ends[token + side]);
-                // A bound of an interval is f32, as the reference's.
+                // The reference implementation stores the bounds of a region as f32.
                 let before = within(&bounds, 0.0..f64::from(start as f32), "").unwrap_or(none.clone());
                 let behind = within(&bounds, f64::from(end as f32)..f64::INFINITY, "").unwrap_or(n..n);
                 assert_eq!(before.end..behind.start, generated, "{start} to {end} of {n}");
@@ -386,7 +397,7 @@ mod tests {
             (sound, "request.extend.overlap"),
         ] {
             let empty = within(&Array4::zeros((1, 1, 3, 2)), 0.5..0.6, span_key(&content)).unwrap_err().to_string();
-            assert_eq!(empty, format!("{key}: no latent of sound lies wholly within 0.5 to 0.6 s; make it longer"));
+            assert_eq!(empty, format!("{key}: no audio latent is entirely within 0.5 to 0.6 s; use a longer span"));
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Conditions as the loop reads them.
+//! Conditions as inputs of the denoising loop.
 //!
-//! Known tokens take the place of the stream's own, or are appended behind them with positions of their own, and dropped
-//! at the end. Each has its part of a step's noise, `1 - strength`: its own noise level, from which its clean prediction
-//! is formed and then blended with the condition (Lightricks' own semantics).
+//! The tokens of a condition either replace tokens of the stream, or are appended to them with positions of their own
+//! and dropped after the pass. A condition with a given strength has the noise level `(1 - strength) · sigma`, where
+//! `sigma` is the noise level of the step. In each step, the clean prediction of its tokens is computed at that noise
+//! level and then blended with the condition, as in Lightricks' code.
 
 use ndarray::{Array1, Array2, Array3, Array4, ArrayView2, Axis as Dim, s};
 
@@ -13,46 +14,46 @@ use crate::request::{Condition, ReferenceGrid, Shapes, Span, coordinate_grids};
 use crate::sampling::latents::VideoShape;
 use crate::tensor::Tensor;
 
-/// The conditions of a pass.
+/// Encoded conditions of a pass.
 pub(crate) struct ConditionTokens {
-    /// Noise levels as parts of a step's, `[k]`.
+    /// Noise levels as fractions of the step's noise level, `[k]`.
     pub(crate) levels: Vec<f32>,
-    /// Tokens of each stream.
+    /// Condition tokens of each stream.
     pub(crate) streams: Av<StreamTokens>,
-    /// All tokens of streams that are kept, `[1, n, c]`.
+    /// Tokens `[1, n, c]` of a stream that is kept unchanged; `None` for other streams.
     pub(crate) given: Av<Option<Array3<f32>>>,
-    /// Weights of the attention among the video's tokens, `[n, n]` in 0..1, where any is less than 1.
+    /// Attention weights (0..1) between the video's tokens, `[n, n]`. `None`: all weights are 1.
     pub(crate) attention: Option<Array2<f32>>,
 }
 
-/// Tokens of a stream that has conditions.
+/// Condition tokens of a stream.
 pub(crate) struct StreamTokens {
-    /// Index of each token's noise level, `[1, n]`.
+    /// Index of each token's noise level in [`ConditionTokens::levels`], `[1, n]`.
     pub(crate) level: Array2<i32>,
-    /// Clean tokens of the conditions, zero elsewhere, `[b or 1, n, c]`.
+    /// Clean tokens of the conditions, `[b or 1, n, c]`; zero where a token has no condition.
     pub(crate) clean: Array3<f32>,
 }
 
 impl StreamTokens {
-    /// Tokens without a condition yet.
+    /// Creates the tokens of a stream that has no conditions.
     pub(crate) fn new(videos: usize, tokens: usize, channels: usize) -> Self {
         StreamTokens { level: Array2::zeros((1, tokens)), clean: Array3::zeros((videos, tokens, channels)) }
     }
 
-    /// Clean tokens of `batch` videos, `[b, n, c]`.
+    /// Returns the clean tokens for `batch` videos, `[b, n, c]`.
     pub(crate) fn clean_of(&self, batch: usize) -> Array3<f32> {
         let clean = if self.clean.dim().0 == 1 { vec![self.clean.view(); batch] } else { vec![self.clean.view()] };
         ndarray::concatenate(Dim(0), &clean).expect("copies have one shape")
     }
 
-    /// A token's clean values, `[b or 1, c]`.
+    /// Returns the clean values of token `n`, `[b or 1, c]`.
     fn clean_token(&self, n: usize) -> ArrayView2<'_, f32> {
         self.clean.index_axis(Dim(1), n)
     }
 }
 
 impl ConditionTokens {
-    /// Puts the tokens of streams that are kept in the place of those that start, for `batch` videos.
+    /// Replaces the starting tokens of the streams that are kept unchanged, for `batch` videos.
     pub(crate) fn give(&self, start: Av<&mut Array3<f32>>, batch: usize) {
         for (start, given) in start.zip(self.given.as_ref()) {
             if let Some(given) = given {
@@ -61,7 +62,8 @@ impl ConditionTokens {
         }
     }
 
-    /// Puts the conditions into tokens `[b, n, c]` of both streams, whatever their strength.
+    /// Writes the clean tokens of the conditions into the tokens `[b, n, c]` of both streams, regardless of their
+    /// strength.
     pub(crate) fn place(&self, tokens: Av<&mut Array3<f32>>) {
         for (tokens, own) in tokens.zip(self.streams.as_ref()) {
             for (n, mut column) in tokens.axis_iter_mut(Dim(1)).enumerate().filter(|(n, _)| own.level[[0, *n]] != 0) {
@@ -70,7 +72,8 @@ impl ConditionTokens {
         }
     }
 
-    /// Blends the conditions into starting tokens `[b, n, c]` of both streams.
+    /// Blends the clean tokens of the conditions into the starting tokens `[b, n, c]` of both streams, weighted by
+    /// noise level.
     pub(crate) fn blend(&self, tokens: Av<&mut Array3<f32>>) {
         for (tokens, own) in tokens.zip(self.streams.as_ref()) {
             for (n, mut column) in tokens.axis_iter_mut(Dim(1)).enumerate() {
@@ -83,7 +86,7 @@ impl ConditionTokens {
         }
     }
 
-    /// As the loop's inputs, for `batch` videos.
+    /// Returns the denoising loop's inputs for `batch` videos.
     pub(crate) fn inputs(&self, batch: usize) -> Vec<(String, Tensor)> {
         let mut inputs = vec![("levels".to_string(), Tensor::from(Array1::from(self.levels.clone())))];
         for (name, own) in Av::NAMES.zip(self.streams.as_ref()) {
@@ -99,29 +102,30 @@ impl ConditionTokens {
     }
 }
 
-/// Bias of scores by weights of attention, `[n, n]`: their logarithms.
+/// Converts attention weights to a bias that is added to the attention scores, `[n, n]`: the logarithm of each weight.
 fn score_bias(weights: &Array2<f32>) -> Array2<f32> {
     weights.mapv(|weight| if weight > 0.0 { weight.ln() } else { MASK_VALUE as f32 })
 }
 
-/// Attention among a video's tokens as appended ones come behind them, each item in turn.
+/// Builds the matrix of attention weights between a video's tokens, one condition at a time.
 pub(crate) struct AttentionWeights {
-    /// Number of tokens of the video itself.
+    /// Number of the video's own tokens.
     own: usize,
-    /// Number of tokens so far.
+    /// Number of own and appended tokens so far.
     tokens: usize,
-    /// Weights among these, `[n, n]`, once an item has weights of its own.
+    /// Attention weights between these tokens, `[n, n]`. `None`: all weights are 1 so far.
     weights: Option<Array2<f32>>,
 }
 
 impl AttentionWeights {
-    /// That of a video's own tokens.
+    /// Starts with the video's `own` tokens and no appended tokens.
     pub(crate) fn new(own: usize) -> Self {
         AttentionWeights { own, tokens: own, weights: None }
     }
 
-    /// Tokens of one more item, with weights of the attention between each and the video's own. Once any item has such, items
-    /// do not attend to each other.
+    /// Adds a condition with `tokens` appended tokens. `weights`: attention weight between each appended token and the
+    /// video's own tokens; `None`: 1. From the first condition with weights on, the appended tokens of a condition
+    /// attend only to the video's own tokens and to each other, not to other conditions.
     pub(crate) fn append(&mut self, tokens: usize, weights: Option<&[f32]>) {
         let (before, all) = (self.tokens, self.tokens + tokens);
         self.tokens = all;
@@ -142,14 +146,15 @@ impl AttentionWeights {
         self.weights = Some(next);
     }
 
-    /// The weights, where any item has such.
+    /// Returns the matrix of weights. `None`: all weights are 1.
     pub(crate) fn finish(self) -> Option<Array2<f32>> {
         self.weights
     }
 }
 
-/// Positions of the tokens behind the video's own, `[1, 3, extra, 2]`: an image's at its frames, a reference's those of a
-/// video that covers the same place and time.
+/// Returns the positions of the appended tokens, `[1, 3, extra, 2]`. An image has the positions of the frame at which
+/// it is placed. A reference video has the positions of a video that covers the same area and duration as the generated
+/// video.
 pub(crate) fn appended_coords(
     c: &TransformerConfig,
     shapes: &Shapes,
@@ -173,7 +178,7 @@ pub(crate) fn appended_coords(
         let step = reference.step;
         let mut coords = coords(latents, frame_rate / step as f64);
         if step > 1 {
-            // Its last frame ends with the video's.
+            // Shift the reference frames so that the last one ends together with the generated video.
             let early = (step - 1) as f32 * (1.0 / frame_rate as f32);
             coords.slice_mut(s![.., 0, .., ..]).mapv_inplace(|t| (t - early).max(0.0));
         }
@@ -199,7 +204,8 @@ mod tests {
     use crate::sampling::latents::AudioShape;
     use crate::weights::Checkpoint;
 
-    /// The reference's own states (scripts/oracle/cases_references.py): 9 frames of 64 x 64 pixels.
+    /// Returns an expected tensor, computed by the reference implementation (scripts/oracle/cases_references.py) for 9
+    /// frames of 64 x 64 pixels.
     fn state(name: &str) -> ndarray::ArrayD<f32> {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/cases/reference_states/states.safetensors");
         let checkpoint = Checkpoint::open(file.as_ref()).expect("a file");
@@ -213,7 +219,7 @@ mod tests {
         Shapes { video, audio, tokens, appended: 0, roles, drawn: Av::both(true) }
     }
 
-    /// A reference of latent frames, its scales, strength and weight.
+    /// Returns a condition on a reference video of `latents` latent frames, with the given spatial and temporal scale.
     fn reference(latents: usize, [downscale, step]: [usize; 2], strength: f32, attention: f32) -> Condition {
         let grid = ReferenceGrid { frames: (latents - 1) * 8 + 1, downscale, step, attention };
         let content = Content::Reference { path: "a.mp4".into(), mask: None };
@@ -221,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn appended_tokens_are_the_reference_s_bit_for_bit() {
+    fn appended_tokens_match_reference_bit_for_bit() {
         let (shapes, c) = (shapes(), TransformerConfig::default());
         let image = Condition {
             content: Content::Image { path: "a.png".into(), crf: 0 },
@@ -259,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_is_a_logarithm_beside_scores() {
+    fn attention_weight_becomes_logarithmic_bias() {
         let bias = score_bias(&ndarray::arr2(&[[1.0, 0.5], [0.0, 0.25]]));
         assert_eq!(bias, ndarray::arr2(&[[0.0, 0.5_f32.ln()], [-1e30, 0.25_f32.ln()]]));
     }

@@ -1,4 +1,4 @@
-//! A model's configurations, and the program that each component becomes.
+//! Component configurations of a model, and the program of each component.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -29,21 +29,21 @@ use crate::request::{DiffusionTiles, ModelSizes, Tiling, UpsamplingStep};
 use crate::tensor::Tensor;
 use crate::weights::{Component, ModelSource};
 
-/// Configurations of a model, each read when it is needed, so that a model of some components runs those.
+/// Configurations of a model's components. Each configuration is read when it is needed, so that a model that lacks
+/// some components can still run the others.
 #[derive(Clone)]
 pub struct ModelConfigs {
     origin: Origin,
-    /// Blocks left of every transformer, to look at programs.
+    /// Number of transformer blocks to use. `None`: all.
     layers: Option<usize>,
-    /// Whether a vocoder of two stages limits the first.
+    /// Whether a two-stage vocoder clamps the output of its first stage.
     vocoder_clamp: bool,
-    /// Whether the diffusion decoder is preferred and tiled as in Lightricks' code; otherwise as in diffusers.
+    /// Whether to follow Lightricks' code: prefer the diffusion decoder and use its tiling. Otherwise, follow
+    /// diffusers.
     official: bool,
     /// Whether prompts begin with BOS.
     bos: BosRule,
-    /// The video's decoder.
     decoder: Decoder,
-    /// Whose runs it is read for.
     pipeline: Pipeline,
 }
 
@@ -61,14 +61,15 @@ impl From<Origin> for ModelConfigs {
     }
 }
 
-/// Each fails by a missing file, a key that is wrong, unknown or not computed; programs also by sizes.
+/// Every method returns an error if a component's configuration is missing, or if a key of it is unknown, invalid or
+/// not supported. Methods that write programs also return an error if a size is not supported.
 impl ModelConfigs {
-    /// Of a model on disk.
+    /// Returns the configurations of a model whose files are on this machine.
     pub fn of(source: &Arc<ModelSource>) -> Self {
         ModelConfigs::from(Origin::Files(source.clone()))
     }
 
-    /// Of a model that this program carries.
+    /// Returns the configurations of a built-in preset.
     pub fn of_preset(preset: Preset) -> Self {
         ModelConfigs::from(Origin::Preset(preset))
     }
@@ -81,7 +82,7 @@ impl ModelConfigs {
         parse(&self.origin.json(part)?).map_err(|e| self.wrong(part, e))
     }
 
-    /// A part's configuration is wrong.
+    /// Returns an error that quotes the invalid configuration of a component.
     fn wrong(&self, part: Component, source: ConfigError) -> PipelineError {
         let mut place = self.origin.config_place(part);
         if !place.ends_with(part.config_file()) {
@@ -90,26 +91,25 @@ impl ModelConfigs {
         PipelineError::Config { place, source }
     }
 
-    /// The same model with the transformer cut to its first `layers` blocks, to look at its programs. Their blocks are
-    /// the whole model's.
+    /// Limits the transformer to its first `layers` blocks, to inspect smaller programs.
     #[must_use]
     pub(crate) fn cut(self, layers: usize) -> Self {
         ModelConfigs { layers: Some(layers), ..self }
     }
 
-    /// Number of blocks that the transformer is cut to.
+    /// Returns the number of transformer blocks to use. `None`: all blocks.
     pub(crate) fn blocks(&self) -> Option<usize> {
         self.layers
     }
 
-    /// The same model with or without a limit of -1..1 between the vocoder's two stages, where it has two. Lightricks'
-    /// code has it, diffusers has not; here it is on unless this says otherwise.
+    /// Sets whether the output of the first stage of a two-stage vocoder is clamped to -1..1. Lightricks' code clamps
+    /// it, diffusers does not. Default: clamped.
     #[must_use]
     pub fn with_vocoder_clamp(self, clamp: bool) -> Self {
         ModelConfigs { vocoder_clamp: clamp, ..self }
     }
 
-    /// The same model as a configuration has it run.
+    /// Applies the settings of a run's configuration.
     #[must_use]
     pub(crate) fn for_run(self, config: &Config) -> Self {
         ModelConfigs {
@@ -122,15 +122,14 @@ impl ModelConfigs {
         }
     }
 
-    /// The transformer's.
     pub(crate) fn transformer(&self) -> Result<TransformerConfig> {
         let mut c = self.read(Component::Transformer, TransformerConfig::from_json)?;
-        // Zeros in its place change no result: nothing is added to frames.
+        // A model without this embedding adds nothing to keyframes, which equals an embedding of zeros.
         c.use_keyframes_abs_pos_embedding &= !self.origin.lacks_keyframe_embedding();
         match (self.layers, c.num_layers) {
-            (Some(blocks), all) if blocks > all => {
-                Err(PipelineError::Usage(format!("model.blocks: {blocks}, this model has 1 to {all}")))
-            }
+            (Some(blocks), all) if blocks > all => Err(PipelineError::Usage(format!(
+                "model.blocks is {blocks}, but the model has {all} blocks; use 1 to {all}"
+            ))),
             (blocks, all) => {
                 c.num_layers = blocks.unwrap_or(all);
                 Ok(c)
@@ -138,45 +137,42 @@ impl ModelConfigs {
         }
     }
 
-    /// The text encoder's.
     pub(crate) fn text_encoder(&self) -> Result<Box<dyn TextEncoder>> {
         self.read(Component::TextEncoder, families::text_encoder)
     }
 
-    /// How prompts become token ids.
+    /// Returns the rules that convert prompts to token ids.
     pub(crate) fn tokenizer(&self) -> Result<TokenizerRules> {
         Ok(TokenizerRules { front: self.bos, ..*self.text_encoder()?.tokenizer() })
     }
 
-    /// The connectors'.
     pub(crate) fn connectors(&self) -> Result<ConnectorsConfig> {
         self.read(Component::Connectors, ConnectorsConfig::from_json)
     }
 
-    /// The vocoder's.
     pub fn vocoder(&self) -> Result<VocoderConfig> {
         Ok(self.read(Component::Vocoder, VocoderConfig::from_json)?.with_clamp(self.vocoder_clamp))
     }
 
-    /// The latent upsampler's.
     fn upsampler(&self) -> Result<UpsamplerConfig> {
         self.read(Component::LatentUpsampler, UpsamplerConfig::from_json)
     }
 
-    /// The temporal latent upsampler's.
     fn temporal_upsampler(&self) -> Result<UpsamplerConfig> {
         self.read(Component::TemporalUpsampler, |json| UpsamplerConfig::from_json(json)?.in_time())
     }
 
-    /// The upsampling that a part's file does, where it has a name.
+    /// Returns the kind of upsampling (axes and factor) that an upsampler performs. `None`: it is none of the kinds in
+    /// [`Upsampling`].
     pub(crate) fn upsampling(&self, part: Component) -> Result<Option<Upsampling>> {
         Ok(self.read(part, UpsamplerConfig::from_json)?.upsampling())
     }
 
-    /// Program of a step of upsampling, of so many videos of latents of `channels` channels.
+    /// Returns the program of an upsampling step, for `batch` videos whose latents have `channels` channels.
     ///
     /// # Errors
-    /// A file of another upsampling, or latents that it makes others of, in one line naming the file.
+    /// Returns an error that quotes the upsampler's file if it does not perform the kind of upsampling (axes and
+    /// factor) that the step requires, or if its output does not have the shape that the step requires.
     pub(crate) fn upsampling_program(
         &self,
         step: &UpsamplingStep,
@@ -192,25 +188,22 @@ impl ModelConfigs {
         Ok(upsampler::program(&c, [batch, f, h, w], b)?)
     }
 
-    /// Whether the upsampler of an upsampling is one, where it is here.
-    ///
-    /// # Errors
-    /// A file of another upsampling, in one line.
+    /// Checks that the model's upsampler, if any, performs the kind of upsampling `asked`.
     pub(crate) fn check_upsampling(&self, asked: Upsampling) -> Result<()> {
         let part = upsampler_of(asked);
         if !self.origin.has(part) {
             return Ok(());
         }
         let c = self.read(part, UpsamplerConfig::from_json)?;
-        c.check_is(asked).map_err(|why| self.wrong_upsampler(part, &why))
+        c.check_kind(asked).map_err(|why| self.wrong_upsampler(part, &why))
     }
 
     fn wrong_upsampler(&self, part: Component, why: &str) -> PipelineError {
         PipelineError::Input(format!("{}: {why}", self.origin.config_place(part).display()))
     }
 
-    /// Components that a run of `config` reads. This is the only place where that is decided: `check`, a dry run and the
-    /// run itself verify these components, and the run's fingerprint covers them.
+    /// Returns the components that a run of `config` reads. This is the only place that decides it: `check`, a dry run
+    /// and the run itself verify these components, and the run's fingerprint covers them.
     pub(crate) fn components(&self, config: &Config) -> BTreeSet<Component> {
         let configs = self.clone().for_run(config);
         let pipeline = config.pipeline;
@@ -220,7 +213,7 @@ impl ModelConfigs {
         if pipeline == Pipeline::Dfr && config.dfr.temporal_rounds > 0 {
             parts.insert(Component::TemporalUpsampler);
         }
-        // diffusers takes a fixed number of frames where the model has no duration head.
+        // A model without a duration head generates a fixed number of frames in diffusers.
         let predicts = config.request.num_frames.count().is_none();
         if predicts && (configs.official || configs.origin.has(Component::DurationHead)) {
             parts.insert(Component::DurationHead);
@@ -231,9 +224,9 @@ impl ModelConfigs {
         parts
     }
 
-    /// Whether `model.decoder` selects the diffusion decoder. `auto` decides by which decoders are present, not by whether
-    /// they are usable: a damaged one is reported, not replaced. A video autoencoder that cannot be read counts as one with a
-    /// decoder; its own verification reports it.
+    /// Returns whether `model.decoder` selects the diffusion decoder. `auto` considers only whether a decoder is
+    /// present, so a damaged decoder is reported and not silently replaced by the other one. If the video VAE's
+    /// configuration cannot be read, its decoder counts as present; the verification of the VAE reports the error.
     fn chooses_diffusion(&self) -> bool {
         let convolution = || self.has_video_decoder().unwrap_or(true);
         match self.decoder {
@@ -242,8 +235,8 @@ impl ModelConfigs {
         }
     }
 
-    /// Ratios and channels of the video autoencoder. Where only sound is generated they follow from the transformer, and
-    /// the autoencoder is not read.
+    /// Returns the compression ratios and the channels of the video VAE. For a pipeline without video, they are derived
+    /// from the transformer's configuration, and that of the VAE is not read.
     pub(crate) fn video_vae(&self) -> Result<video_vae::Geometry> {
         if !self.pipeline.has_video() {
             let c = self.transformer()?;
@@ -254,25 +247,24 @@ impl ModelConfigs {
         self.read(Component::Vae, |json| Ok(VideoVaeConfig::from_json(json)?.geometry()))
     }
 
-    /// Whether the video autoencoder has a decoder of its own.
+    /// Returns whether the video VAE contains a decoder.
     pub(crate) fn has_video_decoder(&self) -> Result<bool> {
         self.read(Component::Vae, |json| Ok(VideoVaeConfig::from_json(json)?.has_decoder()))
     }
 
-    /// The diffusion decoder's.
     pub(crate) fn diffusion_decoder(&self) -> Result<DiffusionDecoderConfig> {
         self.read(Component::DiffusionDecoder, DiffusionDecoderConfig::from_json)
     }
 
-    /// Choices that fix programs beside the model's own configurations.
+    /// Returns the settings that programs depend on in addition to the model's configurations.
     pub(super) fn choices(&self) -> impl Debug {
         (self.layers, self.vocoder_clamp, self.official, self.decoder, self.pipeline)
     }
 
-    /// Whether the video is decoded by diffusion; of a run that makes no frames, none is.
+    /// Returns whether the diffusion decoder decodes the video; false if the run generates no frames.
     ///
     /// # Errors
-    /// A decoder that is not there, with its file and key.
+    /// Returns an error with file and key if the model lacks the selected decoder.
     pub(crate) fn decodes_by_diffusion(&self) -> Result<bool> {
         if !self.pipeline.makes_frames() {
             return Ok(false);
@@ -289,27 +281,24 @@ impl ModelConfigs {
         };
         let (place, file) = (self.origin.config_place(part), if by_diffusion { "" } else { "conv-" });
         Err(PipelineError::Input(format!(
-            "{}: model.decoder is {word}, and there is no such decoder: give vae/ltx-2.5-video-vae-{file}bf16.safetensors as \
-             model.vae, or set model.decoder to {other}",
+            "{}: model.decoder is {word}, but the model has no such decoder; set model.vae to \
+             vae/ltx-2.5-video-vae-{file}bf16.safetensors, or model.decoder to {other}",
             place.display()
         )))
     }
 
-    /// The audio autoencoder's.
     pub(crate) fn audio_vae(&self) -> Result<audio_vae::AudioVaeConfig> {
         self.read(Component::AudioVae, audio_vae::AudioVaeConfig::from_json)
     }
 
-    /// Sizes that requests are checked against.
-    ///
-    /// # Errors
-    /// A missing or unusable component, by name.
+    /// Returns the sizes of the model that requests are checked against.
     pub(crate) fn sizes(&self) -> Result<ModelSizes> {
         let (vae, audio) = (self.video_vae()?, self.audio_vae()?);
         Ok(ModelSizes::new(self.transformer()?, &self.connectors()?, &vae, &audio))
     }
 
-    /// Prompts `[rows, tokens]` to `prompt_embeds`: projected, or the stack of hidden states.
+    /// Returns the program of the text encoder, which maps prompts `[rows, tokens]` to `prompt_embeds`: projected
+    /// embeddings if `projected` is set, otherwise the hidden states of all layers.
     pub fn text_encoder_program(&self, rows: usize, tokens: usize, projected: bool, b: &Build) -> Result<Network> {
         let encoder = self.text_encoder()?;
         let connectors = projected.then(|| self.connectors()).transpose()?;
@@ -319,7 +308,7 @@ impl ModelConfigs {
         Ok(encoder.program(connectors.as_ref(), rows, tokens, b)?)
     }
 
-    /// Prompt embeddings to the text contexts of both streams.
+    /// Returns the program of the connectors, which map prompt embeddings to the text contexts of both streams.
     pub(crate) fn connectors_program(
         &self,
         rows: usize,
@@ -330,53 +319,57 @@ impl ModelConfigs {
         Ok(connectors::program(&self.connectors()?, rows, tokens, input, b)?)
     }
 
-    /// Text contexts of `tokens` tokens to the seconds of each prompt's video.
+    /// Returns the program of the duration head, which maps text contexts of `tokens` tokens to the duration (seconds)
+    /// of each prompt's video.
     pub(crate) fn duration_head_program(&self, rows: usize, tokens: Av<usize>, b: &Build) -> Result<Network> {
         Ok(duration_head::program(&self.duration_head()?, rows, tokens, b)?)
     }
 
-    /// The duration head's.
     pub(crate) fn duration_head(&self) -> Result<DurationHeadConfig> {
         self.read(Component::DurationHead, DurationHeadConfig::from_json)
     }
 
-    /// The connectors' tables, by input name.
+    /// Returns the tables that are inputs of the connectors, by input name.
     pub(crate) fn connectors_inputs(&self, tokens: usize) -> Result<Vec<(String, Tensor)>> {
         Ok(connectors::host_inputs(&self.connectors()?, tokens))
     }
 
-    /// Latents `[b, c, f, h, w]` to frames, as `pixels` says.
+    /// Returns the program of the video decoder, which maps latents `[b, c, f, h, w]` to frames in the format `pixels`.
     pub(crate) fn video_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
         let c = self.read(Component::Vae, |json| VideoVaeConfig::from_json(json)?.decoder())?;
         let [n, _, f, h, w] = dims;
         Ok(video_vae::decoder_program(&c, [n, f, h, w], pixels, b)?)
     }
 
-    /// Latents `[b, c, f, h, w]` and noise to frames, as `pixels` says.
+    /// Returns the program of the diffusion decoder, which maps latents `[b, c, f, h, w]` and noise to frames in the
+    /// format `pixels`.
     pub(crate) fn diffusion_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
         let [n, _, f, h, w] = dims;
         Ok(diffusion_decoder::program(&self.diffusion_decoder()?, [n, f, h, w], pixels, b)?)
     }
 
-    /// Latents `[b, c, f, h, w]` to the features that the diffusion decoder's tiles are cut from.
+    /// Returns the program of the diffusion decoder's first part, which maps latents `[b, c, f, h, w]` to features. The
+    /// second part decodes the features tile by tile.
     pub(crate) fn diffusion_features_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
         Ok(diffusion_decoder::features_program(&self.diffusion_decoder()?, [n, f, h, w], b)?)
     }
 
-    /// A tile of such features, of latents of `[b, f, h, w]`, and noise to frames.
+    /// Returns the program of the diffusion decoder's second part, which maps a tile of the features, and noise, to
+    /// frames. `shape`: shape of the latents, `[b, f, h, w]`.
     pub(crate) fn diffusion_tile_program(&self, shape: [usize; 4], tile: &FeatureTile, b: &Build) -> Result<Network> {
         Ok(diffusion_decoder::tile_program(&self.diffusion_decoder()?, shape, tile, b)?)
     }
 
-    /// Tiles that the diffusion decoder decodes in.
+    /// Returns the tiles in which the diffusion decoder decodes a video.
     ///
     /// # Errors
-    /// A decoder of several steps, whose noise is the whole video's; too little overlap.
+    /// Returns an error if the decoder has several steps (their noise covers the complete video), or if the overlap of
+    /// the tiles is too small.
     pub(crate) fn diffusion_tiles(&self, tiling: &Tiling, grid: &FeatureGrid) -> Result<DiffusionTiles> {
         if !self.diffusion_decoder()?.is_one_step() {
             let place = self.origin.config_place(Component::DiffusionDecoder);
             return Err(PipelineError::Usage(format!(
-                "runtime.tiling: {}: a decoder of one step to clean pixels decodes in tiles; leave tiling out",
+                "runtime.tiling: {}: only one-step diffusion decoders can decode in tiles; remove runtime.tiling",
                 place.display()
             )));
         }
@@ -386,41 +379,45 @@ impl ModelConfigs {
         })
     }
 
-    /// Frames `[b, c, f, h, w]` to latents.
+    /// Returns the program of the video encoder, which maps frames `[b, c, f, h, w]` to latents.
     pub(crate) fn video_encoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
         let c = self.read(Component::Vae, |json| VideoVaeConfig::from_json(json)?.encoder())?;
         let [n, _, f, h, w] = dims;
         Ok(video_vae::encoder_program(&c, [n, f, h, w], b)?)
     }
 
-    /// A mel spectrogram `[b, channels, frames, bins]` to latents.
+    /// Returns the program of the audio encoder, which maps a mel spectrogram `[b, channels, frames, bins]` to latents.
     pub(crate) fn audio_encoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
         let [n, _, frames, bins] = dims;
         Ok(audio_vae::encoder_program(&self.audio_vae()?, [n, frames, bins], b)?)
     }
 
-    /// Latents `[b, c, l, m]` to a mel spectrogram.
+    /// Returns the program of the audio decoder, which maps latents `[b, c, l, m]` to a mel spectrogram.
     pub(crate) fn audio_decoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
         let [n, _, l, m] = dims;
         Ok(audio_vae::decoder_program(&self.audio_vae()?, [n, l, m], b)?)
     }
 
-    /// A mel spectrogram `[b, channels, frames, bins]` to samples, always in f32: bf16 is audible here.
+    /// Returns the program of the vocoder, which maps a mel spectrogram `[b, channels, frames, bins]` to audio samples.
+    /// The vocoder always computes in f32, because the rounding errors of bf16 are audible.
     pub fn vocoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
         Ok(vocoder::vocoder_program(&self.vocoder()?, dims, &b.with_dtype(DType::F32))?)
     }
 
-    /// Un-normalised latents `[b, c, f, h, w]` to latents of more rows and columns, or frames.
+    /// Returns the program of the latent upsampler, which maps un-normalised latents `[b, c, f, h, w]` to latents with
+    /// more rows and columns, or with more frames.
     pub(crate) fn upsampler_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
         Ok(upsampler::program(&self.upsampler()?, [n, f, h, w], b)?)
     }
 
-    /// Un-normalised latents `[b, c, f, h, w]` to latents of more frames.
+    /// Returns the program of the temporal upsampler, which maps un-normalised latents `[b, c, f, h, w]` to latents
+    /// with more frames.
     pub(crate) fn temporal_upsampler_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
         Ok(upsampler::program(&self.temporal_upsampler()?, [n, f, h, w], b)?)
     }
 
-    /// Channels of a part's latent statistics, which the host reads and no program declares; none where it has none.
+    /// Returns the length of a component's latent statistics, which the host reads and no program declares. `None`: the
+    /// component has no statistics.
     pub(crate) fn statistics_length(&self, part: Component) -> Result<Option<usize>> {
         Ok(match part {
             Component::Vae => Some(self.video_vae()?.latent_channels),
@@ -431,7 +428,7 @@ impl ModelConfigs {
     }
 }
 
-/// Whether prompts begin with BOS, by `text.bos` and `reference`.
+/// Returns whether prompts begin with BOS, as set by `text.bos` and `reference`.
 pub(crate) fn bos_rule(config: &Config) -> BosRule {
     match (config.text.bos, config.reference) {
         (Bos::Always, _) | (Bos::Auto, Reference::Official) => BosRule::Forced,
@@ -439,7 +436,7 @@ pub(crate) fn bos_rule(config: &Config) -> BosRule {
     }
 }
 
-/// The component that does an upsampling.
+/// Returns the component that performs this kind of upsampling.
 fn upsampler_of(upsampling: Upsampling) -> Component {
     match upsampling {
         Upsampling::TemporalX2 => Component::TemporalUpsampler,
@@ -453,7 +450,7 @@ mod tests {
     use crate::config::{CliOverrides, load};
 
     #[test]
-    fn bos_follows_the_reference_unless_always() {
+    fn bos_follows_reference_unless_set_to_always() {
         let rule = |set: &[&str]| {
             let set = set.iter().map(|pair| (*pair).to_string()).collect();
             bos_rule(&load(&CliOverrides { set, ..CliOverrides::default() }).expect("legal").config)

@@ -1,4 +1,4 @@
-//! Latents to frames and samples.
+//! Decodes latents to frames and audio samples.
 
 use std::thread::JoinHandle;
 
@@ -6,23 +6,24 @@ use ndarray::{Array3, Array4, Array5, ArrayD, Axis as Dim, Ix3, Ix5, Slice};
 
 use super::batch::{split, videos_at_once};
 use super::error::{PipelineError, Result};
+use super::frame_collector::{Decoded, Pieces};
 use super::phase::Phase;
-use super::pieces::{Decoded, Pieces};
 use super::run::Run;
 use super::tensors::fixed;
 use super::tiles;
-use crate::contained::panic_message;
+use crate::catch_panic::panic_message;
 use crate::failpoint;
 use crate::media::Frames;
 use crate::models::pixels::Pixels;
 use crate::request::{Assembly, Request, Shapes, Tiling};
 use crate::tensor::Tensor;
 
-/// The decoder's noise, drawn by a thread.
+/// Thread that draws the diffusion decoder's noise.
 pub(super) type DecoderNoise = JoinHandle<Result<ArrayD<f32>>>;
 
 impl Run<'_> {
-    /// Decodes latents: frames into `videos`, which has them even if the sound fails. Returns the sounds and their rate.
+    /// Decodes the latents of both streams. Stores the frames in `videos`, also if decoding the audio fails. Returns
+    /// the audio samples of each video and the sample rate (Hz).
     pub(super) fn decode_streams(
         &mut self,
         video: Array5<f32>,
@@ -58,7 +59,7 @@ impl Run<'_> {
         Ok((audios, sample_rate))
     }
 
-    /// Latents to the frames of each video asked for. Bytes leave the device, but where the values themselves are
+    /// Decodes latents to the frames of each requested video. The device returns bytes, or floats if the frames are
     /// dumped.
     fn decode_video(
         &mut self,
@@ -78,7 +79,7 @@ impl Run<'_> {
                 })?;
                 return whole(self.frames_of(tiles::joined(&pieces))?);
             }
-            // What is joined to other frames is encoded with them.
+            // Frames that are joined to other frames can only be encoded after they are joined.
             let encode = self.options.encode.as_ref().filter(|_| request.assembly == Assembly::None);
             let mut pieces = Pieces::new(request.output_rate(), encode);
             self.decode_tiles(latents, tiling, |piece| {
@@ -107,7 +108,7 @@ impl Run<'_> {
         whole(videos?)
     }
 
-    /// Latents to a video of -1..1 in pieces of frames, tile by tile.
+    /// Decodes latents tile by tile to frames in -1..1. Passes consecutive pieces of the video to `each`.
     fn decode_tiles(
         &mut self,
         latents: Array5<f32>,
@@ -120,8 +121,9 @@ impl Run<'_> {
         }
     }
 
-    /// Starts to draw the decoder's noise while the last pass runs. `None`: it is drawn after the pass, because the video is decoded
-    /// in tiles, rounds follow, or the pass' steps draw from the same generator.
+    /// Starts a thread that draws the diffusion decoder's noise while the last pass runs. `None`: there is no diffusion
+    /// decoder, or the noise must be drawn later, because the video is decoded in tiles, DFR rounds follow the pass, or
+    /// the steps of the pass draw from the same generator.
     pub(super) fn begin_decoder_noise(
         &mut self,
         shapes: &Shapes,
@@ -131,10 +133,10 @@ impl Run<'_> {
         let c = self.runner.model.configs.diffusion_decoder().ok()?;
         let is_whole = self.runner.model.diffusion.is_some() && request.tiling.is_none() && request.dfr.is_none();
         let is_next = is_whole && !last.sampler.continues_request();
-        is_next.then(|| self.noise.begin_decoder(&c, &shapes.video, self.runner.build.dtype)).flatten()
+        is_next.then(|| self.noise.draw_decoder_in_background(&c, &shapes.video, self.runner.build.dtype)).flatten()
     }
 
-    /// The noise that the videos are decoded from.
+    /// Returns the diffusion decoder's noise: the result of the thread `begun`, or newly drawn noise.
     fn decoder_noise(&mut self, shapes: &Shapes, begun: Option<DecoderNoise>) -> Result<Tensor> {
         let noise = match begun {
             Some(thread) => thread.join().unwrap_or_else(|panic| Err(PipelineError::Bug(panic_message(&*panic))))?,
@@ -147,14 +149,16 @@ impl Run<'_> {
         Ok(noise.into())
     }
 
-    /// Frames of a video `[b, 3, frames, height, width]` of -1..1, whose values are kept where they are dumped.
+    /// Converts a video `[b, 3, frames, height, width]` in -1..1 to frames, and dumps the float values if a dump is
+    /// requested.
     fn frames_of(&mut self, video: Array5<f32>) -> Result<Vec<Frames>> {
         let videos = shown(video, self.batch.asked())?;
         self.dump.keep_each("video", &videos);
         frames(&videos)
     }
 
-    /// The sound of each video, `[1, channels, samples]`, and its rate: the one that is given, or what latents decode to.
+    /// Returns the audio of each video, `[1, channels, samples]`, and the sample rate (Hz). The audio is the input
+    /// audio, if the request has any, or else decoded from the latents.
     fn sounds(&mut self, latents: Array4<f32>, request: &Request) -> Result<(Vec<Array3<f32>>, usize)> {
         let asked = self.batch.asked();
         Ok(match &self.sound {
@@ -163,8 +167,8 @@ impl Run<'_> {
         })
     }
 
-    /// Latents to samples `[b, channels, samples]`. No more videos at once than the layout makes: with others beside it, a sound has
-    /// other bits on CPU.
+    /// Decodes audio latents to samples `[b, channels, samples]`, in batches of at most as many videos as the layout
+    /// generates at a time: on a CPU, the results depend on the batch size.
     fn decode_audio(&mut self, latents: Array4<f32>, request: &Request) -> Result<Array3<f32>> {
         let at_once = videos_at_once(&self.runner.build.layout);
         if latents.dim().0 <= at_once {
@@ -177,7 +181,8 @@ impl Run<'_> {
         ndarray::concatenate(Dim(0), &views).map_err(|e| PipelineError::Bug(e.to_string()))
     }
 
-    /// The same of one program's videos; sounds of a canvas are cut to the video's length.
+    /// Decodes one batch of audio latents. With DFR, the audio is trimmed to the length of the video, because latents
+    /// are generated for a longer canvas.
     fn decode_audio_at_once(&mut self, latents: Array4<f32>, request: &Request) -> Result<Array3<f32>> {
         let decoded = self.runner.audio_decoder(latents)?.run(&self.runner.executor)?;
         let sounds = self.runner.vocoder(&decoded)?.run(&self.runner.executor)?;
@@ -194,7 +199,8 @@ impl Run<'_> {
     }
 }
 
-/// Each of the first `asked` videos of `[b, 3, frames, height, width]`, -1..1, as `[1, frames, 3, height, width]`, 0..1.
+/// Splits the first `asked` videos of `[b, 3, frames, height, width]`, in -1..1, into one array `[1, frames, 3, height,
+/// width]`, in 0..1, per video.
 fn shown(video: Array5<f32>, asked: usize) -> Result<Vec<Array5<f32>>> {
     finite(video.iter().all(|v| v.is_finite()), "frames")?;
     let shown = video.permuted_axes([0, 2, 1, 3, 4]).mapv(|v| (v * 0.5 + 0.5).clamp(0.0, 1.0));

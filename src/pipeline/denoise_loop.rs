@@ -1,4 +1,4 @@
-//! The denoising loop as the host runs it: a range of evaluations at a time.
+//! Host side of the denoising loop: each call of the loop program runs a range of transformer evaluations.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -18,25 +18,30 @@ use crate::sampling::noise::step_noise;
 use crate::sampling::{Sampler, Schedule, TorchRng};
 use crate::tensor::Tensor;
 
-/// The sampler's tables in the size that the programs read.
+/// Returns the tables of the request's sampler, padded to [`MAX_STEPS`] + 1 rows.
 ///
 /// # Errors
-/// More evaluations than the programs' tables hold; tables of another size than the sampler says.
+/// Returns an error if the sampler needs more than [`MAX_STEPS`] evaluations, or if its tables do not have the sizes
+/// that it declares.
 pub(super) fn evaluations(request: &Request) -> Result<Vec<(String, Tensor)>> {
     let sampler = &request.sampler;
     let Schedule { mut levels, coefficients } = sampler.schedule(&request.sigmas);
     let (steps, columns) = (request.sigmas.len() - 1, sampler.coefficients());
     let count = sampler.evaluations(steps);
-    let fail = |why: String| Err(PipelineError::Usage(format!("{steps} steps are {count} evaluations, {why}")));
+    let fail = |why: String| Err(PipelineError::Usage(format!("{steps} steps take {count} evaluations, {why}")));
     if count > MAX_STEPS {
-        return fail(format!("there may be at most {MAX_STEPS}"));
+        return fail(format!("but at most {MAX_STEPS} are supported"));
     }
     let rows = if columns == 0 { 0 } else { count };
-    // A closing level of 0 may be left out.
+    // The sampler may omit the final noise level, which is 0.
     let right = (count..=count + 1).contains(&levels.len()) && coefficients.len() == rows;
     if !right || coefficients.iter().any(|row| row.len() != columns) {
-        let found = format!("its schedule has {} levels and {} rows", levels.len(), coefficients.len());
-        return fail(format!("{found}, not {} and {rows} of {columns}", count + 1));
+        let found = format!(
+            "but the sampler returned {} noise levels and {} rows of coefficients",
+            levels.len(),
+            coefficients.len()
+        );
+        return fail(format!("{found} instead of {} levels and {rows} rows of {columns} coefficients", count + 1));
     }
     levels.resize(MAX_STEPS + 1, 0.0);
     let at = |(i, k): (usize, usize)| coefficients.get(i).map_or(0.0, |row| row[k]);
@@ -44,23 +49,25 @@ pub(super) fn evaluations(request: &Request) -> Result<Vec<(String, Tensor)>> {
     Ok(vec![("sigmas".into(), Array1::from(levels).into()), ("coefficients".into(), coefficients.into())])
 }
 
-/// A [`StepNoise`](crate::sampling::StepNoise) that may borrow its generator.
+/// A [`StepNoise`](crate::sampling::StepNoise) that can borrow its generator.
 type Draw<'a> = Box<dyn FnMut(Av<[usize; 2]>) -> Av<Array3<f32>> + 'a>;
 
-/// Noise of the calls of a pass, from a generator for each video; nothing where the sampler takes none.
+/// Generators of the noise that a sampler adds in each step of a pass, one per video; none if the sampler adds no
+/// noise.
 pub(crate) struct CallNoise<'a> {
     generators: Vec<Draw<'a>>,
     tokens: Av<[usize; 2]>,
 }
 
 impl<'a> CallNoise<'a> {
-    /// The noise of videos of these seeds, for tokens `[n, c]`.
+    /// Creates one generator per seed. `tokens`: token count and channels `[n, c]` of each stream.
     pub(crate) fn new(sampler: &dyn Sampler, seeds: impl Iterator<Item = u64>, tokens: Av<[usize; 2]>) -> Self {
         let seeds = seeds.filter(|_| sampler.noises() > 0);
         CallNoise { generators: seeds.map(|seed| sampler.generator(seed) as Draw).collect(), tokens }
     }
 
-    /// The noise of a pass of the request, from the videos' own generators if the sampler continues these.
+    /// Creates the generators of a pass: seeded with `seeds`, or, if the sampler takes its noise from the request's
+    /// generators, those in `generators`.
     pub(crate) fn of_pass(
         request: &Request,
         seeds: impl Iterator<Item = u64>,
@@ -78,7 +85,7 @@ impl<'a> CallNoise<'a> {
                 next += noises;
                 match levels.get(next) {
                     Some(level) if *level > 0.0 => step_noise(rng, noises, tokens),
-                    // A step to clean latents takes no noise.
+                    // A step that ends at noise level 0 draws no noise.
                     _ => tokens.map(|[n, c]| Array3::zeros((noises, n, c))),
                 }
             })
@@ -86,7 +93,7 @@ impl<'a> CallNoise<'a> {
         CallNoise { generators: generators.iter_mut().map(of_video).collect(), tokens }
     }
 
-    /// The next call's, by input name: `[noises, b, n, c]`.
+    /// Draws the noise for the next call of the loop, `[noises, b, n, c]` for each stream, by input name.
     pub(crate) fn draw(&mut self) -> Vec<(String, Tensor)> {
         let drawn: Vec<Array3<f32>> = self.generators.iter_mut().flat_map(|next| next(self.tokens)).collect();
         if drawn.is_empty() {
@@ -101,7 +108,7 @@ impl<'a> CallNoise<'a> {
     }
 }
 
-/// The denoising loop with its tables and scales: what follows from the request's sizes alone.
+/// Compiled denoising loop, with its tables and guidance scales on the devices. Depends on neither prompts nor seeds.
 pub(crate) struct DenoiseLoop {
     pub(super) network: Rc<Network>,
     pub(super) call: Call<'static>,
@@ -109,37 +116,40 @@ pub(crate) struct DenoiseLoop {
 }
 
 impl DenoiseLoop {
-    /// Loads what has left the devices of its parameters since it was made.
+    /// Reloads the loop's parameters that have been evicted from the devices.
     pub(crate) fn load(&self, executor: &mut Executor, name: &str) -> Result<()> {
         executor.prepare(name, &self.network).map(drop)
     }
 
-    /// The compiled program.
     pub(crate) fn program(&self) -> &Executable {
         self.call.program()
     }
 
-    /// Copies starting latents, video's and audio's tokens, to the devices, with zeros for what the sampler carries beside
-    /// them: what the loop carries, in its order.
+    /// Uploads the starting video and audio tokens, and zeros for the sampler's state. Returns the tensors that the
+    /// loop carries from step to step, in the order of the loop.
     pub(crate) fn start(&self, executor: &Executor, latents: &Av<Tensor>) -> Result<Vec<ShardedTensor>> {
         let zero = latents.as_ref().map(|t| Tensor::F32(ndarray::ArrayD::zeros(t.shape())));
         let all = latents.as_ref().into_iter().chain(zero.as_ref().into_iter().cycle());
         self.go_on(executor, &all.take(self.carried.len()).cloned().collect::<Vec<_>>())
     }
 
-    /// Copies what the loop carried before to the devices, in its order.
+    /// Uploads the carried tensors of a checkpoint, which are in the order of the loop.
     ///
     /// # Errors
-    /// Tensors that are not what this loop carries; the plugin's message.
+    /// Returns an error if the number of tensors or the shape of one does not match this loop, or if the upload fails.
     pub(crate) fn go_on(&self, executor: &Executor, carried: &[Tensor]) -> Result<Vec<ShardedTensor>> {
         let names = &self.carried;
         if names.len() != carried.len() {
-            return Err(PipelineError::Input(format!("{} tensors, the loop carries {}", carried.len(), names.len())));
+            return Err(PipelineError::Input(format!(
+                "the saved state has {} tensors, but the loop needs {}",
+                carried.len(),
+                names.len()
+            )));
         }
         names.iter().zip(carried).map(|(name, tensor)| executor.upload(self.program(), name, tensor)).collect()
     }
 
-    /// Copies a range of evaluations to the devices, with the noise of their call.
+    /// Uploads the inputs of one call: the first and the last evaluation, and the noise.
     pub(crate) fn steps(
         &self,
         executor: &Executor,
@@ -152,7 +162,8 @@ impl DenoiseLoop {
         executor.give_all(self.program(), inputs, range.into_iter().chain(noise.draw()))
     }
 
-    /// Runs the evaluations of a range on what `prepare` gave. The program takes over the memory of what is carried.
+    /// Runs the evaluations of one call (`steps`). `prepared`: outputs of the program that computes the step-invariant
+    /// inputs. The `carried` buffers are donated.
     pub(crate) fn run(
         &self,
         executor: &Executor,

@@ -1,4 +1,5 @@
-//! One pass of denoising: noise, or noised latents of the pass before, to the clean latents of its size.
+//! One denoising pass: computes clean latents from noise, or from the latents of the previous pass, to which noise is
+//! added.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,6 +13,7 @@ use super::calls::PassSpec;
 use super::clip_ends::ClipEnds;
 use super::condition_encoder::PassTokens;
 use super::conditions::ConditionTokens;
+use super::denoise_checkpoint::{Saved, Saving};
 use super::denoise_loop::{CallNoise, DenoiseLoop};
 use super::error::{PipelineError, Result};
 use super::executor::Executor;
@@ -22,7 +24,6 @@ use super::phase::Phase;
 use super::programs::ProgramKind;
 use super::prompts::branch_text;
 use super::run::Run;
-use super::saved::{Saved, Saving};
 use super::tensors::fixed;
 use crate::av::Av;
 use crate::request::{Noising, Request, Shapes};
@@ -32,17 +33,17 @@ use crate::sampling::denoise::DenoiseShape;
 use crate::tensor::Tensor;
 use crate::{failpoint, interrupts};
 
-/// Names of a pass' programs and dumped tensors.
+/// Programs of a pass, the prefix of its dumped tensors, and its position in the progress of its phase.
 pub(crate) struct Names {
     prepare: ProgramKind,
     denoise: ProgramKind,
     dump: Cow<'static, str>,
     phase: Phase,
-    /// Steps of its phase before it, and behind it.
+    /// Number of steps of the same phase before this pass, and after it.
     around: [usize; 2],
 }
 
-/// The only pass, or the first of two.
+/// The only pass of a request, or the first of two.
 pub(crate) const FIRST: Names = Names {
     prepare: ProgramKind::Prepare,
     denoise: ProgramKind::Denoise,
@@ -50,7 +51,7 @@ pub(crate) const FIRST: Names = Names {
     phase: Phase::Denoise,
     around: [0; 2],
 };
-/// The second pass.
+/// The second pass of a request.
 pub(crate) const SECOND: Names = Names {
     prepare: ProgramKind::RefinePrepare,
     denoise: ProgramKind::Refine,
@@ -60,7 +61,8 @@ pub(crate) const SECOND: Names = Names {
 };
 
 impl Names {
-    /// A tile of a round, with the steps of all rounds before and behind it.
+    /// Returns the names for a tile of a DFR round. `around`: number of steps before and after this tile, over all
+    /// rounds.
     pub(crate) fn of_tile(round: usize, tile: usize, around: [usize; 2]) -> Self {
         Names {
             prepare: ProgramKind::RoundPrepare,
@@ -72,25 +74,26 @@ impl Names {
     }
 }
 
-/// Normalised tokens that a pass starts from.
+/// Normalised tokens of the previous pass, from which a pass starts.
 pub(crate) struct Before {
-    /// The streams' own, `[b, n, c]` and `[b, m, c]`; of a stream that is not denoised, those it has.
+    /// Tokens of the video and the audio stream, `[b, n, c]` and `[b, m, c]`. A stream that is not denoised keeps its
+    /// tokens.
     pub(crate) tokens: Av<Array3<f32>>,
-    /// Of the frames that it generates, `[b, k·n, c]`, none where they start from noise alone.
+    /// Tokens from which the generated keyframes start, `[b, k·n, c]`. `None`: the keyframes start from noise.
     pub(crate) generated: Option<Array3<f32>>,
-    /// Of the keyframes that it is given, `[b, k·n, c]`.
+    /// Tokens of the keyframes that are conditions of the pass, `[b, k·n, c]`.
     pub(crate) carried: Option<Array3<f32>>,
 }
 
-/// Normalised tokens that a pass ends with.
+/// Normalised tokens that a pass returns.
 pub(crate) struct Denoised {
-    /// The streams' own, `[b, n, c]` and `[b, m, c]`.
+    /// Tokens of the video and the audio stream, `[b, n, c]` and `[b, m, c]`.
     pub(crate) tokens: Av<Array3<f32>>,
-    /// Of the frames that it generated, `[b, k·n, c]`.
+    /// Tokens of the generated keyframes, `[b, k·n, c]`.
     pub(crate) generated: Array3<f32>,
 }
 
-/// A pass with everything on the devices but the text.
+/// A pass whose inputs, except for the text contexts, are on the devices.
 pub(crate) struct Pass<'a> {
     request: &'a Request,
     shape: DenoiseShape,
@@ -102,11 +105,8 @@ pub(crate) struct Pass<'a> {
 }
 
 impl Run<'_> {
-    /// A pass from noise, or from the tokens of the pass before with as much noise as its first level has.
-    /// Noise goes on where the pass before left it.
-    ///
-    /// # Errors
-    /// An image that cannot be used; what is wrong with program, parameters or device.
+    /// Prepares a pass. It starts from noise, or from the tokens `before` of the previous pass, noised to the first
+    /// noise level of this pass. The noise continues the random sequence of the previous pass.
     pub(crate) fn begin<'r>(&mut self, request: &'r Request, before: Option<Before>, names: Names) -> Result<Pass<'r>> {
         let shapes = Shapes::of(&self.runner.model.sizes, request)?;
         let given = PassTokens {
@@ -150,7 +150,7 @@ impl Run<'_> {
                 conditions.place(old.as_mut());
             }
             let part = *request.sigmas.first().expect("a schedule has a level");
-            // A stream that is not denoised is what it was.
+            // A stream that is not denoised keeps its tokens.
             let starting = start.as_mut().zip(old).zip(shapes.denoised());
             for ((noise, old), _) in starting.into_iter().filter(|(_, denoised)| *denoised) {
                 noise.zip_mut_with(&old, |x, old| *x = *x * part + old * (1.0 - part));
@@ -164,11 +164,12 @@ impl Run<'_> {
         Ok(Pass { request, shape, shapes, steps_loop, conditions, start: start.map(Tensor::from), names })
     }
 
-    /// Runs all steps on the connectors' text. `sound` is kept with the steps, where such are.
+    /// Runs all steps of a pass. `text`: outputs of the connectors. `sound`: audio tokens of the first pass, to save in
+    /// checkpoints.
     ///
     /// # Errors
-    /// The plugin's message; [`PipelineError::Interrupted`] when the watch says so; the stream whose latents are not
-    /// finite, and the step after which.
+    /// Returns [`PipelineError::Interrupted`] if the progress callback stops the run, [`PipelineError::NotFinite`] with
+    /// stream and step if latents are not finite, or an error of the plugin.
     pub(crate) fn denoise(&mut self, pass: Pass, text: &Outputs, sound: Option<&Array3<f32>>) -> Result<Denoised> {
         let text_contexts = Av::NAMES.zip(pass.request.given());
         let text_contexts = text_contexts.try_map(|(stream, given)| branch_text(text, stream, &pass.shape, given))?;
@@ -176,7 +177,8 @@ impl Run<'_> {
         let spec = PassSpec { request: pass.request, shape: &pass.shape, shapes: &pass.shapes, conditions };
         let prepare = self.runner.prepare(pass.names.prepare, spec, text_contexts)?;
         let prepared = prepare.run(&self.runner.executor)?;
-        // A loop ends by what it computes on CUDA: starting a program is waiting for it.
+        // On CUDA, the call that starts the loop blocks until the loop ends, because its trip count is computed on the
+        // device. Count this time as waiting for the device.
         let started = Instant::now();
         let latents = self.steps(&pass, &prepared, sound);
         self.clock.waited_since(started);
@@ -196,20 +198,20 @@ impl Run<'_> {
         Ok(Denoised { tokens, generated })
     }
 
-    /// All evaluations, `options.chunk` steps at a time.
+    /// Runs all transformer evaluations, `options.chunk` steps per call.
     fn steps(&mut self, pass: &Pass, prepared: &Outputs, sound: Option<&Array3<f32>>) -> Result<Av<ArrayD<f32>>> {
         let executor = &self.runner.executor;
         let steps = pass.request.sigmas.len() - 1;
         let sampler = &*pass.shape.sampler;
         let total = sampler.evaluations(steps);
-        // A run that ends in a round begins its rounds again.
+        // A run that is interrupted in a DFR round resumes before the first round.
         let saving = self.options.saving.as_ref().filter(|_| pass.names.phase != Phase::Round);
         let size = at_once(pass, steps, self.options, saving);
         let seeds = self.batch.rows().map(|request| request.seed);
         let tokens = pass.shapes.step_tokens(&self.runner.model.sizes);
         let mut noise = CallNoise::of_pass(pass.request, seeds, self.noise.of_steps(), tokens);
         let (mut done, mut carried, mut latents) = begin(pass, executor, saving)?;
-        // Noise goes on where the steps before left it.
+        // Discard the noise of the steps that the interrupted run has finished.
         (0..done).step_by(size).for_each(|_| drop(noise.draw()));
         let (mut kept, mut kept_at) = (done, Instant::now());
         let mut hold = None;
@@ -223,20 +225,20 @@ impl Run<'_> {
             let of_steps = done * steps / total;
             let [behind, ahead] = pass.names.around;
             let stop = (self.watch)(pass.names.phase, behind + of_steps, behind + steps + ahead).is_break();
-            // What a second pass starts from is worth keeping, too.
+            // Also save the start of a second pass, so that the first pass need not be repeated.
             let begins = done == 0 && pass.names.phase == Phase::Refine;
             if let Some(saving) = saving.filter(|_| done > kept || begins)
                 && saving.is_due(of_steps - kept * steps / total, kept_at.elapsed(), stop)
             {
                 let ends = self.clip_ends.as_deref();
-                // A disk that is full is no reason to lose what runs well.
+                // A run that otherwise succeeds must not fail because the disk is full.
                 match saving.write(&saved(pass.names.phase, done, &carried, sound, ends)?) {
                     Ok(()) => {
                         (kept, kept_at) = (done, Instant::now());
-                        // Its state is earlier.
+                        // The guard would overwrite the checkpoint with an earlier state.
                         self.guard = None;
                     }
-                    Err(error) => tracing::warn!("the steps are not kept: {error}"),
+                    Err(error) => tracing::warn!("cannot save the steps: {error}"),
                 }
             }
             if done == kept {
@@ -266,7 +268,7 @@ impl Run<'_> {
             }
             done = end;
             if saving.is_some_and(Saving::keeps_steps) {
-                hold.get_or_insert_with(|| interrupts::hold("the steps under way"));
+                hold.get_or_insert_with(|| interrupts::hold("the current steps"));
             }
             if self.options.warms {
                 break;
@@ -287,7 +289,7 @@ impl Run<'_> {
 }
 
 impl Pass<'_> {
-    /// Keeps the latents after a call of the loop; those before the first are number 0.
+    /// Dumps the latents after call `step` of the loop. Number 0 is the state before the first call.
     fn keep_step(&self, step: usize, latents: &Av<Tensor>, model: &Model, batch: usize, dump: &mut Dump) -> Result<()> {
         let mut tokens = latents.as_ref().try_map(|t| fixed::<_, Ix3>(t.to_f32()))?;
         tokens.video = tokens.video.slice(s![.., ..self.shapes.own_tokens(), ..]).to_owned();
@@ -298,7 +300,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// The first of these steps by Euler after which a stream's latents are not finite: one at a time, again.
+    /// Repeats the Euler steps of a call one at a time. Returns the first stream and step for which the latents are not
+    /// finite.
     fn first_not_finite(
         &self,
         executor: &super::executor::Executor,
@@ -319,8 +322,8 @@ impl Pass<'_> {
     }
 }
 
-/// Latents of both streams, from the values that the loop carries.
-/// Evaluations that are done, what is carried between them, and latents: those of an earlier run, or the start's.
+/// Returns the number of finished evaluations, the carried tensors, and the latents of both streams. They come from a
+/// checkpoint, if there is one for this pass, or else are the start of the pass.
 fn begin(pass: &Pass, executor: &Executor, saving: Option<&Saving>) -> Result<(usize, Vec<ShardedTensor>, Av<Tensor>)> {
     let Some(saved) = saving.and_then(|s| s.found(pass.names.phase)) else {
         return Ok((0, pass.steps_loop.start(executor, &pass.start)?, pass.start.clone()));
@@ -329,7 +332,7 @@ fn begin(pass: &Pass, executor: &Executor, saving: Option<&Saving>) -> Result<(u
     Ok((saved.done, carried, Av::in_turn(&saved.carried).map(|own| own[0].clone())))
 }
 
-/// Evaluations of a call.
+/// Returns the number of transformer evaluations per call of the loop.
 fn at_once(pass: &Pass, steps: usize, options: &RunOptions, saving: Option<&Saving>) -> usize {
     match pass.shape.sampler.noises() {
         0 if options.dump_steps => 1,
@@ -341,7 +344,7 @@ fn at_once(pass: &Pass, steps: usize, options: &RunOptions, saving: Option<&Savi
     }
 }
 
-/// What is carried between steps, as it is kept.
+/// Downloads the state of the loop for a checkpoint.
 fn saved(
     phase: Phase,
     done: usize,
@@ -354,11 +357,11 @@ fn saved(
 }
 
 fn latents_of(carried: &[ShardedTensor]) -> Result<Av<Tensor>> {
-    let missing = || PipelineError::Input("the loop carries no latents".into());
+    let missing = || PipelineError::Input("the denoising loop returned no latents".into());
     Av::in_turn(carried).try_map(|own| Ok(own.first().ok_or_else(missing)?.download()?))
 }
 
-/// The stream that holds a value that is not finite.
+/// Returns the name of the first stream that contains NaN or infinite values.
 fn not_finite(latents: &Av<Tensor>) -> Option<&'static str> {
     let broken = |t: &Tensor| match t {
         Tensor::F32(values) => values.iter().any(|v| !v.is_finite()),

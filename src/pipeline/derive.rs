@@ -1,4 +1,4 @@
-//! What a run derives from a component's configuration before it compiles anything.
+//! Derives everything that a run computes from a component's configuration before it compiles a program.
 
 use super::configs::ModelConfigs;
 use super::error::Result;
@@ -11,16 +11,16 @@ use crate::request::coordinate_grids;
 use crate::sampling::latents::VideoShape;
 use crate::weights::Component;
 
-/// Derives a component's parameters from its configuration, and the sizes and host tables of a small request. `fuzz/` runs it
-/// on damaged configurations.
+/// Derives the parameters of a component from its configuration, and the sizes and host tables of a small request.
+/// `fuzz/` calls this with damaged configurations.
 ///
 /// # Errors
-/// Errors of the configuration.
+/// Returns an error if the configuration is invalid.
 pub fn derive(configs: &ModelConfigs, part: Component) -> Result<()> {
     match part {
         Component::Tokenizer => Ok(()),
         Component::Scheduler => {
-            // Sigmas that are not finite are an error of the request.
+            // Ignore the result: sigmas that are not finite are an error of the request, not of the model.
             drop(schedule(configs)?.sigmas(8, 4096));
             Ok(())
         }
@@ -36,7 +36,8 @@ fn sizes(configs: &ModelConfigs) -> Result<()> {
     let sizes = configs.sizes()?;
     let side = 2 * sizes.video_grid.spatial_compression;
     let frames = sizes.video_grid.temporal_compression + 1;
-    // A size or a length that the model cannot have is an error of the request.
+    // Ignore the result: a size or duration that the model does not support is an error of the request, not of the
+    // model.
     drop(sizes.video_grid.latents(1, sizes.video_channels, side, side, frames));
     drop(sizes.audio_grid.latents(1, sizes.audio_channels, frames, 24.0));
     let c = &sizes.transformer;
@@ -61,10 +62,10 @@ mod tests {
     use crate::models::presets::Preset;
     use crate::models::ranges::largest;
 
-    /// Each number as zero, as its largest, and as more than any memory holds. A smallest program of the largest sizes is no
-    /// longer than one of usual sizes.
+    /// Sets each number of each configuration to zero, to its largest valid value, and to `u64::MAX`. No value may
+    /// cause a panic or take more than five seconds.
     #[test]
-    fn no_number_panics_or_takes_seconds() {
+    fn no_config_number_causes_panic_or_slow_program() {
         let (mut tried, mut refused) = (0, 0);
         for name in ["nano", "nano_2_5"] {
             let preset = Preset::named(name).unwrap();
@@ -93,7 +94,7 @@ mod tests {
         assert!(tried > 500 && refused > tried / 2, "{refused} of {tried} are refused");
     }
 
-    /// JSON pointers to all numbers.
+    /// Collects the JSON pointers of all numbers in a tree.
     fn numbers(value: &Value, place: String, all: &mut Vec<String>) {
         match value {
             Value::Number(_) => all.push(place),

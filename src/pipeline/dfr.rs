@@ -1,5 +1,6 @@
-//! Rounds behind the passes of DFR: the temporal upsampler doubles the frames, then each tile of the canvas is denoised between the
-//! keyframes of the round before.
+//! Temporal rounds of DFR, which follow its two passes. In each round, the temporal upsampler doubles the number of
+//! frames of the canvas (the video, padded so that its last frame is a keyframe), and each tile is denoised between the
+//! keyframes of the previous round.
 
 use std::ops::Range;
 
@@ -18,12 +19,9 @@ use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::VideoShape;
 
 impl Run<'_> {
-    /// Rounds behind a request's second pass, of latents of `shapes`; then the canvas is cut to the video's frames, which `shapes`
-    /// has from here on.
-    ///
-    /// # Errors
-    /// Those of [`Run::rounds`].
-    pub(crate) fn behind_passes(
+    /// Runs the temporal rounds of a request. `made`: tokens of the second pass, whose latents have the shapes
+    /// `shapes`. Trims the canvas to the frames of the requested video, and updates `shapes` accordingly.
+    pub(crate) fn run_temporal_rounds(
         &mut self,
         dfr: &Dfr,
         request: &Request,
@@ -54,11 +52,8 @@ impl Run<'_> {
         Ok(Av { video: video.slice(s![.., ..shapes.video.frames * frame, ..]).to_owned(), audio })
     }
 
-    /// All rounds behind a request's second pass, of latents of `shape`: normalised video tokens of the last canvas. Sound stays
-    /// what it was.
-    ///
-    /// # Errors
-    /// What is wrong with program, parameters or device; an interrupt.
+    /// Runs all rounds. `before`: tokens of the second pass, whose latents have the shape `shape`. Returns the
+    /// normalised video tokens of the last round's canvas; the audio does not change.
     fn rounds(
         &mut self,
         dfr: &Dfr,
@@ -106,7 +101,7 @@ impl Run<'_> {
         self.packed(video.view())
     }
 
-    /// Normalised latents of twice the frames but one.
+    /// Doubles the frame rate of normalised latents: `f` frames become `2·f - 1`.
     fn doubled(&mut self, mut video: Array5<f32>, round: &Round) -> Result<Array5<f32>> {
         self.runner.model.statistics.video.denormalize(&mut video, 1)?;
         let upsampled = self.runner.temporal_upsampler(video)?.run(&self.runner.executor)?;
@@ -114,14 +109,15 @@ impl Run<'_> {
         let mut video: Array5<f32> = fixed(upsampled.tensor("latents")?.into_f32())?;
         let (made, want) = (video.dim().2, round.canvas.latents());
         if made != want {
-            let why = format!("the temporal upsampler makes {made} latent frames, the round has {want}");
+            let why = format!("the temporal upsampler returned {made} latent frames, but the round needs {want}");
             return Err(PipelineError::Input(why));
         }
         self.runner.model.statistics.video.normalize(&mut video, 1)?;
         Ok(video)
     }
 
-    /// The sound beside a tile, as normalised tokens: the part of the whole that lasts as long, or none.
+    /// Returns the normalised audio tokens for the time span of a tile, resampled to the number of tokens that the tile
+    /// needs; zeros if the request has no audio.
     fn tile_sound(
         &self,
         dfr: &Dfr,
@@ -144,7 +140,8 @@ impl Run<'_> {
         Ok(resampled(sound, part(*tile.frames.start()), part(tile.num_frames()), count))
     }
 
-    /// Tokens to normalised latents of as many frames as they are.
+    /// Unpacks tokens to normalised latents. The number of frames is derived from the number of tokens; the other sizes
+    /// are those of `shape`.
     pub(crate) fn unpacked(&self, tokens: &Array3<f32>, shape: VideoShape) -> Result<Array5<f32>> {
         let grid = &self.runner.model.sizes.video_grid;
         let frame = grid.tokens(&VideoShape { frames: 1, ..shape });
@@ -152,12 +149,11 @@ impl Run<'_> {
         Ok(grid.unpack(tokens.view(), &VideoShape { batch, frames: tokens_in_all / frame, ..shape })?)
     }
 
-    /// Latents to tokens.
     fn packed(&self, latents: ArrayView5<f32>) -> Result<Array3<f32>> {
         Ok(self.runner.model.sizes.video_grid.pack(latents)?)
     }
 
-    /// Dumps normalised latents, un-normalised.
+    /// Dumps normalised latents after denormalising them, if a dump is requested.
     pub(crate) fn keep_latents(&mut self, name: &str, latents: &Array5<f32>) -> Result<()> {
         if self.dump.is_wanted() {
             let mut latents = latents.clone();
@@ -168,7 +164,6 @@ impl Run<'_> {
     }
 }
 
-/// Latent frames of `[b, c, f, h, w]`.
 fn frames(latents: &Array5<f32>, range: Range<usize>) -> ArrayView5<'_, f32> {
     latents.slice(s![.., .., range, .., ..])
 }
@@ -178,7 +173,7 @@ fn concatenated(parts: &[Array5<f32>]) -> Result<Array5<f32>> {
     ndarray::concatenate(Dim(2), &views).map_err(|e| PipelineError::Bug(e.to_string()))
 }
 
-/// Keyframes that the next round has.
+/// Returns the keyframes that the next round uses, each of which comes from `before` or from `slots`.
 fn carried(before: &Array5<f32>, slots: &Array5<f32>, sources: &[KeyframeSource]) -> Result<Array5<f32>> {
     let one = |source: &KeyframeSource| match source {
         KeyframeSource::Before(at) => frames(before, *at..at + 1),
@@ -188,8 +183,8 @@ fn carried(before: &Array5<f32>, slots: &Array5<f32>, sources: &[KeyframeSource]
     ndarray::concatenate(Dim(2), &all).map_err(|e| PipelineError::Bug(e.to_string()))
 }
 
-/// `count` tokens at equal distances over `span` tokens `[b, n, c]` from `start` on, each between its two neighbours; the
-/// last one stays at the end.
+/// Resamples the tokens `[b, n, c]` between the (fractional) indices `start` and `start + span` to `count` equally
+/// spaced tokens, by linear interpolation. Indices after the last token return the last token.
 fn resampled(tokens: &Array3<f32>, start: f64, span: f64, count: usize) -> Array3<f32> {
     let (b, n, c) = tokens.dim();
     let last = n - 1;
@@ -209,9 +204,8 @@ fn resampled(tokens: &Array3<f32>, start: f64, span: f64, count: usize) -> Array
 mod tests {
     use super::*;
 
-    /// Between two tokens, and at the end of the sound.
     #[test]
-    fn sound_of_a_tile_lies_between_tokens() {
+    fn resampled_tile_sound_interpolates_tokens() {
         let tokens = Array3::from_shape_fn((1, 4, 2), |(_, n, c)| (10 * n + c) as f32);
         let got = resampled(&tokens, 1.0, 3.0, 6);
         assert_eq!(got.slice(s![0, .., 0]).to_vec(), [10.0, 15.0, 20.0, 25.0, 30.0, 30.0]);

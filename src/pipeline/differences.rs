@@ -1,8 +1,9 @@
-//! Differences of two JSON trees, for messages.
+//! Finds differences between JSON trees, for messages.
 
 use serde_json::{Map, Value};
 
-/// The first key in which two trees differ, with both values. Lists of one length are compared item by item.
+/// Returns the first key in which two trees differ, and the values of both trees. Arrays of equal length are compared
+/// item by item.
 pub(super) fn difference(a: &Value, b: &Value, path: &str) -> Option<(String, String, String)> {
     let below = |key: &str| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
     match (a, b) {
@@ -22,7 +23,7 @@ pub(super) fn difference(a: &Value, b: &Value, path: &str) -> Option<(String, St
     }
 }
 
-/// A value of a message, cut where it is long.
+/// Truncates a value to the length that fits in a message.
 pub(super) fn short(value: &str) -> String {
     const MOST: usize = 100;
     match value.char_indices().nth(MOST) {
@@ -37,7 +38,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn items_of_lists_are_named_by_their_index() {
+    fn differing_list_item_is_reported_by_index() {
         let tree = |strength: f64| json!({"images": [{"path": "a"}, {"path": "b", "strength": strength}]});
         let found = difference(&tree(1.0), &tree(0.5), "").expect("a difference");
         assert_eq!(found, ("images[1].strength".into(), "1.0".into(), "0.5".into()));

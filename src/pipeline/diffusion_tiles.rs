@@ -1,4 +1,5 @@
-//! Latents decoded by diffusion tile by tile: their features whole, what costs most of each tile alone.
+//! Decodes latents tile by tile with the diffusion decoder. Its first part computes the features of the complete video;
+//! its second, more expensive part decodes the features of one tile at a time.
 
 use ndarray::{Array5, Axis as Dim, Slice, arr1};
 
@@ -10,11 +11,9 @@ use crate::models::diffusion_decoder::{FeatureGrid, feature_grid, tile_shape};
 use crate::request::{Blend, DiffusionTiles, Tile, Tiling};
 
 impl Run<'_> {
-    /// Un-normalised latents `[b, c, f, h, w]` to a video `[b, 3, frames, height, width]`, -1..1, in pieces of frames, in their
-    /// order. Each tile has noise of its own, drawn by frames, rows, columns.
-    ///
-    /// # Errors
-    /// A decoder or tiles that are not computed; errors of program or device and of `each`.
+    /// Decodes un-normalised latents `[b, c, f, h, w]` to frames `[b, 3, frames, height, width]` in -1..1. Passes
+    /// consecutive pieces of the video to `each`. The noise is drawn per tile; tiles are ordered by frame, then by row,
+    /// then by column.
     pub(crate) fn decode_diffusion_tiles(
         &mut self,
         latents: Array5<f32>,
@@ -38,7 +37,7 @@ impl Run<'_> {
             let decoded = call.run(&runner.executor)?;
             clock.wait(&decoded)?;
             let decoded: Array5<f32> = fixed(decoded.tensor("video")?.into_f32())?;
-            // A last tile shorter than the window has some of the appendix.
+            // The last tile is padded at its end if it has fewer frames than the attention window; drop the padding.
             let frames = parts[0].to[1] - parts[0].to[0];
             Ok(decoded.slice_axis(Dim(2), Slice::from(..frames)).to_owned())
         };
@@ -55,14 +54,15 @@ impl Run<'_> {
     }
 }
 
-/// The content of frames that latents were padded for.
+/// Removes the pixels that were decoded from padding, and all frames after the first `frames`.
 fn cropped(piece: &Array5<f32>, grid: &FeatureGrid, frames: usize) -> Array5<f32> {
     let part = |axis: usize| Slice::from(grid.before[axis]..grid.before[axis] + grid.pixels[axis]);
     let piece = piece.slice_axis(Dim(2), Slice::from(..frames));
     piece.slice_axis(Dim(3), part(1)).slice_axis(Dim(4), part(2)).to_owned()
 }
 
-/// Tiles of frames, rows and columns to pieces of frames, each tile fading in over `overlaps` pixels of its neighbours.
+/// Decodes all tiles and joins them. Passes pieces of consecutive frames to `each`. Adjacent tiles are crossfaded over
+/// `overlaps` (frames, rows and columns of pixels).
 fn faded_pieces(
     axes: &[Vec<Tile>; 3],
     overlaps: [usize; 3],
@@ -103,13 +103,14 @@ fn faded_pieces(
     Ok(())
 }
 
-/// The part of a tile before its successor along an axis.
+/// Returns the part of tile `i` that is before the next tile along `axis`.
 fn kept(tile: &Array5<f32>, parts: &[Tile], i: usize, axis: usize) -> Array5<f32> {
     let end = parts.get(i + 1).map_or(tile.shape()[axis], |next| next.to[0] - parts[i].to[0]);
     tile.slice_axis(Dim(axis), Slice::from(..end)).to_owned()
 }
 
-/// The first `overlap` pixels of `tile` over the last of its neighbour, from none of them to nearly all.
+/// Crossfades from the last `overlap` frames, rows or columns of `neighbour` to the first ones of `tile`. The weight of
+/// `tile` starts at 0.
 fn fade(neighbour: &Array5<f32>, tile: &mut Array5<f32>, axis: usize, overlap: usize) {
     let overlap = overlap.min(neighbour.shape()[axis]).min(tile.shape()[axis]);
     let first = neighbour.shape()[axis] - overlap;

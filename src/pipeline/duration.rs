@@ -1,5 +1,6 @@
-//! `request.num_frames: auto`: the frames that the model's duration head predicts for a prompt. The programs of a run
-//! depend on them, so they are predicted before it starts, and the prompt is encoded a second time there.
+//! Resolves `request.num_frames: auto`: the model's duration head predicts the number of frames for a prompt. Because
+//! the programs of a run depend on that number, the prompt is encoded twice: once for the prediction, and again in the
+//! run.
 
 use std::sync::Arc;
 
@@ -16,35 +17,36 @@ use super::session::Session;
 use crate::av::Av;
 use crate::config::{Config, Job, Pipeline, Reference, nearest_frames};
 use crate::models::duration_head::{Grid, frames};
-use crate::request::of_job;
+use crate::request::resolve_job;
 use crate::runtime::processes::Group;
 use crate::tensor::Tensor;
 use crate::weights::Component;
 
-/// Frames where diffusers' pipeline has no head.
+/// Number of frames that diffusers' pipeline generates by default.
 const WITHOUT_HEAD: usize = 121;
 
-/// Number of frames where `request.num_frames` is `auto`, as far as it is known before the prompt is encoded.
+/// How the number of frames is determined.
 enum Frames {
-    /// The configuration has a number.
+    /// The configuration sets it.
     Given,
-    /// The model has no duration head, and diffusers' pipeline generates this number then.
+    /// The default of diffusers' pipeline, because the model has no duration head.
     Fixed(usize),
-    /// The duration head predicts it, from `least` to `most`.
+    /// The duration head predicts it. Possible values are `least` to `most` frames, in steps of `step`.
     Predicted { grid: Grid, step: usize, least: usize, most: usize },
 }
 
-/// Decides how a run's number of frames is found.
+/// Determines how the number of frames of a run is found.
 ///
 /// # Errors
-/// Several prompts; a model without a duration head, unless diffusers' conventions hold.
+/// Returns an error for `auto` if the jobs have different prompts, or if the model has no duration head and the
+/// reference is not diffusers.
 fn frames_of(config: &Config, jobs: &[Job]) -> Result<Frames> {
     if config.request.num_frames.count().is_some() {
         return Ok(Frames::Given);
     }
     if jobs.windows(2).any(|pair| pair[0].prompt != pair[1].prompt) {
-        let why = "request.num_frames: auto is for one prompt: each has a duration of its own; run them one at a time, or \
-                   give a number of frames";
+        let why = "request.num_frames: auto is for one prompt, because each prompt has its own duration; run them one at a \
+                   time, or set a number of frames";
         return Err(PipelineError::Usage(why.into()));
     }
     let (origin, _) = origin::of_run(config)?;
@@ -60,17 +62,18 @@ fn frames_of(config: &Config, jobs: &[Job]) -> Result<Frames> {
         return Ok(Frames::Fixed(nearest_frames(WITHOUT_HEAD as f64, config.frame_step())));
     }
     Err(PipelineError::Usage(format!(
-        "request.num_frames: auto needs a duration head, which {} lacks: take an LTX-2.5 model that has one, or give a \
+        "request.num_frames: auto needs a duration head, which {} lacks; use an LTX-2.5 model that has one, or set a \
          number of frames",
         origin.name()
     )))
 }
 
-/// The configuration with the most frames that may be predicted for its prompt, to verify a run before the prompt is
-/// encoded; unchanged if it has a number of frames.
+/// Replaces `num_frames: auto` by the largest number of frames that can be predicted, so that a run can be verified
+/// before its prompt is encoded. Otherwise returns the configuration unchanged.
 ///
 /// # Errors
-/// Several prompts; a model without a duration head, unless diffusers' conventions hold; an image beyond the last frame.
+/// Returns an error for `auto` if the jobs have different prompts, if the model has no duration head and the reference
+/// is not diffusers, or if an image is after the last frame.
 pub(super) fn longest(config: &Config, jobs: &[Job]) -> Result<Config> {
     match frames_of(config, jobs)? {
         Frames::Given => Ok(config.clone()),
@@ -80,59 +83,58 @@ pub(super) fn longest(config: &Config, jobs: &[Job]) -> Result<Config> {
     }
 }
 
-/// Number of frames that must be predicted at least for the images and generated keyframes of a run. `None`: every prediction has
-/// as many, or nothing is predicted.
-///
-/// # Errors
-/// Those of [`longest`].
-pub(crate) fn least_valid(config: &Config, jobs: &[Job]) -> Result<Option<usize>> {
+/// Returns the smallest number of frames that can be predicted and is valid for the images and the generated keyframes
+/// of a run. `None`: all numbers that can be predicted are valid, or nothing is predicted.
+pub(crate) fn smallest_valid_prediction(config: &Config, jobs: &[Job]) -> Result<Option<usize>> {
     let Frames::Predicted { step, least, most, .. } = frames_of(config, jobs)? else { return Ok(None) };
     let (Some(job), (origin, _)) = (jobs.first(), origin::of_run(config)?) else { return Ok(None) };
     let sizes = ModelConfigs::from(origin).for_run(config).sizes()?;
-    let is_valid = |count: &usize| config.with_frames(*count).is_ok_and(|own| of_job(&own, &sizes, job).is_ok());
+    let is_valid = |count: &usize| config.with_frames(*count).is_ok_and(|own| resolve_job(&own, &sizes, job).is_ok());
     Ok((least..=most).step_by(step).find(is_valid).filter(|count| *count > least))
 }
 
-/// The configuration with the number of frames that the duration head predicts for its prompt; unchanged if it has one.
+/// Replaces `num_frames: auto` by the number of frames that the duration head predicts. Otherwise returns the
+/// configuration unchanged.
 ///
 /// # Errors
-/// Those of [`longest`]; errors of model or device.
+/// Returns the errors of [`longest`], of the model and of the device.
 pub(super) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>) -> Result<Config> {
-    resolve_by(config, jobs, |short, job| {
+    resolve_with(config, jobs, |short, job| {
         predict(&mut Session::start(short, Model::of(short)?, group)?.runner, short, job)
     })
 }
 
-/// [`resolve`] with a model that is on its devices.
-///
-/// # Errors
-/// Those of [`resolve`].
+/// Same as [`resolve`], with a model that is already on its devices.
 pub(crate) fn resolve_on(runner: &mut Runner, config: &Config, jobs: &[Job]) -> Result<Config> {
     runner.model.verify(config)?;
-    resolve_by(config, jobs, |short, job| predict(runner, short, job))
+    resolve_with(config, jobs, |short, job| predict(runner, short, job))
 }
 
-/// [`resolve`] with `predict`, which returns the seconds of a job's video, given the shortest configuration.
-fn resolve_by(config: &Config, jobs: &[Job], predict: impl FnOnce(&Config, &Job) -> Result<f64>) -> Result<Config> {
+/// Implements [`resolve`]. `predict` predicts the duration (seconds) of a job's video, given the configuration of the
+/// shortest possible video.
+fn resolve_with(config: &Config, jobs: &[Job], predict: impl FnOnce(&Config, &Job) -> Result<f64>) -> Result<Config> {
     let Some(job) = jobs.first() else { return Ok(config.clone()) };
     let count = match frames_of(config, jobs)? {
         Frames::Given => return Ok(config.clone()),
         Frames::Fixed(count) => {
-            tracing::warn!("the model has no duration head: {count} frames, as diffusers' pipeline makes then");
+            tracing::warn!(
+                "the model has no duration head; generating {count} frames, the default of diffusers' pipeline"
+            );
             count
         }
         Frames::Predicted { grid, step, least, .. } => {
             let seconds = predict(&shortest(config, least)?, job)?;
             let rate = config.request.frame_rate;
             let count = frames(seconds, rate, step, grid);
-            tracing::info!("the prompt's video lasts {seconds:.2} s, as predicted: {count} frames at {rate} a second");
+            tracing::info!("the duration head predicts a video of {seconds:.2} s: {count} frames at {rate} fps");
             count
         }
     };
     config.with_frames(count).map_err(PipelineError::Usage)
 }
 
-/// The configuration of the shortest video there may be, of text alone: nothing that is not read here is opened.
+/// Returns the configuration of the shortest possible video that is generated from text alone, so that files that the
+/// prediction does not need are not opened.
 fn shortest(config: &Config, least: usize) -> Result<Config> {
     let mut short = Config { pipeline: Pipeline::TextToVideo, ..config.clone() };
     (short.request.images, short.request.audio_latents, short.request.audio) = (Vec::new(), Vec::new(), None);
@@ -140,14 +142,14 @@ fn shortest(config: &Config, least: usize) -> Result<Config> {
     short.with_frames(least).map_err(PipelineError::Usage)
 }
 
-/// Seconds of a job's video, of the shortest configuration of its prompt.
+/// Predicts the duration (seconds) of a job's video. `short`: configuration of the shortest possible video.
 fn predict(runner: &mut Runner, short: &Config, job: &Job) -> Result<f64> {
     let request = runner.model.request(short, job)?;
     let batch = Batch::new(std::slice::from_ref(&request), &runner.build.layout)?;
     let (ids, mask, _) = tokens(&runner.model, &batch, 1)?;
     let embeds = runner.text_encoder(ids, mask.clone())?.run(&runner.executor)?.tensor("prompt_embeds")?;
     let text = runner.connectors(embeds, mask)?.run(&runner.executor)?;
-    // Other rows fill what the layout makes at a time.
+    // The other rows of the batch are padding.
     let first = |name| {
         let all = text.tensor(name)?.into_f32();
         Ok::<_, PipelineError>(Tensor::F32(all.slice_axis(Axis(0), Slice::from(..1)).to_owned()))
@@ -176,17 +178,17 @@ mod tests {
     }
 
     #[test]
-    fn a_number_stays() {
+    fn explicit_frame_count_is_kept() {
         let own = resolve(&Config::default(), &[], None).expect("nothing to do").request.num_frames;
         assert_eq!(own.count(), Config::default().request.num_frames.count());
     }
 
     #[test]
-    fn without_a_head_each_reference_is_followed() {
+    fn missing_duration_head_follows_reference() {
         assert_eq!(frames_of(Reference::Diffusers, vec![], &["a", "a"]).expect("falls back"), Some(WITHOUT_HEAD));
         let message = |result: Result<_>| result.expect_err("refused").to_string();
         let why = message(frames_of(Reference::Official, vec![], &["a"]));
-        assert!(why.contains("tiny_2_3 lacks") && why.contains("give a number of frames"), "{why}");
+        assert!(why.contains("tiny_2_3 lacks") && why.contains("set a number of frames"), "{why}");
         let why = message(frames_of(Reference::Diffusers, vec![], &["a", "b"]));
         assert!(why.contains("auto is for one prompt"), "{why}");
         let image = Image { path: "x.png".into(), frame: 121, strength: 1.0, crf: None };

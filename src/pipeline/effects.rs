@@ -1,4 +1,5 @@
-//! Every key of the schema in every pipeline: one that is set changes the resolved request or its programs, or is refused.
+//! Tests that every config key has an effect in every pipeline: setting the key changes the resolved request or its
+//! programs, or is rejected with an error.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,13 +13,13 @@ use super::programs::{ProgramKind, Programs};
 use super::setup;
 use crate::config::{CliOverrides, Config, json_schema, load, output_paths};
 use crate::media::{Frames, write_png_frames};
-use crate::request::{Shapes, of_job, sigmas};
+use crate::request::{Shapes, resolve_job, sigmas};
 use crate::sampling::sigmas::FlowMatch;
 use crate::weights::Component;
 
 const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
-/// Keys that act outside of request and programs, each with the place.
+/// Keys that change neither the request nor its programs, each with what it affects instead.
 const ELSEWHERE: [(&str, &str); 32] = [
     ("model.path", "weights"),
     ("model.text_encoder", "weights"),
@@ -54,10 +55,11 @@ const ELSEWHERE: [(&str, &str); 32] = [
     ("request.audio", "sound"),
 ];
 
-/// Keys of pipelines whose values agree with these models: their scheduler has the official constants.
+/// Pairs of pipeline and key for which the key has no effect, because the scheduler configuration of the test models
+/// already contains the official constants.
 const SAME: [(&str, &str); 1] = [("hq", "sampler.sigma_shift")];
 
-/// Values of keys whose schema does not tell which ones are legal here.
+/// Returns the values to try for a key whose schema does not say which values are valid.
 fn candidates(key: &str, folder: &Path) -> Option<Vec<Value>> {
     let file = |name: &str| json!(folder.join(name).to_str().expect("UTF-8"));
     Some(match key {
@@ -101,7 +103,7 @@ fn candidates(key: &str, folder: &Path) -> Option<Vec<Value>> {
     })
 }
 
-/// Settings that a key needs beside itself.
+/// Returns the other settings that a key requires.
 fn beside(key: &str) -> &'static [&'static str] {
     match key {
         "request.chain.clip" => &["request.chain.overlap=9"],
@@ -116,13 +118,13 @@ fn beside(key: &str) -> &'static [&'static str] {
         "guidance.apg.eta" | "guidance.apg.threshold" | "guidance.apg.momentum" => &["guidance.kind=legacy_apg"],
         "runtime.activations" => &["runtime.weights=int8"],
         "dfr.sigmas" => &["dfr.temporal_rounds=1"],
-        // Official prompts always begin with BOS.
+        // With the official reference, prompts always begin with BOS.
         "text.bos" => &["reference=diffusers"],
         _ => &[],
     }
 }
 
-/// Items of lists, with the fields that they must have.
+/// Returns an item for the list `key`, with only the required fields.
 fn item(key: &str, folder: &Path) -> Option<Value> {
     let frames = folder.join("frames");
     Some(match key {
@@ -139,13 +141,14 @@ fn followed(schema: &'static Value) -> &'static Value {
     schema["$ref"].as_str().map_or(schema, |r| followed(&json_schema()["$defs"][r.trim_start_matches("#/$defs/")]))
 }
 
-/// A schema, or those of which a value fits one.
+/// Returns the variants in `anyOf` of a schema, or the schema itself.
 fn alternatives(schema: &'static Value) -> Vec<&'static Value> {
     let schema = followed(schema);
     schema["anyOf"].as_array().map_or(vec![schema], |all| all.iter().flat_map(alternatives).collect())
 }
 
-/// Keys without keys below them; fields of list items as `list[].field`; sections that may be left out, without alternatives.
+/// Collects all keys that have no subkeys, with the variants of their schemas. Fields of list items are written as
+/// `list[].field`. Optional sections are included without variants.
 fn walk(schema: &'static Value, path: &str, out: &mut Vec<(String, Vec<&'static Value>)>) {
     let options = alternatives(schema);
     let object = options.iter().find_map(|s| s["properties"].as_object());
@@ -164,7 +167,7 @@ fn walk(schema: &'static Value, path: &str, out: &mut Vec<(String, Vec<&'static 
     }
 }
 
-/// Legal values by the schema alone.
+/// Returns values that the schema variants `options` permit.
 fn by_schema(options: &[&'static Value]) -> Vec<Value> {
     let mut values = Vec::new();
     for schema in options {
@@ -196,10 +199,11 @@ fn by_schema(options: &[&'static Value]) -> Vec<Value> {
     values
 }
 
-/// A pipeline with the least that its request needs.
+/// A pipeline, with a minimal configuration for it.
 struct Case {
     name: &'static str,
-    /// Layer below the tested keys, as a sidecar: nothing of it is refused.
+    /// Path of the base configuration, which the tested keys override. It is a sidecar, because no value in a sidecar
+    /// is rejected for having no effect.
     base: String,
     folder: tempfile::TempDir,
 }
@@ -245,7 +249,8 @@ fn merge(into: &mut Value, from: Value) {
     }
 }
 
-/// The resolved request with its noise levels, all jobs, their output files, and whether prompts begin with BOS.
+/// Returns everything except the programs that a configuration determines, as text: the resolved request with its noise
+/// levels, all jobs, their output files, and whether prompts begin with BOS.
 fn plan(config: &Config) -> Result<String, String> {
     let configs = ModelConfigs::from(Origin::of(config).map_err(|e| e.to_string())?).for_run(config);
     let sizes = configs.sizes().map_err(|e| e.to_string())?;
@@ -255,7 +260,7 @@ fn plan(config: &Config) -> Result<String, String> {
     }
     let jobs = config.jobs().map_err(|e| e.to_string())?;
     let job = jobs.first().ok_or("no job")?;
-    let request = of_job(&config, &sizes, job).map_err(|e| e.to_string())?;
+    let request = resolve_job(&config, &sizes, job).map_err(|e| e.to_string())?;
     let shapes = Shapes::of(&sizes, &request.passes().0).map_err(|e| e.to_string())?;
     let scheduler = configs.origin().json(Component::Scheduler).map_err(|e| e.to_string())?.to_string();
     let scheduler = FlowMatch::from_json(&scheduler, Path::new("scheduler")).map_err(|e| e.to_string())?;
@@ -267,7 +272,7 @@ fn plan(config: &Config) -> Result<String, String> {
     Ok(format!("{request:?} {levels:?} {jobs:?} {files:?} {:?}", bos_rule(&config)))
 }
 
-/// Keys that change programs alone, and the programs.
+/// Keys that change only programs, each with a program that it changes.
 const OF_PROGRAMS: [(&str, ProgramKind); 7] = [
     ("runtime.dtype", ProgramKind::Denoise),
     ("runtime.numerics", ProgramKind::Denoise),
@@ -278,13 +283,12 @@ const OF_PROGRAMS: [(&str, ProgramKind); 7] = [
     ("model.decoder", ProgramKind::VideoDecoder),
 ];
 
-/// A program of a configuration, by hash.
 fn program(config: &Config, kind: ProgramKind) -> Result<String, String> {
-    // The first block is never in 8 bits.
+    // Use all blocks, because the first block is never quantized to 8 bits.
     let programs = Programs::of(config, None).map_err(|e| e.to_string())?;
     let mut build = setup::build(config, 1, "cpu", "").map_err(|e| e.to_string())?;
-    // Matrices of tiny models have fewer rows than integers are used for.
-    build.lowering.least_integer_rows = 0;
+    // The matrices of the tiny test models have fewer rows than the default minimum for integer matmuls.
+    build.lowering.min_integer_rows = 0;
     Ok(programs.network(kind, &build).map_err(|e| e.to_string())?.program.hash())
 }
 
@@ -342,16 +346,17 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// A configuration below a tested key, with its plan.
+/// Configuration without the tested key, and its [`plan`].
 struct Below {
     config: Config,
     plan: Result<String, String>,
 }
 
-/// Configurations of a case by what is set; `None`: one that is refused.
+/// Configurations of a case, by the settings applied to it. `None`: the configuration is rejected.
 type Known = BTreeMap<Vec<String>, Option<Below>>;
 
-/// Whether a key changes a plan or a program: the result is another one, or an error that names the key.
+/// Returns whether setting a key changed the result: the results differ, or the new result is an error that mentions
+/// the key.
 fn differs(before: &Result<String, String>, after: &Result<String, String>, key: &str) -> bool {
     match (before, after) {
         (Ok(before), Ok(after)) => before != after,
@@ -360,7 +365,7 @@ fn differs(before: &Result<String, String>, after: &Result<String, String>, key:
     }
 }
 
-/// A key's outcome in a pipeline; a fault where it is neither refused nor does anything.
+/// Tests a key in a pipeline. Returns a message if the key is neither rejected nor has an effect.
 fn fault(case: &Case, key: &str, options: &[&'static Value], known: &mut Known) -> Option<String> {
     let folder = case.folder.path();
     let is_elsewhere = ELSEWHERE
@@ -375,9 +380,10 @@ fn fault(case: &Case, key: &str, options: &[&'static Value], known: &mut Known) 
         return None;
     }
     if values.is_empty() {
-        return Some("there is no value to try".into());
+        return Some("no value to try is known".into());
     }
-    // What overrides a sidecar drops its values without effect, of both configurations.
+    // As soon as one value of a sidecar is overridden, the sidecar's values without effect are dropped. Overriding the
+    // seed makes this happen in both compared configurations.
     let more = ["request.seed=11"].iter().chain(beside(key)).map(|pair| (*pair).to_string());
     let mut silent = Vec::new();
     for value in values {
@@ -392,12 +398,12 @@ fn fault(case: &Case, key: &str, options: &[&'static Value], known: &mut Known) 
         };
         let config = match case.load(&more.clone().chain([set.clone()]).collect::<Vec<_>>()) {
             Ok(config) => config,
-            // The error names the key, or the section or list that it is of.
+            // The error mentions the key, or the section or list that contains it.
             Err(error) if error.contains(list) || is_named(list, &error) => continue,
             Err(error) if beside(key).iter().any(|pair| error.contains(pair.split('=').next().unwrap_or(pair))) => {
                 continue;
             }
-            Err(error) => return Some(format!("{set}: the error does not name the key: {error}")),
+            Err(error) => return Some(format!("{set}: the error does not mention the key: {error}")),
         };
         if is_elsewhere {
             return None;
@@ -418,17 +424,17 @@ fn fault(case: &Case, key: &str, options: &[&'static Value], known: &mut Known) 
         }
         silent.push(set);
     }
-    (!silent.is_empty()).then(|| format!("neither refused nor of any effect: {}", silent.join(", ")))
+    (!silent.is_empty()).then(|| format!("neither refused nor effective: {}", silent.join(", ")))
 }
 
-/// Whether an error names a key by another name, or the pipeline that does not have it.
+/// Returns whether an error mentions a key by another name, or mentions the pipeline, which does not support the key.
 fn is_named(key: &str, error: &str) -> bool {
     let section = key.rsplit_once('.').map_or(key, |(section, _)| section);
     let of_section = section.contains('.') && error.contains(section);
     let other = match key {
         "request.negative_prompt_file" => "request.negative_prompt",
         "extends" | "pipeline" | "reference" => "",
-        // The contract's name of the list's only item.
+        // `request.reference_video` is another name for the only item of that list.
         "request.reference_video.attention_mask" if error.contains("request.reference_videos[0]") => "",
         key if ["request.images", "request.reference_video", "request.audio"]
             .iter()
@@ -442,12 +448,12 @@ fn is_named(key: &str, error: &str) -> bool {
 }
 
 #[test]
-fn every_key_has_an_effect_or_is_refused() {
+fn every_key_has_effect_or_is_rejected() {
     let mut keys = Vec::new();
     walk(json_schema(), "", &mut keys);
     assert!(keys.len() > 150, "{}", keys.len());
     for (known, _) in ELSEWHERE {
-        assert!(keys.iter().any(|(key, _)| key.starts_with(known)), "{known} is no key");
+        assert!(keys.iter().any(|(key, _)| key.starts_with(known)), "{known} is not a key");
     }
     let cases = cases();
     let of_case = |case: &Case| -> Vec<String> {

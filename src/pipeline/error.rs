@@ -1,106 +1,106 @@
-//! Errors that end a request.
+//! Errors of a request.
 
 use std::path::PathBuf;
 
-/// An error of a pipeline: one line, naming what to change.
+/// Error of a pipeline. The message is one line that says what to change.
 #[derive(Debug, thiserror::Error)]
 pub enum PipelineError {
-    /// The model's files.
+    /// The model's files cannot be read.
     #[error(transparent)]
     Weights(#[from] crate::weights::WeightsError),
-    /// The model's configuration.
+    /// The configuration of a model component is invalid.
     #[error("{}: {source}", place.display())]
     Config {
-        /// The file, or the preset, and the component where it holds several.
+        /// The configuration file or preset, followed by the component if the file contains several.
         place: PathBuf,
         source: crate::models::ConfigError,
     },
-    /// The request's own configuration.
+    /// The run's configuration is invalid.
     #[error(transparent)]
     Request(#[from] crate::config::ConfigError),
     #[error(transparent)]
     Program(#[from] crate::hlo::Error),
     #[error(transparent)]
     Runtime(#[from] crate::runtime::RuntimeError),
-    /// Sizes and schedules.
+    /// The sizes or the noise levels are invalid.
     #[error(transparent)]
     Sampling(#[from] crate::sampling::SamplingError),
     #[error(transparent)]
     Tokenizer(#[from] crate::models::tokenizer::TokenizerError),
-    /// Writing the result.
+    /// A video, image or audio file cannot be read or written.
     #[error(transparent)]
     Media(#[from] crate::media::Error),
-    /// No platform.
+    /// The platform (PJRT plugin) cannot be opened.
     #[error(transparent)]
     Platform(#[from] crate::runtime::platform::PlatformError),
-    /// The other processes of the run.
+    /// Communication between the processes of a multi-process run failed.
     #[error(transparent)]
     Processes(#[from] crate::runtime::processes::GroupError),
-    /// Which process this is.
+    /// The launcher's environment does not determine the rank of this process.
     #[error(transparent)]
     Launch(#[from] crate::runtime::processes::LaunchError),
-    /// A file that is given with a request and cannot be used.
+    /// An input file of the request is missing, invalid or unsuitable.
     #[error("{source}")]
     Given {
-        /// Key of the file.
+        /// Config key that sets the path of the file.
         key: &'static str,
         source: Box<PipelineError>,
     },
-    /// A request that the model cannot serve.
+    /// The model or the options do not support the request.
     #[error("{0}")]
     Usage(String),
-    /// A file of ours.
+    /// A file is missing, invalid or unsuitable.
     #[error("{}: {reason}", path.display())]
     File { path: PathBuf, reason: String },
-    /// Inputs of a component that do not fit it.
+    /// An input does not match a component or the model.
     #[error("{0}")]
     Input(String),
-    /// A state that no input can cause.
+    /// An internal error, which no input should cause.
     #[error("{0}; this is a bug, please report it with the command")]
     Bug(String),
-    /// A program that the compiler did not survive or refused, in an earlier compilation.
-    #[error("{message} (an earlier compilation; remove {} to repeat it)", path.display())]
+    /// The compiler rejected the program, or crashed, in an earlier compilation.
+    #[error("{message} (from an earlier compilation; remove {} to compile again)", path.display())]
     Refused {
-        /// The compiler's words.
+        /// The compiler's error message.
         message: String,
         key: Box<crate::runtime::CompileKey>,
-        /// The entry that says so.
+        /// Entry of the module store that records the failure.
         path: PathBuf,
     },
-    /// A program without an optimized module.
+    /// The module store has no optimized module of the program.
     #[error("program {} was not compiled for {}", .0.program, .0.target)]
     NotCompiled(Box<crate::runtime::CompileKey>),
-    /// A program that is larger than the device.
+    /// The program does not fit in device memory.
     #[error("{0}")]
     TooLarge(String),
-    /// Not a number in a result.
+    /// A result contains values that are NaN or infinite.
     #[error("{0} hold values that are not finite; run with --dtype f32, or bisect with --dump")]
     NotFinite(String),
-    /// A file that a run would write and cannot.
+    /// An output file cannot be written.
     #[error("{key}: {source}")]
     Output {
-        /// Key or flag that asks for it.
+        /// Config key or flag that requests the file.
         key: &'static str,
         source: crate::media::Error,
     },
-    /// A disk without the room for what a run writes.
+    /// The disk has less free space than the run needs.
     #[error("{0}")]
     NoRoom(String),
-    /// A failure after denoising; what was computed is kept in a file.
+    /// The run failed after denoising, and its results were saved in a file.
     #[error("{source}; {what} kept in {}", kept.display())]
     Kept {
         source: Box<PipelineError>,
-        /// What the file holds, with a verb: "its latents are".
+        /// Contents of the file, followed by a verb, for the message: "its latents are".
         what: String,
         kept: PathBuf,
     },
-    /// Stopped by the user.
+    /// The user stopped the run. The values are the number of finished steps and the total number of steps.
     #[error("interrupted after {0} of {1} steps; no video was written")]
     Interrupted(usize, usize),
 }
 
 impl PipelineError {
-    /// The failure itself, where an error also says what was kept after it.
+    /// Returns the original failure; for [`PipelineError::Kept`], the error that it wraps.
     pub(crate) fn cause(&self) -> &PipelineError {
         match self {
             PipelineError::Kept { source, .. } => source.cause(),
@@ -118,7 +118,7 @@ impl From<crate::request::RequestError> for PipelineError {
     }
 }
 
-/// An error and its causes on one line; a cause that the error already tells is not told again.
+/// Formats an error and its causes as one line. Skips a cause if the line already contains its message.
 pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = String::new();
     for cause in std::iter::successors(Some(error), |e| e.source()) {
@@ -132,7 +132,7 @@ pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
     line
 }
 
-/// The result of this layer.
+/// `Result` with a [`PipelineError`].
 pub type Result<T> = std::result::Result<T, PipelineError>;
 
 #[cfg(test)]
@@ -141,7 +141,7 @@ mod tests {
     use crate::media::Error as Media;
 
     #[test]
-    fn one_line_never_repeats_a_sentence() {
+    fn one_line_skips_repeated_causes() {
         let wrong = || PipelineError::Config {
             place: "vae/config.json".into(),
             source: crate::models::unsupported("vae", "dims", Some(2.0), "3"),

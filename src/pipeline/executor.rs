@@ -1,11 +1,11 @@
-//! Programs that are compiled once and parameters that are uploaded once, for any number of requests.
+//! Compiles programs and uploads parameters, and keeps both for later requests.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::ahead::{Ahead, OnLoad, Progress};
+use super::background_load::{Ahead, OnLoad, Progress};
 use super::error::{PipelineError, Result};
 use super::files::Files;
 use super::loras::{self, Loras};
@@ -19,76 +19,73 @@ use crate::tensor::Tensor;
 use crate::threads;
 use crate::weights::{Component, Lora, MergeOrder, lora};
 
-/// An engine with everything it has compiled and loaded.
+/// An engine with its compiled programs and loaded parameters.
 pub struct Executor {
     engine: Engine,
     weights: Weights,
     loras: Vec<Lora>,
     merge_order: MergeOrder,
     by_pass: Loras,
-    /// The pass whose weights are there.
+    /// Pass (1 or 2) whose weights are loaded.
     pass: u8,
     keep: Keep,
     parameters: Parameters,
-    /// Parameters on their way.
+    /// Parameters that a background thread is loading.
     ahead: Option<Ahead>,
-    /// Told of every load's progress.
+    /// Progress callback of every load.
     on_load: Option<OnLoad>,
-    /// Weights of another pass in the place of some of those.
+    /// Weights on the devices that differ from those of the current pass, by the pass that uses them.
     parked: BTreeMap<u8, Parameters>,
     programs: HashMap<String, Rc<Executable>>,
-    /// Hashes of programs used since figures were last reset.
+    /// Hashes of the programs used since [`Executor::reset_set_up_time`].
     used: BTreeSet<String>,
-    /// Hashes of programs that the compiler refused with the kernel that it was given.
+    /// Hashes of the programs that the compiler rejected because of their attention kernel.
     refused: HashSet<String>,
     /// Time spent waiting for parameters.
     pub(crate) load_time: Duration,
-    /// Time spent until programs were ready; several are made beside each other.
+    /// Time spent waiting for compiled programs, several of which may be compiled in parallel.
     pub(crate) compile_time: Duration,
-    /// Programs made ready since figures were last reset.
+    /// Programs compiled or read from the cache since [`Executor::reset_set_up_time`].
     made: Vec<Rc<Executable>>,
 }
 
-/// Tensors for one run, by argument name.
+/// Input tensors of one execution, by argument name.
 #[derive(Default)]
 pub struct Inputs<'a> {
     owned: HashMap<String, Rc<ShardedTensor>>,
     borrowed: HashMap<String, &'a ShardedTensor>,
-    /// Evaluations of a loop that they are for.
+    /// Number of evaluations that this execution of the denoising loop runs.
     evaluations: Option<usize>,
 }
 
 impl<'a> Inputs<'a> {
-    /// Adds a buffer that lives elsewhere.
     pub(crate) fn share(mut self, name: &str, buffer: &'a ShardedTensor) -> Self {
         self.borrowed.insert(name.to_string(), buffer);
         self
     }
 
-    /// Adds a buffer.
     pub(crate) fn give(mut self, name: &str, buffer: impl Into<Rc<ShardedTensor>>) -> Self {
         self.owned.insert(name.to_string(), buffer.into());
         self
     }
 
-    /// The same for so many evaluations of a loop.
+    /// Sets the number of evaluations that this execution of the denoising loop runs.
     pub(crate) fn for_evaluations(self, count: usize) -> Self {
         Inputs { evaluations: Some(count), ..self }
     }
 
-    /// Evaluations of a loop that they are for, 1 where nothing is said.
+    /// Returns the number of evaluations of the denoising loop; 1 if it was not set.
     pub(crate) fn evaluations(&self) -> usize {
         self.evaluations.unwrap_or(1)
     }
 
-    /// A buffer by name.
     pub(crate) fn get(&self, name: &str) -> Option<&ShardedTensor> {
         self.owned.get(name).map(Rc::as_ref).or_else(|| self.borrowed.get(name).copied())
     }
 }
 
 impl Executor {
-    /// Nothing compiled, nothing loaded.
+    /// Creates an executor without compiled programs or loaded parameters.
     pub fn new(engine: Engine, weights: impl Into<Weights>) -> Self {
         Executor {
             engine,
@@ -111,25 +108,26 @@ impl Executor {
         }
     }
 
-    /// The same with LoRAs merged in another order of roundings.
+    /// Sets where values are rounded when LoRAs are merged into the weights.
     #[must_use]
     pub fn with_merge_order(self, order: MergeOrder) -> Self {
         Executor { merge_order: order, ..self }
     }
 
-    /// From here on, so much of what is loaded stays on the devices.
+    /// Sets the residency policy, which decides which loaded parameters stay on the devices.
     pub(crate) fn keep(&mut self, keep: Keep) {
         self.keep = keep;
         self.ahead.iter().for_each(|ahead| ahead.decide(keep == Keep::All));
     }
 
-    /// From here on, `told` hears how far loads are.
+    /// Sets the progress callback of loads.
     pub(crate) fn on_load(&mut self, told: Option<OnLoad>) {
         self.on_load = told;
     }
 
-    /// Loads the parameters of networks in their order, while this thread goes on: those of the first, and of the others
-    /// once it is known that `all` have room, now or by [`Executor::keep`]. Random weights are not loaded.
+    /// Starts to load the parameters of networks on a background thread, in the given order. Without `all`, the thread
+    /// pauses after the first network until [`Executor::keep`] decides whether all parameters stay on the devices. Does
+    /// nothing for random weights.
     pub(crate) fn load_ahead(&mut self, networks: impl Iterator<Item = Arc<Network>>, all: bool) {
         let Some(files) = self.files() else { return };
         let mut seen = HashSet::new();
@@ -146,24 +144,25 @@ impl Executor {
         self.ahead = Some(Ahead::start(self.engine.clone(), files, orders, all, progress));
     }
 
-    /// The files that parameters are read from.
+    /// Returns the source of the parameters; `None` for random weights.
     fn files(&self) -> Option<Files> {
         let Weights::Files(source) = &self.weights else { return None };
         Some(Files { source: source.clone(), loras: self.loras.clone(), order: self.merge_order })
     }
 
-    /// Whether everything that is loaded stays.
+    /// Returns whether all loaded parameters stay on the devices.
     pub(crate) fn keeps_all(&self) -> bool {
         self.keep == Keep::All
     }
 
-    /// LoRAs of every pass of a run and how they are merged; `Executor::enter` merges them.
+    /// Sets the LoRAs of each pass of a run and how they are merged. Pass 1 becomes the current pass; `Executor::enter`
+    /// switches to another.
     ///
     /// # Errors
-    /// Those of [`Executor::set_loras`], of any pass.
+    /// Returns the errors of [`Executor::set_loras`] for the LoRAs of each pass.
     pub fn keep_loras(&mut self, loras: Loras) -> Result<()> {
         if self.merge_order != loras.order {
-            // What the other order made is no weight of this one.
+            // Weights that were merged in another order must be reloaded.
             self.swap_loras(Vec::new())?;
             self.merge_order = loras.order;
         }
@@ -175,11 +174,8 @@ impl Executor {
         [2, 1].into_iter().try_for_each(|pass| self.set_loras(&self.by_pass.of_pass(pass)))
     }
 
-    /// From here on weights are those of a pass, counted from 1. What the pass before had in their place stays on the
-    /// devices while there is room.
-    ///
-    /// # Errors
-    /// None that [`Executor::keep_loras`] has not found.
+    /// Switches to the weights of a pass (1 or 2). The weights of the previous pass stay on the devices as long as
+    /// there is enough memory.
     pub(crate) fn enter(&mut self, pass: u8) -> Result<()> {
         if self.by_pass.is_empty() || pass == self.pass {
             return Ok(());
@@ -193,17 +189,18 @@ impl Executor {
         Ok(())
     }
 
-    /// Whether some weights of a component differ between the passes.
+    /// Returns whether any weights of a component differ between the passes.
     pub(crate) fn differs_by_pass(&self, component: &str) -> bool {
         let [first, second] = [1, 2].map(|pass| self.by_pass.of_pass(pass));
         lora::differing(&first, &second).iter().any(|(of, _)| of.folder() == component)
     }
 
-    /// Adds these LoRAs to the weights, instead of those that were added before. Parameters on the devices
-    /// that differ are dropped; the next [`Executor::prepare`] loads them anew, and only them.
+    /// Replaces the LoRAs that are merged into the weights. Removes the affected parameters from the devices; the next
+    /// [`Executor::prepare`] reloads only these.
     ///
     /// # Errors
-    /// Random weights; an update of a tensor that the model lacks or has in another shape, with file, key and shapes.
+    /// Returns an error if the weights are random, or if a LoRA updates a tensor that the model does not have or has
+    /// with another shape. The error quotes file, key and shapes.
     pub fn set_loras(&mut self, loras: &[Lora]) -> Result<()> {
         loras::check(loras, &self.weights)?;
         self.swap_loras(loras.to_vec())?;
@@ -211,16 +208,13 @@ impl Executor {
         Ok(())
     }
 
-    /// Takes out the parameters that these updates make others.
-    ///
-    /// # Errors
-    /// Parameters on their way that cannot be loaded.
+    /// Sets the LoRAs. Removes the parameters that they affect from the executor and returns them.
     fn swap_loras(&mut self, loras: Vec<Lora>) -> Result<Parameters> {
         if let Some(mut ahead) = self.ahead.take() {
             ahead.take_all(&mut self.parameters)?;
         }
         let differing = lora::differing(&self.loras, &loras);
-        let taken = self.parameters.take_reading(|component, key| {
+        let taken = self.parameters.take_stale(|component, key| {
             Component::from_folder(component).is_some_and(|component| differing.contains(&(component, key)))
         });
         self.loras = loras;
@@ -231,57 +225,57 @@ impl Executor {
         &self.engine
     }
 
-    /// Bytes of the parameters on the device.
+    /// Returns the bytes of all loaded parameters on one device, from a running total.
     pub fn parameter_bytes(&self) -> usize {
         self.parameters.bytes() + self.parked.values().map(Parameters::bytes).sum::<usize>()
     }
 
-    /// Bytes of the parameters on one device.
+    /// Returns the bytes of all loaded parameters on one device, summed over their tensors.
     pub(crate) fn parameter_bytes_of_device(&self) -> usize {
         self.parameters.device_bytes() + self.parked.values().map(Parameters::device_bytes).sum::<usize>()
     }
 
-    /// Bytes of the parameters that a program reads, on one device.
+    /// Returns the bytes, on one device, of the parameters that a program reads.
     pub(crate) fn parameter_bytes_of(&self, program: &Executable) -> usize {
         program.arguments().iter().filter_map(|a| self.parameters.get(&a.name)).map(ShardedTensor::device_bytes).sum()
     }
 
-    /// A parameter on the devices, once a network that reads it is ready.
+    /// Returns a loaded parameter. `None`: no network that reads it has been prepared.
     pub fn parameter(&self, name: &str) -> Option<&ShardedTensor> {
         self.parameters.get(name)
     }
 
-    /// Hashes of the programs used since [`Executor::reset_set_up_time`], by name.
+    /// Returns name and hash of each program used since [`Executor::reset_set_up_time`].
     pub(crate) fn program_hashes(&self) -> impl Iterator<Item = (&str, &str)> {
         self.used.iter().filter_map(|hash| self.programs.get(hash)).map(|e| (e.name(), e.hash()))
     }
 
-    /// Hashes of the programs used since [`Executor::reset_set_up_time`].
+    /// Returns the hashes of the programs used since [`Executor::reset_set_up_time`].
     pub(crate) fn used(&self) -> &BTreeSet<String> {
         &self.used
     }
 
-    /// Programs that are loaded.
+    /// Returns the number of loaded programs.
     pub(crate) fn program_count(&self) -> usize {
         self.programs.len()
     }
 
-    /// Drops programs, by their hashes; the next use compiles them anew, or takes them from the compile cache.
+    /// Drops the programs with these hashes. Their next use recompiles them or reads them from the compile cache.
     pub(crate) fn drop_programs(&mut self, dropped: &BTreeSet<String>) {
         self.programs.retain(|hash, _| !dropped.contains(hash));
         self.made.retain(|program| !dropped.contains(program.hash()));
     }
 
-    /// Makes a network ready: compiled, its parameters on the device. Both are kept, so that a second request with
-    /// the same program costs nothing; of parameters as many as `Executor::keep` says.
+    /// Compiles a network and loads its parameters. Both are kept for later requests; the residency policy may evict
+    /// parameters.
     ///
     /// # Errors
-    /// Errors of program, files or device.
+    /// Returns an error if the program cannot be compiled, a file cannot be read, or the device fails.
     pub fn prepare(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
         let compiled = self.compile(name, network)?;
         let start = Instant::now();
         if let Some(ahead) = &mut self.ahead {
-            match self.engine.runs_beside_transfers() {
+            match self.engine.can_run_during_transfers() {
                 true => ahead.take(&network.params, &mut self.parameters)?,
                 false => ahead.take_all(&mut self.parameters)?,
             }
@@ -292,7 +286,7 @@ impl Executor {
         Ok(compiled)
     }
 
-    /// Loads or draws a network's parameters that are not there yet.
+    /// Loads, or draws from the seed, the parameters of a network that are not on the devices.
     fn load(&mut self, network: &Network) -> Result<()> {
         let files = self.files();
         let (parameters, program, params) = (&mut self.parameters, &network.program, &network.params);
@@ -309,10 +303,12 @@ impl Executor {
         Ok(parameters.load(&self.engine, program, params, &files, &told)?)
     }
 
-    /// The network that `write` makes for a build; without attention's kernel where the plugin may refuse that and does.
+    /// Returns the network that `write` returns for `build`. If the compiler rejects this network, returns one without
+    /// the attention kernel.
     ///
     /// # Errors
-    /// Errors of writing it; of both programs, the first's.
+    /// Returns an error if a network cannot be written. If the compiler rejects both networks, returns its error for
+    /// the first.
     pub fn accepted(
         &mut self,
         name: &str,
@@ -320,7 +316,7 @@ impl Executor {
         mut write: impl FnMut(&Build) -> Result<Network>,
     ) -> Result<Network> {
         let network = write(build)?;
-        let Some(build) = build.without_refused_kernel() else { return Ok(network) };
+        let Some(build) = build.without_attention_kernel() else { return Ok(network) };
         let hash = network.program.hash();
         if self.refused.contains(&hash) {
             return write(&build);
@@ -330,12 +326,12 @@ impl Executor {
         if plain.program.hash() == hash || self.compile(name, &plain).is_err() {
             return Err(error);
         }
-        warn_refused(name, &error);
+        warn_kernel_rejected(name, &error);
         self.refused.insert(hash);
         Ok(plain)
     }
 
-    /// Compiles a network, once.
+    /// Compiles a network, or returns its program if it is already compiled.
     pub(crate) fn compile(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
         let made = self.made.len();
         let compiled = self.compile_program(name, &network.program)?;
@@ -345,13 +341,13 @@ impl Executor {
         Ok(compiled)
     }
 
-    /// Compiles a program without parameters, once.
+    /// Compiles a program that has no parameters, or returns it if it is already compiled.
     pub(crate) fn compile_program(&mut self, name: &str, program: &Program) -> Result<Rc<Executable>> {
         let hash = program.hash();
         self.used.insert(hash.clone());
         if let Some(known) = self.programs.get(&hash) {
             let alike = known.arguments() == program.arguments && known.results() == program.results;
-            return Ok(if alike { known.clone() } else { Rc::new(known.written_as(program)) });
+            return Ok(if alike { known.clone() } else { Rc::new(known.for_program(program)) });
         }
         let start = Instant::now();
         let compiled = self.engine.compile(name, program);
@@ -359,11 +355,12 @@ impl Executor {
         Ok(self.add(compiled?))
     }
 
-    /// Compiles networks beside each other, so that [`Executor::compile`] finds them ready: on half the cores, since a compiler
-    /// takes some itself. Processes that run together agree on one program at a time.
+    /// Compiles networks in parallel, so that later calls of [`Executor::compile`] return at once. Uses half of the
+    /// cores, because a single compilation is itself multi-threaded. Does nothing in a multi-process run, whose
+    /// processes must compile the same program at the same time.
     ///
     /// # Errors
-    /// That of the first which does not compile.
+    /// Returns the error of the first network that cannot be compiled.
     pub(crate) fn compile_all<'n>(&mut self, networks: impl Iterator<Item = (&'n str, &'n Network)>) -> Result<()> {
         if self.engine.is_grouped() {
             return Ok(());
@@ -393,7 +390,7 @@ impl Executor {
         compiled
     }
 
-    /// Drops parameters that a network does not read, where its own and its work have no room next to them.
+    /// Evicts parameters that a network does not read until the parameters that it reads and its other buffers fit.
     fn make_room(&mut self, network: &Network, compiled: &Executable) {
         let own = |component: &str| network.params.iter().any(|p| p.component == component);
         let held = self.parameters.bytes_of_components();
@@ -406,7 +403,7 @@ impl Executor {
                 bytes.saturating_sub(coming + work(network, compiled).unwrap_or(0))
             }
         };
-        // First the other pass', then what is largest.
+        // Weights of other passes are evicted first, then the largest components.
         others.sort_by_key(|(_, bytes)| *bytes);
         while self.parameter_bytes() > room {
             if self.parked.pop_last().is_some() {
@@ -414,22 +411,23 @@ impl Executor {
             }
             let Some((component, bytes)) = others.pop() else { return };
             self.parameters.take_component(component);
-            tracing::debug!("{component} leaves the devices: {} MiB", bytes >> 20);
+            tracing::debug!("{component} is evicted from the devices: {} MiB", bytes >> 20);
         }
     }
 
-    /// Runs a prepared network on its inputs.
+    /// Runs a prepared network.
     ///
     /// # Errors
-    /// A missing input, by name; the plugin's message.
+    /// Returns an error if an input is missing, or if the plugin cannot run the program.
     pub fn run<'a>(&'a self, program: &Executable, inputs: &'a Inputs) -> Result<Outputs> {
         self.run_with(program, |name| inputs.get(name))
     }
 
-    /// Runs a prepared network on buffers found by `find`, or among the parameters.
+    /// Runs a prepared network. Each argument is the buffer that `find` returns for its name, or else the parameter of
+    /// that name.
     ///
     /// # Errors
-    /// A missing input, by name; the plugin's message.
+    /// Returns an error if an input is missing, or if the plugin cannot run the program.
     pub(crate) fn run_with<'a>(
         &'a self,
         program: &Executable,
@@ -438,17 +436,17 @@ impl Executor {
         Ok(self.engine.run(program, |name| find(name).or_else(|| self.parameters.get(name)))?)
     }
 
-    /// Programs that were compiled or taken from the cache since [`Executor::reset_set_up_time`].
+    /// Returns the programs compiled or read from the cache since [`Executor::reset_set_up_time`].
     pub(crate) fn made(&self) -> &[Rc<Executable>] {
         &self.made
     }
 
-    /// Time spent loading and compiling so far.
+    /// Returns the time spent on loading and compiling since [`Executor::reset_set_up_time`].
     pub(crate) fn set_up_time(&self) -> Duration {
         self.load_time + self.compile_time
     }
 
-    /// Starts counting loading and compiling anew, for the next request's figures.
+    /// Resets the times and the list of used programs, for the report of the next request.
     pub(crate) fn reset_set_up_time(&mut self) {
         (self.load_time, self.compile_time) = (Duration::ZERO, Duration::ZERO);
         self.engine.timeline().clear();
@@ -456,18 +454,16 @@ impl Executor {
         self.used.clear();
     }
 
-    /// Copies a host tensor to the devices as the program's argument `name`.
-    ///
-    /// # Errors
-    /// No such argument, another shape; the plugin's message.
+    /// Uploads a host tensor as the program's argument `name`.
     pub(crate) fn upload(&self, program: &Executable, name: &str, tensor: &Tensor) -> Result<ShardedTensor> {
         Ok(self.engine.upload(program, name, tensor)?)
     }
 
-    /// Uploads host tensors under their names, in the element types the program's arguments have.
+    /// Uploads the tensors that are arguments of the program, converted to the element types of the arguments, and adds
+    /// them to `inputs`. Ignores other tensors.
     ///
     /// # Errors
-    /// The plugin's message.
+    /// Returns an error if an upload fails.
     pub fn give_all<'a>(
         &self,
         program: &Executable,
@@ -483,9 +479,8 @@ impl Executor {
     }
 }
 
-/// Says in a line that a program runs without attention's kernel.
-pub(super) fn warn_refused(program: &str, error: &PipelineError) {
+pub(super) fn warn_kernel_rejected(program: &str, error: &PipelineError) {
     let said = error.to_string();
     let line = said.lines().next().unwrap_or_default();
-    tracing::warn!("{program}: attention runs in XLA's own operations, this libtpu does not take its kernel: {line}");
+    tracing::warn!("{program}: libtpu rejected the attention kernel; falling back to XLA operations: {line}");
 }

@@ -1,4 +1,4 @@
-//! A model's files as the source of parameters, with LoRAs merged into what they update.
+//! Reads parameters from a model's files and merges LoRAs into them.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::runtime::{FileTensor, ParameterSource, StoredTensor};
 use crate::weights::{Component, Lora, MergeOrder, ModelSource, TensorView};
 use crate::weights::{check_finite, finite_tensor, lora, lora_merge, read_finite};
 
-/// Files and updates.
+/// Source of parameters: a model's files, and the LoRAs that are merged into their tensors.
 #[derive(Clone)]
 pub(super) struct Files {
     pub(crate) source: Arc<ModelSource>,
@@ -27,7 +27,7 @@ impl Files {
         self.source.checkpoint(component).and_then(|c| c.get_float(key)).map_err(|e| e.to_string())
     }
 
-    /// Dequantization scale of a tensor's 8-bit floats, where the files hold one.
+    /// Returns the scales that dequantize an FP8 tensor; `None` if the files have no scales for it.
     fn scales(&self, component: Component, key: &str) -> Found<Option<Vec<f32>>> {
         let view = self.source.checkpoint(component).and_then(|c| c.scales_of(key)).map_err(|e| e.to_string())?;
         let Some(view) = view else { return Ok(None) };

@@ -1,4 +1,5 @@
-//! `generate`: every video of a configuration, with programs compiled and weights loaded once.
+//! Implements `generate`: generates all videos of a configuration. Compiles the programs and loads the weights only
+//! once.
 
 use super::phase::Phase;
 use crate::request::Request;
@@ -11,21 +12,21 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-pub use super::ahead::OnLoad;
+pub use super::background_load::OnLoad;
 use super::batch::videos_at_once;
 use super::chain_writer::ChainWriter;
+use super::denoise_checkpoint::{Every, Saving};
 use super::duration;
 use super::error::{PipelineError, Result, one_line};
 use super::model::Model;
 use super::options::{GenerateOptions, KeepPlace, RunOptions};
 use super::outputs;
+use super::overwrites::Replaceable;
 use super::preflight::{Preflight, preflight};
 use super::processes;
 use super::recorded::warn_of_versions;
-use super::replaceable::Replaceable;
 use super::report::RunReport;
 use super::runner::Runner;
-use super::saved::{Every, Saving};
 use super::session::Session;
 use super::text_to_video::Generated;
 pub use super::writer::Finished;
@@ -36,22 +37,25 @@ use crate::interrupts;
 use crate::media::Mp4Options;
 use crate::runtime::processes::Group;
 
-/// Steps between two looks at an interrupt, where no progress is shown.
+/// Number of denoising steps after which an interrupt is checked for if no progress is reported.
 const INTERRUPT_EVERY: usize = 8;
 
-/// Receiver of a run's progress; the answer to a step says whether to continue.
+/// Receives the progress of a run.
 pub trait Observer {
-    /// A phase of videos that are made together moves on.
+    /// Called while a batch of videos is generated, when `done` of `total` steps of `phase` are finished. `Break` stops
+    /// the run.
     fn progress(&mut self, jobs: &[Job], phase: Phase, done: usize, total: usize) -> ControlFlow<()>;
-    /// A video is written; the table of its phases.
+    /// Called when a video has been written. `table`: text that lists the time of each phase.
     fn finished(&mut self, video: &Finished, table: &str);
-    /// Receiver of the progress of loading, which other threads tell.
+    /// Returns a callback for the progress of loading, which is called on other threads. `None`: this progress is not
+    /// reported.
     fn on_load(&mut self) -> Option<OnLoad> {
         None
     }
 }
 
-/// Warns where a sidecar was written with another plugin. The program's own version is compared before.
+/// Warns if the run repeats a sidecar that was written with another plugin or platform. Preflight has already compared
+/// the ltx2 version.
 fn warn_of_plugin(session: &Session, options: &GenerateOptions) {
     if let Some(sidecar) = options.sidecar.as_ref().filter(|_| session.first) {
         let plugin = json!({"pjrt": session.versions["pjrt"], "platform": session.versions["platform"]});
@@ -59,11 +63,11 @@ fn warn_of_plugin(session: &Session, options: &GenerateOptions) {
     }
 }
 
-/// Makes every video of `options.jobs`, alone or as one of several processes, of which the first writes them and tells
-/// of it.
+/// Generates a video for each of `options.jobs`. `group`: processes of a multi-process run, of which only the first
+/// writes and reports videos; `None`: this process runs alone.
 ///
 /// # Errors
-/// Errors of model, request or device; nothing is half-written.
+/// Returns an error if the model, a request or a device fails. No partially written file remains.
 pub fn generate(
     config: &Config,
     options: &GenerateOptions,
@@ -105,7 +109,7 @@ pub fn generate(
             let resumed = |saving: Saving| if options.resume { saving.resumed() } else { Ok(saving) };
             run.saving = match saving.and_then(|saving| saving.map(resumed).transpose()) {
                 Ok(saving) => saving,
-                // Those before are written, whatever is wrong with the steps of these.
+                // The previous batch is still written if this batch cannot be resumed.
                 Err(error) => return results.add(writer.wait(), observer).and(Err(error)),
             };
             run.outputs = paths.to_vec();
@@ -121,7 +125,7 @@ pub fn generate(
             let mut failed = None;
             let mut watch = |phase: Phase, done: usize, total: usize| {
                 if let Err(error) = results.add(writer.ended(), observer) {
-                    // What was made before cannot be written: nor can this.
+                    // Stop this batch, because the previous one could not be written.
                     failed = Some(error);
                     return ControlFlow::Break(());
                 }
@@ -131,11 +135,11 @@ pub fn generate(
             let made = started.elapsed();
             let before = failed.map_or(Ok(()), Err).and(results.add(writer.wait(), observer));
             if let (Ok(videos), true) = (&mut videos, first) {
-                let made = to_be_written(&session, &together, std::mem::take(videos), made, &replaceable);
+                let made = pending_videos(&session, &together, std::mem::take(videos), made, &replaceable);
                 writer.start(made, run.saving.take());
             }
             if before.is_err() {
-                // What was made meanwhile is written or kept all the same; the error of those before ends the run.
+                // Write or keep the results of this batch before returning the error of the previous batch.
                 let own = videos.map(drop).and(results.add(writer.wait(), observer));
                 own.unwrap_or_else(|error| tracing::error!("{}", one_line(&error)));
                 return before;
@@ -155,20 +159,20 @@ pub fn generate(
     Ok(finished)
 }
 
-/// Videos that are written, so far.
+/// Results of the videos written so far.
 #[derive(Default)]
 struct Results {
     finished: Vec<Finished>,
     perf: Vec<Value>,
-    /// Failures of other files than the videos: an error at the end, after the other videos.
+    /// Errors of files other than videos. They are returned after all videos are written.
     late: Failures,
 }
 
 impl Results {
-    /// Adds videos and reports them.
+    /// Adds written videos and reports them to the observer.
     ///
     /// # Errors
-    /// The first video that could not be written.
+    /// Returns an error if a video could not be written; of several errors, the first.
     fn add(&mut self, outcomes: Vec<Outcome>, observer: &mut dyn Observer) -> Result<()> {
         let (written, failed) = writer::sorted(outcomes, &mut self.late);
         for Written { video, table, figures } in written {
@@ -180,15 +184,17 @@ impl Results {
     }
 }
 
-/// Writes the figures of videos, if there are any: those of one by themselves.
+/// Writes the timings of all videos to a JSON file: the timings of a single video, or an object whose key `videos`
+/// lists those of several videos. Does nothing without a path or without videos.
 fn write_times(path: Option<&PathBuf>, mut figures: Vec<Value>, replaceable: &Replaceable) -> Result<()> {
     let Some(path) = path.filter(|_| !figures.is_empty()) else { return Ok(()) };
     let all = if figures.len() == 1 { figures.remove(0) } else { json!({"videos": figures}) };
     write_json(path, &all, replaceable.has(path))
 }
 
-/// Where the steps of videos are kept, beside the first of them; without `--checkpoint-every`, only where the run is interrupted
-/// behind the last step. `None`: they are neither kept nor continued from.
+/// Returns the checkpoint settings of a batch; the checkpoint is next to the batch's first video. Without
+/// `--checkpoint-every` and `--resume`, a checkpoint is written only if the run is interrupted after a finished pass.
+/// `None`: no checkpoint is written.
 fn saving(
     config: &Config,
     options: &GenerateOptions,
@@ -203,7 +209,7 @@ fn saving(
         return new().map(Some);
     }
     let is_kept = is_alone && output.file_name().is_some() && !Destination::is_stream(output);
-    // Clips before are needed, too, which are kept where that is asked for.
+    // A chained video can only be resumed if its earlier clips were saved, which requires --checkpoint-every.
     if !is_kept || config.request.chain.is_some() {
         return Ok(None);
     }
@@ -214,10 +220,10 @@ fn saving(
     Ok(new().ok().map(|saving| saving.unasked(how)))
 }
 
-/// Checks the steps that a run continues from, before its programs are compiled.
+/// Checks the checkpoints that the run resumes from, before any program is compiled.
 ///
 /// # Errors
-/// Steps that are damaged, or of another request, model or release.
+/// Returns an error if a checkpoint is damaged or belongs to another request, model or release.
 fn check_steps(session: &Session, options: &GenerateOptions) -> Result<()> {
     if !options.resume {
         return Ok(());
@@ -230,17 +236,17 @@ fn check_steps(session: &Session, options: &GenerateOptions) -> Result<()> {
     })
 }
 
-/// Videos that are made together.
+/// A batch: videos that are generated together.
 struct Together<'a> {
     jobs: &'a [Job],
     requests: &'a [Request],
     paths: &'a [PathBuf],
-    /// Hashes of the given files.
+    /// Hash of each input file, by path.
     inputs: &'a Value,
 }
 
-/// Videos that are made, with the contents of their sidecars.
-fn to_be_written(
+/// Combines generated videos with their reports and sidecars, to be written.
+fn pending_videos(
     session: &Session,
     together: &Together,
     videos: Vec<Generated>,
@@ -248,7 +254,7 @@ fn to_be_written(
     replaceable: &Replaceable,
 ) -> Vec<Made> {
     let Session { config, runner, versions, .. } = session;
-    let model = model_of_sidecar(config, runner);
+    let model = sidecar_model(config, runner);
     let of = |((job, path), generated): ((&Job, &PathBuf), Generated)| Made {
         job: job.clone(),
         path: path.clone(),
@@ -261,15 +267,17 @@ fn to_be_written(
     together.jobs.iter().zip(together.paths).zip(videos).map(of).collect()
 }
 
-/// The model as a sidecar records it. A model that can no longer be read costs the record, not the video.
-fn model_of_sidecar(config: &Config, runner: &Runner) -> Value {
+/// Returns the identity of the model for sidecars. If the model's files can no longer be read, logs a warning and
+/// returns null.
+fn sidecar_model(config: &Config, runner: &Runner) -> Value {
     runner.model.identity(config).unwrap_or_else(|error| {
-        tracing::warn!("the sidecar has no fingerprint of the model: {}", one_line(&error));
+        tracing::warn!("the sidecar records no model fingerprint: {}", one_line(&error));
         Value::Null
     })
 }
 
-/// Makes videos of several clips, which are written while they are made, and were `started` then.
+/// Generates the chained videos of a batch and writes each clip when it is finished. `started`: start time of the
+/// batch.
 fn chained(
     session: &mut Session,
     options: &GenerateOptions,
@@ -284,16 +292,16 @@ fn chained(
     let files = first.then(|| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0], replaceable));
     let mut files = files.transpose()?;
     let mut watch = |phase: Phase, done: usize, total: usize| observer.progress(jobs, phase, done, total);
-    // The clips before it are kept by the work itself, when it is told to end.
+    // After the first clip, delay interrupts until the finished clips are saved.
     let mut hold = None;
     let mut each = |clips| {
-        hold.get_or_insert_with(|| interrupts::hold("the steps under way"));
+        hold.get_or_insert_with(|| interrupts::hold("the current steps"));
         files.as_mut().map_or(Ok(()), |files| files.add(clips))
     };
     let made = runner.generate_chain(requests, run, &mut watch, &mut each);
     if let Err(error) = made {
         return Err(match (files, run.saving.as_ref().and_then(Saving::continuation)) {
-            // Its clips are kept already; whoever interrupts it was told.
+            // The interrupt has already logged where the clips are saved.
             (_, Some(_)) if matches!(error, PipelineError::Interrupted(..)) => error,
             (_, Some(continuation)) => {
                 tracing::info!("{continuation}");
@@ -304,7 +312,7 @@ fn chained(
         });
     }
     let Some(files) = files else { return Ok(Vec::new()) };
-    let model = model_of_sidecar(config, runner);
+    let model = sidecar_model(config, runner);
     let sidecar = |job: &Job| sidecar(config, job, &model, inputs, runner, versions);
     interrupts::doing("while files were written");
     let outcomes = files.finish(&runner.executor, started.elapsed(), sidecar);
@@ -313,7 +321,7 @@ fn chained(
     Ok(outcomes)
 }
 
-/// The sidecar of a video, without hashes of what is made and times.
+/// Returns the sidecar of a video without the output hashes and the timings.
 pub(crate) fn sidecar(
     config: &Config,
     job: &Job,

@@ -9,16 +9,17 @@ use crate::config::{AUTO, Config};
 use crate::media;
 use crate::weights::lora::lora_fingerprint;
 
-/// Hashes of every input file of a configuration, by path: SHA-256 of images, sounds and videos (of a folder, of its files
-/// in turn) and of a layout that is a file, and the fingerprint of each LoRA, which covers blocks of its tensors.
+/// Returns the hash of each input file of a configuration, by path. Images, audio, videos and layout files are hashed
+/// with SHA-256; for a folder of frames, over its files in order. LoRAs have a fingerprint, which covers only samples
+/// of their tensors.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// Returns an error if a file cannot be read.
 pub(super) fn of_given(config: &Config) -> Result<Map<String, Value>> {
     let hash = |path: &str| Ok((path.to_string(), json!(media::sha256_of(Path::new(path))?)));
     let loras = config.model.loras.iter().map(|lora| &lora.path);
     let fingerprint = |path: &String| Ok((path.clone(), json!(lora_fingerprint(path)?)));
-    // A shipped layout is part of the program.
+    // A shipped layout is part of the binary, so it is not hashed.
     let layout = Some(&config.layout[..]).filter(|layout| *layout != AUTO && Path::new(layout).is_file());
     config.request.files().chain(layout).map(hash).chain(loras.map(fingerprint)).collect()
 }
@@ -28,9 +29,10 @@ mod tests {
     use super::*;
     use crate::config::{AudioLatents, GivenAudio, Image, ReferenceVideo};
 
-    /// An image, a sound, a video, kept sound, a reference and its mask, a layout; a folder by what its files hold.
+    /// Tests an image, an audio file, a video, audio latents, a reference video with its mask, and a layout file.
+    /// Folders are hashed by content.
     #[test]
-    fn every_given_file_counts() {
+    fn every_input_file_is_hashed_by_content() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
         let names = ["image.png", "sound.wav", "latents.safetensors", "reference.mp4", "video", "mask", "layout.yml"];
@@ -70,7 +72,7 @@ mod tests {
         all.sort_unstable();
         assert_eq!(known, all);
         for (name, file) in names.iter().zip(files) {
-            // Written over in place: neither size nor the folder's time says so.
+            // Overwrite the file in place, so that neither its size nor the folder's modification time changes.
             std::fs::write(path(file), "behind").expect("written");
             let now = of_given(&config).expect("hashes");
             let changed: Vec<&String> = now.keys().filter(|key| now[*key] != before[*key]).collect();

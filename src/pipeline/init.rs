@@ -1,4 +1,4 @@
-//! A random model in the diffusers layout.
+//! Writes a model with random weights, in the file layout of diffusers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,22 +14,23 @@ use crate::nn::Init;
 use crate::runtime::{RuntimeError, fill_random};
 use crate::weights::{Provenance, SHARD_BYTES, TensorSpec, write_component, write_json};
 
-/// Counts of a written model.
+/// Size of a model that was written.
 pub(crate) struct Written {
-    /// Parameters of all components.
+    /// Number of parameters of all components.
     pub(crate) parameters: usize,
-    /// Bytes of all weight files.
+    /// Total size of the weight files in bytes.
     pub(crate) bytes: usize,
 }
 
-/// Writes the preset's model with random weights drawn from `seed` into `dir`, which must not exist or be empty.
+/// Writes the model of a preset, with random weights drawn from `seed`, to the folder `dir`. The folder must be empty
+/// or not exist yet.
 ///
 /// # Errors
-/// A folder with something in it, a file that cannot be written.
+/// Returns an error if `dir` is not empty or a file cannot be written.
 pub(crate) fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<Written> {
     let taken = std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
     if taken {
-        let reason = "exists and is not empty; name another folder or remove it".to_string();
+        let reason = "exists and is not empty; use another folder or remove this one".to_string();
         return Err(PipelineError::File { path: dir.to_path_buf(), reason });
     }
     let configs = ModelConfigs::of_preset(preset.clone());
@@ -72,7 +73,7 @@ fn file_error(path: &Path, e: &std::io::Error) -> PipelineError {
     PipelineError::File { path: path.to_path_buf(), reason: e.to_string() }
 }
 
-/// The checkpoint tensors of a component and how each is drawn.
+/// Returns the shape and the distribution of each tensor in a component's checkpoint.
 fn random_parameters(configs: &ModelConfigs, part: Component) -> Result<BTreeMap<String, (Vec<usize>, Init)>> {
     let params = parameters(configs, part)?;
     let tensors = params.iter().flat_map(|p| p.source.tensors().into_iter().map(|(n, s)| (n, s, p.init)));
@@ -84,9 +85,9 @@ mod tests {
     use super::*;
     use crate::weights::{ModelSource, Overrides};
 
-    /// Nothing of a written LTX-2.5 is left to be verified, so that a run warns of nothing.
+    /// An LTX-2.5 model that was written records its generation, so loading it logs no warning.
     #[test]
-    fn written_models_say_their_generation() {
+    fn written_models_record_their_generation() {
         let folder = tempfile::tempdir().expect("a folder");
         let preset = Preset::named("nano_2_5").expect("a preset");
         init(&preset, 3, folder.path(), DType::BF16).expect("written");

@@ -1,4 +1,4 @@
-//! The LoRAs of a configuration, by pass.
+//! The LoRAs of a configuration, and the passes to which each applies.
 
 use std::sync::Arc;
 
@@ -7,15 +7,15 @@ use super::origin::Weights;
 use crate::config;
 use crate::weights::{Lora, LoraFile, MergeOrder, ModelSource};
 
-/// Opened files, each with its strength and the passes it holds for.
+/// Opened LoRA files, with the strength of each and the passes (1 or 2) to which it applies.
 #[derive(Clone, Debug, Default)]
 pub struct Loras {
     files: Vec<(Lora, Vec<u8>)>,
-    /// How they are merged.
     pub(super) order: MergeOrder,
 }
 
-/// Whether a configuration gives the two passes different LoRAs. Which tensors they update is in the files alone.
+/// Returns whether the two passes use different LoRAs or strengths. Compares only paths and strengths and does not open
+/// the files.
 pub(super) fn differ_by_pass(model: &config::Model) -> bool {
     let [first, second] = [1, 2].map(|pass| {
         let active = model.loras.iter().filter(|l| l.strength != 0.0 && l.stages.contains(&pass));
@@ -25,10 +25,10 @@ pub(super) fn differ_by_pass(model: &config::Model) -> bool {
 }
 
 impl Loras {
-    /// Opens the files.
+    /// Opens the LoRA files of a configuration.
     ///
     /// # Errors
-    /// The first that cannot be used, by name.
+    /// Returns an error if a file cannot be opened or is not a LoRA.
     pub fn open(model: &config::Model) -> Result<Self> {
         let order = model.lora_merge;
         let each = model.loras.iter().map(|entry| {
@@ -41,43 +41,43 @@ impl Loras {
         Ok(Loras { files: each.collect::<Result<_>>()?, order })
     }
 
-    /// Checks that the weights have every tensor that a LoRA of any pass updates.
-    ///
-    /// # Errors
-    /// Those of [`check`].
+    /// Checks that the model has every tensor that the LoRAs of any pass update; see [`check`].
     pub(crate) fn check(&self, weights: &Weights) -> Result<()> {
         let all: Vec<Lora> = self.files.iter().map(|(lora, _)| lora.clone()).collect();
         check(&all, weights)
     }
 
-    /// Whether there is none.
     pub(crate) fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// Says of which files nothing tells that they are the model's generation's.
+    /// Logs a warning for each LoRA file whose metadata does not confirm that it was trained for the model's
+    /// generation.
     pub(super) fn warn_of_unverified(&self, model: &ModelSource) {
         let lines = self.files.iter().filter_map(|(lora, _)| lora.file.unverified(model));
         lines.for_each(|line| tracing::warn!("{line}"));
     }
 
-    /// Those of a pass, counted from 1.
+    /// Returns the LoRAs that apply to a pass (1 or 2).
     pub(crate) fn of_pass(&self, pass: u8) -> Vec<Lora> {
         self.files.iter().filter(|(_, passes)| passes.contains(&pass)).map(|(lora, _)| lora.clone()).collect()
     }
 }
 
-/// Checks that the weights have every tensor that these LoRAs update.
+/// Checks that the model has every tensor that the LoRAs update.
 ///
 /// # Errors
-/// Random weights; a tensor that the model lacks or has in another shape, with file, key and shapes.
+/// Returns an error if the weights are random, or if the model does not have a tensor or has it with another shape. The
+/// error quotes file, key and shapes.
 pub(super) fn check(loras: &[Lora], weights: &Weights) -> Result<()> {
     let Some(first) = loras.first() else { return Ok(()) };
     match weights {
         Weights::Files(source) => Ok(loras.iter().try_for_each(|lora| lora.file.check(source))?),
         Weights::Random(_) => {
             let file = first.file.path().display();
-            let message = format!("{file}: a LoRA updates weights of files; model.weights is random");
+            let message = format!(
+                "{file}: LoRAs need weights from files, but model.weights is random; set model.weights to file"
+            );
             Err(PipelineError::Input(message))
         }
     }

@@ -1,5 +1,6 @@
-//! Memory that a run needs on each device, planned beside the first load: from the programs as they are written and
-//! compiled, against what the device says is free.
+//! Plans the device memory of a run while its parameters load: compares the memory that its programs need with the
+//! memory that the devices report as free. Uses the compiler's figures, or those of the written programs if they are
+//! not compiled yet.
 
 use super::setup;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,79 +20,82 @@ use crate::nn::Build;
 use crate::runtime::processes::Group;
 use crate::runtime::{During, RuntimeError, SpanKind, device_bytes};
 
-/// The part of free memory that is not planned with: allocators leave gaps, and results of one program wait for the next.
+/// Fraction of the free memory that is kept in reserve, because allocators fragment and the results of a program stay
+/// in memory until the next program runs.
 const SPARE: f64 = 0.03;
 
-/// The part of usable memory up to which all parameters are loaded beside compilation: what programs need is not known by
-/// then, and compilers try kernels on the device.
-const ROOMY: f64 = 0.7;
+/// If all parameters take at most this fraction of the usable memory, they are loaded during compilation. The rest is
+/// left for the programs, whose needs are not known yet, and for compilers that try kernels on the device.
+const PRELOAD_FRACTION: f64 = 0.7;
 
-/// The same where all programs come from the compile cache.
-const ROOMY_CACHED: f64 = 0.92;
+/// Value used instead of [`PRELOAD_FRACTION`] if all programs come from the compile cache.
+const PRELOAD_FRACTION_CACHED: f64 = 0.92;
 
-/// Bytes of one program on a device.
+/// Memory that one program needs on a device, in bytes.
 #[derive(Clone, Debug)]
 struct Need {
     program: ProgramKind,
-    /// The components whose parameters it reads.
+    /// Components whose parameters the program reads.
     components: BTreeSet<&'static str>,
-    /// Everything but parameters; none where that is unknown.
+    /// Bytes of everything except parameters. `None`: unknown, e.g. because the program is not compiled yet.
     work: Option<usize>,
-    /// Of that, arguments and results.
+    /// Bytes of arguments and results, without parameters.
     io: usize,
 }
 
 impl Need {
-    /// A program that is not compiled.
+    /// Creates the entry of a program that has not been compiled.
     fn of(program: ProgramKind, network: &Network) -> Self {
         let components = network.params.iter().map(|p| p.component).collect();
         Need { program, components, work: None, io: io(network) }
     }
 
-    /// Bytes beside parameters, as far as they are known: arguments and results before it is compiled.
+    /// Returns the bytes that the program needs besides its parameters; before compilation, those of its arguments and
+    /// results.
     fn beside(&self) -> usize {
         self.work.unwrap_or(self.io)
     }
 }
 
-/// Bytes of a run on each device, by program and component.
+/// Memory that a run needs per device, by program and by component.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// Configuration of the run.
     config: Config,
     needs: Vec<Need>,
-    /// Parameters of each component, in bytes.
+    /// Bytes of parameters per device, by component.
     components: BTreeMap<&'static str, usize>,
-    /// Bytes of those that each of two passes has for itself: the other pass' leave where there is no room.
+    /// Bytes of the parameters that exist twice, because LoRAs give each pass its own. Those of the inactive pass are
+    /// evicted first when memory is short.
     of_other_pass: usize,
-    /// Bytes of a device that may be used, where that is known.
+    /// Usable bytes per device. `None`: unknown.
     limit: Option<usize>,
 }
 
-/// A plan that is kept, and the parameters that stay on the devices by it.
+/// A plan that fits in memory, and which parameters stay on the devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
     plan: Rc<Plan>,
     pub(crate) keep: Keep,
 }
 
-/// Arguments and results that are no parameters, in bytes on a device.
+/// Returns the bytes of a program's arguments and results per device, without parameters.
 fn io(network: &Network) -> usize {
     let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
     usize::try_from(needed(network)).unwrap_or(0).saturating_sub(parameters)
 }
 
-/// Usable bytes of each device of this process, as the devices report them.
+/// Returns the usable bytes of each device of this process: the minimum over its devices. `None`: no device reports
+/// them.
 fn free_here(executor: &Executor) -> Option<usize> {
     let memory = executor.engine().devices().iter().filter_map(|d| d.memory().ok());
-    // Parameters of earlier requests are counted with the run's own.
+    // Parameters that are already loaded are part of the memory that this run needs, so they count as free.
     let loaded = executor.parameter_bytes_of_device() as i64;
     let own = memory.filter_map(|m| Some(m.limit? - m.in_use + loaded)).min();
     own.map(|bytes| (bytes as f64 * (1.0 - SPARE)) as usize)
 }
 
-/// Usable bytes of each device. Processes that run together have one number, or they would run their programs in different
-/// orders.
+/// Returns the usable bytes of each device. In a multi-process run, this is the minimum over all processes: with
+/// different limits, the processes would run their programs in different orders.
 fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>> {
     let (engine, own) = (executor.engine(), free_here(executor));
     match group {
@@ -105,7 +109,7 @@ fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>
 }
 
 impl Plan {
-    /// Writes and compiles every program of a run, and begins to load what they read.
+    /// Writes and compiles every program of a run, and starts to load their parameters.
     pub(crate) fn of(
         config: &Config,
         programs: &Programs,
@@ -131,19 +135,19 @@ impl Plan {
         let engine = executor.engine();
         let are_cached = || networks.iter().all(|(kind, network)| engine.is_cached(kind.name(), &network.program));
         let takes = limit.map_or(0.0, |limit| all / limit as f64);
-        let has_room = takes <= ROOMY || takes <= ROOMY_CACHED && are_cached();
+        let has_room = takes <= PRELOAD_FRACTION || takes <= PRELOAD_FRACTION_CACHED && are_cached();
         let has_room = has_room && config.runtime.residency != Residency::InTurn;
         executor.load_ahead(networks.iter().map(|(_, network)| network.clone()), has_room);
         let needs = networks.iter().map(|(program, network)| Need::of(*program, network));
         let mut plan = Plan { config: config.clone(), needs: needs.collect(), components, of_other_pass, limit };
         if let Err(error) = plan.compile(&networks, executor) {
-            // What programs need beside their arguments and results is not known yet.
+            // Compilation failed, so the plan only knows the arguments and results of the programs.
             return Err(plan.explain(error, None, executor, build));
         }
         Ok(plan)
     }
 
-    /// Compiles the programs, which says what they need.
+    /// Compiles the programs and records how much memory each needs.
     fn compile(&mut self, networks: &[(ProgramKind, Arc<Network>)], executor: &mut Executor) -> Result<()> {
         executor.compile_all(networks.iter().map(|(kind, network)| (kind.name(), &**network)))?;
         for (need, (program, network)) in self.needs.iter_mut().zip(networks) {
@@ -152,31 +156,32 @@ impl Plan {
         Ok(())
     }
 
-    /// Bytes with every component loaded.
+    /// Returns the bytes that the run needs if all parameters stay on the devices.
     fn all(&self) -> usize {
         self.components.values().sum::<usize>()
             + self.of_other_pass
             + self.needs.iter().filter_map(|n| n.work).max().unwrap_or(0)
     }
 
-    /// Bytes of a program alone, as far as they are known.
+    /// Returns the bytes that a program needs if only its own parameters are loaded.
     fn alone(&self, need: &Need) -> usize {
         need.beside() + need.components.iter().filter_map(|c| self.components.get(c)).sum::<usize>()
     }
 
-    /// The program that needs most, loaded alone.
+    /// Returns the program that needs the most memory if only its own parameters are loaded, and its bytes.
     fn largest(&self) -> Option<(&Need, usize)> {
         self.needs.iter().map(|n| (n, self.alone(n))).max_by_key(|(_, bytes)| *bytes)
     }
 
-    /// The program that an error is about: by its name, by that of a component that it reads, else the largest.
+    /// Returns the program to which an error refers. `name`: name of a program, or of components whose parameters it
+    /// reads. If neither is found, returns the program that needs the most memory.
     fn need_of(&self, name: &str) -> Option<&Need> {
         let is_meant =
             |need: &&Need| need.program.name() == name || name.split(", ").any(|c| need.components.contains(c));
         self.needs.iter().filter(is_meant).max_by_key(|need| self.alone(need)).or(self.largest().map(|(need, _)| need))
     }
 
-    /// Bytes of a program with what stays on the devices.
+    /// Returns the bytes of a program and of the parameters that stay on the devices while it runs.
     fn tried(&self, need: &Need, keep: Option<Keep>) -> usize {
         let alone = self.alone(need);
         match keep {
@@ -186,26 +191,26 @@ impl Plan {
         }
     }
 
-    /// Bytes of a program, and those that may be used, in words.
+    /// Describes how many bytes a program needs and how many are usable.
     fn needed(&self, need: &Need, keep: Option<Keep>, known: Option<usize>) -> String {
         let (alone, tried) = (self.alone(need), self.tried(need, keep));
-        let mut text = format!("{} needs {:.2} GiB a device", need.program.name(), gib(alone));
+        let mut text = format!("{} needs {:.2} GiB per device", need.program.name(), gib(alone));
         if tried > alone {
-            text += &format!(" and {:.2} with what stays loaded", gib(tried));
+            text += &format!(" and {:.2} GiB together with the parameters that stay loaded", gib(tried));
         }
-        text + &may_be_used(known)
+        text + &usable_text(known)
     }
 
-    /// An error of too little memory in the plan's words: what is needed, what is free, the cheapest change that fits. Others
-    /// stay as they are. `keep` is what stays on the devices, none before that is decided.
+    /// Adds the memory needed, the memory usable and the cheapest change that fits to an out-of-memory error; returns
+    /// other errors unchanged. `keep`: the parameters that stay on the devices; `None`: not decided yet.
     fn explain(&self, error: PipelineError, keep: Option<Keep>, executor: &Executor, build: &Build) -> PipelineError {
         let PipelineError::Runtime(RuntimeError::OutOfMemory { name, .. }) = &error else { return error };
         let Some(need) = self.need_of(name) else { return error };
         let (alone, least) = (self.alone(need), self.largest().map_or(0, |(_, bytes)| bytes));
-        // What was tried took more than there is, whatever the devices say.
+        // The attempt ran out of memory, whatever limit the device reported.
         let tried = self.tried(need, keep);
         let too_much = (tried as f64 * (1.0 - SPARE)) as usize;
-        // As it was before anything was loaded.
+        // Bytes that were usable before anything was loaded.
         let known = [self.limit, free_here(executor)].into_iter().flatten().min();
         let turns = tried > alone && least <= too_much.min(known.unwrap_or(usize::MAX));
         let change = match turns {
@@ -215,13 +220,12 @@ impl Plan {
                 false => known.unwrap_or(usize::MAX),
             }),
         };
-        let would =
-            if need.work.is_some() { WOULD_FIT } else { "needs less, as far as can be told without compiling it" };
+        let would = if need.work.is_some() { WOULD_FIT } else { "needs less (estimated without compiling)" };
         let change = change.map_or_else(|| NOTHING_FITS.into(), |change| format!("{change} {would}"));
-        too_little(error, &self.needed(need, keep, known), &change)
+        out_of_memory_error(error, &self.needed(need, keep, known), &change)
     }
 
-    /// Components that stay on the devices; none where the run has no room.
+    /// Decides which parameters stay on the devices. `None`: the run does not fit in memory.
     fn keep(&self, residency: Residency) -> Option<Keep> {
         let least = self.largest().map_or(0, |(_, bytes)| bytes);
         let limit = self.limit.unwrap_or(usize::MAX);
@@ -233,9 +237,9 @@ impl Plan {
         }
     }
 
-    /// A line a program, and sums.
+    /// Formats the plan as a table with one line per program, followed by totals.
     pub(crate) fn table(&self) -> String {
-        let mut text = String::from("memory a device           parameters GiB   beside them\n");
+        let mut text = String::from("memory per device         parameters GiB     other GiB\n");
         for need in &self.needs {
             let (name, parameters) = (need.program.name(), gib(self.alone(need) - need.beside()));
             let work = need.work.map_or("unknown".to_string(), |work| format!("{:.3}", gib(work)));
@@ -245,14 +249,14 @@ impl Plan {
         let _ = writeln!(text, "  {:<24}{:>14.3}", "all loaded", gib(self.all()));
         let _ =
             writeln!(text, "  {:<24}{:>14.3}", "one component at a time", gib(self.largest().map_or(0, |(_, b)| b)));
-        let free = self.limit.map_or("not known here".to_string(), |bytes| format!("{:.3}", gib(bytes)));
-        let _ = write!(text, "  {:<24}{free:>14}", "may be used");
+        let free = self.limit.map_or("unknown".to_string(), |bytes| format!("{:.3}", gib(bytes)));
+        let _ = write!(text, "  {:<24}{free:>14}", "usable");
         text
     }
 }
 
-/// An error of too little memory with what is needed and what to change. Others stay as they are.
-fn too_little(error: PipelineError, needs: &str, change: &str) -> PipelineError {
+/// Adds the memory needed and what to change to an out-of-memory error; returns other errors unchanged.
+fn out_of_memory_error(error: PipelineError, needs: &str, change: &str) -> PipelineError {
     let PipelineError::Runtime(RuntimeError::OutOfMemory { during, name, source }) = &error else { return error };
     let what = if *during == During::Load { "parameters of " } else { "" };
     let said = one_line(source);
@@ -261,8 +265,9 @@ fn too_little(error: PipelineError, needs: &str, change: &str) -> PipelineError 
     ))
 }
 
-/// An error of a program that runs by itself: of too little memory with what it needs and what is free. Others stay as they are.
-pub(super) fn explain_alone(error: PipelineError, network: &Network, executor: &Executor) -> PipelineError {
+/// Adds the memory needed and the memory usable to the out-of-memory error of a program that is run by itself; returns
+/// other errors unchanged.
+pub(super) fn explain_single_run(error: PipelineError, network: &Network, executor: &Executor) -> PipelineError {
     let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
     let hash = network.program.hash();
     let compiled = executor.made().iter().find(|program| program.hash() == hash);
@@ -270,15 +275,19 @@ pub(super) fn explain_alone(error: PipelineError, network: &Network, executor: &
         Some(work) => ("", work),
         None => ("at least ", io(network)),
     };
-    let free = may_be_used(free_here(executor));
-    let needs = format!("it needs {least}{:.2} GiB a device{free}", gib(parameters + beside));
-    too_little(error, &needs, "take a smaller input, or more devices and a layout that splits it (--layout, --mesh)")
+    let free = usable_text(free_here(executor));
+    let needs = format!("it needs {least}{:.2} GiB per device{free}", gib(parameters + beside));
+    out_of_memory_error(
+        error,
+        &needs,
+        "use a smaller input, or more devices and a layout that shards it (--layout, --mesh)",
+    )
 }
 
-fn may_be_used(known: Option<usize>) -> String {
+fn usable_text(known: Option<usize>) -> String {
     match known {
-        Some(bytes) => format!(", {:.2} GiB may be used", gib(bytes)),
-        None => ", what is free is not known".into(),
+        Some(bytes) => format!(", {:.2} GiB are usable", gib(bytes)),
+        None => ", free memory is unknown".into(),
     }
 }
 
@@ -286,10 +295,11 @@ fn gib(bytes: usize) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }
 
-/// Plans a run and decides what stays on its devices.
+/// Plans the memory of a run and decides which parameters stay on the devices.
 ///
 /// # Errors
-/// Too little memory, with the cheapest change that fits; what is wrong with a program.
+/// Returns an error if a program cannot be compiled or if the run does not fit in memory; the latter suggests the
+/// cheapest change that fits.
 pub(crate) fn plan(
     config: &Config,
     programs: &Programs,
@@ -306,14 +316,15 @@ pub(crate) fn plan(
 }
 
 impl Planned {
-    /// Bytes of each program and component in words, for a process that a plugin aborts.
+    /// Returns a function that describes the memory needs of a program or component. Its result is printed if a plugin
+    /// aborts the process.
     pub(crate) fn needs(&self, executor: &Executor) -> impl Fn(&str) -> Option<String> + Send + Sync + use<> {
         let known = [self.plan.limit, free_here(executor)].into_iter().flatten().min();
         let of = |need: &Need| {
             let turns = self.plan.tried(need, Some(self.keep)) > self.plan.alone(need);
             let change = if turns { "--set runtime.residency=in_turn" } else { "fewer frames or more devices" };
             let needed = self.plan.needed(need, Some(self.keep), known);
-            format!("{needed} unless other processes hold some of it; less is needed with {change}")
+            format!("{needed} unless other processes use some of this memory; to reduce the need, use {change}")
         };
         let told: Vec<_> =
             self.plan.needs.iter().map(|need| (need.program.name(), need.components.clone(), of(need))).collect();
@@ -327,40 +338,43 @@ impl Planned {
         }
     }
 
-    /// An error of a run by this plan; of too little memory in the plan's words.
+    /// Adds the plan's figures to an out-of-memory error; returns other errors unchanged.
     pub(crate) fn explain(&self, error: PipelineError, executor: &Executor, build: &Build) -> PipelineError {
         self.plan.explain(error, Some(self.keep), executor, build)
     }
 }
 
-/// Tilings that are proposed, as they are set, with their overlaps: the default, and one of the diffusion decoder.
+/// Tilings that an error can suggest, as (YAML, overlap, frame overlap): the default tiling, and one with an overlap
+/// that is large enough for the diffusion decoder.
 const TILINGS: [(&str, usize, usize); 2] = [("", 64, 24), ("overlap: 160, frame_overlap: 40", 160, 40)];
 
-const WOULD_FIT: &str = "would fit, as far as can be told without compiling it";
-const NOTHING_FITS: &str = "no smaller tiles, shipped layout or number of frames fits; take more devices";
+const WOULD_FIT: &str = "would fit (estimated without compiling)";
+const NOTHING_FITS: &str = "no smaller tiles, shipped layout or number of frames fits; use more devices";
 
 impl Plan {
-    /// Message of a run that does not fit: the missing bytes, and the cheapest change that fits.
+    /// Describes why a run does not fit in memory: the bytes needed, the bytes usable, and the cheapest change that
+    /// fits.
     fn shortage(&self, executor: &Executor, build: &Build) -> String {
         let limit = self.limit.unwrap_or(usize::MAX);
-        let have = format!("{:.2} GiB a device may be used", gib(limit));
+        let have = format!("{:.2} GiB per device are usable", gib(limit));
         if self.config.runtime.residency == Residency::Resident && self.keep(Residency::Auto).is_some() {
             let all = gib(self.all());
-            return format!("all parts together need {all:.2} GiB a device, {have}: set runtime.residency to auto");
+            return format!(
+                "all components together need {all:.2} GiB per device, {have}: set runtime.residency to auto"
+            );
         }
         let Some((need, bytes)) = self.largest() else { return have };
         let (name, work) =
-            (need.program.name(), need.work.map_or("unknown".to_string(), |work| format!("{:.2}", gib(work))));
-        let what =
-            format!("{name} needs {:.2} GiB a device ({work} of them beside its parameters), {have}", gib(bytes));
+            (need.program.name(), need.work.map_or("unknown".to_string(), |work| format!("{:.2} GiB", gib(work))));
+        let what = format!("{name} needs {:.2} GiB per device ({work} without its parameters), {have}", gib(bytes));
         match self.cheapest(executor, build, |_| limit) {
             Some(change) => format!("{what}: {change} {WOULD_FIT}"),
             None => format!("{what}: {NOTHING_FITS}"),
         }
     }
 
-    /// The cheapest change, as flags, with which each program alone fits into its `limit` of bytes; what it needs is an estimate from
-    /// this plan, not compiled.
+    /// Returns the flags of the cheapest change after which each program, with only its own parameters loaded, needs at
+    /// most `limit` bytes. The changed programs are not compiled; their needs are estimated from this plan.
     fn cheapest(&self, executor: &Executor, build: &Build, limit: impl Fn(ProgramKind) -> usize) -> Option<String> {
         let fits = |change: &Config| {
             let needs = self.estimate(change, executor, build);
@@ -369,8 +383,9 @@ impl Plan {
         candidates(&self.config).find(|(_, change)| fits(change)).map(|(flags, _)| flags)
     }
 
-    /// Bytes of each of a changed configuration's programs alone: its parameters, and the work of today's program in the
-    /// proportion of the arguments and results that are not parameters.
+    /// Estimates the bytes that each program of a changed configuration needs with only its own parameters loaded: the
+    /// bytes of its parameters, plus the other bytes of the current program, scaled by the ratio of the sizes of
+    /// arguments and results.
     fn estimate(&self, config: &Config, executor: &Executor, build: &Build) -> Option<Vec<(ProgramKind, usize)>> {
         let engine = executor.engine();
         let new = setup::build_for(config, engine.devices().len(), engine.toolchain()).ok()?;
@@ -388,7 +403,7 @@ impl Plan {
     }
 }
 
-/// Configurations that need less, the cheapest first, each with the flags that make it.
+/// Returns configurations that need less memory, with the flags that select them; the cheapest change comes first.
 fn candidates(config: &Config) -> impl Iterator<Item = (String, Config)> {
     let tiled = TILINGS.into_iter().filter(|_| config.runtime.tiling.is_none()).map(|(set, overlap, frame_overlap)| {
         let tiling = Tiling { overlap, frame_overlap, ..Tiling::default() };
@@ -398,7 +413,8 @@ fn candidates(config: &Config) -> impl Iterator<Item = (String, Config)> {
         let change = changed(config, |c| (c.layout, c.mesh) = (layout.into(), None));
         (format!("--layout {layout}"), change)
     });
-    // Numbers that the model does not take are refused before any program is written.
+    // Frame counts that the model does not support are rejected before their programs are written, so it is cheap to
+    // try all.
     let frames = (1..config.clip_frames().unwrap_or(1)).rev().map(|n| match &config.request.chain {
         Some(chain) => {
             let chain = Some(Chain { clip: n, ..chain.clone() });
@@ -421,9 +437,9 @@ mod tests {
     use crate::hlo::{Builder, DType, Type};
     use crate::nn::{Axis, Init, Param, Source};
 
-    /// Parameters come in the order of a program's arguments, where those of a component may be on both sides of another's.
+    /// Parameters are in the order of the program's arguments, so those of a component are not necessarily adjacent.
     #[test]
-    fn a_component_s_parameters_count_once() {
+    fn component_is_counted_once_per_program() {
         let b = Builder::new("encode");
         let ty = Type::new(DType::F32, [4]);
         let read = [("text_encoder", "a"), ("connectors", "b"), ("text_encoder", "c")].map(|(component, name)| {
@@ -446,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_pass_s_weights_leave_before_a_run_is_refused() {
+    fn inactive_pass_weights_are_evicted_before_rejecting() {
         let need = |program, components: &[&'static str], work| Need {
             program,
             components: components.iter().copied().collect(),
@@ -468,7 +484,7 @@ mod tests {
         assert_eq!(plan(0).all(), 270);
         assert_eq!(plan(270).keep(Residency::Auto), Some(Keep::All));
         assert_eq!(plan(269).keep(Residency::Auto), Some(Keep::Most(269)));
-        // One transformer and its work.
+        // The transformer of one pass needs 100 bytes, and its program 10 more.
         assert_eq!(plan(110).keep(Residency::Auto), Some(Keep::Most(110)));
         assert_eq!(plan(109).keep(Residency::Auto), None);
         assert_eq!(plan(110).keep(Residency::InTurn), Some(Keep::OneComponent));

@@ -1,4 +1,4 @@
-//! A model that requests can be made of: configurations, tokenizer, latent statistics, weights.
+//! A model with everything that requests need: configurations, tokenizer, latent statistics and weights.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,35 +21,37 @@ pub use crate::weights::Component;
 use crate::weights::ModelSource;
 use crate::weights::fingerprint::SAMPLED;
 
-/// Mean 0, deviation 1.
+/// Returns statistics with mean 0 and standard deviation 1, which do not change latents.
 fn plain_statistics(length: usize, scaling_factor: f32) -> Statistics {
     Statistics { mean: vec![0.0; length], std: vec![1.0; length], scaling_factor }
 }
 
-/// Everything a text-to-video request reads of a model.
+/// An opened model.
 pub struct Model {
-    /// The configurations, which become programs.
+    /// Configurations of the components; programs are written from them.
     pub configs: ModelConfigs,
-    /// Sizes that the programs are written from.
+    /// Sizes from the configurations that programs and requests depend on.
     pub sizes: ModelSizes,
-    /// The model's own schedule.
+    /// Noise schedule from the model's scheduler config.
     pub scheduler: FlowMatch,
     pub tokenizer: Tokenizer,
-    /// Of the video latents and the audio tokens.
+    /// Means and standard deviations that normalise video latents and audio tokens.
     pub statistics: Av<Statistics>,
-    /// Of the latents that the diffusion decoder takes, where it decodes.
+    /// Means and standard deviations of the latents that the diffusion decoder expects. `None`: the VAE decodes the
+    /// video.
     pub(crate) diffusion: Option<Statistics>,
-    /// Samples a second.
+    /// Audio sample rate in Hz.
     pub(crate) sample_rate: usize,
     /// Where the parameters come from.
     pub(crate) weights: Weights,
 }
 
 impl Model {
-    /// The model of a configuration, with weights as it says. Every component that its run reads is verified.
+    /// Opens the model of a configuration, with weights from files or random weights (`model.weights`). Verifies every
+    /// component that the run reads.
     ///
     /// # Errors
-    /// Those of [`Model::open`] and [`Model::random`].
+    /// Returns the errors of [`Model::open`] and [`Model::random`].
     pub fn of(config: &Config) -> Result<Self> {
         match origin::of_run(config)? {
             (_, Weights::Files(source)) => Model::read(&source, ModelConfigs::of(&source).for_run(config), config),
@@ -57,10 +59,11 @@ impl Model {
         }
     }
 
-    /// A model of random weights, drawn from `seed`: configurations and tokenizer of its files where they are here.
+    /// Opens a model with random weights, drawn from `seed`. Configurations and tokenizer are read from the model's
+    /// files if these are on this machine.
     ///
     /// # Errors
-    /// An unusable configuration or tokenizer, by name.
+    /// Returns an error if a configuration or the tokenizer is invalid; the error quotes its path.
     pub fn random(origin: Origin, seed: u64) -> Result<Self> {
         Model::drawn(ModelConfigs::from(origin), seed)
     }
@@ -71,14 +74,14 @@ impl Model {
             Origin::Preset(_) => None,
         };
         tracing::warn!(
-            "RANDOM WEIGHTS of {} (seed {seed}), made on the device: what they paint is noise. Stand-ins too: latent \
-             statistics (mean 0, deviation 1){}",
+            "RANDOM WEIGHTS of {} (seed {seed}), generated on the device: the output is noise. Also placeholders: \
+             latent statistics (mean 0, standard deviation 1){}",
             configs.origin().name(),
             if files.is_some() { "" } else { ", tokenizer (bytes)" }
         );
         let tokenizer = match &files {
             Some(files) => verify::open_tokenizer(files, &configs)?,
-            None => verify::stand_in_tokenizer(&configs)?,
+            None => verify::placeholder_tokenizer(&configs)?,
         };
         let (vae, audio) = (configs.video_vae()?, configs.audio_vae()?);
         let video = plain_statistics(vae.latent_channels, vae.scaling_factor);
@@ -90,10 +93,11 @@ impl Model {
         Model::with(configs, tokenizer, statistics, diffusion, Weights::Random(seed))
     }
 
-    /// Verifies the components of a text-to-video run and reads configurations, tokenizer and latent statistics.
+    /// Opens a model from its files: verifies the components of a text-to-video run, and reads configurations,
+    /// tokenizer and latent statistics.
     ///
     /// # Errors
-    /// A missing or unusable component, by name.
+    /// Returns an error if a component is missing or invalid; the error quotes its path.
     pub fn open(source: &Arc<ModelSource>) -> Result<Self> {
         Model::read(source, ModelConfigs::of(source), &Config::default())
     }
@@ -102,7 +106,7 @@ impl Model {
         let mut components = configs.components(config);
         let decoder = components.take(&Component::DiffusionDecoder);
         source.require(components.iter().copied())?;
-        // Its error tells which decoder to give.
+        // If the selected decoder is missing, this error says which file to pass.
         let by_diffusion = configs.decodes_by_diffusion()?;
         components.extend(decoder);
         verify::components(&configs, source, &components)?;
@@ -145,15 +149,13 @@ impl Model {
         })
     }
 
-    /// Whether the video is decoded by diffusion.
+    /// Returns whether the diffusion decoder decodes the video, instead of the VAE.
     pub fn decodes_by_diffusion(&self) -> bool {
         self.diffusion.is_some()
     }
 
-    /// Un-normalised latents `[b, C, F, H, W]` by the statistics of the decoder that decodes them.
-    ///
-    /// # Errors
-    /// A decoder of other latents.
+    /// Converts un-normalised latents `[b, C, F, H, W]`, which have the statistics of the VAE, to those that the
+    /// decoder expects.
     pub(crate) fn decoded_latents(&self, mut video: Array5<f32>) -> Result<Array5<f32>> {
         if let Some(own) = self.diffusion.as_ref().filter(|own| **own != self.statistics.video) {
             self.statistics.video.normalize(&mut video, 1)?;
@@ -162,39 +164,38 @@ impl Model {
         Ok(video)
     }
 
-    /// A job as this model takes it.
+    /// Creates the request for a job of a configuration.
     ///
     /// # Errors
-    /// Sizes and schedules that it does not take.
+    /// Returns an error if the model does not support the sizes or the noise schedule.
     pub fn request(&self, config: &Config, job: &Job) -> Result<Request> {
-        let request = request::of_job(config, &self.sizes, job)?;
+        let request = request::resolve_job(config, &self.sizes, job)?;
         let shapes = Shapes::of(&self.sizes, &request.passes().0)?;
         let by_diffusers = config.guidance.stg_streams == Reference::Diffusers;
         let stg = request.all_scales().into_iter().flatten().any(|s| s.stg != 0.0);
         if stg && by_diffusers && !self.sizes.transformer.perturbed_attn && job.index == 0 {
             tracing::warn!(
-                "guidance.video.stg and guidance.audio.stg change nothing: guidance.stg_streams is diffusers, which does not \
+                "guidance.video.stg and guidance.audio.stg have no effect: guidance.stg_streams is diffusers, which does not \
                  perturb a model without perturbed_attn; set them to 0, or guidance.stg_streams to official"
             );
         }
         let c = &self.sizes.transformer;
         let of_2_5 = c.use_keyframes_abs_pos_embedding || !c.ff_bias;
-        if let Some(other) = request::scheduler_of_another(config, &self.scheduler).filter(|_| of_2_5 && job.index == 0)
+        if let Some(other) =
+            request::scheduler_mismatch_warning(config, &self.scheduler).filter(|_| of_2_5 && job.index == 0)
         {
             tracing::warn!("{}: {other}", self.configs.origin().config_place(Component::Scheduler).display());
         }
         Ok(Request { sigmas: request::sigmas(config, &self.scheduler, &shapes)?, ..request })
     }
 
-    /// Verifies every component that a run of `config` reads, which may be more than this model was opened for.
-    ///
-    /// # Errors
-    /// The first missing or unusable component, by name.
+    /// Verifies every component that a run of `config` reads. These may be more than those verified when the model was
+    /// opened.
     pub(crate) fn verify(&self, config: &Config) -> Result<()> {
         let components = self.configs.components(config);
         match &self.weights {
             Weights::Files(source) => verify::components(&self.configs, source, &components),
-            // A built-in preset has no tokenizer; prompts are bytes then.
+            // A built-in preset has no tokenizer; prompts are then tokenized by bytes.
             Weights::Random(_) => {
                 let configured = components.iter().filter(|part| **part != Component::Tokenizer);
                 configured.into_iter().try_for_each(|part| self.configs.origin().json(*part).map(drop))
@@ -202,10 +203,11 @@ impl Model {
         }
     }
 
-    /// Path and fingerprints of the components that a run of `config` reads, for its sidecar.
+    /// Returns the model's path and the fingerprints of the components that a run of `config` reads, for the run's
+    /// sidecar.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// Returns an error if a file cannot be read.
     pub fn identity(&self, config: &Config) -> Result<Value> {
         let components = self.configs.components(config);
         let path = self.configs.origin().name();

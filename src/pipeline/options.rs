@@ -1,76 +1,82 @@
-//! Settings of a run that are no part of its configuration.
+//! Options of a run that are not part of its configuration.
 
 use std::path::PathBuf;
 
-use super::saved::Saving;
+use super::denoise_checkpoint::Saving;
 use crate::config::{Job, Sidecar};
 use crate::media::Mp4Options;
 
-/// The parts of `ltx2 generate`'s command line that do not change what is generated.
+/// Arguments of `ltx2 generate` in addition to the configuration.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateOptions {
-    /// The videos to make, in order.
+    /// Prompt and seed of each video, in the order in which the videos are generated.
     pub jobs: Vec<Job>,
-    /// The MP4 of each video. Of several processes only the first's count.
+    /// Output file of each job. In a multi-process run, only those of the first process are used.
     pub outputs: Vec<PathBuf>,
-    /// The videos are those that are left of a run of several: what is beside each has the same name as there.
+    /// Whether the run was started for several videos. Frames, audio and dumps then have a name for each video, even if
+    /// only one video remains to be generated after `--resume`.
     pub several: bool,
-    /// Existing files are overwritten; without it they are an error before the run.
+    /// Whether to overwrite existing files. Otherwise, a file that exists before the run starts is an error.
     pub force: bool,
-    /// The sidecar that the run repeats: its inputs and model are compared with those of the run.
+    /// Sidecar of a run to repeat. The inputs and the model of this run must match those that it records.
     pub sidecar: Option<Sidecar>,
-    /// Where embeddings, noise, latents, frames and samples go, as safetensors.
+    /// Safetensors file that receives embeddings, noise, latents, frames and audio samples.
     pub dump: Option<PathBuf>,
-    /// Latents after every step go there too: one call of the device a step.
+    /// Whether the dump includes the latents after every step, which requires one device call per step.
     pub dump_steps: bool,
-    /// Where times and memory go, as JSON.
+    /// JSON file that receives timings and memory use.
     pub perf_json: Option<PathBuf>,
-    /// Steps between two reports of progress; none runs the whole loop at once.
+    /// Number of steps between two progress reports. `None`: progress is not reported.
     pub progress_every: Option<usize>,
-    /// Steps between two savings of the steps behind a run, in a file beside its first video.
+    /// Number of steps between two checkpoints of the denoising state, which are written next to the first video of
+    /// each batch.
     pub checkpoint_every: Option<usize>,
-    /// Goes on from such a file, if there is one.
+    /// Whether to resume from the checkpoint of an interrupted run, if there is one.
     pub resume: bool,
-    /// Results are printed as JSON instead of as paths.
+    /// Whether to print results as JSON; otherwise, paths are printed.
     pub json: bool,
 }
 
 impl GenerateOptions {
-    /// Whether frames, sound and dumps of each video need a name of their own.
+    /// Returns whether frames, audio and dumps have a separate name for each video.
     pub(super) fn has_several(&self) -> bool {
         self.several || self.jobs.len() > 1
     }
 }
 
-/// Where results are kept that cannot be written to their files.
+/// Where to save results that cannot be written to their output files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeepPlace {
-    /// In the folder of temporary files, else beside the video.
+    /// In the temporary directory, or next to the video if that fails. Never overwrites a file.
     #[default]
     Temporary,
-    /// Beside the video, in place of what was kept there before.
+    /// Next to the video. Overwrites results that were saved there earlier.
     Beside,
 }
 
-/// How a batch of requests is run.
+/// Options for running a batch of requests.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// Steps run at a time; `None` for all.
+    /// Number of steps per device call. `None`: one call runs all steps.
     pub chunk: Option<usize>,
-    /// Keeps the intermediate tensors.
+    /// Whether to return the intermediate tensors.
     pub dump: bool,
-    /// Keeps the latents after every step too, which runs one step at a time.
+    /// Whether to return the latents after every step, which requires one device call per step.
     pub dump_steps: bool,
-    /// Keeps the steps behind it in a file, or goes on from such.
+    /// Checkpoint to write and to resume from. `None`: no checkpoint.
     pub saving: Option<Saving>,
-    /// The file of each video: where a step after denoising fails, its latents are kept under that name. Empty: they are not kept.
+    /// Output file of each video. If decoding fails, the latents are saved under a name derived from it. Empty: the
+    /// latents are not saved.
     pub outputs: Vec<PathBuf>,
-    /// Where they are kept.
+    /// Where the latents are saved if decoding fails.
     pub keep: KeepPlace,
-    /// Frames are encoded while later ones are decoded, where they are decoded in pieces: `runtime.tiling`.
+    /// MP4 options with which frames are encoded while later frames are still being decoded. Used only if videos are
+    /// decoded in tiles (`runtime.tiling`). `None`: frames are encoded when the file is written.
     pub encode: Option<Mp4Options>,
-    /// Runs one call of each pass' steps: all that is compiled and loaded is then there, and what is made is nothing.
+    /// Whether this is a warm-up, which runs one device call of each pass so that everything is compiled and loaded.
+    /// The resulting videos are meaningless.
     pub warms: bool,
-    /// Videos that programs make at once at least: the last one fills the rest, so that fewer run the programs of so many.
+    /// Minimum number of videos per program call. A smaller batch is padded with copies of its last video, so that it
+    /// uses the programs compiled for this number.
     pub rows: usize,
 }

@@ -1,5 +1,5 @@
-//! Where a configuration's model is read from: its files on this machine, or the configuration that this program
-//! carries of it.
+//! Finds the model that a configuration refers to: files on this machine, or the built-in configuration of a published
+//! model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -13,20 +13,18 @@ use crate::config::{Config, WeightSource};
 use crate::models::presets::Preset;
 use crate::weights::{Component, ModelSource, Overrides, WeightsError};
 
-/// Source of a model's configurations.
+/// Where a model's configurations come from.
 #[derive(Clone)]
 pub enum Origin {
     /// Files on this machine.
     Files(Arc<ModelSource>),
-    /// The published configuration of a model whose files are not here.
+    /// Built-in configuration of a published model that is not on this machine.
     Preset(Preset),
 }
 
 impl Origin {
-    /// The files of the model that a configuration names; a published one without files here has its preset.
-    ///
-    /// # Errors
-    /// No such model, with where it was looked for.
+    /// Finds the model of a configuration: its files if they are on this machine, otherwise the built-in preset of that
+    /// name.
     pub(crate) fn of(config: &Config) -> Result<Self> {
         match (files(config), Preset::named(&config.model.path)) {
             (Ok(source), _) => Ok(Origin::Files(source)),
@@ -35,10 +33,7 @@ impl Origin {
         }
     }
 
-    /// A component's configuration.
-    ///
-    /// # Errors
-    /// A component that is not there.
+    /// Returns the JSON configuration of a component.
     pub(crate) fn json(&self, part: Component) -> Result<Value> {
         match self {
             Origin::Files(source) => Ok(source.config(part)?),
@@ -49,7 +44,7 @@ impl Origin {
         }
     }
 
-    /// Where a component's configuration is read from: a file, or a preset's name.
+    /// Returns the path of the file from which a component's configuration is read, or the name of the preset.
     pub(crate) fn config_place(&self, part: Component) -> PathBuf {
         match self {
             Origin::Files(source) => source.config_path(part),
@@ -57,7 +52,6 @@ impl Origin {
         }
     }
 
-    /// Whether the model has a component.
     pub(crate) fn has(&self, part: Component) -> bool {
         match self {
             Origin::Files(source) => source.has(part),
@@ -65,12 +59,12 @@ impl Origin {
         }
     }
 
-    /// Whether the transformer's files lack the embedding of generated keyframes.
+    /// Returns whether the transformer's files lack the embedding that is added to the tokens of keyframes.
     pub(crate) fn lacks_keyframe_embedding(&self) -> bool {
         matches!(self, Origin::Files(source) if source.lacks_keyframe_embedding())
     }
 
-    /// Where it lies, or what it is called.
+    /// Returns the path of the model, or the name of the preset.
     pub(crate) fn name(&self) -> String {
         match self {
             Origin::Files(source) => source.path().display().to_string(),
@@ -78,21 +72,16 @@ impl Origin {
         }
     }
 
-    /// One line for readers.
-    ///
-    /// # Errors
-    /// A model whose generation cannot be told.
+    /// Describes the model in one line. Fails if the model's generation cannot be determined.
     pub(crate) fn describe(&self) -> Result<String> {
         Ok(match self {
             Origin::Files(source) => format!("{} (LTX-{})", self.name(), source.version()?),
-            Origin::Preset(_) => format!("{}: not on this machine; its published configuration", self.name()),
+            Origin::Preset(_) => format!("{}: not on this machine; using its published configuration", self.name()),
         })
     }
 
-    /// SHA-256 of the components' configurations and the seed of random weights: equal ones make equal models.
-    ///
-    /// # Errors
-    /// A configuration that cannot be read.
+    /// Returns a SHA-256 hash over the components' configurations and the seed. Two models with random weights are
+    /// equal if their hashes are equal.
     pub(crate) fn random_fingerprint(&self, seed: u64, components: &BTreeSet<Component>) -> Result<String> {
         let mut hash = Sha256::new().chain_update(seed.to_le_bytes());
         for part in components.iter().filter(|p| **p != Component::Tokenizer) {
@@ -102,10 +91,7 @@ impl Origin {
     }
 }
 
-/// Sources of a run's model configurations and of its parameters.
-///
-/// # Errors
-/// No such model, with where it was looked for.
+/// Returns the origin of the model's configurations and the origin of its parameters.
 pub(crate) fn of_run(config: &Config) -> Result<(Origin, Weights)> {
     match config.model.weights {
         WeightSource::Random => Ok((Origin::of(config)?, Weights::Random(config.model.weights_seed))),
@@ -116,7 +102,7 @@ pub(crate) fn of_run(config: &Config) -> Result<(Origin, Weights)> {
     }
 }
 
-/// The files of the model that a configuration names.
+/// Opens the model files of a configuration.
 fn files(config: &Config) -> Result<Arc<ModelSource>> {
     let m = &config.model;
     let overrides = Overrides {
@@ -132,12 +118,12 @@ fn files(config: &Config) -> Result<Arc<ModelSource>> {
     Ok(Arc::new(ModelSource::open(&m.path, &overrides)?))
 }
 
-/// Where parameters come from.
+/// Where the parameters of a model come from.
 #[derive(Clone)]
 pub enum Weights {
-    /// A model's files.
+    /// The model's files.
     Files(Arc<ModelSource>),
-    /// Random numbers made on the devices, drawn from a seed.
+    /// Random numbers, generated on the devices from this seed.
     Random(u64),
 }
 
@@ -148,10 +134,8 @@ impl From<Arc<ModelSource>> for Weights {
 }
 
 impl Weights {
-    /// Formats of the transformer's blocks in the files, and whether their header speaks of quantization.
-    ///
-    /// # Errors
-    /// The transformer's files cannot be read.
+    /// Describes the element types of the transformer blocks' weights, and whether the file's header has quantization
+    /// metadata.
     pub(crate) fn describe_blocks(&self) -> Result<String> {
         let Weights::Files(source) = self else { return Ok("random numbers".into()) };
         let checkpoint = source.checkpoint(Component::Transformer)?;
@@ -167,5 +151,5 @@ impl Weights {
     }
 }
 
-/// Where a header says which tensors are quantized.
+/// Metadata key of the file header that lists the quantized tensors.
 const QUANTIZATION: &str = "_quantization_metadata";

@@ -1,38 +1,38 @@
-//! Files that a run will write, checked before it does any work: none exists unless it may be replaced, no two are the same,
-//! all can be created, and the disks have room.
+//! Checks the output files before a run does any work: no output may exist unless the run may replace it, all outputs
+//! must be different files and writable, and the disks must have enough free space.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 
+use super::denoise_checkpoint::{is_kept, path_of, recorded_outputs};
 use super::error::{PipelineError, Result};
 use super::options::GenerateOptions;
+use super::overwrites::Replaceable;
 use super::recorded::{self, Existing};
-use super::replaceable::Replaceable;
-use super::saved;
 use super::writer::{dump_path, place_of};
 use crate::config::{Config, Job, sidecar_path};
 use crate::destination::{Destination, check_ending, folder, is_device};
 use crate::media::{self, png_frame_path, png_frames_in};
 use crate::request::Request;
 
-/// Parts of a raw frame's bytes that an encoder needs for a black video, and that it likely does.
+/// Encoded size as a fraction of the size of the raw frames: the minimum (a black video), and a likely upper value.
 const MP4: [f64; 2] = [0.00003, 0.02];
 const PNG: [f64; 2] = [0.001, 0.5];
 
-/// A file that a run writes, or a folder of frames.
+/// A file that a run writes, or a folder for frames.
 struct Output {
-    /// Key or flag that asks for it.
+    /// Config key or flag that requests the output.
     key: &'static str,
     path: PathBuf,
 }
 
-/// Key of the only outputs that are folders.
+/// Config key of the folder for frames. All other outputs are files.
 const FRAMES: &str = "output.save_frames";
-/// Flag of the files in which steps and clips are kept.
+/// Flag that requests checkpoints.
 const CHECKPOINT: &str = "--checkpoint-every";
 
-/// Endings of files, which a folder of frames does not have.
+/// Extensions that a folder for frames must not have.
 const OF_FILES: [&str; 12] = ["apng", "avi", "gif", "jpeg", "jpg", "mkv", "mov", "mp4", "png", "tiff", "webm", "webp"];
 
 impl Output {
@@ -40,13 +40,13 @@ impl Output {
         self.key == FRAMES
     }
 
-    /// The file that is created first.
+    /// Returns the path of the first file that is created when this output is written.
     fn first_file(&self) -> PathBuf {
         if self.is_frames() { png_frame_path(&self.path, 0) } else { self.path.clone() }
     }
 }
 
-/// Files of the video `path`; none of a process that writes nothing, whose paths are empty.
+/// Returns the outputs of the video `path`; none if `path` is empty, because this process writes nothing.
 fn of_video(config: &Config, path: &Path, several: bool) -> Vec<Output> {
     if path.file_name().is_none() {
         return Vec::new();
@@ -61,7 +61,7 @@ fn of_video(config: &Config, path: &Path, several: bool) -> Vec<Output> {
     all.into_iter().filter_map(|(key, path)| Some(Output { key, path: path? })).collect()
 }
 
-/// All files of a run; none of a process that writes nothing.
+/// Returns all outputs of a run; none for a process that writes nothing.
 fn of_run(config: &Config, options: &GenerateOptions) -> Vec<Output> {
     let several = options.has_several();
     let writes = options.outputs.iter().any(|path| path.file_name().is_some());
@@ -71,18 +71,19 @@ fn of_run(config: &Config, options: &GenerateOptions) -> Vec<Output> {
     let times = options.perf_json.iter().map(|path| Output { key: "--perf-json", path: path.clone() });
     let all = videos.chain(dumps.chain(times).filter(|_| writes));
     let steps = options.checkpoint_every.filter(|_| !options.resume).and(options.outputs.first());
-    let steps = steps.filter(|_| writes).map(|video| Output { key: CHECKPOINT, path: saved::path_of(video) });
+    let steps = steps.filter(|_| writes).map(|video| Output { key: CHECKPOINT, path: path_of(video) });
     all.chain(steps).collect()
 }
 
-/// The files of a run, for its kept steps: whoever continues them may replace these.
+/// Returns the output files that a run's checkpoint records. A run that resumes from the checkpoint may replace these
+/// files.
 pub(super) fn files(config: &Config, options: &GenerateOptions) -> Vec<PathBuf> {
     let all = of_run(config, options).into_iter().filter(|output| output.key != CHECKPOINT);
     all.map(|output| resolved(&output.path)).collect()
 }
 
-/// What a run may replace: with `--force` whatever is there; with `--resume` what the interrupted run has left, which is looked for
-/// now; else nothing.
+/// Returns the files that a run may replace: all files with `--force`; with `--resume`, the outputs that exist now,
+/// which the interrupted run wrote; otherwise none.
 pub(super) fn replaceable(config: &Config, options: &GenerateOptions) -> Replaceable {
     if options.force {
         return Replaceable::everything();
@@ -91,7 +92,7 @@ pub(super) fn replaceable(config: &Config, options: &GenerateOptions) -> Replace
     Replaceable::these(all.filter(|path| path.exists()).collect())
 }
 
-/// A path as the file system has it, whether or not there is a file: links of the folders that exist are followed.
+/// Returns the absolute path, with symbolic links resolved in the part of the path that exists.
 fn resolved(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     let (mut existing, mut rest) = (absolute.clone(), Vec::<OsString>::new());
@@ -101,7 +102,7 @@ fn resolved(path: &Path) -> PathBuf {
         }
         match existing.components().next_back() {
             Some(Component::Normal(part)) => rest.push(part.to_owned()),
-            // The folder above one that is not there.
+            // Handles `..` after a folder that does not exist.
             Some(Component::ParentDir) => {
                 existing.pop();
             }
@@ -111,7 +112,7 @@ fn resolved(path: &Path) -> PathBuf {
     }
 }
 
-/// Refuses outputs of one run that are the same file, or one of which is inside of another.
+/// Rejects a run of which two outputs are the same file, or one is inside the other.
 fn check_distinct(outputs: &[Output]) -> Result<()> {
     let resolved: Vec<PathBuf> = outputs.iter().map(|output| resolved(&output.path)).collect();
     for (at, (one, path)) in outputs.iter().zip(&resolved).enumerate() {
@@ -128,7 +129,7 @@ fn check_distinct(outputs: &[Output]) -> Result<()> {
                 let keys =
                     if one.key == other.key { one.key.to_string() } else { format!("{} and {}", one.key, other.key) };
                 return Err(PipelineError::Usage(format!(
-                    "{keys} write to the same place, {paths}; name different files"
+                    "{keys} write to the same place, {paths}; use different files"
                 )));
             }
         }
@@ -136,7 +137,7 @@ fn check_distinct(outputs: &[Output]) -> Result<()> {
     Ok(())
 }
 
-/// Refuses an output whose name says another format than is written there.
+/// Rejects an output whose extension does not match the file format.
 fn check_format(Output { key, path }: &Output) -> Result<()> {
     let fail = |why: String| Err(PipelineError::Usage(format!("{key}: {why}")));
     let check = |written: &str, ending: &str| check_ending(path, written, &[ending]).or_else(fail);
@@ -146,7 +147,7 @@ fn check_format(Output { key, path }: &Output) -> Result<()> {
         "--perf-json" if path.extension().is_some() => check("times are written as JSON", "json"),
         FRAMES => match path.extension().map(|own| own.to_string_lossy().to_lowercase()) {
             Some(own) if OF_FILES.contains(&own.as_str()) => {
-                fail(format!("{}: frames are written as PNG files; name a folder for them", path.display()))
+                fail(format!("{}: frames are written as PNG files; use the path of a folder", path.display()))
             }
             _ => Ok(()),
         },
@@ -154,33 +155,33 @@ fn check_format(Output { key, path }: &Output) -> Result<()> {
     }
 }
 
-/// Refuses what a run writes beside its video where that goes to a device or a pipe.
+/// Rejects outputs that would be written next to the video (sidecar, checkpoint) if the video is written to a device or
+/// a pipe.
 fn check_streams(config: &Config, options: &GenerateOptions) -> Result<()> {
     let Some(video) = options.outputs.iter().find(|video| Destination::is_stream(video)) else { return Ok(()) };
     let (key, cure) = if config.output.sidecar {
-        ("output.sidecar", "give --set output.sidecar=false")
+        ("output.sidecar", "pass --set output.sidecar=false")
     } else if options.checkpoint_every.is_some() {
-        (CHECKPOINT, "leave it out")
+        (CHECKPOINT, "remove it")
     } else if options.resume {
-        ("--resume", "leave it out")
+        ("--resume", "remove it")
     } else {
         return Ok(());
     };
-    let why = format!("{key}: {} is a device or a pipe, and nothing is kept beside it; {cure}", video.display());
-    Err(PipelineError::Usage(format!("{why}, or name a file")))
+    let why = format!("{key}: {} is a device or a pipe, so no file can be written next to it; {cure}", video.display());
+    Err(PipelineError::Usage(format!("{why}, or write the video to a file")))
 }
 
-/// Refuses outputs of a run that would overwrite something, and two that are the same. Changes nothing.
+/// Rejects a run whose outputs would overwrite a file, or two of whose outputs are the same file. Changes nothing on
+/// disk.
 ///
-/// With `resume`, files that the interrupted run was writing may be replaced: a video and a sidecar if they have the same request.
-///
-/// # Errors
-/// The key or flag, the path, and how to go on.
-pub(crate) fn check_taken(config: &Config, options: &GenerateOptions) -> Result<()> {
+/// With `resume`, the output files of the interrupted run may be replaced; its video and its sidecar only if the
+/// sidecar records the same request.
+pub(crate) fn check_outputs(config: &Config, options: &GenerateOptions) -> Result<()> {
     let outputs = of_run(config, options);
     check_distinct(&outputs)?;
     outputs.iter().try_for_each(check_format)?;
-    // The name that was given, which each of several videos changes.
+    // Check the path that the user passed; with several videos, `of_run` returns numbered paths.
     let dump = options.dump.iter().filter(|_| !outputs.is_empty());
     dump.map(|path| Output { key: "--dump", path: path.clone() }).try_for_each(|dump| check_format(&dump))?;
     check_streams(config, options)?;
@@ -188,26 +189,26 @@ pub(crate) fn check_taken(config: &Config, options: &GenerateOptions) -> Result<
         return Ok(());
     }
     let resumed: Vec<PathBuf> =
-        options.outputs.iter().filter(|_| options.resume).flat_map(|path| saved::recorded_outputs(path)).collect();
+        options.outputs.iter().filter(|_| options.resume).flat_map(|path| recorded_outputs(path)).collect();
     let is_resumed = |path: &Path| !resumed.is_empty() && resumed.contains(&resolved(path));
     for output in &outputs {
         let Output { key, path } = output;
         let refuse = |what: &str, cure: &str| {
-            Err(PipelineError::Usage(format!("{key}: {} {what}; {cure}, or name another", path.display())))
+            Err(PipelineError::Usage(format!("{key}: {} {what}; {cure}, or use another path", path.display())))
         };
         let is_own = |video: &Path| options.resume && recorded_request(config, options, video);
         match *key {
-            "output.path" if saved::is_kept(path) && is_own(path) => {}
+            "output.path" if is_kept(path) && is_own(path) => {}
             "output.path" if Destination::is_taken(path) => return refuse("exists", "overwrite it with --force"),
             "output.sidecar" if options.outputs.iter().any(|video| sidecar_path(video) == *path && is_own(video)) => {}
             key if key != "output.sidecar" && is_resumed(path) => {}
             FRAMES if !png_frames_in(path)?.is_empty() => {
-                return refuse("holds frames of another video", "remove them with --force");
+                return refuse("contains frames of another video", "remove them with --force");
             }
             FRAMES => {}
-            CHECKPOINT if options.outputs.iter().any(|video| saved::is_kept(video)) => {
-                let what = "or clips of an interrupted run are there";
-                return refuse(what, "continue it with --resume, start over with --force");
+            CHECKPOINT if options.outputs.iter().any(|video| is_kept(video)) => {
+                let what = "or clips of an interrupted run exist";
+                return refuse(what, "resume this run with --resume, start over with --force");
             }
             _ if Destination::is_taken(path) => return refuse("exists", "overwrite it with --force"),
             _ => {}
@@ -216,16 +217,17 @@ pub(crate) fn check_taken(config: &Config, options: &GenerateOptions) -> Result<
     Ok(())
 }
 
-/// Whether the sidecar beside a video of the run has the request of its job.
+/// Returns whether `video` is a video of this run whose existing sidecar records the same request.
 fn recorded_request(config: &Config, options: &GenerateOptions, video: &Path) -> bool {
     let mut videos = options.outputs.iter().zip(&options.jobs);
     videos.any(|(path, job)| path == video && recorded::has_request(path, config, job))
 }
 
-/// The jobs that `--resume` has left, with their files: videos that are finished are left out.
+/// Returns the jobs that `--resume` still has to run, with their output files. Skips videos that are finished.
 ///
 /// # Errors
-/// A video of another request, inputs or model, or one that no sidecar describes, unless `force`.
+/// Returns an error if an existing video was made from another request, other inputs or another model, or if it has no
+/// sidecar. With `force`, such a video is generated again instead.
 pub(crate) fn unfinished(
     config: &Config,
     jobs: Vec<Job>,
@@ -237,11 +239,11 @@ pub(crate) fn unfinished(
     for (job, path) in jobs.into_iter().zip(outputs) {
         let is_finished = path.exists() && {
             let refuse = |why: String| {
-                let cure = "overwrite it with --force, or name another file with -o";
+                let cure = "overwrite it with --force, or write to another file with -o";
                 Err(PipelineError::Usage(format!("{}: {why}; {cure}", path.display())))
             };
             match recorded::compare(&path, config, &job, &mut model)? {
-                Existing::Same => !saved::is_kept(&path),
+                Existing::Same => !is_kept(&path),
                 _ if force => false,
                 Existing::Differs(why) => return refuse(format!("is the video of another request: {why}")),
                 Existing::NoSidecar => {
@@ -260,18 +262,17 @@ pub(crate) fn unfinished(
     Ok(left)
 }
 
-/// Finds files that would be overwritten or cannot be written before the model is opened, and leaves nothing behind. A cache that
-/// can only be read is a warning: its entries are used.
-///
-/// # Errors
-/// Those of [`check_taken`]; a folder in a file's place, or one that cannot be created or written to, with the key that asks
-/// for it.
+/// Checks, before the model is opened, that no output file would be overwritten and that all outputs can be written.
+/// Removes the files that it creates for this. A compile cache that cannot be written causes only a warning, because
+/// its entries can still be read.
 pub(super) fn check_places(config: &Config, options: &GenerateOptions) -> Result<()> {
-    check_taken(config, options)?;
+    check_outputs(config, options)?;
     if let Some(Err(error)) = config.compile_cache().map(|folder| media::check_writable(&folder.join("entry"))) {
-        tracing::warn!("runtime.compile_cache: {error}: what is not there is compiled for this run alone");
+        tracing::warn!(
+            "runtime.compile_cache: {error}; programs that are not in the cache are compiled for this run only"
+        );
     }
-    // Steps that cannot be kept are a warning when they are.
+    // A checkpoint that cannot be written causes only a warning during the run.
     let needed = of_run(config, options).into_iter().filter(|output| output.key != CHECKPOINT);
     needed.into_iter().try_for_each(|output| {
         let fail = |source| PipelineError::Output { key: output.key, source };
@@ -279,23 +280,20 @@ pub(super) fn check_places(config: &Config, options: &GenerateOptions) -> Result
     })
 }
 
-/// Bytes on one file system.
+/// Bytes that a run needs on one file system.
 #[derive(Default)]
 struct Room {
-    /// A folder on it, which may have to be created.
+    /// A folder on the file system. It need not exist yet.
     folder: PathBuf,
-    /// That folder, or the nearest one above it that exists.
+    /// The folder, or its nearest ancestor that exists.
     existing: PathBuf,
     keys: Vec<&'static str>,
     least: f64,
     likely: f64,
 }
 
-/// Finds disks that the videos surely have no room on; one on which they may have none is a warning. The places were looked
-/// at by [`check_places`].
-///
-/// # Errors
-/// The keys, the folder, the bytes that are free and that are needed.
+/// Rejects a run whose outputs need more space than a disk has, and warns if they are likely to need more. Must run
+/// after [`check_places`].
 pub(super) fn check_room(
     config: &Config,
     options: &GenerateOptions,
@@ -308,7 +306,7 @@ pub(super) fn check_room(
         let frames = request.output_frames();
         let raw = if config.pipeline.extension() == "mp4" { 3 * request.width * request.height * frames } else { 0 };
         let raw = raw as f64;
-        // Two channels of 16 bits.
+        // Two channels with 16 bits per sample.
         let sound = 4.0 * sample_rate as f64 * frames as f64 / request.output_rate();
         let dump = options.dump.iter().filter(|_| path.file_name().is_some());
         let dump = dump.map(|dump| Output { key: "--dump", path: dump_path(dump, job, several) });
@@ -317,11 +315,11 @@ pub(super) fn check_room(
                 "output.path" => MP4.map(|part| part * raw),
                 FRAMES => PNG.map(|part| part * raw),
                 "output.save_audio" => [sound; 2],
-                // Frames that are decoded, in f32; what else is dumped is small beside them.
+                // The decoded frames are dumped as f32; the other dumped tensors are small in comparison.
                 "--dump" if request.decodes_video() => [4.0 * raw; 2],
                 _ => continue,
             };
-            // Of frames the folder itself.
+            // This output is itself a folder.
             let folder = if key == FRAMES { path.clone() } else { folder(&path) };
             let Some((disk, existing)) = device(&folder) else { continue };
             let room = disks.entry(disk).or_insert_with(|| Room { folder, existing, ..Room::default() });
@@ -336,23 +334,24 @@ pub(super) fn check_room(
 
 impl Room {
     fn check(&self) -> Result<()> {
-        // A file system that does not say is found full when it is.
+        // Skip the check if the file system does not report its free space.
         let Ok(about) = rustix::fs::statvfs(&self.existing) else { return Ok(()) };
         let free = about.f_bavail as f64 * about.f_frsize as f64;
         let (keys, mib) = (self.keys.join(", "), |bytes: f64| bytes / f64::from(1 << 20));
         let has = format!("{keys}: {} has {:.2} MiB free", self.folder.display(), mib(free));
         if free < self.least {
-            let needs = format!("{has}, and what is written there needs at least {:.2}", mib(self.least));
-            return Err(PipelineError::NoRoom(format!("{needs}; free some, or name a place on another disk")));
+            let needs = format!("{has}, but the files to write there need at least {:.2} MiB", mib(self.least));
+            return Err(PipelineError::NoRoom(format!("{needs}; free some space, or write to another disk")));
         }
         if free < self.likely {
-            tracing::warn!("{has}, and what is written there may need {:.2}", mib(self.likely));
+            tracing::warn!("{has}, but the files to write there may need {:.2} MiB", mib(self.likely));
         }
         Ok(())
     }
 }
 
-/// The file system of a folder, and the folder itself or the nearest one above it that exists.
+/// Returns the device number of the file system that contains a folder, and the folder or its nearest ancestor that
+/// exists.
 fn device(folder: &Path) -> Option<(u64, PathBuf)> {
     use std::os::unix::fs::MetadataExt;
     let folder = resolved(folder);
@@ -364,7 +363,7 @@ fn device(folder: &Path) -> Option<(u64, PathBuf)> {
 mod tests {
     use super::*;
 
-    /// A configuration and the options of jobs whose videos are `names` in a folder.
+    /// Returns a configuration, and options with a job for each file name in `folder`.
     fn run(folder: &Path, names: &[&str]) -> (Config, GenerateOptions) {
         let job = |index| Job { index, prompt: "a".into(), seed: 10 };
         let options = GenerateOptions {
@@ -380,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn every_existing_output_is_refused_by_key_and_path() {
+    fn every_existing_output_is_rejected_with_key_and_path() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let (mut config, mut options) = run(folder.path(), &["a.mp4"]);
@@ -388,7 +387,7 @@ mod tests {
         config.output.save_frames = Some(text(&path("frames")));
         (options.dump, options.perf_json) = (Some(path("d.safetensors")), Some(path("p.json")));
         options.checkpoint_every = Some(1);
-        check_taken(&config, &options).unwrap();
+        check_outputs(&config, &options).unwrap();
         for (key, name) in [
             ("output.path", "a.mp4"),
             ("output.sidecar", "a.json"),
@@ -401,22 +400,23 @@ mod tests {
         ] {
             std::fs::create_dir_all(path("frames")).unwrap();
             std::fs::write(path(name), "kept").unwrap();
-            let error = check_taken(&config, &options).unwrap_err().to_string();
+            let error = check_outputs(&config, &options).unwrap_err().to_string();
             let named = if name.contains("frame_") { "frames" } else { name };
             let named = if name.contains("clip_") { "a.mp4.steps.safetensors" } else { named };
             assert!(error.starts_with(&format!("{key}: {} ", path(named).display())), "{name}: {error}");
             assert!(error.contains("--force"), "{name}: {error}");
-            check_taken(&config, &GenerateOptions { force: true, ..options.clone() }).unwrap();
+            check_outputs(&config, &GenerateOptions { force: true, ..options.clone() }).unwrap();
             std::fs::remove_file(path(name)).unwrap();
         }
-        // Other files of the folder are no frames.
+        // The folder for frames may contain files that do not have the name of a frame.
         std::fs::write(path("frames/drawing.png"), "kept").unwrap();
-        check_taken(&config, &options).unwrap();
+        check_outputs(&config, &options).unwrap();
     }
 
-    /// Kept steps record the files of their run; a video and a sidecar among them may still be another program's.
+    /// A checkpoint records the output files of its run, but another program may have replaced the video or the sidecar
+    /// since.
     #[test]
-    fn resume_replaces_the_files_of_its_run_and_no_foreign_video() {
+    fn resume_replaces_only_files_of_its_own_run() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let (mut config, mut options) = run(folder.path(), &["a.mp4"]);
@@ -425,53 +425,53 @@ mod tests {
         let about = [("outputs".to_string(), about)].into();
         crate::pipeline::tensors::write_with(&path("a.mp4.steps.safetensors"), &[], Some(about), true).unwrap();
         std::fs::write(path("s.wav"), "of the run").unwrap();
-        check_taken(&config, &options).unwrap();
+        check_outputs(&config, &options).unwrap();
         let replaceable = replaceable(&config, &options);
         assert!(replaceable.has(&path("s.wav")) && !replaceable.has(&path("a.mp4")), "{replaceable:?}");
         for (key, name) in [("output.path", "a.mp4"), ("output.sidecar", "a.json")] {
             std::fs::write(path(name), "another program's").unwrap();
-            let error = check_taken(&config, &options).unwrap_err().to_string();
+            let error = check_outputs(&config, &options).unwrap_err().to_string();
             assert!(error.starts_with(&format!("{key}: ")) && error.contains("--force"), "{error}");
             std::fs::remove_file(path(name)).unwrap();
         }
         let sidecar = serde_json::json!({"config": config.effective("a", 10)});
         std::fs::write(path("a.json"), sidecar.to_string()).unwrap();
         std::fs::write(path("a.mp4"), "of the run").unwrap();
-        check_taken(&config, &options).unwrap();
+        check_outputs(&config, &options).unwrap();
         let not_resumed = GenerateOptions { resume: false, ..options };
         assert!(!super::replaceable(&config, &not_resumed).has(&path("a.mp4")));
     }
 
     #[test]
-    fn outputs_of_several_videos_are_checked_one_by_one() {
+    fn outputs_of_each_video_are_checked() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let (mut config, mut options) = run(folder.path(), &["0000_10.mp4", "0001_10.mp4"]);
         config.output.save_audio = Some(text(&path("sounds")));
         options.dump = Some(path("d.safetensors"));
-        check_taken(&config, &options).unwrap();
+        check_outputs(&config, &options).unwrap();
         std::fs::create_dir(path("sounds")).unwrap();
         for name in ["d_0001.safetensors", "sounds/0001_10.wav", "0001_10.json"] {
             std::fs::write(path(name), "kept").unwrap();
-            let error = check_taken(&config, &options).unwrap_err().to_string();
+            let error = check_outputs(&config, &options).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
             std::fs::remove_file(path(name)).unwrap();
         }
-        // Another process, which writes nothing, looks at none.
+        // A process that writes nothing has empty paths, which are not checked.
         std::fs::write(path("d_0001.safetensors"), "kept").unwrap();
         options.outputs = vec![PathBuf::new(); 2];
-        check_taken(&config, &options).unwrap();
+        check_outputs(&config, &options).unwrap();
     }
 
     #[test]
-    fn two_outputs_of_one_run_are_different_files() {
+    fn two_outputs_must_be_different_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let refused = |change: &dyn Fn(&mut Config, &mut GenerateOptions)| {
             let (mut config, mut options) = run(folder.path(), &["a.mp4"]);
             options.force = true;
             change(&mut config, &mut options);
-            check_taken(&config, &options).unwrap_err().to_string()
+            check_outputs(&config, &options).unwrap_err().to_string()
         };
         let error = refused(&|_, options| options.perf_json = Some(path("a.json")));
         assert!(error.starts_with("output.sidecar and --perf-json write to the same place"), "{error}");
@@ -484,15 +484,15 @@ mod tests {
             options.dump = Some(path("a.mp4.steps.safetensors"));
         });
         assert!(error.starts_with("--dump and --checkpoint-every"), "{error}");
-        // A video and a sound of one name share the sidecar.
+        // A video and a WAV file with the same stem would have the same sidecar.
         let (config, options) = run(folder.path(), &["x.mp4", "x.wav"]);
-        assert!(check_taken(&config, &options).unwrap_err().to_string().starts_with("output.sidecar write"));
+        assert!(check_outputs(&config, &options).unwrap_err().to_string().starts_with("output.sidecar write"));
         std::fs::write(path("a.json"), "the sidecar of a.wav").unwrap();
         let (config, options) = run(folder.path(), &["a.mp4"]);
-        assert!(check_taken(&config, &options).unwrap_err().to_string().starts_with("output.sidecar: "));
-        // Frames may have the video beside them.
+        assert!(check_outputs(&config, &options).unwrap_err().to_string().starts_with("output.sidecar: "));
+        // The folder for frames may be the folder of the video.
         let (mut config, options) = run(&path("out"), &["a.mp4"]);
         config.output.save_frames = Some(text(&path("out")));
-        check_taken(&config, &options).unwrap();
+        check_outputs(&config, &options).unwrap();
     }
 }

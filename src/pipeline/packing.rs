@@ -1,4 +1,4 @@
-//! Latents as the loop's tokens, and back.
+//! Converts latents to tokens of the denoising loop, and tokens to latents.
 
 use ndarray::{Array3, Array4, Array5};
 
@@ -8,15 +8,15 @@ use crate::av::Av;
 use crate::request::{ModelSizes, Shapes};
 use crate::sampling::latents::{AudioShape, VideoShape, pack_audio, unpack_audio};
 
-/// Unpacked latents as the loop's tokens.
+/// Packs latents into tokens of the denoising loop.
 ///
 /// # Errors
-/// None that sizes of a request can cause.
+/// Returns an error if a shape does not match the model's token grid. The shapes of a valid request always do.
 pub fn pack(sizes: &ModelSizes, video: &Array5<f32>, audio: &Array4<f32>) -> Result<Av<Array3<f32>>> {
     Ok(Av { video: sizes.video_grid.pack(video.view())?, audio: pack_audio(audio.view()) })
 }
 
-/// Tokens of `batch` videos to un-normalised latents `[b, C, F, H, W]` and `[b, C, L, M]`.
+/// Unpacks the tokens of `batch` videos to un-normalised latents: video `[b, C, F, H, W]` and audio `[b, C, L, M]`.
 pub(crate) fn unpack(
     model: &Model,
     shapes: &Shapes,

@@ -1,4 +1,4 @@
-//! The parameters of a model's parts, and whether files hold them.
+//! Lists the parameters of a model's components and compares them with the files.
 
 use super::configs::ModelConfigs;
 use super::error::Result;
@@ -8,10 +8,11 @@ use crate::hlo::{DType, Type};
 use crate::nn::{Axis, Build, Init, Param, Source};
 use crate::weights::{Checkpoint, Component, ValidationReport, validate};
 
-/// Every parameter that any program of a part declares, and what only the host reads.
+/// Returns every parameter that the programs of a component declare, and the component's latent statistics, which are
+/// read only on the host.
 ///
 /// # Errors
-/// Errors of the configuration.
+/// Returns an error if the component's configuration is invalid.
 pub fn parameters(configs: &ModelConfigs, part: Component) -> Result<Vec<Param>> {
     let build = Build::new(DType::F32);
     let component = part.folder();
@@ -24,7 +25,7 @@ pub fn parameters(configs: &ModelConfigs, part: Component) -> Result<Vec<Param>>
         params.extend((alone.smallest)(configs, &build)?.params.into_iter().filter(|p| p.component == component));
     }
     if let Some(length) = configs.statistics_length(part)? {
-        // As a model of random weights has them.
+        // Initial values that a model with random weights has.
         let init = [("latents_mean", Init::normal(0.0)), ("latents_std", Init { mean: 1.0, std: 0.0 })];
         params.extend(init.map(|(name, init)| Param {
             component,
@@ -38,10 +39,8 @@ pub fn parameters(configs: &ModelConfigs, part: Component) -> Result<Vec<Param>>
     Ok(params)
 }
 
-/// Refuses files that lack a parameter of a part, or hold a tensor that it does not read, from headers alone.
-///
-/// # Errors
-/// The first differences, naming the file.
+/// Checks, by reading only headers, that the files contain every parameter of the components, and no tensor that is
+/// never read.
 pub(crate) fn check_files(
     configs: &ModelConfigs,
     weights: &Weights,
@@ -56,7 +55,7 @@ pub(crate) fn check_files(
     Ok(())
 }
 
-/// Compares a part's checkpoint with its parameters, from headers alone.
+/// Compares the tensors in a component's checkpoint with the declared parameters, by reading only headers.
 pub(crate) fn compare(configs: &ModelConfigs, part: Component, checkpoint: &Checkpoint) -> Result<ValidationReport> {
     let params = parameters(configs, part)?;
     Ok(validate(checkpoint, part, params.iter().flat_map(|p| p.source.tensors())))

@@ -1,12 +1,12 @@
-//! Phases of a run, as progress and timings name them.
+//! The phases of a run, for progress reports and timings.
 
 use std::ops::ControlFlow;
 
 use super::program_table::ProgramKind;
 
-/// Phase of a run, named after the program that most of it is.
+/// A phase of a run, identified by its main program.
 pub type Phase = ProgramKind;
 
-/// Receiver of a request's progress (phase, steps done, steps in all); its answer says whether to go on. A phase without steps is
-/// told of when it begins, as none of one.
+/// Progress callback of a request, with the arguments (phase, finished steps, total steps). `Break` stops the request.
+/// For a phase without steps, it is called with (0, 1) when the phase begins.
 pub type Watch<'a> = &'a mut dyn FnMut(Phase, usize, usize) -> ControlFlow<()>;

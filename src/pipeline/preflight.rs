@@ -1,5 +1,5 @@
-//! Verification of a run before anything is compiled. `generate`, its dry run, `check`, `bench`, `profile` and `serve` go
-//! through here, so that they agree on what a run needs, and nothing that can fail early fails after the last step.
+//! Verifies a run before anything is compiled. `generate` and its dry run, `check`, `bench`, `profile` and `serve` all
+//! use this module, so that they agree on what a run requires, and so that errors are reported as early as possible.
 
 use std::path::Path;
 
@@ -17,9 +17,9 @@ use super::outputs;
 use super::programs::Programs;
 use super::recorded;
 use super::setup;
-use super::sound_encoder::{given_sound, sound_of};
+use super::sound_encoder::{given_sound, read_input_audio};
 use crate::config::{
-    AUTO, ActivationType, Config, FRAME_STEP, GivenAudio, Job, Pipeline, Sidecar, WeightType, beyond_training,
+    AUTO, ActivationType, Config, FRAME_STEP, GivenAudio, Job, Pipeline, Sidecar, WeightType, training_length_warning,
 };
 use crate::kernels::AttentionKernel;
 use crate::media::{Audio, Clip, ClipPart};
@@ -27,27 +27,28 @@ use crate::pjrt::discover::Platform;
 use crate::request::{Condition, Content, Placement, Request, Shared};
 use crate::runtime::{Toolchain, platform};
 
-/// A verified run: its model, its requests, and the hashes of its inputs.
+/// A verified run: its model, its requests, and the hashes of its input files.
 pub struct Preflight {
-    /// The model. Every component that the run reads is verified, and its fingerprint is computed.
+    /// The opened model. All components that the run reads have been verified, and their fingerprints computed.
     pub model: Model,
-    /// The requests of the jobs, with the given video and sound.
+    /// The request of each job, with the input video and audio attached.
     pub requests: Vec<Request>,
-    /// SHA-256 of the given files by path, for sidecars; null if none is written.
+    /// Hashes of the input files by path, for sidecars; null if no sidecar is written.
     pub inputs: Value,
 }
 
 impl Preflight {
-    /// Verifies a run of `jobs`: the model's components, the requests, the given files, the LoRAs. With a `sidecar`, which the run
-    /// repeats, inputs and model are compared with those that it records. If the number of frames is predicted, the requests have
-    /// the most frames that a prediction may give.
+    /// Verifies the model components, requests, input files and LoRAs of a run. If the run repeats a `sidecar`,
+    /// compares its inputs and its model with those that the sidecar records. If the number of frames is predicted,
+    /// uses the largest number that can be predicted.
     ///
     /// # Errors
-    /// The first thing that the run would fail at before it compiles a program.
+    /// Returns the first error that the run would report before it compiles a program.
     pub fn of(config: &Config, jobs: &[Job], sidecar: Option<&Sidecar>) -> Result<Self> {
-        // Of a predicted number of frames the longest: what predicts it is a component of the run all the same.
+        // Verify the largest number of frames that can be predicted. `asked` still has `auto`, so that the duration
+        // head is among the components to verify.
         let (asked, config) = (config, &duration::longest(config, jobs)?);
-        // What no model of this generation can do, and components that do not fit each other, are said before what files lack.
+        // Report unsupported requests and mismatched components before missing files.
         let programs = match Programs::of(config, None) {
             Err(error @ (PipelineError::Usage(_) | PipelineError::Input(_))) => return Err(error),
             other => other,
@@ -64,13 +65,14 @@ impl Preflight {
     }
 }
 
-/// [`Preflight::of`] for `generate`, with its output files and the room for them.
+/// Verifies a run of `generate`: everything that [`Preflight::of`] verifies, its output files, and the disk space for
+/// them.
 ///
 /// # Errors
-/// The first thing that the run would fail at before it compiles a program.
+/// Returns the first error that the run would report before it compiles a program.
 pub fn preflight(config: &Config, options: &GenerateOptions) -> Result<Preflight> {
     if config.request.prompt.is_none() && config.request.prompts.is_none() {
-        let why = "no prompt: give --prompt, --prompts or request.prompt in the YAML";
+        let why = "no prompt; pass --prompt or --prompts, or set request.prompt in the YAML file";
         return Err(PipelineError::Usage(why.into()));
     }
     outputs::check_places(config, options)?;
@@ -82,15 +84,16 @@ pub fn preflight(config: &Config, options: &GenerateOptions) -> Result<Preflight
     Ok(run)
 }
 
-/// Checks layout, numeric formats and the sizes of components against each other by writing the programs for the platform that
-/// the run will open. No device is opened.
+/// Checks layout, number formats and sizes by writing the programs for the platform on which they will run. Opens no
+/// device.
 fn check_placement(config: &Config, programs: &Programs) -> Result<()> {
     let choice = config.platform().map_err(PipelineError::Input)?;
     match platform::expected(&choice) {
         Some(Platform::Cpu) => check_on_cpu(config, programs),
         Some(other) => check_on_devices(config, programs, other.name()),
         None => {
-            // The plugin decides which numeric formats and kernels it takes.
+            // The platform is known only after its plugin is opened, so number formats and kernels cannot be checked
+            // here.
             let mut own = config.clone();
             (own.runtime.weights, own.runtime.activations) = (WeightType::Bf16, ActivationType::Bf16);
             own.runtime.attention = AttentionKernel::Auto;
@@ -99,7 +102,7 @@ fn check_placement(config: &Config, programs: &Programs) -> Result<()> {
     }
 }
 
-/// Writes the programs for a CPU, whose number of devices the configuration decides.
+/// Writes the programs for the CPU. The configuration determines the number of (virtual) devices.
 fn check_on_cpu(config: &Config, programs: &Programs) -> Result<()> {
     let toolchain = Toolchain { platform: "cpu".into(), kind: "cpu".into(), version: String::new() };
     let count = config.virtual_devices()?;
@@ -114,8 +117,8 @@ fn check_on_cpu(config: &Config, programs: &Programs) -> Result<()> {
     programs.check(&setup::build_for(config, count, &toolchain)?)
 }
 
-/// Writes the programs for as many devices of a platform as the mesh names; for one where the number of devices that are there
-/// decides about layout or mesh.
+/// Writes the programs for as many devices of a platform as the mesh has. If layout or mesh depend on the number of
+/// devices present, writes them for one device.
 fn check_on_devices(config: &Config, programs: &Programs, platform: &str) -> Result<()> {
     let named = config.named_devices()?.filter(|_| config.layout != AUTO);
     let build = match named {
@@ -125,27 +128,29 @@ fn check_on_devices(config: &Config, programs: &Programs, platform: &str) -> Res
     programs.check(&build)
 }
 
-/// The configuration on one device.
 fn on_one_device(config: &Config) -> Config {
     Config { layout: "replicated".into(), mesh: None, ..config.clone() }
 }
 
-/// Checks whether a model's components fit a configuration and each other: the programs of a run are written for one device.
+/// Checks that a model's components match the configuration and each other, by writing the programs of a run for one
+/// device.
 ///
 /// # Errors
-/// The first component that does not fit, or what its generation cannot do.
+/// Returns an error for the first component that does not match, or if the model's generation does not support a
+/// requested feature.
 pub fn check_components(config: &Config) -> Result<()> {
     Programs::of(config, None)?.check(&setup::build(&on_one_device(config), 1, Platform::Cpu.name(), "")?)
 }
 
-/// The part of a given video that a configuration's requests take.
+/// Returns which part of the input video the requests of a configuration need.
 fn wanted(config: &Config) -> ClipPart {
     let frames = config.request.num_frames.count();
     match config.pipeline {
         Pipeline::Retake => {
             ClipPart { frames, seconds: frames.map(|frames| frames as f64 / config.request.frame_rate) }
         }
-        // Its sound is another one. Frames that make no whole latent stay: there are none where as many as make one follow.
+        // The video's own audio is not read, because it is replaced. Trailing frames that do not fill a latent frame
+        // are kept if the video ends there; one more latent frame is read to find out whether it does.
         Pipeline::VideoToAudio => {
             ClipPart { frames: frames.map(|frames| frames.saturating_add(FRAME_STEP)), seconds: Some(0.0) }
         }
@@ -153,21 +158,17 @@ fn wanted(config: &Config) -> ClipPart {
     }
 }
 
-/// Refuses a video without sound whose sound is to be kept.
+/// Rejects an input video without audio if a request keeps the audio of the video.
 fn check_kept_sound(path: &str, clip: &Clip, requests: &[Request]) -> Result<()> {
     let is_kept = |c: &Condition| matches!(c.content, Content::VideoSound { .. }) && c.placement == Placement::Whole;
     if clip.sound.is_some() || !requests.iter().any(|request| request.conditions.audio.iter().any(is_kept)) {
         return Ok(());
     }
-    let reason =
-        "has no sound, and request.retake.audio: false keeps it; leave that out, and sound is made for all of it";
+    let reason = "has no sound to keep (request.retake.audio: false); remove this key to generate sound";
     Err(PipelineError::File { path: path.into(), reason: reason.into() })
 }
 
-/// Gives requests the video and the sound that a configuration names, each read once.
-///
-/// # Errors
-/// A file that cannot be read, or lacks the sound that is kept.
+/// Reads the input video and the input audio of a configuration once and attaches them to all requests.
 pub(crate) fn give(config: &Config, requests: &mut [Request]) -> Result<()> {
     let given = |key| move |error| PipelineError::Given { key, source: Box::new(error) };
     if let Some(path) = &config.request.video {
@@ -181,54 +182,51 @@ pub(crate) fn give(config: &Config, requests: &mut [Request]) -> Result<()> {
         let clip = Shared::from(clip);
         requests.iter_mut().for_each(|request| request.clip = Some(clip.clone()));
     }
-    // All of them have the same one.
-    let sound = requests.first().map(sound_of).transpose().map_err(given("request.audio"))?;
+    // All requests have the same input audio.
+    let sound = requests.first().map(read_input_audio).transpose().map_err(given("request.audio"))?;
     if let Some(sound) = sound.flatten().map(Shared::from) {
         requests.iter_mut().for_each(|request| request.sound = Some(sound.clone()));
     }
     Ok(())
 }
 
-/// The sound of a given video that has none of its own.
+/// Reads `request.audio` as the audio of an input video. Fails if the video has audio itself.
 fn sound_for(clip: &Clip, path: &str, audio: &GivenAudio, frame_rate: f64) -> Result<Audio> {
     if clip.sound.is_some() {
-        let why = "has its own sound; leave out request.audio, or give its frames without sound";
+        let why = "has its own sound; remove request.audio, or pass the frames without sound";
         return Err(PipelineError::Usage(format!("request.audio = {}: the video {path} {why}", audio.path)));
     }
     let seconds = clip.frames.count() as f64 / frame_rate;
     given_sound(Path::new(&audio.path), audio.start, audio.duration, seconds)
 }
 
-/// Refuses what there is of a video of one clip only.
+/// Rejects options that are not supported for chained videos.
 fn check_chain(requests: &[Request], options: &GenerateOptions, audio: bool) -> Result<()> {
     if requests.iter().all(|request| request.chain.is_none()) {
         return Ok(());
     }
     let unserved = [
-        (options.dump.is_some(), "--dump: tensors of a video of several clips are not kept"),
-        (!audio, "output.audio: false: a video of several clips has its sound"),
+        (options.dump.is_some(), "--dump is not supported for a video of several clips"),
+        (!audio, "output.audio: false is not supported for a video of several clips"),
     ];
     match unserved.into_iter().find(|(asked, _)| *asked) {
-        Some((_, why)) => Err(PipelineError::Usage(format!("{why}; leave it out, or --chain (request.chain)"))),
+        Some((_, why)) => Err(PipelineError::Usage(format!("{why}; remove it, or --chain (request.chain)"))),
         None => Ok(()),
     }
 }
 
-/// The requests of the jobs, with the given files.
+/// Returns the requests of the jobs, with their input files attached and checked.
 fn requests(config: &Config, jobs: &[Job], model: &Model) -> Result<Vec<Request>> {
     let mut requests = jobs.iter().map(|job| model.request(config, job)).collect::<Result<Vec<Request>>>()?;
     give(config, &mut requests)?;
-    let warning = requests.first().and_then(|r| beyond_training(config, r.output_frames(), r.output_rate()));
+    let warning = requests.first().and_then(|r| training_length_warning(config, r.output_frames(), r.output_rate()));
     warning.iter().for_each(|warning| tracing::warn!("{warning}"));
-    check_given(&requests)?;
+    check_input_files(&requests)?;
     Ok(requests)
 }
 
-/// Refuses files that requests are given and cannot use.
-///
-/// # Errors
-/// The first such file.
-pub(crate) fn check_given(requests: &[Request]) -> Result<()> {
+/// Checks that the requests can use their input files.
+pub(crate) fn check_input_files(requests: &[Request]) -> Result<()> {
     for request in requests {
         for condition in request.conditions.as_ref().into_iter().flatten() {
             let key = match &condition.content {
@@ -244,7 +242,7 @@ pub(crate) fn check_given(requests: &[Request]) -> Result<()> {
     Ok(())
 }
 
-/// For sidecars, hashes of every file that a configuration's requests are made from.
+/// Returns the hashes of a configuration's input files, for sidecars; null if no sidecar is written.
 pub(crate) fn inputs(config: &Config) -> Result<Value> {
     if config.output.sidecar { Ok(Value::Object(hashes::of_given(config)?)) } else { Ok(Value::Null) }
 }
@@ -254,9 +252,10 @@ mod tests {
     use super::*;
     use crate::config::NumFrames;
 
-    /// Of an hour, a retake of its first seconds decodes these; all is wanted where it is written again.
+    /// A retake of the first seconds of an hour-long video decodes only those seconds. An extension decodes the
+    /// complete video, because it writes all of it again.
     #[test]
-    fn no_more_is_read_than_is_wanted() {
+    fn only_the_needed_part_of_a_video_is_read() {
         let mut config = Config::default();
         config.request.num_frames = NumFrames::Count(49);
         let part = |pipeline| wanted(&Config { pipeline, ..config.clone() });

@@ -1,5 +1,5 @@
-//! A run of several processes, from the point of view of one: it meets the others, asks the same of the devices as they
-//! do, and ends with them.
+//! One process of a multi-process run: joins the other processes, checks that all run the same request, and exits when
+//! another process fails.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -18,7 +18,7 @@ use crate::pjrt::end_process;
 use crate::runtime::processes::{Group, Launch, LaunchOptions, Timeouts};
 use crate::temporaries;
 
-/// Keys that may differ between processes: places on their hosts, and the processes' numbers and addresses.
+/// Config keys whose values may differ between processes: paths on their hosts, process ids and addresses.
 const OWN: [&str; 12] = [
     "/output",
     "/runtime/distributed",
@@ -34,14 +34,16 @@ const OWN: [&str; 12] = [
     "/model/upsampler",
 ];
 
-/// How long an interrupted process waits for the others to be told.
-const TOLD_WITHIN: Duration = Duration::from_millis(500);
+/// Maximum time that an interrupted process waits for its notification of the other processes to be sent.
+const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Runs `run` as one of the processes that the configuration or the environment speaks of, or alone. When another process
-/// is lost or fails, this one says so and ends at once with exit code 1, what it was writing removed.
+/// Calls `run`. If the configuration or the launcher's environment describes several processes, joins them first;
+/// otherwise, this process runs alone. If another process is lost or fails, this process prints why, removes partially
+/// written files and exits immediately with code 1.
 ///
 /// # Errors
-/// Those of `run`, which the other processes learn; processes that do not come together.
+/// Returns the error of `run`, after reporting it to the other processes, or an error if the processes cannot be
+/// joined.
 pub fn together<T, E: Display + From<PipelineError>>(
     config: &Config,
     run: impl FnOnce(Option<&Arc<Group>>) -> Result<T, E>,
@@ -65,7 +67,7 @@ pub fn together<T, E: Display + From<PipelineError>>(
     let group = Arc::new(Group::join(&launch, timeouts, Box::new(end)).map_err(PipelineError::from)?);
     tracing::info!("{}", group.describe());
     let others = Arc::clone(&group);
-    let told = interrupts::keeper(move || tell_others(&others));
+    let told = interrupts::keeper(move || notify_others(&others));
     let done = run(Some(&group));
     drop(told);
     match &done {
@@ -75,32 +77,33 @@ pub fn together<T, E: Display + From<PipelineError>>(
     done
 }
 
-/// Tells the other processes that this one was interrupted, and waits for the answer no longer than [`TOLD_WITHIN`].
-fn tell_others(group: &Arc<Group>) -> Option<String> {
+/// Notifies the other processes that this process was interrupted. Waits for at most [`NOTIFY_TIMEOUT`].
+fn notify_others(group: &Arc<Group>) -> Option<String> {
     let (send, told) = mpsc::channel();
     let group = Arc::clone(group);
     let tell = move || {
         group.fail("was interrupted");
-        // Nobody waits any longer.
+        // Sending fails if the receiver has timed out.
         let _ = send.send(());
     };
     if thread::Builder::new().name("interrupt".into()).spawn(tell).is_ok() {
-        let _ = told.recv_timeout(TOLD_WITHIN);
+        let _ = told.recv_timeout(NOTIFY_TIMEOUT);
     }
     None
 }
 
-/// Says why this process ends at once, and removes what it was writing.
+/// Prints why this process exits, and removes the files that are partially written.
 pub(super) fn last_words(message: &str) {
-    // A full disk below stderr does not keep the process from its end.
+    // The process must exit even if stderr cannot be written.
     let _ = writeln!(std::io::stderr(), "error: {message}");
     temporaries::remove_all();
 }
 
-/// Compares what is asked for with the other processes.
+/// Checks that all processes have the same configuration and options.
 ///
 /// # Errors
-/// The first process that differs and the key in which it does; the same in every process.
+/// Returns an error with the first process that differs from process 0, and the key in which it differs. All processes
+/// return the same error.
 pub(crate) fn compare(group: &Group, config: &Config, options: &GenerateOptions) -> Result<(), PipelineError> {
     let mut own = json!({
         "config": config,
@@ -121,14 +124,14 @@ pub(crate) fn compare(group: &Group, config: &Config, options: &GenerateOptions)
                 let key = key.strip_prefix("config.").unwrap_or(&key);
                 format!("{name} has {key} = {its}, process 0 has {first}")
             }
-            None => format!("{name} is asked for something else than process 0"),
+            None => format!("{name} and process 0 have different requests"),
         }
     };
     Ok(group.ensure_equal(&own.to_string(), differ)?)
 }
 
-/// Waits until all have done their part, files included: a process that gave its devices back earlier would be a lost peer
-/// to the others' communicators.
+/// Waits until all processes have finished, including writing their files. If a process released its devices earlier,
+/// the communicators of the others would report it as lost.
 pub(crate) fn wait_for_all(group: &Group) -> Result<(), PipelineError> {
     Ok(group.all_gather("done").map(drop)?)
 }
@@ -138,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_that_differs_is_named() {
+    fn config_difference_is_reported_with_key() {
         let tree = |seed: u64| json!({"config": {"request": {"width": 64, "seed": seed}}, "dump": false});
         assert_eq!(difference(&tree(1), &tree(1), ""), None);
         let (key, its, first) = difference(&tree(2), &tree(1), "").unwrap();
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_differ_is_in_the_schema() {
+    fn keys_that_may_differ_exist_in_the_schema() {
         let config = serde_json::to_value(Config::default()).unwrap();
         assert!(OWN.iter().all(|key| config.pointer(key).is_some()));
     }

@@ -1,4 +1,4 @@
-//! The program of each component at the sizes of a request.
+//! Writes the programs of all components with the sizes of a request.
 
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
@@ -13,17 +13,17 @@ use crate::nn::Build;
 use crate::request::{ModelSizes, Request, Shapes, Tiling, keyframe_step, upsampling_steps};
 use crate::sampling::denoise::{self as sampling, DenoiseShape};
 
-/// Model and sizes that a program is written from.
+/// The model, the request and the sizes for which a program is written.
 pub(super) struct ProgramSpec<'a> {
     pub(crate) configs: &'a ModelConfigs,
     pub(crate) sizes: &'a ModelSizes,
-    /// Request of the program's pass.
+    /// Request of the pass that the program belongs to.
     pub(crate) request: &'a Request,
     /// Request of the last pass.
     pub(crate) last: &'a Request,
-    /// Upsampling between two passes.
+    /// Upsampling steps between the two passes.
     pub(crate) upsample: &'a [Upsampling],
-    /// Whether frames leave the device as floats.
+    /// Whether decoders return frames as floats instead of bytes.
     pub(crate) float_frames: bool,
     pub(crate) shapes: Shapes,
     pub(crate) shape: DenoiseShape,
@@ -35,7 +35,7 @@ impl ProgramSpec<'_> {
         self.shape.batch
     }
 
-    /// Prompts of the batch.
+    /// Returns the number of prompts in the batch, including negative prompts.
     fn prompts(&self) -> usize {
         self.batch() * self.request.prompts().max(self.last.prompts())
     }
@@ -49,11 +49,11 @@ pub(super) fn prepare(s: &ProgramSpec) -> Result<Network> {
     Ok(sampling::prepare(&s.sizes.transformer, &s.shape, s.build)?)
 }
 
-/// The first of the upsamplings between two passes that is one of those.
+/// Writes the program of the first upsampling step between the two passes for which `of` returns true.
 fn upsampling(s: &ProgramSpec, of: impl Fn(Upsampling) -> bool) -> Result<Network> {
     let (from, to) = (&s.shapes.video, Shapes::of(s.sizes, s.last)?.video);
     let step = upsampling_steps(s.upsample, from, &to).into_iter().find(|step| of(step.upsampling));
-    let step = step.ok_or_else(|| PipelineError::Bug("no upsampling is asked for".into()))?;
+    let step = step.ok_or_else(|| PipelineError::Bug("the request has no upsampling of this kind".into()))?;
     s.configs.upsampling_program(&step, [s.batch(), from.channels], s.build)
 }
 
@@ -117,7 +117,7 @@ pub(super) fn diffusion_decoder(s: &ProgramSpec) -> Result<Network> {
 
 pub(super) fn video_encoder(s: &ProgramSpec) -> Result<Network> {
     let r = s.request;
-    // Of several the largest: what needs the most memory.
+    // Of several reference videos, use the one with the most frames, which needs the most memory.
     if let Some(grid) = r.references().max_by_key(|grid| grid.frames) {
         let size = [r.height, r.width].map(|side| side / grid.downscale);
         return s.configs.video_encoder_program([s.shapes.video.batch, 3, grid.frames, size[0], size[1]], s.build);

@@ -1,4 +1,4 @@
-//! Every program, a row each: what commands, reports and timings iterate over.
+//! Table of all programs, with one row per program. Commands, reports and timings iterate over the rows.
 
 use std::sync::LazyLock;
 
@@ -16,7 +16,7 @@ use crate::models::pixels::Pixels;
 use crate::nn::Build;
 use crate::weights::Component;
 
-/// A program. Those of a run are in the order of the run.
+/// A program. The variants are in the order in which a run executes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum ProgramKind {
     TextEncoder,
@@ -43,86 +43,87 @@ pub enum ProgramKind {
     Transformer,
 }
 
-/// Requests whose run has a program.
+/// The runs that execute a program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Runs {
     Always,
-    /// With two passes.
+    /// Runs with two passes.
     TwoPasses,
-    /// With upsampling in space between two passes.
+    /// Runs with spatial upsampling between two passes.
     Spatial,
-    /// With upsampling in time between two passes.
+    /// Runs with temporal upsampling between two passes.
     Temporal,
-    /// With keyframes that both passes generate.
+    /// Runs that generate keyframes in both passes.
     Keyframes,
-    /// With temporal rounds.
+    /// Runs with temporal rounds (pipeline `dfr`).
     Rounds,
-    /// With image conditioning.
+    /// Runs that encode images, an input video or reference videos.
     Images,
-    /// With sound that is given.
+    /// Runs with input audio.
     GivenSound,
-    /// With sound that the model makes.
+    /// Runs that generate audio.
     OwnSound,
-    /// With a video decoded by convolution.
+    /// Runs in which the video VAE decodes the video.
     ByConvolution,
-    /// With a video decoded by diffusion.
+    /// Runs in which the diffusion decoder decodes the video.
     ByDiffusion,
-    /// With one decoded so in tiles.
+    /// Runs in which the diffusion decoder decodes the video tile by tile.
     ByDiffusionTiles,
-    /// None: it runs alone.
+    /// No runs; only the command `ltx2 run` executes the program.
     Alone,
 }
 
-/// The request that a program's sizes are of.
+/// Where the sizes of a program come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sizes {
-    /// The first pass'.
+    /// Sizes of the first pass.
     First,
-    /// The last pass', of two.
+    /// Sizes of the last pass.
     Last,
-    /// The canvas before the last round, or the first pass' where there are no rounds.
+    /// Size of the video before the last temporal round; without rounds, sizes of the first pass.
     BeforeRound,
-    /// The largest tile's, of the last round.
+    /// Size of the largest tile of the last temporal round.
     Tile,
-    /// The finished video's.
+    /// Size of the finished video.
     Output,
 }
 
-/// How a program runs without the others, on the reference's arguments.
+/// How `ltx2 run` runs a single program with the arguments of the reference implementation.
 #[derive(Clone, Copy)]
 pub(crate) struct SingleRun {
-    /// Tensors in and out, for the command line.
+    /// Help text of the command line: the input and output tensors.
     pub(crate) help: &'static str,
-    /// Scalars it takes.
+    /// Names of the scalar arguments, which the flag `--set` passes.
     pub(super) scalars: &'static [&'static str],
-    /// Program and inputs of the arguments.
+    /// Returns the program and its inputs, given the arguments.
     pub(super) inputs: fn(&mut ReferenceArguments) -> Result<Ready>,
-    /// The smallest program that declares all parameters.
+    /// Returns the smallest program that declares all parameters of the component.
     pub(super) smallest: fn(&ModelConfigs, &Build) -> Result<Network>,
 }
 
-/// A program's row.
+/// A program and its properties.
 #[derive(Clone, Copy)]
 pub(crate) struct ProgramRow {
     pub(crate) kind: ProgramKind,
-    /// Name in sidecars, reports and JSON; with hyphens on the command line.
+    /// Name in sidecars, reports and JSON. On the command line, the name is written with hyphens.
     pub(crate) name: &'static str,
-    /// One line for the command line.
+    /// Help text of the command line: one line.
     pub(crate) help: &'static str,
-    /// Checkpoint folder of most of its parameters.
+    /// Component to which most of the program's parameters belong.
     pub(crate) part: Component,
-    /// Phase that it is timed with, by the program that phase is named after.
+    /// Phase to which the program's time is added, given by the main program of that phase.
     pub(crate) phase: ProgramKind,
     has_blocks: bool,
     pub(super) sizes: Sizes,
     pub(super) runs: Runs,
     pub(super) write: fn(&ProgramSpec) -> Result<Network>,
-    /// How `ltx2 run` runs it, where it does.
+    /// How `ltx2 run` runs the program. `None`: `ltx2 run` does not support it.
     pub(crate) alone: Option<SingleRun>,
 }
 
 impl ProgramRow {
-    /// A program of every run, timed by itself, without the transformer's blocks, at the first pass' sizes.
+    /// Creates a row with default properties: the program is part of every run, has its own phase, has no transformer
+    /// blocks, and has the sizes of the first pass.
     const fn new(
         kind: ProgramKind,
         name: &'static str,
@@ -161,7 +162,7 @@ impl ProgramRow {
     }
 }
 
-/// All programs, at the places of their kinds.
+/// The rows of all programs, indexed by [`ProgramKind`].
 #[rustfmt::skip]
 pub(crate) static TABLE: [ProgramRow; 21] = [
     ProgramRow::new(ProgramKind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
@@ -173,7 +174,7 @@ pub(crate) static TABLE: [ProgramRow; 21] = [
         .alone("`prompt_embeds` or `text_encoder_hidden_states`, `attention_mask` to `video`, `audio`",
             &[], inputs::connectors,
             |c, build| c.connectors_program(1, c.connectors()?.token_multiple(), Input::HiddenStates, build)),
-    ProgramRow::new(ProgramKind::DurationHead, "duration_head", "Text contexts of a prompt to the seconds of its video",
+    ProgramRow::new(ProgramKind::DurationHead, "duration_head", "Text contexts of a prompt to the video's duration in seconds",
         Component::DurationHead, spec::duration_head)
         .runs(Runs::Alone)
         .alone("`video_tokens`, `audio_tokens` to `seconds`", &[], inputs::duration_head,
@@ -195,7 +196,7 @@ pub(crate) static TABLE: [ProgramRow; 21] = [
     ProgramRow::new(ProgramKind::Prepare, "prepare", "Step-invariant inputs of the denoising loop",
         Component::Transformer, spec::prepare)
         .within(ProgramKind::Denoise).blocks(),
-    ProgramRow::new(ProgramKind::Denoise, "denoise", "Denoising loop; of two passes, the first's",
+    ProgramRow::new(ProgramKind::Denoise, "denoise", "Denoising loop; with two passes, that of the first",
         Component::Transformer, spec::denoise)
         .blocks(),
     ProgramRow::new(ProgramKind::Upsampler, "upsampler", "Latents to larger latents, between two passes",
@@ -204,26 +205,26 @@ pub(crate) static TABLE: [ProgramRow; 21] = [
         .alone("`latents` to larger `latents`, both un-normalised", &[], inputs::upsampler,
             |c, build| c.upsampler_program([1, 0, 2, 4, 4], build)),
     ProgramRow::new(ProgramKind::FrameUpsampler, "frame_upsampler",
-        "Latents to latents of twice the frames, between two passes", Component::TemporalUpsampler, spec::frame_upsampler)
+        "Latents to latents with twice as many frames, between two passes", Component::TemporalUpsampler, spec::frame_upsampler)
         .within(ProgramKind::Upsampler).runs(Runs::Temporal),
-    ProgramRow::new(ProgramKind::KeyframeUpsampler, "keyframe_upsampler", "Keyframes to larger ones, between two passes",
+    ProgramRow::new(ProgramKind::KeyframeUpsampler, "keyframe_upsampler", "Keyframes to larger keyframes, between two passes",
         Component::LatentUpsampler, spec::keyframe_upsampler)
         .within(ProgramKind::Upsampler).runs(Runs::Keyframes),
-    ProgramRow::new(ProgramKind::RefinePrepare, "refine_prepare", "Step-invariant inputs of the second pass' loop",
+    ProgramRow::new(ProgramKind::RefinePrepare, "refine_prepare", "Step-invariant inputs of the second pass's loop",
         Component::Transformer, spec::prepare)
         .within(ProgramKind::Refine).blocks().sizes(Sizes::Last).runs(Runs::TwoPasses),
     ProgramRow::new(ProgramKind::Refine, "refine", "Denoising loop of the second pass",
         Component::Transformer, spec::denoise)
         .blocks().sizes(Sizes::Last).runs(Runs::TwoPasses),
-    ProgramRow::new(ProgramKind::TemporalUpsampler, "temporal_upsampler", "Latents to latents of twice the frames",
+    ProgramRow::new(ProgramKind::TemporalUpsampler, "temporal_upsampler", "Latents to latents with twice as many frames, in a temporal round",
         Component::TemporalUpsampler, spec::temporal_upsampler)
         .within(ProgramKind::Round).sizes(Sizes::BeforeRound).runs(Runs::Rounds)
-        .alone("`latents` to `latents` of more frames, both un-normalised", &[], inputs::temporal_upsampler,
+        .alone("`latents` to `latents` with more frames, both un-normalised", &[], inputs::temporal_upsampler,
             |c, build| c.temporal_upsampler_program([1, 0, 2, 4, 4], build)),
     ProgramRow::new(ProgramKind::RoundPrepare, "round_prepare", "Step-invariant inputs of a temporal round's loop",
         Component::Transformer, spec::prepare)
         .within(ProgramKind::Round).blocks().sizes(Sizes::Tile).runs(Runs::Rounds),
-    ProgramRow::new(ProgramKind::Round, "round", "Denoising loop of a temporal round, its largest tile's",
+    ProgramRow::new(ProgramKind::Round, "round", "Denoising loop of a temporal round, for its largest tile",
         Component::Transformer, spec::denoise)
         .blocks().sizes(Sizes::Tile).runs(Runs::Rounds),
     ProgramRow::new(ProgramKind::VideoDecoder, "video_decoder", "Latents to frames",
@@ -231,7 +232,7 @@ pub(crate) static TABLE: [ProgramRow; 21] = [
         .sizes(Sizes::Output).runs(Runs::ByConvolution)
         .alone("`latents` to `video`", &[], inputs::video_decoder,
             |c, build| c.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, build)),
-    ProgramRow::new(ProgramKind::DiffusionFeatures, "diffusion_features", "Latents to the features that tiles are decoded of",
+    ProgramRow::new(ProgramKind::DiffusionFeatures, "diffusion_features", "Latents to the features that tiles are decoded from",
         Component::DiffusionDecoder, spec::diffusion_features)
         .within(ProgramKind::VideoDecoder).sizes(Sizes::Output).runs(Runs::ByDiffusionTiles),
     ProgramRow::new(ProgramKind::DiffusionDecoder, "diffusion_decoder", "Latents and noise to frames",
@@ -244,12 +245,12 @@ pub(crate) static TABLE: [ProgramRow; 21] = [
         .runs(Runs::OwnSound)
         .alone("`latents` to `mel`", &[], inputs::audio_decoder,
             |c, build| c.audio_decoder_program([1, 0, 2, c.audio_vae()?.latent_bins()], build)),
-    // Of the vocoder's input only the product of channels and bins counts.
+    // The size of the vocoder's input is the product of channels and bins, so one of them can be fixed.
     ProgramRow::new(ProgramKind::Vocoder, "vocoder", "Mel spectrogram to samples", Component::Vocoder, spec::vocoder)
         .within(ProgramKind::AudioDecoder).runs(Runs::OwnSound)
         .alone("`mel` to `audio`", &["clamp"], inputs::vocoder,
             |c, build| c.vocoder_program([1, 1, 8, c.vocoder()?.generator.in_channels], build)),
-    ProgramRow::new(ProgramKind::Transformer, "transformer", "One forward pass on the reference's arguments",
+    ProgramRow::new(ProgramKind::Transformer, "transformer", "One forward pass on the reference implementation's arguments",
         Component::Transformer, spec::transformer)
         .blocks().runs(Runs::Alone)
         .alone("`hidden_states`, `encoder_hidden_states`, `timestep` … to `video`, `audio`",
@@ -262,39 +263,36 @@ impl ProgramKind {
         &TABLE[self as usize]
     }
 
-    /// Name in sidecars, reports and JSON.
+    /// Returns the name that sidecars, reports and JSON use.
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// Name in tables for readers.
+    /// Returns the name that printed tables use.
     pub(crate) fn label(self) -> String {
         self.name().replace('_', " ")
     }
 
-    /// Name on the command line.
+    /// Returns the name that the command line uses.
     pub(crate) fn flag(self) -> &'static str {
         static FLAGS: LazyLock<Vec<String>> =
             LazyLock::new(|| TABLE.iter().map(|row| row.name.replace('_', "-")).collect());
         &FLAGS[self as usize]
     }
 
-    /// Whether it runs the transformer's blocks.
+    /// Returns whether the program runs the transformer's blocks.
     pub(crate) fn has_blocks(self) -> bool {
         self.row().has_blocks
     }
 
-    /// The program that the command line names so.
-    ///
-    /// # Errors
-    /// No such program; all there are.
+    /// Returns the program with a name of the command line. The error lists all names.
     pub(crate) fn named(name: &str) -> std::result::Result<Self, String> {
         let all = || TABLE.iter().map(|row| row.kind.flag()).collect::<Vec<_>>().join(", ");
         let row = TABLE.iter().find(|row| row.kind.flag() == name);
-        row.map(|row| row.kind).ok_or_else(|| format!("no program '{name}'; there are {}", all()))
+        row.map(|row| row.kind).ok_or_else(|| format!("unknown program '{name}'; use one of {}", all()))
     }
 
-    /// Programs that phases of a run are named after, in order.
+    /// Returns the phases of a run, in order.
     pub(crate) fn phases() -> impl Iterator<Item = Self> {
         TABLE.iter().filter(|row| row.phase == row.kind && row.runs != Runs::Alone).map(|row| row.kind)
     }
@@ -322,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_at_the_places_of_their_kinds() {
+    fn rows_are_indexed_by_program_kind() {
         assert!(TABLE.iter().enumerate().all(|(place, row)| row.kind as usize == place));
         assert_eq!(ProgramKind::named("refine-prepare"), Ok(ProgramKind::RefinePrepare));
         assert!(ProgramKind::named("diffuse").is_err_and(|e| e.contains("text-encoder, connectors, ")));

@@ -1,4 +1,5 @@
-//! The programs of a request, written without weights or a device: to compile them ahead of time and look at them.
+//! Writes the programs of a request without weights or devices, in order to compile them ahead of time or to inspect
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -22,53 +23,52 @@ use crate::request::{self, ModelSizes, Request, Shapes};
 use crate::runtime::{device_bytes, noise};
 use crate::weights::{Component, WeightsError};
 
-/// A request whose programs can be written.
+/// A request and a model, from which programs are written.
 pub struct Programs {
     configs: ModelConfigs,
     sizes: ModelSizes,
-    /// The passes' own requests.
+    /// Request of the first pass.
     first: Request,
     second: Option<Request>,
-    /// Upsampling between them.
+    /// Upsampling steps between the two passes.
     upsample: Vec<Upsampling>,
     rounds: Option<Rounds>,
-    /// The finished video's.
+    /// Request with the size of the finished video.
     output: Request,
-    /// Whether both passes generate keyframes.
     keyframes: bool,
-    /// Whether frames leave the device as values.
+    /// Whether decoders return frames as floats instead of bytes.
     values: bool,
-    /// Whether the video is decoded by diffusion.
+    /// Whether the diffusion decoder decodes the video.
     diffusion: bool,
-    /// Videos that programs make at once at least.
+    /// Minimum number of videos per program call.
     rows: usize,
-    /// Whether LoRAs give each pass a transformer of its own.
+    /// Whether LoRAs give each of the two passes its own transformer weights.
     own_by_pass: bool,
     pub(crate) origin: String,
 }
 
-/// Temporal rounds behind two passes.
+/// Temporal rounds after the two passes (pipeline `dfr`).
 struct Rounds {
-    /// The second pass' request at the canvas before the last one.
+    /// Request of the second pass, with the number of frames before the last round.
     before: Request,
-    /// The largest tile's.
+    /// Request of the largest tile of the last round.
     tile: Request,
-    /// Tiles of all rounds.
+    /// Total number of tiles of all rounds.
     tiles: usize,
 }
 
 impl Programs {
-    /// Of a configuration. Where its model is not on this machine and is a published one, the configuration that this
-    /// program carries of it is taken. `layers` cuts the transformer to its first blocks.
+    /// Prepares the programs of a configuration. For a published model that is not on this machine, uses the built-in
+    /// copy of its configuration. `layers`: number of transformer blocks to use; `None`: all.
     ///
     /// # Errors
-    /// No such model; sizes that it does not take.
+    /// Returns an error if the model does not exist or does not support the sizes of the request.
     pub fn of(config: &Config, layers: Option<usize>) -> Result<Self> {
         let origin = Origin::of(config)?;
         let (configs, origin) = (ModelConfigs::from(origin.clone()).for_run(config), origin.describe()?);
         let full = configs.sizes()?;
         let diffusion = configs.decodes_by_diffusion()?;
-        let mut request = request::of_job(config, &full, &Job { index: 0, prompt: String::new(), seed: 0 })?;
+        let mut request = request::resolve_job(config, &full, &Job { index: 0, prompt: String::new(), seed: 0 })?;
         configs.check_fit()?;
         config.upsamplings().iter().try_for_each(|upsampling| configs.check_upsampling(*upsampling))?;
         let of = |configs, sizes, request: Request| {
@@ -108,10 +108,12 @@ impl Programs {
         let Some(layers) = layers else { return Ok(of(configs, full, request)) };
         let all = full.transformer.num_layers;
         if layers == 0 || layers > all {
-            return Err(PipelineError::Usage(format!("--layers {layers}: this model has 1 to {all} blocks")));
+            return Err(PipelineError::Usage(format!(
+                "--layers {layers}: this model has {all} blocks; use 1 to {all}"
+            )));
         }
         let configs = configs.cut(layers);
-        // Which block is perturbed changes no work.
+        // The amount of work does not depend on which block STG perturbs.
         for blocks in request.stg_blocks.as_mut() {
             blocks.iter_mut().for_each(|b| *b = (*b).min(layers - 1));
             blocks.dedup();
@@ -120,20 +122,21 @@ impl Programs {
         Ok(of(configs, sizes, request))
     }
 
-    /// The programs of a run that keeps its intermediate tensors.
+    /// Sets whether the run dumps intermediate tensors, for which decoders return floats.
     #[must_use]
     pub(crate) fn dumping(self, dump: bool) -> Self {
         Programs { values: dump, ..self }
     }
 
-    /// The programs of runs that make so many videos at once at least.
+    /// Sets the minimum number of videos per program call.
     #[must_use]
     pub(crate) fn of_rows(self, rows: usize) -> Self {
         Programs { rows, ..self }
     }
 
-    /// Loops of a run with their evaluations of the transformer, of `steps` in the first pass where the request lists no noise
-    /// levels. Each tile of a round counts as the largest one.
+    /// Returns the denoising loops of a run, with the number of transformer evaluations of each. `steps`: number of
+    /// steps of the first pass, used if the request does not list its sigmas. All tiles of the temporal rounds are
+    /// counted like the largest one.
     pub(crate) fn loops(&self, steps: usize) -> Vec<(ProgramKind, usize)> {
         let listed = |request: &Request| request.sigmas.len().saturating_sub(1);
         let steps = if listed(&self.first) == 0 { steps } else { listed(&self.first) };
@@ -145,16 +148,16 @@ impl Programs {
         first.into_iter().chain(second).chain(rounds).collect()
     }
 
-    /// Blocks of the transformer.
+    /// Returns the number of transformer blocks in the programs.
     pub fn layers(&self) -> usize {
         self.sizes.transformer.num_layers
     }
 
-    /// The stacked layers of a program: the lengths of its stacks' leading dimensions, that of all layers first, then
-    /// those of kinds of layers.
+    /// Returns the possible leading dimensions of the weights in which a program stacks its layers: the total number of
+    /// layers, followed by the number of layers of each kind.
     ///
     /// # Errors
-    /// Errors of the model's configuration.
+    /// Returns an error if the model's configuration is invalid.
     pub fn stacked(&self, kind: ProgramKind) -> Result<Vec<usize>> {
         match kind.row().part {
             Component::TextEncoder => Ok(self.configs.text_encoder()?.stacks()),
@@ -162,17 +165,15 @@ impl Programs {
         }
     }
 
-    /// Writes every program of a run, so that a layout that does not fit is found before anything has run. Warns of patterns of
-    /// the layout that name no tensor, once a process.
+    /// Writes every program of a run, so that an unsuitable layout is rejected before the run starts. Warns, once per
+    /// process, about tensor patterns of the layout that match no tensor.
     pub(crate) fn check(&self, build: &Build) -> Result<()> {
         warn_once(self.unmatched(build)?);
         Ok(())
     }
 
-    /// Patterns of the layout that name no tensor of a run's programs, a line each; of one device, which has no layout, none.
-    ///
-    /// # Errors
-    /// A program that cannot be written.
+    /// Returns a warning for each pattern in the layout's section `tensors` that matches no tensor of the run's
+    /// programs; none on a single device, where layouts have no effect.
     pub(crate) fn unmatched(&self, build: &Build) -> Result<Vec<String>> {
         let mut left: Vec<&Override> = build.layout.overrides.iter().filter(|_| !build.layout.is_single()).collect();
         for kind in self.kinds() {
@@ -181,16 +182,16 @@ impl Programs {
         }
         let line = |pattern: &Override| {
             let place = pattern.rules.first().map(|rule| format!("{}: ", rule.place)).unwrap_or_default();
-            format!("{place}tensors: \"{}\" names no tensor of this run; correct or remove it", pattern.pattern)
+            format!("{place}tensors: \"{}\" matches no tensor of this run; correct or remove it", pattern.pattern)
         };
         Ok(left.into_iter().map(line).collect())
     }
 
-    /// Parameters of each component of a run, in bytes on a device: the transformer's twice where LoRAs give each pass its own,
-    /// since the other pass' stay on the devices (`Executor::enter`).
+    /// Returns the bytes of each component's parameters on a device. The transformer counts twice if LoRAs give each
+    /// pass its own weights, because the weights of the inactive pass stay on the devices.
     ///
     /// # Errors
-    /// What is wrong with the layout.
+    /// Returns an error if the layout is not suitable for a program.
     pub fn parameters(&self, build: &Build) -> Result<BTreeMap<&'static str, usize>> {
         let networks: Result<Vec<Network>> = self.kinds().map(|kind| self.network(kind, build)).collect();
         let mut each = parameters(&networks?);
@@ -200,12 +201,12 @@ impl Programs {
         Ok(each)
     }
 
-    /// Whether latents are upsampled in time between two passes, or in space.
+    /// Returns whether latents are upsampled between the two passes: in time if `in_time` is set, otherwise in space.
     fn upsamples(&self, in_time: bool) -> bool {
         self.upsample.iter().any(|upsampling| (*upsampling == Upsampling::TemporalX2) == in_time)
     }
 
-    /// The programs of a run of this request.
+    /// Returns the programs that a run of this request executes.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
         let two_passes = self.second.is_some();
         let [temporal, spatial] = [true, false].map(|in_time| self.upsamples(in_time));
@@ -233,10 +234,8 @@ impl Programs {
         TABLE.iter().filter(runs).map(|row| row.kind)
     }
 
-    /// Programs that draw the starting noise of each pass and the decoder's, where devices draw it.
-    ///
-    /// # Errors
-    /// Sizes that the model does not take.
+    /// Writes the programs that draw the starting noise of each pass and the diffusion decoder's noise. Returns none if
+    /// the host draws the noise.
     pub(super) fn noise(&self) -> Result<Vec<Program>> {
         let tile = self.rounds.as_ref().map(|rounds| &rounds.tile);
         let passes = [Some(&self.first), self.second.as_ref(), tile].into_iter().flatten();
@@ -250,17 +249,13 @@ impl Programs {
         all.iter().map(|draws| Ok(noise::program(draws)?)).collect()
     }
 
-    /// Components that the programs read.
     #[cfg(test)]
     fn components(&self) -> BTreeSet<Component> {
         self.kinds().map(|kind| kind.row().part).collect()
     }
 
-    /// Compares a program's weights with what it reads, where the model's files hold any: to compile it, configurations are
-    /// enough.
-    ///
-    /// # Errors
-    /// The first differences, naming the file.
+    /// Compares the parameters that a program reads with the headers of the weight files. Does nothing if the model has
+    /// no weight files, because configurations are sufficient to compile programs.
     pub(crate) fn check_headers(&self, config: &Config, kind: ProgramKind) -> Result<()> {
         let (Origin::Files(source), WeightSource::File) = (self.configs.origin(), config.model.weights) else {
             return Ok(());
@@ -276,16 +271,19 @@ impl Programs {
         }
     }
 
-    /// Writes a program, the one that a run of the same configuration executes.
+    /// Writes a program. It is identical to the program that a run of the same configuration executes.
     ///
     /// # Errors
-    /// Errors of model, sizes or layout.
+    /// Returns an error if a run of the request does not have this program, or if the model, the sizes or the layout
+    /// are not suitable for it.
     pub fn network(&self, kind: ProgramKind, build: &Build) -> Result<Network> {
         let row = kind.row();
         let needs = match row.runs {
-            Runs::TwoPasses if self.second.is_none() => Some("a pipeline of two stages"),
-            Runs::Spatial if !self.upsamples(false) => Some("two stages with upsampling in space between them"),
-            Runs::Temporal if !self.upsamples(true) => Some("two stages with temporal_x2 between them"),
+            Runs::TwoPasses if self.second.is_none() => Some("a two-stage pipeline"),
+            Runs::Spatial if !self.upsamples(false) => Some("two stages with spatial upsampling between them"),
+            Runs::Temporal if !self.upsamples(true) => {
+                Some("two stages with temporal upsampling (temporal_x2) between them")
+            }
             Runs::Keyframes if !self.keyframes => Some("the pipeline dfr"),
             _ => None,
         };
@@ -314,7 +312,8 @@ impl Programs {
     }
 }
 
-/// Warns of each line once a process: a run is verified before its devices are opened, and again for those.
+/// Logs each line as a warning, but only once per process: a run is verified twice, before and after its devices are
+/// opened.
 pub(crate) fn warn_once(lines: Vec<String>) {
     static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     for line in lines {
@@ -324,7 +323,7 @@ pub(crate) fn warn_once(lines: Vec<String>) {
     }
 }
 
-/// Parameters of each component that programs read, in bytes on a device.
+/// Returns the bytes of each component's parameters on a device, for all networks together.
 pub(super) fn parameters<'a>(networks: impl IntoIterator<Item = &'a Network>) -> BTreeMap<&'static str, usize> {
     let mut each = BTreeMap::new();
     for network in networks {
@@ -341,7 +340,7 @@ mod tests {
     use crate::config::presets::CONFIGS;
 
     #[test]
-    fn patterns_that_name_no_tensor_are_told() {
+    fn unmatched_layout_patterns_are_reported() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("own.yml");
         let lines = |layout: &str| {
@@ -356,11 +355,12 @@ mod tests {
             "rules: {video_sequence: [context]}\ntensors:\n  \"*ff.hiden\": {mlp: []}\n  \"*.ff.net*\": {embed: []}\n";
         std::fs::write(&path, text).unwrap();
         let own = path.to_str().unwrap();
-        let told = format!("{own}:3: tensors: \"*ff.hiden\" names no tensor of this run; correct or remove it");
+        let told = format!("{own}:3: tensors: \"*ff.hiden\" matches no tensor of this run; correct or remove it");
         assert_eq!(lines(own), [told]);
     }
 
-    /// What `check` and the fingerprint cover is decided without writing programs; it must not be less than they read.
+    /// The components that `check` and the fingerprint cover are determined without writing programs. They must include
+    /// all components that the programs read.
     #[test]
     fn verified_components_include_all_that_programs_read() {
         let mut seen = 0;

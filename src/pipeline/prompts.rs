@@ -1,4 +1,4 @@
-//! Prompts as the text encoder reads them, and its result as the branches of guidance do.
+//! Tokenizes prompts for the text encoder, and orders the text contexts by guidance branch.
 
 use ndarray::{Array2, ArrayView1, Axis as Dim};
 
@@ -10,8 +10,9 @@ use crate::sampling::denoise::DenoiseShape;
 use crate::sampling::guidance::Branch;
 use crate::tensor::Tensor;
 
-/// The prompts of a batch, `kinds` a video, as ids and mask `[prompts, tokens]`, and for each video asked for the number
-/// of tokens that did not fit.
+/// Tokenizes the prompts of a batch. `kinds`: number of prompts per video, 1 (prompt) or 2 (prompt and negative
+/// prompt). Returns token ids and mask, both `[prompts, tokens]`, and the number of truncated tokens of each requested
+/// video.
 pub(crate) fn tokens(model: &Model, batch: &Batch, kinds: usize) -> Result<(Tensor, Tensor, Vec<usize>)> {
     let tokens = batch.shared().max_sequence_length;
     let mut ids = Array2::<i32>::zeros((batch.size() * kinds, tokens));
@@ -24,17 +25,18 @@ pub(crate) fn tokens(model: &Model, batch: &Batch, kinds: usize) -> Result<(Tens
             let row = video * kinds + kind;
             ids.row_mut(row).assign(&ArrayView1::from(&encoded.ids));
             mask.row_mut(row).assign(&ArrayView1::from(&encoded.mask));
-            // The filling says nothing.
+            // Do not report rows that are padding.
             let Some(most) = cut.get_mut(video).filter(|_| encoded.cut > 0) else { continue };
-            tracing::warn!("the {name} is longer than {tokens} tokens: {} were cut from its end", encoded.cut);
+            tracing::warn!("the {name} is longer than {tokens} tokens: the last {} are dropped", encoded.cut);
             *most = encoded.cut.max(*most);
         }
     }
     Ok((Tensor::from(ids), Tensor::from(mask), cut))
 }
 
-/// A stream's text contexts `[prompts, t, channels]` as the branches read them, `[videos, branches, t, channels]`. One that is
-/// `given` reads the prompt in the negative branch too, for nothing guides it.
+/// Orders the text contexts `[prompts, t, channels]` of a stream by guidance branch, as `[videos, branches, t,
+/// channels]`. `given`: whether the stream is an input stream. Such a stream is not guided, so all of its branches get
+/// the positive prompt.
 pub(super) fn branch_text(text: &Outputs, name: &str, shape: &DenoiseShape, given: bool) -> Result<Tensor> {
     let text = text.tensor(name)?.into_f32();
     let kinds = text.shape()[0] / shape.batch;

@@ -1,4 +1,4 @@
-//! What a sidecar records of its run, compared with the run that is asked for.
+//! Compares a run with the sidecar of an earlier run.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -11,8 +11,8 @@ use super::model::Model;
 use crate::config::{AUTO, Config, Job, Sidecar, sidecar_path};
 use crate::weights::fingerprint::SAMPLED;
 
-/// Settings that change no number of a result.
-const INDIFFERENT: [&str; 9] = [
+/// Config keys that do not affect the results of a run.
+const IGNORED_KEYS: [&str; 9] = [
     "/output",
     "/sampler/progress_every",
     "/runtime/distributed",
@@ -24,10 +24,10 @@ const INDIFFERENT: [&str; 9] = [
     "/runtime/watchdog",
 ];
 
-/// Settings that a run may leave open as `auto`; its sidecar has what was chosen.
-const CHOSEN: [&str; 3] = ["/layout", "/conditioning/h264", "/request/num_frames"];
+/// Config keys that can be `auto`. A sidecar records the value to which `auto` was resolved.
+const AUTO_KEYS: [&str; 3] = ["/layout", "/conditioning/h264", "/request/num_frames"];
 
-/// The configuration of a job, without the settings that change no number of its result.
+/// Returns the effective configuration of a job, with null for all keys that do not affect the result.
 pub(super) fn numbers(config: &Config, job: &Job) -> Value {
     let mut own = config.effective(&job.prompt, job.seed);
     clear(&mut own);
@@ -35,14 +35,14 @@ pub(super) fn numbers(config: &Config, job: &Job) -> Value {
 }
 
 fn clear(config: &mut Value) {
-    for key in INDIFFERENT {
+    for key in IGNORED_KEYS {
         if let Some(value) = config.pointer_mut(key) {
             *value = Value::Null;
         }
     }
 }
 
-/// Adds keys that a tree lacks, with their defaults: a sidecar of an earlier release.
+/// Adds the keys that `tree` lacks, with their default values. Sidecars of earlier releases lack newer keys.
 fn fill(tree: &mut Value, defaults: &Value) {
     let (Value::Object(tree), Value::Object(defaults)) = (tree, defaults) else { return };
     for (key, default) in defaults {
@@ -50,12 +50,13 @@ fn fill(tree: &mut Value, defaults: &Value) {
     }
 }
 
-/// Where the request of a job differs from the configuration that a sidecar records: the key and both values.
+/// Describes the first key in which a job's request differs from the configuration that a sidecar records, with both
+/// values.
 fn request_difference(recorded: &Value, config: &Config, job: &Job) -> Option<String> {
     let (mut own, mut recorded) = (numbers(config, job), recorded.clone());
     fill(&mut recorded, &Config::default().effective("", 0));
     clear(&mut recorded);
-    for key in CHOSEN {
+    for key in AUTO_KEYS {
         let is_open = own.pointer(key).is_some_and(|value| value == AUTO);
         if let (Some(own), Some(recorded)) = (own.pointer_mut(key).filter(|_| is_open), recorded.pointer(key)) {
             *own = recorded.clone();
@@ -65,17 +66,19 @@ fn request_difference(recorded: &Value, config: &Config, job: &Job) -> Option<St
         own["mesh"] = recorded["mesh"].clone();
     }
     let (key, recorded, own) = difference(&recorded, &own, "")?;
-    Some(format!("{key} is {} there, {} here", short(&recorded), short(&own)))
+    Some(format!("{key} was {}, is now {}", short(&recorded), short(&own)))
 }
 
-/// The file that a sidecar's input is: the configuration has absolute paths, the inputs those of the run's own folder.
+/// Returns whether `path` is the input file that a sidecar records as `recorded`. Recorded paths can be relative to the
+/// working directory of the recorded run; `path` is absolute.
 fn is_same_file(recorded: &str, path: &str) -> bool {
     let given = |part: &Component| !matches!(part, Component::CurDir | Component::ParentDir);
     let relative: PathBuf = Path::new(recorded).components().skip_while(|part| !given(part)).collect();
     recorded == path || Path::new(recorded).is_relative() && Path::new(path).ends_with(relative)
 }
 
-/// Input files whose content is not what a sidecar records. Files that the sidecar does not have are not compared.
+/// Returns a line of text for each input file whose hash differs from the recorded hash. Ignores files that the sidecar
+/// does not record.
 fn input_differences(recorded: &Value, inputs: &Map<String, Value>) -> Vec<String> {
     let Value::Object(recorded) = recorded else { return Vec::new() };
     let changed = inputs.iter().filter_map(|(path, hash)| {
@@ -83,21 +86,22 @@ fn input_differences(recorded: &Value, inputs: &Map<String, Value>) -> Vec<Strin
             recorded.iter().filter(|(key, _)| is_same_file(key, path)).map(|(_, hash)| hash).collect();
         let was = known.first().filter(|_| !known.contains(&hash))?;
         let text = |hash: &Value| hash.as_str().unwrap_or_default().to_string();
-        Some(format!("{path} has changed: its hash was {}, is {}", text(was), text(hash)))
+        Some(format!("{path} has changed: its hash was {}, is now {}", text(was), text(hash)))
     });
     changed.collect()
 }
 
-/// Comparison of two models.
+/// Result of comparing two models.
 #[derive(Debug, PartialEq)]
 enum ModelMatch {
     Same,
-    /// The sidecar's fingerprint does not cover the weights: an earlier release wrote it.
+    /// The sidecar was written by an earlier release, whose fingerprint does not cover the weights.
     Unknown,
     Differs(String),
 }
 
-/// Compares [`Model::identity`] with what a sidecar records; of the components that both runs read.
+/// Compares the model that a sidecar records with [`Model::identity`]. Only components that both runs read are
+/// compared.
 fn compare_models(recorded: &Value, own: &Value) -> ModelMatch {
     let of = |tree: &Value, key: &str| tree[key].as_str().unwrap_or_default().to_string();
     let is_random = |tree: &Value| tree["weights"] == "random";
@@ -106,36 +110,37 @@ fn compare_models(recorded: &Value, own: &Value) -> ModelMatch {
     }
     if is_random(recorded) != is_random(own) {
         let name = |tree: &Value| if is_random(tree) { "random" } else { "file" };
-        return ModelMatch::Differs(format!("model.weights is {} there, {} here", name(recorded), name(own)));
+        return ModelMatch::Differs(format!("model.weights was {}, is now {}", name(recorded), name(own)));
     }
     if let (Value::Object(recorded), Value::Object(parts)) = (&recorded["parts"], &own["parts"]) {
         let changed = parts.iter().filter(|(part, hash)| recorded.get(*part).is_some_and(|other| other != *hash));
         let changed: Vec<&str> = changed.map(|(part, _)| part.as_str()).collect();
         return match changed.is_empty() {
             true => ModelMatch::Same,
-            false => ModelMatch::Differs(format!("{}: other {} than there", of(own, "path"), changed.join(", "))),
+            false => ModelMatch::Differs(format!("{}: changed components: {}", of(own, "path"), changed.join(", "))),
         };
     }
     match (of(recorded, "fingerprint"), of(own, "fingerprint")) {
         (was, is) if was == is => ModelMatch::Same,
         (was, _) if !is_random(own) && !was.starts_with(SAMPLED) => ModelMatch::Unknown,
-        (was, is) => ModelMatch::Differs(format!("{}: its fingerprint was {was}, is {is}", of(own, "path"))),
+        (was, is) => ModelMatch::Differs(format!("{}: its fingerprint was {was}, is now {is}", of(own, "path"))),
     }
 }
 
-/// Versions of a run that are not those that a sidecar records, of the keys that both have.
+/// Returns a line of text for each version that differs from the recorded one. Ignores versions that are missing on
+/// either side.
 fn version_differences(recorded: &Value, own: &Value) -> Vec<String> {
     let all = ["ltx2", "pjrt", "platform"].into_iter();
     let text =
         |tree: &Value, key: &str| tree[key].as_str().map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
     let changed = all.filter_map(|key| {
         let (was, is) = (text(recorded, key)?, text(own, key)?);
-        (was != is).then(|| format!("{key} was {was}, is {is}"))
+        (was != is).then(|| format!("{key} was {was}, is now {is}"))
     });
     changed.collect()
 }
 
-/// Warns in one line where a run has other versions than the one that a sidecar records.
+/// Logs a warning, in one line, if versions differ from those that the sidecar records.
 pub(super) fn warn_of_versions(sidecar: &Sidecar, own: &Value) {
     let changed = version_differences(&sidecar.versions, own);
     if !changed.is_empty() {
@@ -143,11 +148,11 @@ pub(super) fn warn_of_versions(sidecar: &Sidecar, own: &Value) {
     }
 }
 
-/// Compares inputs and model of a run with those of the sidecar that it repeats, if it does, before anything is compiled.
+/// If the run repeats a sidecar, compares its inputs and its model with those that the sidecar records.
 ///
 /// # Errors
-/// What differs, unless the run allows changes: then it is a warning. A model that the run names itself, over the sidecar's, is a
-/// warning, and so is another version of this program.
+/// Returns an error that lists the differences; with `--allow-changed-inputs`, they are logged as warnings instead. If
+/// the ltx2 version differs, or if the user selected another model, a warning is logged.
 pub(super) fn check_rerun(config: &Config, sidecar: Option<&Sidecar>, model: &Model) -> Result<()> {
     let Some(sidecar) = sidecar else { return Ok(()) };
     warn_of_versions(sidecar, &json!({"ltx2": env!("CARGO_PKG_VERSION")}));
@@ -155,11 +160,11 @@ pub(super) fn check_rerun(config: &Config, sidecar: Option<&Sidecar>, model: &Mo
     match compare_models(&sidecar.model, &model.identity(config)?) {
         ModelMatch::Same => {}
         ModelMatch::Unknown => tracing::warn!(
-            "{}: its model fingerprint does not cover the weights (an earlier release wrote it): the model is not compared",
+            "{}: its model fingerprint does not cover the weights (written by an earlier release); the model is not compared",
             sidecar.file
         ),
-        ModelMatch::Differs(why) if sidecar.names_other_model => {
-            tracing::warn!("{}: the model is not the sidecar's: {why}", sidecar.file);
+        ModelMatch::Differs(why) if sidecar.uses_other_model => {
+            tracing::warn!("{}: this run uses a model other than that of the sidecar: {why}", sidecar.file);
         }
         ModelMatch::Differs(why) => changed.push(why),
     }
@@ -167,35 +172,33 @@ pub(super) fn check_rerun(config: &Config, sidecar: Option<&Sidecar>, model: &Mo
         changed.iter().for_each(|why| tracing::warn!("{}: {why}", sidecar.file));
         return Ok(());
     }
-    let reason = format!("{}; restore it, or run with --allow-changed-inputs", changed.join("; "));
+    let reason =
+        format!("{}; restore the recorded inputs and model, or run with --allow-changed-inputs", changed.join("; "));
     Err(PipelineError::File { path: sidecar.file.clone().into(), reason })
 }
 
-/// A video that is there, compared with a job.
+/// Result of comparing an existing video with a job.
 pub(super) enum Existing {
-    /// The video of this request, inputs and model.
+    /// The request, the inputs and the model are the same.
     Same,
-    /// Of another one: what differs.
+    /// The request, the inputs or the model differ. Contains a description of the first difference.
     Differs(String),
-    /// No sidecar says what it is.
+    /// The video's sidecar is missing or cannot be read.
     NoSidecar,
 }
 
-/// The sidecar beside a video; `None`: there is none, or it cannot be read.
+/// Reads the sidecar of a video. `None`: the sidecar is missing or cannot be read.
 fn read(video: &Path) -> Option<Value> {
     let sidecar: Value = serde_json::from_slice(&std::fs::read(sidecar_path(video)).ok()?).ok()?;
     sidecar["config"].is_object().then_some(sidecar)
 }
 
-/// Whether the sidecar beside a video has the request of a job; inputs and model are not compared.
+/// Returns whether the sidecar of a video records the same request as a job. Does not compare the inputs and the model.
 pub(super) fn has_request(video: &Path, config: &Config, job: &Job) -> bool {
     read(video).is_some_and(|sidecar| request_difference(&sidecar["config"], config, job).is_none())
 }
 
-/// Compares the video at `path` with a job by the sidecar beside it. `model` is opened when it is needed.
-///
-/// # Errors
-/// Inputs or a model that cannot be read.
+/// Compares an existing video with a job, using the video's sidecar. Opens the model if it is `None` and needed.
 pub(super) fn compare(path: &Path, config: &Config, job: &Job, model: &mut Option<Model>) -> Result<Existing> {
     let Some(sidecar) = read(path) else { return Ok(Existing::NoSidecar) };
     if let Some(why) = request_difference(&sidecar["config"], config, job) {
@@ -210,9 +213,9 @@ pub(super) fn compare(path: &Path, config: &Config, job: &Job, model: &mut Optio
     };
     Ok(match compare_models(&sidecar["model"], &model.identity(config)?) {
         ModelMatch::Same => Existing::Same,
-        ModelMatch::Unknown => {
-            Existing::Differs("model.fingerprint of the sidecar does not cover the weights (an earlier release)".into())
-        }
+        ModelMatch::Unknown => Existing::Differs(
+            "model.fingerprint of the sidecar does not cover the weights (written by an earlier release)".into(),
+        ),
         ModelMatch::Differs(why) => Existing::Differs(why),
     })
 }
@@ -226,20 +229,20 @@ mod tests {
     }
 
     #[test]
-    fn requests_differ_by_key_and_values() {
+    fn request_difference_quotes_key_and_both_values() {
         let config = Config::default();
         let recorded = config.effective("a", 10);
         assert_eq!(request_difference(&recorded, &config, &job(10)), None);
         let why = request_difference(&recorded, &config, &job(11));
-        assert_eq!(why.as_deref(), Some("request.seed is 10 there, 11 here"));
-        // Where its files go, and what an earlier release did not have, changes nothing.
+        assert_eq!(why.as_deref(), Some("request.seed was 10, is now 11"));
+        // Different output paths, and keys that the sidecar does not have yet, do not count as differences.
         let mut other = config.clone();
         other.output.path = Some("x.mp4".into());
         assert_eq!(request_difference(&recorded, &other, &job(10)), None);
         let mut earlier = recorded.clone();
         earlier["request"].as_object_mut().expect("a map").remove("frame_rate");
         assert_eq!(request_difference(&earlier, &config, &job(10)), None);
-        // What the devices decide is open.
+        // `layout: auto` matches any recorded layout.
         let mut open = config.clone();
         open.layout = AUTO.into();
         let mut chosen = recorded.clone();
@@ -250,45 +253,45 @@ mod tests {
     }
 
     #[test]
-    fn changed_inputs_are_named_and_new_ones_are_not() {
+    fn changed_inputs_are_reported_and_new_ones_are_not() {
         let recorded = json!({"images/a.png": "01", "../b.wav": "02", "/abs/c.png": "03"});
         let now = |a: &str, b: &str, c: &str| {
             let all = json!({"/w/images/a.png": a, "/b.wav": b, "/abs/c.png": c, "/new.png": "09"});
             input_differences(&recorded, all.as_object().expect("a map"))
         };
         assert_eq!(now("01", "02", "03"), [""; 0]);
-        assert_eq!(now("07", "02", "03"), ["/w/images/a.png has changed: its hash was 01, is 07"]);
+        assert_eq!(now("07", "02", "03"), ["/w/images/a.png has changed: its hash was 01, is now 07"]);
         assert_eq!((now("01", "x", "03").len(), now("01", "02", "x").len()), (1, 1));
         assert!(!is_same_file("a.png", "/w/ba.png") && !is_same_file("/w/a.png", "/v/w/a.png"));
     }
 
     #[test]
-    fn other_versions_are_named_and_plugin_paths_are_not() {
+    fn changed_versions_are_reported_and_plugin_paths_are_not() {
         let recorded = json!({"ltx2": "0.1.0", "plugin": "/a.so", "pjrt": "0.90", "platform": "PJRT C\n1"});
         let own =
             |ltx2: &str, platform: &str| json!({"ltx2": ltx2, "plugin": "/b.so", "pjrt": "0.90", "platform": platform});
         assert_eq!(version_differences(&recorded, &own("0.1.0", "PJRT C\n1")), [""; 0]);
-        let both = ["ltx2 was 0.1.0, is 0.2.0", "platform was PJRT C 1, is PJRT C 2"];
+        let both = ["ltx2 was 0.1.0, is now 0.2.0", "platform was PJRT C 1, is now PJRT C 2"];
         assert_eq!(version_differences(&recorded, &own("0.2.0", "PJRT C\n2")), both);
         assert_eq!(version_differences(&Value::Null, &own("0.2.0", "2")), [""; 0], "of an earlier release");
         assert_eq!(version_differences(&recorded, &json!({"ltx2": "0.1.0"})), [""; 0]);
     }
 
     #[test]
-    fn models_are_compared_by_the_components_that_both_read() {
+    fn models_are_compared_by_shared_components() {
         let model = |vae: &str, fingerprint: &str| json!({"path": "m", "fingerprint": fingerprint, "parts": {"vae": vae, "vocoder": "1"}});
         let mut fewer = model("1", "v2:a");
         fewer["parts"].as_object_mut().expect("a map").remove("vae");
         assert_eq!(compare_models(&model("1", "v2:b"), &fewer), ModelMatch::Same);
-        let other = ModelMatch::Differs("m: other vae than there".into());
+        let other = ModelMatch::Differs("m: changed components: vae".into());
         assert_eq!(compare_models(&model("1", "v2:a"), &model("2", "v2:b")), other);
-        // Fingerprints of headers alone say nothing of the weights.
+        // This fingerprint has the old format, which covers only headers and not the weights.
         let old = json!({"path": "m", "fingerprint": "ab"});
         assert_eq!(compare_models(&old, &model("1", "v2:a")), ModelMatch::Unknown);
         let random = |seed: &str| json!({"path": "nano", "weights": "random", "fingerprint": seed});
         assert_eq!(compare_models(&random("a"), &random("a")), ModelMatch::Same);
         assert!(matches!(compare_models(&random("a"), &random("b")), ModelMatch::Differs(_)));
-        let file = ModelMatch::Differs("model.weights is random there, file here".into());
+        let file = ModelMatch::Differs("model.weights was random, is now file".into());
         assert_eq!(compare_models(&random("a"), &model("1", "v2:a")), file);
     }
 }

@@ -1,4 +1,4 @@
-//! Report of a run: the table of its phases, and the same as JSON.
+//! Report of a run: a table of its phases for the terminal, and the same figures as JSON.
 
 use super::phase::Phase;
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use super::executor::Executor;
 use super::text_to_video::Generated;
 use crate::runtime::{ExecutableOrigin, Span, Timeline};
 
-/// The most memory the process held, in bytes; the platform's own figure where there is no device memory to ask.
+/// Returns the peak memory use in bytes: that of the device or, if the device does not report it, of this process.
 pub(crate) fn peak_memory(executor: &Executor) -> Option<u64> {
     if let Ok(memory) = executor.engine().own_device().memory()
         && let Some(peak) = memory.peak
@@ -23,21 +23,21 @@ pub(crate) fn peak_memory(executor: &Executor) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// Figures of a made video, but for the time of its files.
+/// Figures of a generated video, except for the time to write its files.
 pub(crate) struct RunReport {
     rows: Vec<(String, Duration)>,
-    /// Programs that were made ready: name, time, origin.
+    /// Name, time and origin of each program that was compiled or read from the cache.
     programs: Vec<(String, Duration, ExecutableOrigin)>,
-    /// Lines behind the times.
+    /// Lines with counts and memory use that are printed after the timings.
     memory: String,
     figures: Value,
     timeline: Timeline,
-    /// From the start of the request, and of those made with it.
+    /// Time from the start of the batch until its videos were generated.
     made: Duration,
 }
 
 impl RunReport {
-    /// The report of a video, `made` after its request's start.
+    /// Creates the report of a video. `made`: time from the start of the batch until its videos were generated.
     pub(crate) fn of(generated: &Generated, executor: &Executor, made: Duration) -> Self {
         let programs = executor.made().iter().map(|e| (e.name().replace('_', " "), e.compile_time(), e.origin()));
         RunReport {
@@ -50,8 +50,8 @@ impl RunReport {
         }
     }
 
-    /// The table printed after every run, and the same figures as JSON; `written` is the writing of its files. The time line
-    /// goes to the log.
+    /// Returns the table to print after a run, and the same figures as JSON. `written`: time span in which the files
+    /// were written. Logs the timeline at debug level.
     pub(crate) fn end(&self, written: Span) -> (String, Value) {
         let encoding = Duration::from_secs_f64((written.to - written.from).max(0.0));
         let timeline = self.timeline.copy();
@@ -84,7 +84,10 @@ fn rows(generated: &Generated, executor: &Executor) -> Vec<(String, Duration)> {
     for took in &generated.timings {
         rows.push((took.phase.label(), took.total));
         if took.phase == Phase::Denoise {
-            rows.push(("  a step".to_string(), took.total / u32::try_from(generated.steps.max(1)).unwrap_or(u32::MAX)));
+            rows.push((
+                "  per step".to_string(),
+                took.total / u32::try_from(generated.steps.max(1)).unwrap_or(u32::MAX),
+            ));
         }
     }
     rows.push(("  on the host".to_string(), generated.timings.iter().map(PhaseTime::host).sum()));
@@ -94,7 +97,7 @@ fn rows(generated: &Generated, executor: &Executor) -> Vec<(String, Duration)> {
 fn memory(generated: &Generated, executor: &Executor) -> String {
     let mut text = String::new();
     if generated.batch > 1 {
-        let _ = writeln!(text, "{:<16}{:>9}", "made together", generated.batch);
+        let _ = writeln!(text, "{:<16}{:>9}", "batch size", generated.batch);
     }
     let statistics = executor.engine().statistics();
     let (compiles, hits): (Vec<usize>, Vec<usize>) = statistics.values().map(|s| (s.compiles, s.cache_hits)).unzip();
@@ -107,7 +110,7 @@ fn memory(generated: &Generated, executor: &Executor) -> String {
     text
 }
 
-/// Figures as JSON, with every program's hash, compiles, cache hits and executions.
+/// Returns the figures as JSON, including hash, compilations, cache hits and executions of every program.
 fn figures(generated: &Generated, executor: &Executor) -> Value {
     let took = |s: Phase| generated.timings.iter().find(|t| t.phase == s);
     let host = generated.timings.iter().map(PhaseTime::host).sum::<Duration>();

@@ -1,19 +1,21 @@
-//! How much of what is loaded stays on the devices.
+//! Residency policy: decides which loaded parameters stay on the devices.
 
 use crate::models::Network;
 use crate::runtime::{Executable, device_bytes};
 
-/// How many of the loaded parameters stay on the devices.
+/// Which loaded parameters stay on the devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keep {
     All,
-    /// As many as leave room, in so many bytes, for what is loaded and runs next.
+    /// As many as fit. Total memory use, including the parameters and buffers of the next program, stays within this
+    /// many bytes.
     Most(usize),
-    /// Those of the components that the next program reads.
+    /// Only the parameters of the components that the next program reads.
     OneComponent,
 }
 
-/// Everything but parameters that a program needs on a device, in bytes; none where the plugin does not say.
+/// Returns the bytes that a program needs on a device in addition to its parameters. `None`: the plugin does not report
+/// them.
 pub(crate) fn work(network: &Network, compiled: &Executable) -> Option<usize> {
     let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
     let memory = compiled.compiled().memory().ok()?;

@@ -1,4 +1,4 @@
-//! A batch of requests on its way.
+//! State of a batch of requests while it runs.
 
 use super::batch::{Batch, Dump, Noise};
 use super::clip_ends::ClipEnds;
@@ -9,27 +9,24 @@ use super::runner::Runner;
 use super::sound_encoder::GivenSound;
 use crate::interrupts::Guard;
 
-/// A batch of requests on its way: what its phases share.
+/// A batch of requests that is running, with the state that all phases share.
 pub(crate) struct Run<'a> {
-    /// The model on its devices.
     pub(crate) runner: &'a mut Runner,
     pub(crate) batch: Batch<'a>,
-    /// Noise that is still to be drawn.
+    /// Generators of the noise that has not been drawn yet.
     pub(crate) noise: Noise,
-    /// Sound that is given.
+    /// Input audio. `None`: the request has no input audio.
     pub(crate) sound: Option<GivenSound>,
-    /// Ends of the clip before, in whose place those of this one are put, of a video of several.
+    /// For chained videos: the final tokens of the previous clip. The run replaces them with the final tokens of this
+    /// clip.
     pub(crate) clip_ends: Option<&'a mut ClipEnds>,
-    /// Times of the phases.
     pub(crate) clock: Clock,
-    /// Intermediate tensors.
     pub(crate) dump: Dump,
-    /// How it is run.
     pub(crate) options: &'a RunOptions,
-    /// Told of progress.
     pub(crate) watch: Watch<'a>,
-    /// Steps of the first pass behind it, once that has ended.
+    /// Number of steps of the first pass; 0 until this pass is finished.
     pub(crate) done: usize,
-    /// Keeps the state after the last pass that ended, where the run is interrupted; a server waits for its files.
+    /// Saves the state after the last finished pass if the run is interrupted. In a server, delays an interrupt until
+    /// the files are written.
     pub(crate) guard: Option<Guard>,
 }

@@ -1,4 +1,4 @@
-//! A model that is ready to run: its weights and programs on the devices, kept from request to request.
+//! A model that is ready to run. Its weights and programs stay on the devices and are reused by later requests.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
@@ -16,30 +16,30 @@ use crate::request::Request;
 use crate::runtime::ShardedTensor;
 use crate::sampling::denoise::DenoiseShape;
 
-/// A model, the devices it runs on, and how its networks become programs there.
+/// A model, its devices, and the options with which its programs are written.
 pub struct Runner {
     pub model: Model,
     pub executor: Executor,
-    /// How networks become programs.
+    /// Options with which programs are written: layout, element type, lowering.
     pub build: Build,
-    /// Encoder of conditioning images (`conditioning.h264`), which the first of them decides for this host.
+    /// H.264 encoder of conditioning images (`conditioning.h264`). `auto` is resolved when the first image is encoded.
     pub h264: ImageH264,
-    /// The same once it is decided.
+    /// The encoder to which `h264` was resolved. `None`: not resolved yet.
     pub(crate) round_trip: Option<RoundTrip>,
-    /// Plan of the devices' memory; none before a run is planned.
+    /// Memory plan. `None`: no run has been planned yet.
     pub(super) planned: Option<Planned>,
-    /// The last loop of each name, with what the requests that can share it have in common.
+    /// Last denoising loop of each program, by program name. A later request reuses the loop if its sizes match.
     pub(super) loops: HashMap<&'static str, SharedLoop>,
-    /// Networks as they were written, by program and everything that fixes it.
+    /// Cache of networks, by program and everything else that a network depends on.
     pub(super) written: BTreeMap<(ProgramKind, String), Rc<Network>>,
-    /// The connectors' tables on the devices, by their program's hash and tokens.
+    /// Cache of the connectors' tables, by program hash and number of tokens.
     pub(super) tables: BTreeMap<(String, usize), Rc<Tables>>,
 }
 
-/// Tables on the devices, by argument name.
+/// Tables that have been uploaded, by argument name.
 pub(super) type Tables = Vec<(String, Rc<ShardedTensor>)>;
 
-/// A loop of an earlier request: its program as it is written, with tables and scales on the devices.
+/// Denoising loop of an earlier request, whose tables and guidance scales are on the devices.
 pub(super) struct SharedLoop {
     pub request: Request,
     pub shape: DenoiseShape,
@@ -47,7 +47,7 @@ pub(super) struct SharedLoop {
 }
 
 impl Runner {
-    /// Nothing compiled, nothing loaded.
+    /// Creates a runner without compiled programs or loaded parameters.
     pub fn new(model: Model, executor: Executor, build: Build) -> Self {
         Runner {
             model,
@@ -62,7 +62,7 @@ impl Runner {
         }
     }
 
-    /// From here on, memory is used as it was planned.
+    /// Applies a memory plan to this and all later runs.
     pub(crate) fn follow(&mut self, planned: Planned) {
         self.executor.keep(planned.keep);
         if !self.executor.keeps_all() {
@@ -72,7 +72,7 @@ impl Runner {
         self.planned = Some(planned);
     }
 
-    /// An error of a run; of too little memory in the plan's words.
+    /// Adds the figures of the memory plan to an out-of-memory error; returns other errors unchanged.
     pub(super) fn explain(&self, error: PipelineError) -> PipelineError {
         match &self.planned {
             Some(planned) => planned.explain(error, &self.executor, &self.build),
@@ -80,12 +80,11 @@ impl Runner {
         }
     }
 
-    /// Drops loops of earlier requests.
     pub(crate) fn forget_loops(&mut self) {
         self.loops.clear();
     }
 
-    /// Drops programs, by their hashes, with what is kept for them.
+    /// Drops the programs with these hashes, and all tables, networks and loops that belong to them.
     pub(crate) fn drop_programs(&mut self, dropped: &BTreeSet<String>) {
         self.tables.retain(|(hash, _), _| !dropped.contains(hash));
         self.written.retain(|_, network| !dropped.contains(&network.program.hash()));

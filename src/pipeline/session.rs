@@ -1,4 +1,4 @@
-//! A configuration's devices, with everything compiled and loaded so far.
+//! The devices of a configuration, with compiled programs and loaded parameters.
 
 use super::setup;
 use std::collections::BTreeSet;
@@ -25,52 +25,54 @@ use crate::request::Request;
 use crate::runtime::processes::Group;
 use crate::runtime::{Engine, EngineOptions, RuntimeError, SpanKind, platform};
 
-/// Devices that are ready for the requests of one configuration.
+/// A model on its devices, ready to run the requests of one configuration.
 pub struct Session {
-    /// The configuration, with what it left to the devices decided.
+    /// The configuration. Values that were `auto` are resolved for the devices.
     pub config: Config,
     pub runner: Runner,
-    /// This program, the plugin, the platform and, with conditioning images, their H.264 encoder, as the JSON file
-    /// next to a video names them. Rarely needed.
+    /// Versions, as recorded in sidecars: of ltx2, of the plugin, of the platform and, if there are conditioning
+    /// images, of the H.264 encoder. Rarely needed by callers.
     pub versions: Value,
-    /// Whether this process writes what comes out: it is the only one, or the first. Needed with several processes only.
+    /// Whether this process writes the output files: it is the only process, or the first of several. Needed only in
+    /// multi-process runs.
     pub first: bool,
 }
 
 impl Session {
     /// Opens the model of a configuration on the devices of this process, compiles every program of a run, and decides
-    /// which weights stay on the devices. The programs are those of the configuration's sampler, sizes and guidance: a
-    /// request with others compiles its own at first use.
+    /// which weights stay on the devices. The programs have the sampler, the sizes and the guidance of the
+    /// configuration; a request with other values compiles its programs when it first runs.
     ///
     /// # Errors
-    /// No such model or platform; what is wrong with the layout; too little memory.
+    /// Returns an error if the model or the platform does not exist, the layout is not suitable, or the devices have
+    /// too little memory.
     pub fn open(config: &Config) -> Result<Self> {
         let mut session = Session::start(config, Model::of(config)?, None)?;
         session.plan(false, None)?;
         Ok(session)
     }
 
-    /// The requests of the configuration: one for each prompt and each of its seeds.
+    /// Returns the requests of the configuration, one for each combination of prompt and seed.
     ///
     /// # Errors
-    /// Sizes and schedules that the model does not take.
+    /// Returns an error if the model does not support the sizes or the noise schedule.
     pub fn requests(&self) -> Result<Vec<Request>> {
         self.config.jobs()?.iter().map(|job| self.runner.model.request(&self.config, job)).collect()
     }
 
-    /// Makes the video of a request; [`Runner::generate`] also tells of progress.
+    /// Generates the video of a request. To observe its progress, use [`Runner::generate`].
     ///
     /// # Errors
-    /// Errors of model, request or device.
+    /// Returns an error if the model, the request or a device fails.
     pub fn generate(&mut self, request: &Request) -> Result<Generated> {
         self.runner.generate(request, &RunOptions::default(), &mut |_, _, _| ControlFlow::Continue(()))
     }
 
-    /// Compiles every program of a run and decides which weights stay on the devices. Rarely needed: [`Session::open`] does
-    /// it; call it after [`Session::start`].
+    /// Compiles every program of a run, and decides which weights stay on the devices. Needed only after
+    /// [`Session::start`]; [`Session::open`] calls it. `dump`: whether the run dumps intermediate tensors.
     ///
     /// # Errors
-    /// Too little memory; what is wrong with a program.
+    /// Returns an error if a program cannot be compiled or the devices have too little memory.
     pub fn plan(&mut self, dump: bool, group: Option<&Arc<Group>>) -> Result<()> {
         let programs = Programs::of(&self.config, None)?.dumping(dump);
         let runner = &mut self.runner;
@@ -79,19 +81,21 @@ impl Session {
         Ok(())
     }
 
-    /// Starts the platform of a configuration, alone or as one of several processes, and writes every program of a run
-    /// once, so that a layout that does not fit is found now. Rarely needed: [`Session::open`] does it, for one process.
+    /// Opens the platform of a configuration, alone or as one of several processes. Writes every program of a run once,
+    /// so that an unsuitable layout is rejected here. Needed only for several processes; [`Session::open`] calls it for
+    /// a single process.
     ///
     /// # Errors
-    /// No such platform; what is wrong with the layout.
+    /// Returns an error if the platform does not exist or the layout is not suitable.
     pub fn start(config: &Config, model: Model, group: Option<&Arc<Group>>) -> Result<Self> {
         Session::start_with(config, model, group, setup::engine_options(config))
     }
 
-    /// The same, with programs whose trace tells their operations apart. Rarely needed: for profiles.
+    /// Same as [`Session::start`], but compiles programs so that a trace distinguishes their operations. Needed only
+    /// for profiles.
     ///
     /// # Errors
-    /// Those of [`Session::start`].
+    /// Returns the errors of [`Session::start`].
     pub fn start_traceable(config: &Config, model: Model, group: Option<&Arc<Group>>) -> Result<Self> {
         let options = EngineOptions { traceable: true, ..setup::engine_options(config) };
         Session::start_with(config, model, group, options)
@@ -103,7 +107,7 @@ impl Session {
         group: Option<&Arc<Group>>,
         engine_options: EngineOptions,
     ) -> Result<Self> {
-        // Before devices are waited for: a model may have been opened for another run.
+        // Verify the model before waiting for the devices: it may have been opened for another run.
         let programs = Programs::of(config, None)?;
         model.verify(config)?;
         let mut config = config.clone();
@@ -121,22 +125,19 @@ impl Session {
     }
 }
 
-/// The devices of a configuration, opened.
+/// The opened devices of a configuration.
 pub(super) struct Devices {
-    /// The configuration, with what it left to the devices decided.
+    /// The configuration. Values that were `auto` are resolved for the devices.
     pub(super) config: Config,
     pub(super) engine: Engine,
-    /// How networks become programs there.
+    /// Options with which programs are written.
     pub(super) build: Build,
-    /// This program, the plugin and the platform.
+    /// Versions of ltx2, the plugin and the platform.
     versions: Value,
 }
 
 impl Devices {
-    /// Starts the platform, alone or as one of several processes, and writes `programs` once.
-    ///
-    /// # Errors
-    /// No such platform; what is wrong with the layout.
+    /// Opens the platform, alone or as one of several processes. Writes `programs` once to check the layout.
     pub(super) fn open(
         config: &Config,
         programs: &Programs,
@@ -146,7 +147,7 @@ impl Devices {
         let choice = config.platform().map_err(PipelineError::Input)?;
         let options = setup::platform_options(config, group.map(|group| &**group))?;
         let opening = Instant::now();
-        engine_options.watchdog.tells_aborts();
+        engine_options.watchdog.report_aborts();
         let (plugin, client) = platform::open_with(&choice, &options)?;
         let versions = json!({
             "ltx2": env!("CARGO_PKG_VERSION"),
@@ -162,30 +163,30 @@ impl Devices {
         let chip = setup::chip(config, &toolchain.kind);
         let decides = config.layout == AUTO && count > 1 && engine.platform() != "cpu";
         if let (Err(why), true) = (&chip, decides) {
-            tracing::warn!("layouts are told apart by their collectives alone: {why}");
+            tracing::warn!("layouts are ranked by received bytes instead of predicted time: {why}");
         }
         let (chip, capacity) = (chip.ok(), engine.own_device().memory().ok().and_then(|memory| memory.limit));
         let config = layouts::resolve(config, layouts::Devices { toolchain, count, capacity, chip: chip.as_ref() })?;
         let build = setup::build_for(&config, count, engine.toolchain())?;
-        whole_mesh(&config, &build, &engine)?;
+        check_mesh_use(&config, &build, &engine)?;
         programs.check(&build)?;
         Ok(Devices { config, engine, build, versions })
     }
 }
 
-/// Compares the processes that the plugin found with those that were started.
+/// Checks that the devices belong to as many processes as were started.
 fn peers(engine: &Engine, group: Option<&Arc<Group>>) -> Result<()> {
     let found: BTreeSet<i32> = engine.devices().iter().map(|device| device.description().process_index).collect();
     match group {
-        Some(_) if platform::rehearses(engine.platform()) => Ok(()),
+        Some(_) if platform::is_rehearsal(engine.platform()) => Ok(()),
         Some(group) if found.len() != group.count() => Err(PipelineError::Input(format!(
-            "{} processes run together, but the devices that the plugin found belong to {}",
+            "{} processes run together, but the devices that the plugin found belong to {} processes",
             group.count(),
             found.len()
         ))),
         None if engine.has_peers() => {
             tracing::warn!(
-                "{} processes without a --coordinator: their programs are not compared, and a lost one is not noticed",
+                "{} processes without a --coordinator: their programs are not compared, and a lost process is not detected",
                 found.len()
             );
             Ok(())
@@ -194,19 +195,20 @@ fn peers(engine: &Engine, group: Option<&Arc<Group>>) -> Result<()> {
     }
 }
 
-/// Refuses a mesh that leaves a process without a part, or that takes slices for one.
-fn whole_mesh(config: &Config, build: &Build, engine: &Engine) -> Result<()> {
+/// Rejects a mesh that does not use all devices of a multi-process run, or that has another number of TPU slices than
+/// the devices.
+fn check_mesh_use(config: &Config, build: &Build, engine: &Engine) -> Result<()> {
     let (used, all) = (build.layout.mesh.devices(), engine.devices().len());
     if engine.has_peers() && used < all {
         let layout = &config.layout;
         return Err(PipelineError::Usage(format!(
-            "layout {layout} uses {used} of the {all} devices; with several processes it has to use all: give a --mesh"
+            "layout {layout} uses {used} of the {all} devices; a multi-process run must use all devices: pass a --mesh that does"
         )));
     }
     let (slices, named) = (engine.slices(), config.slices()?);
     if engine.platform() == "tpu" && slices != named {
         return Err(PipelineError::Usage(format!(
-            "the devices are {slices} slice(s), the mesh has dcn.data = {named}: give --mesh dcn.data={slices},…"
+            "the devices belong to {slices} slice(s), but the mesh has dcn.data = {named}: pass --mesh dcn.data={slices},…"
         )));
     }
     Ok(())

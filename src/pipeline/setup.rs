@@ -1,4 +1,4 @@
-//! From a configuration to devices: how a platform is opened, how programs are built and compiled.
+//! Derives the options of the platform, the programs and the engine from a configuration.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,13 +16,14 @@ use crate::pjrt::{CudaOptions, OptionValue};
 use crate::runtime::processes::Group;
 use crate::runtime::{EngineOptions, Toolchain, WaitLimit, Watchdog, platform};
 
-/// How programs are built for a number of devices of a platform (`cpu`, `cuda`, `tpu`), whose plugin calls them `kind`.
+/// Returns the options with which programs are written for `devices` devices of a platform (`cpu`, `cuda` or `tpu`).
+/// `kind`: the device kind that the plugin reports.
 ///
 /// # Errors
-/// Errors of layout and mesh.
+/// Returns an error if the platform does not support the layout, the mesh, the attention kernel or a number format.
 pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
     let lowering = Lowering::of(platform, kind);
-    let foreign = |kernel| format!("runtime.attention: {kernel}, the platform is {platform}");
+    let foreign = |kernel| format!("runtime.attention: {kernel} is not available on platform {platform}");
     let attention = config.runtime.attention.kernel(lowering.attention);
     let lowering = lowering.with_attention(attention.map_err(|kernel| PipelineError::Usage(foreign(kernel)))?);
     Ok(Build {
@@ -40,33 +41,27 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
     })
 }
 
-/// The same for a plugin's devices. A libtpu that was never tried may refuse attention's kernel, whose text carries no
-/// promise, where the configuration does not ask for it.
-///
-/// # Errors
-/// Those of [`build`].
+/// Same as [`build`], for the devices of an opened plugin. An untested libtpu version may reject the attention kernel,
+/// because the kernel's serialized form has no compatibility guarantee. XLA operations then replace the kernel, unless
+/// the configuration explicitly requests it.
 pub(crate) fn build_for(config: &Config, devices: usize, toolchain: &Toolchain) -> Result<Build> {
     let Toolchain { platform, kind, .. } = toolchain;
     let build = build(config, devices, platform, kind)?;
     let untried = platform == "tpu" && toolchain.tested_libtpu().is_none();
     let may_be_refused = untried && config.runtime.attention == AttentionKernel::Auto;
-    Ok(Build { lowering: Lowering { attention_may_be_refused: may_be_refused, ..build.lowering }, ..build })
+    Ok(Build { lowering: Lowering { attention_may_be_rejected: may_be_refused, ..build.lowering }, ..build })
 }
 
-/// The chip that times are predicted with: the configuration's, else that of the devices.
-///
-/// # Errors
-/// A file that cannot be read; devices of a kind that no embedded file names.
+/// Returns the chip model for time predictions: the one in the configuration, or the built-in model of the device kind.
+/// Fails if the device kind is unknown.
 pub(crate) fn chip(config: &Config, device_kind: &str) -> std::result::Result<Chip, String> {
     let own = config.chip()?;
     own.map_or_else(|| Chip::of_device(device_kind).cloned().map_err(|e| e.to_string()), Ok)
 }
 
-/// The H.264 encoder of conditioning images, where there are such, and the configuration with it decided: a repetition
-/// elsewhere either has it or says so. Several processes need the same one, each encodes the images for itself.
-///
-/// # Errors
-/// ffmpeg is asked for and not there; processes with different encoders.
+/// Chooses the H.264 encoder for conditioning images and records it in `config`, so that a repeated run uses the same
+/// encoder or reports that it is missing. In a multi-process run, all processes must have the same encoder, because
+/// each encodes the images itself. `None`: there are no images to encode.
 pub(crate) fn round_trip(config: &mut Config, group: Option<&Group>) -> Result<Option<RoundTrip>> {
     if config.request.images.iter().all(|image| image.crf(&config.conditioning) == 0) {
         return Ok(None);
@@ -75,20 +70,17 @@ pub(crate) fn round_trip(config: &mut Config, group: Option<&Group>) -> Result<O
     config.conditioning.h264 = chosen.encoder();
     if let Some(group) = group {
         group.ensure_equal(&chosen.to_string(), |name, its, first| {
-            format!("{name} puts images through H.264 by {its}, process 0 by {first}; set conditioning.h264 to builtin")
+            format!("{name} encodes images with {its}, process 0 with {first}; set conditioning.h264 to builtin")
         })?;
     }
     Ok(Some(chosen))
 }
 
-/// The part of a CUDA device's memory that is taken where nothing is said: a model of 62 GiB and its programs fit a card of
-/// 80 GB. The rest is for the driver, for code and for what libraries take themselves.
+/// Default fraction of a CUDA device's memory that programs may use. With this value, a model of 62 GiB and its
+/// programs fit on a card with 80 GB. The rest is for the driver, machine code and allocations of libraries.
 const MEMORY_FRACTION: f32 = 0.9;
 
-/// Options of the platform, for one of several processes or for a process alone.
-///
-/// # Errors
-/// No such layout, or a mesh that cannot be meant.
+/// Returns the platform options for this process, which may be one of several.
 pub(crate) fn platform_options(config: &Config, group: Option<&Group>) -> Result<platform::Options> {
     let fraction = Some(config.runtime.memory_fraction.unwrap_or(MEMORY_FRACTION));
     let each = config.runtime.distributed.devices_per_process.zip(group);
@@ -103,17 +95,14 @@ pub(crate) fn platform_options(config: &Config, group: Option<&Group>) -> Result
     })
 }
 
-/// Refuses flags of the environment that the plugin of a configuration does not know, without starting it.
-///
-/// # Errors
-/// Such a flag.
+/// Rejects flags in environment variables that the configured plugin does not know. Does not start the plugin.
 pub(crate) fn check_flags(config: &Config) -> Result<()> {
     let choice = config.platform().map_err(PipelineError::Input)?;
     let options = platform::Options { trial: trial_limit(config), ..platform::Options::default() };
     Ok(platform::check_flags(&choice, &options)?)
 }
 
-/// Time for the trial of a new plugin file, where the configuration sets one.
+/// Returns the timeout for the trial run of a plugin file that has not been used before. `None`: the default timeout.
 fn trial_limit(config: &Config) -> Option<Duration> {
     match config.runtime.watchdog {
         config::Watchdog::Word(WatchdogWord::Auto) => None,
@@ -122,39 +111,34 @@ fn trial_limit(config: &Config) -> Option<Duration> {
     }
 }
 
-/// How a platform multiplies the transformer's blocks.
-///
-/// # Errors
-/// 8-bit floats on a platform whose layers cannot differ.
+/// Returns the number format in which the transformer blocks are multiplied on a platform. Fails for fp8 if the
+/// platform runs the blocks as a loop.
 fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<Quantization> {
     match (config.runtime.weights, config.runtime.activations) {
         (WeightType::Int8, activations) => Ok(Quantization::Int8 { activations: activations == ActivationType::Int8 }),
         (_, ActivationType::Int8) => Err(PipelineError::Usage(
-            "runtime.activations: int8 is multiplied with integers only; set runtime.weights to int8 too".into(),
+            "runtime.activations: int8 requires integer weights; set runtime.weights to int8 too".into(),
         )),
         (WeightType::Bf16, _) => Ok(Quantization::None),
         (WeightType::Fp8, _) if lowering.unroll_layers => Ok(Quantization::Fp8),
         (WeightType::Fp8, _) => Err(PipelineError::Usage(format!(
-            "runtime.weights: fp8 is CUDA's, the platform is {platform}; int8 is everyone's"
+            "runtime.weights: fp8 requires CUDA, but the platform is {platform}; int8 works on every platform"
         ))),
     }
 }
 
-/// Says what the transformer's blocks run in, and what the checkpoint has.
-///
-/// # Errors
-/// The transformer's files cannot be read.
+/// Logs the number format of the transformer blocks, and that of the checkpoint.
 pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
     let weights = match weights {
         WeightType::Bf16 => "bf16",
         WeightType::Fp8 => "fp8",
         WeightType::Int8 => "int8",
     };
-    tracing::info!("blocks of the transformer: runtime.weights {weights}; the model has {}", stored.describe_blocks()?);
+    tracing::info!("transformer blocks: runtime.weights {weights}; the checkpoint has {}", stored.describe_blocks()?);
     Ok(())
 }
 
-/// How programs are compiled.
+/// Returns the options with which programs are compiled and run.
 pub(crate) fn engine_options(config: &Config) -> EngineOptions {
     let flag = |value: &FlagValue| match value {
         FlagValue::Bool(v) => OptionValue::Bool(*v),
@@ -171,7 +155,7 @@ pub(crate) fn engine_options(config: &Config) -> EngineOptions {
     }
 }
 
-/// The watchdog over executions and transfers.
+/// Returns the watchdog that limits the time of executions and transfers.
 fn watchdog(config: &Config) -> Watchdog {
     let limit = match config.runtime.watchdog {
         config::Watchdog::Word(WatchdogWord::Off) => return Watchdog::default(),

@@ -1,4 +1,4 @@
-//! Tensors as safetensors files: what a component is run on, what it gives, what a run dumps.
+//! Reads and writes safetensors files: inputs and outputs of components, dumps, and checkpoints.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -13,24 +13,25 @@ use crate::media;
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
 
-/// Every tensor of a file, by name.
+/// Reads all tensors of a safetensors file, by name.
 ///
 /// # Errors
-/// Not a safetensors file, or a tensor of a type the host has no form for.
+/// Returns an error if the file is not a safetensors file or contains a tensor with an unsupported element type.
 pub fn read(path: &Path) -> Result<BTreeMap<String, Tensor>> {
     let file = Checkpoint::open(path)?;
     file.names().map(|name| Ok((name.to_string(), file.get(name)?.to_tensor()?))).collect()
 }
 
-/// Writes tensors, atomically; an existing file is replaced.
+/// Writes tensors atomically to a safetensors file. Replaces an existing file.
 ///
 /// # Errors
-/// The file that cannot be written.
+/// Returns an error if the file cannot be written.
 pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
     write_with(path, tensors, None, true)
 }
 
-/// The same with words about them in the file's header. Without `replace` a file of that name stays and is an error.
+/// Writes tensors atomically to a safetensors file. `about`: metadata for the header. Unless `replace` is set, an
+/// existing file is an error.
 pub(crate) fn write_with(
     path: &Path,
     tensors: &[(String, Tensor)],
@@ -67,7 +68,7 @@ fn dtype(dtype: DType) -> Dtype {
     }
 }
 
-/// An array of a rank that is known.
+/// Converts an array of dynamic rank to a fixed rank.
 pub(crate) fn fixed<A, D: Dimension>(a: ArrayD<A>) -> Result<Array<A, D>> {
     a.into_dimensionality().map_err(|e| PipelineError::Input(e.to_string()))
 }

@@ -1,4 +1,5 @@
-//! Video with sound from a prompt and image conditions: encode, denoise, upsample, denoise, decode.
+//! Generates a video with audio from a prompt and conditions: encodes the prompt, denoises, optionally upsamples and
+//! denoises again, and decodes.
 
 use std::iter::empty;
 use std::ops::ControlFlow;
@@ -15,9 +16,9 @@ use super::decoding::DecoderNoise;
 use super::denoise_loop::CallNoise;
 use super::denoising::{Before, Denoised, FIRST, SECOND};
 use super::error::{PipelineError, Result};
-use super::kept::{self, Named};
 use super::options::RunOptions;
 use super::packing::unpack;
+use super::partial_results::{self, Named};
 use super::phase::{Phase, Watch};
 use super::program_table::ProgramKind;
 use super::prompts::tokens;
@@ -32,61 +33,63 @@ use crate::request::{Assembly, RefinePass, Request, Shapes, keyframe_step, upsam
 use crate::runtime::Outputs;
 use crate::tensor::Tensor;
 
-/// A finished video: [`write_mp4`](Generated::write_mp4) writes it, `frames.data()` has its bytes, `frames.sha256()` their
-/// hash, [`sound`](Generated::sound) the samples as [`media`] writes them.
+/// A generated video. To write it to a file, use [`write_mp4`](Generated::write_mp4). `frames.data()` returns the bytes
+/// of the frames, `frames.sha256()` their hash, and [`sound`](Generated::sound) the audio for the writers of [`media`].
 pub struct Generated {
     pub frames: Frames,
-    /// Whether they are all of the given video's, as its file has them.
+    /// Whether the frames are those of the input video, unchanged.
     pub(crate) are_given: bool,
-    /// Their encoder, where that began while they were decoded.
+    /// Encoder that has received the frames. `None`: encoding did not start while the frames were decoded.
     pub(crate) stream: Option<VideoStream>,
-    /// Samples `[channels, samples]`.
+    /// Audio samples `[channels, samples]`.
     pub audio: Array2<f32>,
-    /// Samples a second.
+    /// Audio sample rate in Hz.
     pub sample_rate: usize,
-    /// Frames a second.
+    /// Frames per second.
     pub frame_rate: f64,
-    /// Frames that were asked for, of which a sound alone has none.
+    /// Requested number of frames. It determines the duration of an audio-only result, which has no frames.
     pub(crate) num_frames: usize,
-    /// Time of each phase, of all videos made together.
+    /// Time of each phase, for the complete batch.
     pub timings: Vec<PhaseTime>,
-    /// Steps of the first pass; a sampler may evaluate the transformer more than once a step.
+    /// Number of steps of the first pass. Some samplers evaluate the transformer more than once per step.
     pub steps: usize,
-    /// Videos made together with this one, itself included.
+    /// Number of videos in the batch.
     pub batch: usize,
-    /// Prompt tokens that did not fit.
+    /// Number of prompt tokens that were truncated.
     pub cut_tokens: usize,
-    /// Intermediate tensors by their dump names, where asked for.
+    /// Intermediate tensors by dump name; empty if no dump was requested.
     pub dump: Vec<(String, Tensor)>,
-    /// Un-normalised latents by their dump names, for when its files cannot be written.
+    /// Un-normalised latents by dump name, which are saved if the output files cannot be written.
     pub(crate) latents: Named,
-    /// Keeps its steps where the command is interrupted before its files are written; a server waits for these.
+    /// Saves the denoising state if the command is interrupted before the output files are written. In a server, delays
+    /// an interrupt until the files are written.
     pub(crate) guard: Option<Arc<Guard>>,
 }
 
 impl Generated {
-    /// The samples with their rate.
+    /// Returns the audio samples with their sample rate.
     ///
     /// # Errors
-    /// Neither mono nor stereo.
+    /// Returns an error if the audio is neither mono nor stereo.
     pub fn sound(&self) -> Result<Audio> {
         Ok(Audio::new(self.audio.clone(), u32::try_from(self.sample_rate).unwrap_or(u32::MAX))?)
     }
 
-    /// The sound as files hold it: as long as the frames, or as the frames that a sound alone was asked for. The audio decoder's
-    /// samples end up to 45 ms before; silence follows them.
+    /// Returns the audio as it is written to files: with exactly the duration of the frames (for an audio-only result,
+    /// of the requested number of frames). The audio decoder's output is up to 45 ms shorter, so it is padded with
+    /// silence.
     ///
     /// # Errors
-    /// Neither mono nor stereo.
+    /// Returns an error if the audio is neither mono nor stereo.
     pub fn file_sound(&self) -> Result<Audio> {
         let frames = if self.frames.count() > 0 { self.frames.count() } else { self.num_frames };
         Ok(self.sound()?.lasting(frames, self.frame_rate)?)
     }
 
-    /// Writes an MP4, over a file of that name; [`media`] writes other files and has the encoder's options.
+    /// Writes an MP4 file. Replaces an existing file. For other formats and encoder options, use [`media`].
     ///
     /// # Errors
-    /// The encoder's; a file that cannot be written.
+    /// Returns an error if encoding fails or the file cannot be written.
     pub fn write_mp4(&self, path: impl AsRef<Path>) -> Result<()> {
         let (rate, sound) = (self.frame_rate, self.sound()?);
         media::write_mp4(path.as_ref(), &self.frames, rate, Some(&sound), &Mp4Options::default())?;
@@ -95,20 +98,21 @@ impl Generated {
 }
 
 impl Runner {
-    /// Runs one request. Programs and parameters of earlier requests are reused.
+    /// Runs one request. Reuses the programs and the parameters of earlier requests.
     ///
     /// # Errors
-    /// Errors of model, request or device; [`PipelineError::Interrupted`] when `watch` says so.
+    /// Returns an error if the model, the request or a device fails; [`PipelineError::Interrupted`] if `watch` returns
+    /// `Break`.
     pub fn generate(&mut self, request: &Request, options: &RunOptions, watch: Watch) -> Result<Generated> {
         let mut all = self.generate_batch(std::slice::from_ref(request), options, watch)?;
-        Ok(all.pop().expect("a video of each request"))
+        Ok(all.pop().expect("one video per request"))
     }
 
-    /// Runs requests that differ in prompt and seed only, as one batch. The numbers of each are those of the request
-    /// alone.
+    /// Runs requests that differ only in prompt and seed as one batch. Each result is numerically identical to the
+    /// result of running the request alone.
     ///
     /// # Errors
-    /// As [`Runner::generate`]; requests that differ in more.
+    /// Returns the errors of [`Runner::generate`], or an error if the requests differ in more than prompt and seed.
     pub fn generate_batch(
         &mut self,
         requests: &[Request],
@@ -116,14 +120,15 @@ impl Runner {
         watch: Watch,
     ) -> Result<Vec<Generated>> {
         if requests.iter().any(|request| request.chain.is_some()) {
-            let why = "request.chain: a video of several clips is written as it is made, by `ltx2 generate` or \
-                       Runner::generate_chain; leave it out";
+            let why = "request.chain: a video of several clips is written while it is generated; use `ltx2 generate` or \
+                       Runner::generate_chain, or remove request.chain";
             return Err(PipelineError::Usage(why.into()));
         }
         self.generate_clips(requests, None, options, watch)
     }
 
-    /// The same of clips that start from the ends of those before, and leave theirs.
+    /// Runs a batch of requests. For chained videos, `clip_ends` contains the final tokens of the previous clip, from
+    /// which this clip starts; they are replaced with the final tokens of this clip.
     pub(super) fn generate_clips(
         &mut self,
         requests: &[Request],
@@ -155,15 +160,16 @@ impl Run<'_> {
     fn finish(mut self) -> Result<Vec<Generated>> {
         let request = self.batch.shared();
         let (first, second) = request.passes();
-        // A run that ended in its second pass goes on there.
+        // A run that was interrupted in its second pass resumes in this pass.
         let saved = self.options.saving.as_ref().and_then(|s| s.found(Phase::Refine)).and_then(|s| s.sound.clone());
 
         self.begins(Phase::TextEncoder)?;
-        // The prompts are rows of one batch, so that the encoder runs once.
+        // All prompts are rows of one batch, so that the text encoder runs only once.
         let kinds = request.prompts();
         let (ids, mask, cut_tokens) = tokens(&self.runner.model, &self.batch, kinds)?;
         let embeds = self.runner.text_encoder(ids, mask.clone())?.run(&self.runner.executor)?;
-        // While it runs, the host makes what the loop reads beside the text, where there is room for both.
+        // While the text encoder runs, prepare the other inputs of the denoising loop, provided that the devices have
+        // enough memory for both components.
         let early = match self.runner.executor.keeps_all() && saved.is_none() {
             true => Some(self.begin(&first, None, FIRST)?),
             false => None,
@@ -215,13 +221,13 @@ impl Run<'_> {
             self.ends(Phase::Refine);
         }
         let tokens = match (&second, &request.dfr) {
-            (Some(second), Some(dfr)) => self.behind_passes(dfr, request, second, &mut shapes, made, &text)?,
+            (Some(second), Some(dfr)) => self.run_temporal_rounds(dfr, request, second, &mut shapes, made, &text)?,
             _ => made.tokens,
         };
         self.decode(&shapes, tokens, decoder_noise, first.sigmas.len() - 1, cut_tokens)
     }
 
-    /// The finished videos of normalised tokens, after `steps` steps of the first pass.
+    /// Decodes normalised tokens to the finished videos. `steps`: number of steps of the first pass.
     fn decode(
         mut self,
         shapes: &Shapes,
@@ -235,16 +241,16 @@ impl Run<'_> {
         self.dump.keep_row("latents.video", &video, 1, 0);
         self.dump.keep_row("latents.audio", &audio, 1, 0);
 
-        let latents = kept::latents(&video, &audio, self.batch.asked());
+        let latents = partial_results::latents(&video, &audio, self.batch.asked());
         let mut videos = Vec::new();
         let decoded = self.decode_streams(video, audio, shapes, decoder_noise, &mut videos);
         let (audios, sample_rate) = decoded.map_err(|error| {
             let frames: Vec<Frames> = videos.drain(..).map(|video| video.frames).collect();
-            kept::keep_latents(self.runner.explain(error), self.options, &latents, &frames)
+            partial_results::keep_latents(self.runner.explain(error), self.options, &latents, &frames)
         })?;
 
         let timings = self.clock.took();
-        // Until the files of all of them are written.
+        // The guard is dropped when the files of all videos are written.
         let guard = self.guard.take().map(Arc::new);
         let each = videos.into_iter().zip(audios).zip(cut_tokens).zip(self.dump.finish()).zip(latents);
         let made = each.map(|((((video, audio), cut_tokens), dump), latents)| Generated {
@@ -275,7 +281,8 @@ impl Run<'_> {
         Ok(whole.collect())
     }
 
-    /// Draws what the first pass drew, its steps included, so that noise continues after it.
+    /// Draws and discards the noise of the first pass, including that of its steps. The second pass of a resumed run
+    /// then draws the same noise as without an interrupt.
     fn skip_noise(&mut self, first: &Request, shapes: &Shapes) -> Result<()> {
         let (order, sizes) = (DrawOrder::of(first, false, self.runner.build.dtype), &self.runner.model.sizes);
         self.noise.draw(&mut self.runner.executor, shapes, sizes, order)?;
@@ -287,7 +294,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Tells of a phase without steps; it is not begun where the answer is to stop.
+    /// Reports the start of a phase that has no steps. Returns an error if the progress callback stops the run.
     pub(super) fn begins(&mut self, phase: Phase) -> Result<()> {
         let (first, _) = self.batch.shared().passes();
         match (self.watch)(phase, 0, 1) {
@@ -300,7 +307,8 @@ impl Run<'_> {
         self.clock.ends(phase, &self.runner.executor);
     }
 
-    /// The text encoder's result, by way of the host: a layout may place the text of encoder and connectors differently.
+    /// Downloads the text encoder's output, so that the connectors can receive it with another sharding: a layout may
+    /// shard text differently in the two components.
     fn embeddings(&mut self, encoded: &Outputs, kinds: usize) -> Result<Tensor> {
         self.clock.wait(encoded)?;
         let embeds = encoded.tensor("prompt_embeds")?;
@@ -314,7 +322,8 @@ impl Run<'_> {
         Ok(embeds)
     }
 
-    /// The first pass' tokens as the second starts from them, at its size; with `keyframes` those it generated, too.
+    /// Upsamples the tokens of the first pass to the size of the second pass. `keyframes`: whether the keyframes that
+    /// the first pass generated are upsampled too.
     fn upsample(
         &mut self,
         from: &Shapes,
@@ -349,7 +358,7 @@ impl Run<'_> {
         Ok(Before { tokens: Av { video, audio: sound }, generated, carried: None })
     }
 
-    /// Normalised tokens of keyframes to those of the second pass' size.
+    /// Upsamples normalised tokens of keyframes to the size of the second pass.
     fn upsample_keyframes(&mut self, from: &Shapes, to: &Shapes, tokens: &Array3<f32>) -> Result<Array3<f32>> {
         let mut latents = self.unpacked(tokens, from.video)?;
         self.keep_latents("stage_1.keyframes", &latents)?;

@@ -1,4 +1,4 @@
-//! Latents decoded tile by tile, where a whole video does not fit.
+//! Decodes latents tile by tile, for videos that do not fit in device memory.
 
 use ndarray::{Array5, ArrayViewMut5, Axis as Dim, s};
 
@@ -9,12 +9,12 @@ use super::tensors::fixed;
 use crate::models::pixels::Pixels;
 use crate::request::{Tile, Tiling};
 
-/// Un-normalised latents `[b, c, f, h, w]` to a video `[b, 3, frames, height, width]`, -1..1, tile by tile, in pieces of
-/// frames, in their order, each as soon as no later tile reaches into it. Of the video no more is held than the frames of one
-/// tile.
+/// Decodes un-normalised latents `[b, c, f, h, w]` tile by tile to frames `[b, 3, frames, height, width]` in -1..1.
+/// Passes the frames to `each` in consecutive pieces. A piece is complete when no later tile overlaps it, so that only
+/// the frames of one tile are in memory.
 ///
 /// # Errors
-/// Errors of program or device and of `each`.
+/// Returns an error if the decoder's program fails, or the error of `each`.
 pub fn decode(
     runner: &mut Runner,
     latents: &Array5<f32>,
@@ -34,10 +34,8 @@ pub fn decode(
     blended_pieces(&axes, batch, decode, each)
 }
 
-/// Tiles of frames, rows and columns of `batch` videos to pieces of frames, by the tiles' weights.
-///
-/// # Errors
-/// Those of `decode` and `each`.
+/// Decodes overlapping tiles of `batch` videos, blends them with the weights of the tiles, and passes pieces of
+/// complete frames to `each`. `axes`: the tiles in time, rows and columns.
 pub(super) fn blended_pieces(
     axes: &[Vec<Tile>; 3],
     batch: usize,
@@ -47,7 +45,8 @@ pub(super) fn blended_pieces(
     let [time, rows, columns] = axes;
     let size = |parts: &[Tile]| parts.last().map_or(0, |p| p.to[1]);
     let (height, width) = (size(rows), size(columns));
-    // Frames that are not complete, from frame `begin` on, and the sums of their weights.
+    // `video`: weighted sums of the frames that are incomplete, starting at frame `begin`; `sums`: the sums of their
+    // weights.
     let mut begin = 0;
     let mut video = Array5::zeros((batch, 3, 0, height, width));
     let mut sums = Array5::zeros((1, 1, 0, height, width));
@@ -76,13 +75,13 @@ pub(super) fn blended_pieces(
     Ok(())
 }
 
-/// Pieces of a video one after the other.
+/// Concatenates pieces of a video along time.
 pub(super) fn joined(pieces: &[Array5<f32>]) -> Array5<f32> {
     let pieces: Vec<_> = pieces.iter().map(|piece| piece.view()).collect();
-    ndarray::concatenate(Dim(2), &pieces).expect("pieces differ in their number of frames alone")
+    ndarray::concatenate(Dim(2), &pieces).expect("pieces differ only in their number of frames")
 }
 
-/// Adds what is decoded, or one number, with its weights.
+/// Adds `from`, a decoded tile or a scalar, to `to`, multiplied by the weights of the tile.
 fn add(mut to: ArrayViewMut5<f32>, from: &Array5<f32>, [t, y, x]: [&Tile; 3]) {
     let Some(from) = from.broadcast(to.dim()) else { return };
     for (i, (mut to, from)) in to.axis_iter_mut(Dim(2)).zip(from.axis_iter(Dim(2))).enumerate() {

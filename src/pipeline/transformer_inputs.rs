@@ -1,4 +1,4 @@
-//! The reference's arguments of the transformer as inputs of its program.
+//! Converts the arguments of the reference implementation's transformer to inputs of the transformer program.
 
 use ndarray::{Array1, Array4, Axis as Dim, Ix4};
 
@@ -14,7 +14,8 @@ use crate::request::coordinate_grids;
 use crate::sampling::latents::VideoShape;
 use crate::tensor::Tensor;
 
-/// Scalars of the reference's call; `cross_timestep` is ours.
+/// Names of the scalar arguments of the reference implementation, and `cross_timestep`, which the reference does not
+/// have.
 pub(super) const SCALARS: &[&str] = &[
     "num_frames",
     "height",
@@ -44,7 +45,7 @@ pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
     let coords = coords(c, given, tokens)?;
     let stg: Vec<usize> = given.scalar("stg_blocks")?.unwrap_or_default();
     if !stg.is_empty() && !c.perturbed_attn {
-        let message = "--set stg_blocks: this model has no perturbed attention (perturbed_attn of its config is false)";
+        let message = "--set stg_blocks: this model has no perturbed attention (perturbed_attn is false in its config)";
         return Err(PipelineError::Usage(message.into()));
     }
     let shape = ForwardShape {
@@ -65,7 +66,7 @@ pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
     let others = [
         ("video_self_attention_mask", self_mask),
         ("video_keyframes_mask", keyframes),
-        // Perturbs every sample unless told otherwise.
+        // By default, every sample is perturbed (mask 0).
         ("perturbation_mask", Some(perturbation.unwrap_or_else(|| Array1::<f32>::zeros(batch).into()))),
     ];
     inputs.extend(masks.into_iter().chain(others).filter_map(|(n, t)| t.map(|t| (n.to_string(), t))));
@@ -73,7 +74,7 @@ pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
     Ok((transformer::program(c, &shape, given.build)?, inputs))
 }
 
-/// The smallest program that declares all parameters.
+/// Writes the smallest transformer program that declares all parameters.
 pub(super) fn smallest(configs: &ModelConfigs, build: &Build) -> Result<Network> {
     let c = configs.transformer()?;
     let text_channels = match c.use_prompt_embeddings {
@@ -85,17 +86,18 @@ pub(super) fn smallest(configs: &ModelConfigs, build: &Build) -> Result<Network>
     Ok(transformer::program(&c, &shape, build)?)
 }
 
-/// The mask `[b, n]` of video tokens that stand for a single frame, 1 for those above 0 in `[b, n]` or `[b, n, 1]`.
+/// Returns a mask `[b, n]` of the video tokens that belong to a keyframe: 1 where the input (`[b, n]` or `[b, n, 1]`)
+/// is greater than 0.
 fn keyframes(c: &TransformerConfig, given: &mut ReferenceArguments, batch: usize, n: usize) -> Result<Option<Tensor>> {
     const NAME: &str = "video_keyframes_mask";
     let Some(mask) = given.optional(NAME) else { return Ok(None) };
     if !c.use_keyframes_abs_pos_embedding {
-        let why = "this model marks no frames: it has no keyframes_abs_pos_embedding";
+        let why = "not supported by this model, which has no keyframes_abs_pos_embedding";
         return Err(PipelineError::Input(format!("input '{NAME}': {why}")));
     }
     let marked = mask.to_f32().mapv(|v| f32::from(v > 0.0));
     let wrong =
-        |_| PipelineError::Input(format!("input '{NAME}' has shape {:?}, it must be [{batch}, {n}]", mask.shape()));
+        |_| PipelineError::Input(format!("input '{NAME}' has shape {:?}, but must be [{batch}, {n}]", mask.shape()));
     Ok(Some(marked.into_shape_with_order((batch, n)).map_err(wrong)?.into()))
 }
 
@@ -110,18 +112,19 @@ fn cross_timestep(given: &ReferenceArguments) -> Result<CrossTimestep> {
     }
 }
 
-/// Timesteps and scalar noise levels of both streams, and whether their timesteps are one per token.
+/// Returns the timesteps and the scalar noise levels of both streams, and whether each stream has one timestep per
+/// token.
 fn noise_levels(given: &mut ReferenceArguments, batch: usize, tokens: Av<usize>) -> Result<(Named, Av<bool>)> {
     let (video, per_token) = timesteps(given.required("timestep")?, batch, tokens.video, "timestep")?;
     let (audio, audio_per_token) = match given.optional("audio_timestep") {
         Some(t) => timesteps(t, batch, tokens.audio, "audio_timestep")?,
         None if per_token && tokens.video != tokens.audio => {
-            let message = "a timestep per video token needs an input 'audio_timestep' too";
+            let message = "a 'timestep' per video token also needs an input 'audio_timestep'";
             return Err(PipelineError::Input(message.into()));
         }
         None => (video.clone(), per_token),
     };
-    // The scalar level of a stream: the largest of its tokens' where nothing else is said.
+    // `sigma` defaults to the largest timestep of each sample's video tokens, and `audio_sigma` to `sigma`.
     let sigma = match given.optional("sigma") {
         Some(t) => per_sample(&t, batch, "sigma")?,
         None => largest(&video),
@@ -135,7 +138,8 @@ fn noise_levels(given: &mut ReferenceArguments, batch: usize, tokens: Av<usize>)
     Ok((named.map(|(name, tensor)| (name.to_string(), tensor)).into(), per_token))
 }
 
-/// A timestep `[b]`, `[b, 1]`, `[b, n]` or `[b, n, 1]`: whether it has one value a token.
+/// Reshapes a timestep input of shape `[b]`, `[b, 1]`, `[b, n]` or `[b, n, 1]` to `[b]` or `[b, n]`. Also returns
+/// whether it has one value per token.
 fn timesteps(t: Tensor, batch: usize, tokens: usize, name: &str) -> Result<(Tensor, bool)> {
     let values = t.to_f32();
     let per_token = values.len() == batch * tokens && values.ndim() > 1;
@@ -145,12 +149,12 @@ fn timesteps(t: Tensor, batch: usize, tokens: usize, name: &str) -> Result<(Tens
         values.into_shape_with_order(batch).map(Tensor::from)
     };
     let shape = t.shape().to_vec();
-    let message = format!("input '{name}' has shape {shape:?}, it must be [{batch}] or [{batch}, {tokens}]");
+    let message = format!("input '{name}' has shape {shape:?}, but must be [{batch}] or [{batch}, {tokens}]");
     Ok((shaped.map_err(|_| PipelineError::Input(message))?, per_token))
 }
 
 fn per_sample(t: &Tensor, batch: usize, name: &str) -> Result<Tensor> {
-    let message = format!("input '{name}' has shape {:?}, it must be [{batch}]", t.shape());
+    let message = format!("input '{name}' has shape {:?}, but must be [{batch}]", t.shape());
     t.to_f32().into_shape_with_order(batch).map(Tensor::from).map_err(|_| PipelineError::Input(message))
 }
 
@@ -162,14 +166,15 @@ fn largest(t: &Tensor) -> Tensor {
     }
 }
 
-/// Token bounds `[b, axes, tokens, 2]` of both streams, as given or derived from the latent sizes.
+/// Returns the bounds `[b, axes, tokens, 2]` of the tokens of both streams: the inputs, or bounds that are computed
+/// from the sizes of the latents.
 fn coords(c: &TransformerConfig, given: &mut ReferenceArguments, tokens: Av<usize>) -> Result<Av<Array4<f32>>> {
     let grid = |t: Tensor, name: &str| -> Result<Array4<f32>> {
-        let message = format!("input '{name}' must be [b, axes, tokens, 2], has shape {:?}", t.shape());
+        let message = format!("input '{name}' must be [b, axes, tokens, 2], but has shape {:?}", t.shape());
         t.to_f32().into_dimensionality::<Ix4>().map_err(|_| PipelineError::Input(message))
     };
     let need = |given: &ReferenceArguments, name: &str| -> Result<usize> {
-        let message = || format!("give input 'video_coords', or --set {name} in latent units");
+        let message = || format!("pass input 'video_coords', or --set {name} (in latent units)");
         given.scalar(name)?.ok_or_else(|| PipelineError::Input(message()))
     };
     let (video_grid, audio_grid) = coordinate_grids(c);
@@ -189,11 +194,11 @@ fn coords(c: &TransformerConfig, given: &mut ReferenceArguments, tokens: Av<usiz
             audio_grid.coords(1, length, c.audio_scale_factor, c.audio_patch_size_t, c.causal_offset as i64)
         }
     };
-    // One table serves the batch unless the samples differ.
+    // Use one table for all samples if their bounds are equal.
     let rows = video.shape()[0].max(audio.shape()[0]);
     let broadcast = |a: Array4<f32>, name: &str| -> Result<Array4<f32>> {
         let (own, axes, tokens, bounds) = a.dim();
-        let message = || format!("input '{name}' is of {own} samples, the other stream's of {rows}");
+        let message = || format!("input '{name}' has {own} samples, but the input of the other stream has {rows}");
         let all = a.broadcast((rows, axes, tokens, bounds)).ok_or_else(|| PipelineError::Input(message()))?;
         Ok(all.to_owned())
     };

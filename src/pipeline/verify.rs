@@ -1,4 +1,4 @@
-//! Verification of a model's components from configurations, headers and small tensors, before anything is compiled.
+//! Verifies a model's components by reading configurations, headers and small tensors, before anything is compiled.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,14 +12,13 @@ use crate::sampling::latents::Statistics;
 use crate::sampling::sigmas::FlowMatch;
 use crate::weights::{Component, ModelSource, TensorView, TokenizerFiles, ValidationReport, finite_tensor};
 
-/// Verifies components as a run reads them.
-///
-/// # Errors
-/// The first that is absent or unusable, naming file, key or tensor.
+/// Verifies the components that a run reads. Fails for the first component that is missing or invalid; the error quotes
+/// file, key or tensor.
 pub(crate) fn components(configs: &ModelConfigs, source: &Arc<ModelSource>, parts: &BTreeSet<Component>) -> Result<()> {
-    // A transformer of no known generation is not compared with one.
+    // The checks below require that the model's generation is known.
     source.version()?;
-    // The order of a request: the text encoder's folder often holds the tokenizer.
+    // Verify in the order of the program's phases, so that a missing text encoder is reported before the tokenizer,
+    // which is often in the same folder.
     for part in Component::ALL.into_iter().filter(|part| parts.contains(part)) {
         if let Some(report) = component(configs, source, part)? {
             report.into_result(part, &source.checkpoint(part)?)?;
@@ -28,10 +27,8 @@ pub(crate) fn components(configs: &ModelConfigs, source: &Arc<ModelSource>, part
     Ok(source.refuse_unread()?)
 }
 
-/// Verifies one component. The report compares its tensors with the declared ones; `None` if it has no weights.
-///
-/// # Errors
-/// It is absent; a configuration, header, tokenizer or schedule that cannot be used; latent statistics that are not finite.
+/// Verifies one component, and returns a report that compares its tensors with the declared parameters. `None`: the
+/// component has no weights.
 pub(crate) fn component(
     configs: &ModelConfigs,
     source: &Arc<ModelSource>,
@@ -50,10 +47,7 @@ pub(crate) fn component(
     Ok(Some(report))
 }
 
-/// Reads the latent statistics of an autoencoder or of the diffusion decoder.
-///
-/// # Errors
-/// Tensors that are missing, of another shape, or not finite.
+/// Reads the latent statistics of the video VAE, the audio VAE or the diffusion decoder.
 pub(super) fn statistics(configs: &ModelConfigs, source: &ModelSource, part: Component) -> Result<Statistics> {
     let no_statistics = || PipelineError::Bug(format!("the {part} has no latent statistics"));
     let length = configs.statistics_length(part)?.ok_or_else(no_statistics)?;
@@ -66,18 +60,12 @@ pub(super) fn statistics(configs: &ModelConfigs, source: &ModelSource, part: Com
     Ok(Statistics { mean: read("latents_mean")?, std: read("latents_std")?, scaling_factor })
 }
 
-/// Opens a model's tokenizer.
-///
-/// # Errors
-/// Files that are absent or cannot be used; token ids that the text encoder has no embeddings of.
+/// Opens the model's tokenizer. Fails if the text encoder has no embedding for one of its token ids.
 pub(super) fn tokenizer(configs: &ModelConfigs, source: &ModelSource) -> Result<Tokenizer> {
     open_tokenizer(&source.tokenizer()?, configs)
 }
 
-/// Opens the tokenizer of a model from its files.
-///
-/// # Errors
-/// Files that cannot be used; token ids that the text encoder has no embeddings of.
+/// Opens a tokenizer from files. Fails if the text encoder has no embedding for one of its token ids.
 pub(super) fn open_tokenizer(files: &TokenizerFiles, configs: &ModelConfigs) -> Result<Tokenizer> {
     let rules = &configs.tokenizer()?;
     let (tokenizer, place) = match files {
@@ -90,15 +78,13 @@ pub(super) fn open_tokenizer(files: &TokenizerFiles, configs: &ModelConfigs) -> 
     with_embeddings(tokenizer, &place.join("tokenizer.json"), configs)
 }
 
-/// The byte tokenizer, for a model of random weights without tokenizer files.
-///
-/// # Errors
-/// Token ids that the text encoder has no embeddings of.
-pub(super) fn stand_in_tokenizer(configs: &ModelConfigs) -> Result<Tokenizer> {
+/// Returns the byte tokenizer, which is used for models with random weights that have no tokenizer files.
+pub(super) fn placeholder_tokenizer(configs: &ModelConfigs) -> Result<Tokenizer> {
     with_embeddings(Tokenizer::bytes(&configs.tokenizer()?)?, Path::new("stand-in tokenizer (bytes)"), configs)
 }
 
-/// A tokenizer, unless the text encoder lacks embeddings of some of its ids: a gather would take other rows for them.
+/// Returns the tokenizer if the text encoder has an embedding for each of its token ids, otherwise an error. Without
+/// this check, a gather with such an id would silently read another row.
 fn with_embeddings(tokenizer: Tokenizer, file: &Path, configs: &ModelConfigs) -> Result<Tokenizer> {
     let (size, embeddings) = (tokenizer.vocab_size(), configs.text_encoder()?.vocab_size());
     if size <= embeddings {
@@ -106,17 +92,14 @@ fn with_embeddings(tokenizer: Tokenizer, file: &Path, configs: &ModelConfigs) ->
     }
     let encoder = configs.origin().config_place(Component::TextEncoder);
     let why = format!(
-        "token ids reach {}, the text encoder of {} has a vocab_size of {embeddings}; take both from one model",
+        "token ids reach {}, but the text encoder of {} has a vocab_size of {embeddings}; use the tokenizer and the text encoder of the same model",
         size - 1,
         encoder.display()
     );
     Err(TokenizerError::Content { file: file.to_path_buf(), why }.into())
 }
 
-/// Reads the model's own noise schedule.
-///
-/// # Errors
-/// A configuration that is absent or cannot be used.
+/// Reads the noise schedule from the model's scheduler configuration.
 pub(super) fn schedule(configs: &ModelConfigs) -> Result<FlowMatch> {
     let json = configs.origin().json(Component::Scheduler)?.to_string();
     Ok(FlowMatch::from_json(&json, &configs.origin().config_place(Component::Scheduler))?)

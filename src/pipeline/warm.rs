@@ -1,5 +1,5 @@
-//! `warm`: every program of a configuration in the compile cache, compiled on the devices that run it. No weights are read,
-//! nothing runs.
+//! Implements `warm`: fills the compile cache with every program of a configuration, compiled on the devices that will
+//! run them. Reads no weights and runs no program.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -18,32 +18,33 @@ use crate::nn::Param;
 use crate::runtime::processes::Group;
 use crate::runtime::{Engine, Executable, ExecutableOrigin, random_programs};
 
-/// A program that is in the compile cache.
+/// A program in the compile cache.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Warmed {
     pub program: String,
     pub hash: String,
-    /// Whether it was compiled now; else it was there already, and is usable.
+    /// Whether the program was compiled by this call; `false` if it was loaded from the cache.
     pub compiled: bool,
-    /// Time of compiling or loading.
+    /// Time of compiling or loading in seconds.
     pub seconds: f64,
-    /// File in the cache.
+    /// Path of the program's file in the cache.
     pub path: PathBuf,
 }
 
-/// Compiles every program that `generate` runs for a configuration, or loads it from the compile cache. Of several
-/// processes all have to call it; each has its own list.
+/// Compiles every program that `generate` runs for a configuration, or loads it from the compile cache. In a
+/// multi-process run, every process must call this function; each returns its own programs.
 ///
 /// # Errors
-/// No compile cache, or a plugin that cannot fill one; errors of configuration, model or layout; the compiler's message.
+/// Returns an error if the compile cache is disabled or the plugin cannot serialize programs, if the configuration, the
+/// model or the layout is invalid, or if the compiler fails.
 pub fn warm(config: &Config, group: Option<&Arc<Group>>) -> Result<Vec<Warmed>> {
     let Some(folder) = config.compile_cache() else {
-        let message = "runtime.compile_cache is off: there is no folder to keep programs in";
+        let message = "runtime.compile_cache is off: set it to a folder for the compiled programs";
         return Err(PipelineError::Usage(message.into()));
     };
     let programs = Programs::of(config, None)?;
     let Devices { config, engine, build, .. } = Devices::open(config, &programs, group, setup::engine_options(config))?;
-    // The seed is an input of what draws them: nothing is drawn here.
+    // No weights are drawn here. The programs that draw them take the seed as an input, so its value does not matter.
     let mut executor = Executor::new(engine, Weights::Random(config.model.weights_seed));
     let write = |kind: ProgramKind| {
         let network = executor.accepted(kind.name(), &build, |build| programs.network(kind, build))?;
@@ -62,7 +63,7 @@ pub fn warm(config: &Config, group: Option<&Arc<Group>>) -> Result<Vec<Warmed>> 
         let compiled = executor.compile_program(name, &program)?;
         warmed.push(Warmed::of(executor.engine(), &program, &compiled, &folder)?);
     }
-    // Two passes may share a program.
+    // The two passes may use the same program.
     let mut seen = HashSet::new();
     warmed.retain(|program: &Warmed| seen.insert(program.hash.clone()));
     Ok(warmed)
@@ -73,7 +74,9 @@ impl Warmed {
         let name = compiled.name();
         let path = engine.cache_file(name, program).ok_or_else(|| {
             let folder = folder.display();
-            PipelineError::Input(format!("{name} is compiled but not kept in {folder}: no run will find it there"))
+            PipelineError::Input(format!(
+                "{name} was compiled but not stored in {folder}: later runs will compile it again"
+            ))
         })?;
         let (hash, seconds) = (compiled.hash().to_owned(), compiled.compile_time().as_secs_f64());
         let compiled = compiled.origin() == ExecutableOrigin::Compiled;
@@ -81,7 +84,8 @@ impl Warmed {
     }
 }
 
-/// Programs that draw random weights, of each network those that no earlier one reads.
+/// Returns the programs that draw random weights: for each network, those that draw the parameters that no earlier
+/// network reads.
 fn weights(networks: &[(&str, Network)]) -> Result<Vec<Program>> {
     let mut seen = HashSet::new();
     let mut all = Vec::new();

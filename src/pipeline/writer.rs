@@ -1,4 +1,4 @@
-//! Videos on their way to files: a thread writes those that are made while the next ones are.
+//! Writes videos to files on a separate thread while the next videos are generated.
 
 use std::path::{Path, PathBuf};
 use std::thread::{self, Scope, ScopedJoinHandle};
@@ -6,70 +6,70 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use super::denoise_checkpoint::Saving;
 use super::error::{PipelineError, Result, one_line};
-use super::kept;
 use super::options::{GenerateOptions, KeepPlace};
-use super::replaceable::Replaceable;
+use super::overwrites::Replaceable;
+use super::partial_results;
 use super::report::RunReport;
-use super::saved::Saving;
 use super::text_to_video::Generated;
+use crate::catch_panic::{catch_panics, panic_message};
 use crate::config::{Config, Job, sidecar_path};
-use crate::contained::{caught, panic_message};
 use crate::interrupts;
 use crate::media::{self, Audio, EncodedVideo, Mp4Options, WavFormat};
 use crate::runtime::{Span, SpanKind};
 
-/// Ending of the file in which results are kept.
+/// Extension of files that contain results that could not be written to the output files.
 const KEPT: &str = ".safetensors";
 
-/// A finished video.
+/// A video that has been written.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Finished {
-    /// The MP4.
+    /// Output file: MP4, or WAV for an audio-only result.
     pub(crate) path: PathBuf,
-    /// Random seed.
     pub(crate) seed: u64,
     pub(crate) prompt: String,
     /// SHA-256 of the raw frames.
     pub frames_sha256: String,
-    /// SHA-256 of the raw samples.
+    /// SHA-256 of the raw audio samples.
     pub samples_sha256: String,
 }
 
-/// A video that is made, with what its files say. It needs its devices no more.
+/// A generated video with everything that is needed to write its files. Holds no device memory.
 pub(crate) struct Made {
     pub(crate) job: Job,
     pub(crate) path: PathBuf,
-    /// Files that are replaced.
     pub(crate) replaceable: Replaceable,
-    /// Where results are kept that cannot be written; `None`: the caller tries again, or calls [`Made::keep_beside`].
+    /// Where to save the results if a file cannot be written. `None`: they are not saved; the caller retries or calls
+    /// [`Made::keep_beside`].
     pub(crate) keep: Option<KeepPlace>,
     pub(crate) report: RunReport,
-    /// The sidecar, where there is to be one, without hashes and times.
+    /// The sidecar, without output hashes and timings. `None`: no sidecar is written.
     pub(crate) sidecar: Option<Value>,
     pub(crate) generated: Generated,
 }
 
-/// A video's files after they were written: those that could be are there, whatever else failed.
+/// Result of writing the files of a video. If a file cannot be written, the others are still written.
 pub(crate) struct Outcome {
-    /// None where the video itself is not.
+    /// The video. `None`: the video file itself could not be written.
     pub(super) written: Option<Written>,
     pub(super) failed: Option<PipelineError>,
 }
 
 impl Outcome {
-    /// No file is written.
+    /// Creates the result of a video none of whose files was written.
     fn lost(error: PipelineError) -> Self {
         Outcome { written: None, failed: Some(error) }
     }
 
-    /// The video, where it is written, and the first file that could not be.
+    /// Returns the video, if it was written, and the error of the first file that could not be written, if any.
     pub(crate) fn parts(self) -> (Option<Written>, Option<PipelineError>) {
         (self.written, self.failed)
     }
 }
 
-/// The videos that are written, and the error of the first that is not; `late` gets those of files beside videos.
+/// Splits results into the videos that were written and, if any video could not be written, the first error. Adds the
+/// errors of other files to `late`.
 pub(super) fn sorted(outcomes: Vec<Outcome>, late: &mut Failures) -> (Vec<Written>, Result<()>) {
     let (mut all, mut failures) = (Vec::new(), Failures::default());
     for Outcome { written, failed } in outcomes {
@@ -80,12 +80,12 @@ pub(super) fn sorted(outcomes: Vec<Outcome>, late: &mut Failures) -> (Vec<Writte
     (all, failures.first())
 }
 
-/// Errors of files that are written one behind the other: the first is kept, the others are said.
+/// Collects the errors of several files: keeps the first error, and logs the others as warnings.
 #[derive(Default)]
 pub(super) struct Failures(Option<PipelineError>);
 
 impl Failures {
-    /// Notes a result; whether it was an error.
+    /// Records a result. Returns whether it was an error.
     pub(super) fn add(&mut self, result: Result<()>) -> bool {
         let Err(error) = result else { return false };
         match &self.0 {
@@ -95,20 +95,20 @@ impl Failures {
         true
     }
 
-    /// The first of them.
+    /// Returns the first error, if any.
     pub(super) fn first(self) -> Result<()> {
         self.0.map_or(Ok(()), Err)
     }
 }
 
-/// A video that is written, the table of its phases, and the same as JSON.
+/// A video that has been written, the printable table of its phases, and the same figures as JSON.
 pub(crate) struct Written {
     pub(crate) video: Finished,
     pub(super) table: String,
     pub(crate) figures: Value,
 }
 
-/// The thread that writes; it holds one batch of videos, so that memory is bounded.
+/// Thread that writes videos. It holds at most one batch, so that memory use is bounded.
 pub(super) struct Writer<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     config: &'env Config,
@@ -125,13 +125,13 @@ impl<'scope, 'env> Writer<'scope, 'env> {
         Writer { scope, config, options, batch: None }
     }
 
-    /// Begins to write videos that were made together; when all of their files are, their steps are needed no more. The batch
-    /// before was waited for.
+    /// Starts to write a batch, and removes the checkpoint of the batch when all files are written. The caller must
+    /// have waited for the previous batch.
     pub(super) fn start(&mut self, batch: Vec<Made>, saving: Option<Saving>) {
         let (config, options) = (self.config, self.options);
         self.batch = Some(self.scope.spawn(move || {
             let write = |mut made: Made| {
-                let written = caught(|| Ok(made.write(config, options)), panicked);
+                let written = catch_panics(|| Ok(made.write(config, options)), panicked);
                 written.unwrap_or_else(|error| Outcome::lost(made.kept(error, None)))
             };
             let outcomes: Vec<Outcome> = batch.into_iter().map(write).collect();
@@ -140,12 +140,12 @@ impl<'scope, 'env> Writer<'scope, 'env> {
         }));
     }
 
-    /// Videos of the batch, if the thread has ended.
+    /// Returns the results of the batch if the thread has finished, otherwise an empty list. Does not wait.
     pub(super) fn ended(&mut self) -> Vec<Outcome> {
         if self.batch.as_ref().is_some_and(ScopedJoinHandle::is_finished) { self.wait() } else { Vec::new() }
     }
 
-    /// Videos of the batch, once the thread has ended.
+    /// Waits until the thread has finished, and returns the results of the batch.
     pub(super) fn wait(&mut self) -> Vec<Outcome> {
         let Some(batch) = self.batch.take() else { return Vec::new() };
         if !batch.is_finished() {
@@ -159,7 +159,7 @@ fn panicked(message: String) -> PipelineError {
     PipelineError::Bug(format!("the thread that writes the video panicked: {message}"))
 }
 
-/// Removes the steps and clips that videos were continued from, if every file of these is written; else says how to continue.
+/// Removes the checkpoint of a batch if all files were written. Otherwise, logs how to resume.
 pub(super) fn finish_steps(saving: Option<&Saving>, outcomes: &[Outcome]) {
     let Some(saving) = saving else { return };
     if outcomes.iter().all(|outcome| outcome.failed.is_none()) {
@@ -170,11 +170,12 @@ pub(super) fn finish_steps(saving: Option<&Saving>, outcomes: &[Outcome]) {
 }
 
 impl Made {
-    /// Writes the video, its sidecar and the other files that are asked for. A file that cannot be written prevents none of the
-    /// others; then frames, samples and latents are kept too, and the error says where. May be called again after a failure.
+    /// Writes the video, its sidecar and the other requested files. If a file cannot be written, the others are still
+    /// written, and frames, samples and latents are saved in another file, which the error names. Can be called again
+    /// after a failure.
     pub(crate) fn write(&mut self, config: &Config, options: &GenerateOptions) -> Outcome {
         let since = Instant::now();
-        // An encoder that fails here fails again where the file is written, which reports it.
+        // Ignore an encoding error here: encoding is then repeated when the file is written, which reports the error.
         let encoded = self.generated.stream.take().and_then(|stream| stream.finish().ok());
         let audio = match self.generated.sound() {
             Ok(audio) => audio,
@@ -182,11 +183,11 @@ impl Made {
         };
         let replace = self.replaceable.has(&self.path);
         let (frames, encoder) = (&self.generated.frames, Mp4Options { replace, ..Mp4Options::default() });
-        // The hashes are computed while the video is encoded.
+        // Compute the hashes while the video is encoded.
         let (written, hashes) = thread::scope(|scope| {
             let hashes = scope.spawn(|| (frames.sha256(), audio.sha256()));
             let write = || write_video(config, &self.path, &self.generated, encoded.as_ref(), &audio, &encoder);
-            (caught(write, panicked), hashes.join())
+            (catch_panics(write, panicked), hashes.join())
         });
         let (frames_sha256, samples_sha256) = match hashes {
             Ok(hashes) => hashes,
@@ -199,9 +200,9 @@ impl Made {
             Err(error) if self.keep.is_none() => return Outcome::lost(error),
             written => !failures.add(written),
         };
-        self.write_others(config, options, &mut failures);
+        self.write_other_files(config, options, &mut failures);
         let (table, figures) = self.report.end(Span::until_now(SpanKind::Write, "mp4", since));
-        // Beside a video that is not there may be the sidecar of another run's.
+        // If the video was not written, an existing sidecar may belong to another run, so it is not replaced.
         let mut has_sidecar = false;
         if let Some(says) = self.sidecar.as_ref().filter(|_| is_there) {
             let path = sidecar_path(&self.path);
@@ -215,39 +216,40 @@ impl Made {
         Outcome { written: is_there.then_some(Written { video, table, figures }), failed }
     }
 
-    /// Keeps frames, samples and latents of a video of which a file cannot be written, where that is asked for. Without `audio`, the
-    /// samples as they were decoded.
+    /// Saves frames, samples and latents after a file could not be written, if `keep` is set. Returns the error,
+    /// extended with the path of the saved file. If `audio` is `None`, saves the samples as they were decoded.
     fn kept(&self, error: PipelineError, audio: Option<&Audio>) -> PipelineError {
         let Some(place) = self.keep else { return error };
-        kept::keep_tensors(error, place, self.results(), &self.path, KEPT, &self.tensors(audio))
+        partial_results::keep_tensors(error, place, self.results(), &self.path, KEPT, &self.tensors(audio))
     }
 
-    /// What a file of the results holds, with a verb.
+    /// Describes the saved results, followed by a verb.
     fn results(&self) -> &'static str {
         let has_frames = self.generated.frames.count() > 0;
         if has_frames { "its frames, samples and latents are" } else { "its samples and latents are" }
     }
 
-    fn tensors(&self, audio: Option<&Audio>) -> kept::Named {
+    fn tensors(&self, audio: Option<&Audio>) -> partial_results::Named {
         let Generated { frames, audio: samples, latents, .. } = &self.generated;
-        let mut tensors = kept::named(frames, audio, latents);
+        let mut tensors = partial_results::named(frames, audio, latents);
         if audio.is_none() {
             tensors.push(("audio".into(), samples.clone().into()));
         }
         tensors
     }
 
-    /// Keeps frames, samples and latents beside the video's file, and logs where: nobody tries to write it again.
+    /// Saves frames, samples and latents next to the video's path, and logs the path. Called when writing is not
+    /// retried.
     pub(crate) fn keep_beside(&self) {
         let write = |kept: &Path| super::tensors::write(kept, &self.tensors(None));
-        match kept::store(KeepPlace::Beside, &self.path, KEPT, write) {
+        match partial_results::store(KeepPlace::Beside, &self.path, KEPT, write) {
             Ok(kept) => tracing::error!("{}: {} kept in {}", self.path.display(), self.results(), kept.display()),
             Err(error) => tracing::error!("{}: {} not kept: {}", self.path.display(), self.results(), one_line(&error)),
         }
     }
 
-    /// Writes the other files that are asked for. Frames of an earlier video are removed first where the run may replace them.
-    fn write_others(&self, config: &Config, options: &GenerateOptions, failures: &mut Failures) {
+    /// Writes the other requested files. First removes the frames of an earlier video, if the run may replace them.
+    fn write_other_files(&self, config: &Config, options: &GenerateOptions, failures: &mut Failures) {
         let (frames, path, several) = (&self.generated.frames, &self.path, options.has_several());
         if let Some(folder) = config.output.save_frames.as_ref().filter(|_| frames.count() > 0) {
             let folder = place_of(folder, path, "", several);
@@ -269,7 +271,7 @@ impl Made {
     }
 }
 
-/// Writes the sidecar of a video to `path`, with its hashes and times.
+/// Writes a sidecar to `path`, after adding hashes and timings to it.
 pub(super) fn write_sidecar(
     mut sidecar: Value,
     path: &Path,
@@ -282,7 +284,7 @@ pub(super) fn write_sidecar(
     write_json(path, &sidecar, replace)
 }
 
-/// Writes the sidecar of a video beside what an error says is kept of it.
+/// Writes a sidecar next to the file in which the results were saved, if `error` refers to such a file.
 pub(super) fn keep_sidecar(error: &PipelineError, sidecar: Value, video: &Finished, figures: &Value) {
     if let PipelineError::Kept { kept, .. } = error {
         let written = write_sidecar(sidecar, &kept.with_extension("json"), video, figures, false);
@@ -290,7 +292,8 @@ pub(super) fn keep_sidecar(error: &PipelineError, sidecar: Value, video: &Finish
     }
 }
 
-/// Where frames or sound of the video `path` go that were asked for at `asked`: there, or below it where there are several.
+/// Returns the path of the folder for frames, or of the audio file, of the video `path`. For a single video, this is
+/// `asked`; for several videos, it is a path in the folder `asked` with the video's name.
 pub(super) fn place_of(asked: &str, path: &Path, extension: &str, several: bool) -> PathBuf {
     let mut name = path.file_stem().expect("a video is written to a named file").to_owned();
     if !extension.is_empty() {
@@ -300,13 +303,14 @@ pub(super) fn place_of(asked: &str, path: &Path, extension: &str, several: bool)
     if several { Path::new(asked).join(name) } else { asked.into() }
 }
 
-/// Where the tensors of a video go that were asked for at `dump`.
+/// Returns the path of a job's dump: `dump`, with the job's number added if there are several videos.
 pub(super) fn dump_path(dump: &Path, job: &Job, several: bool) -> PathBuf {
     let stem = dump.file_stem().unwrap_or(dump.as_os_str()).to_string_lossy();
     if several { dump.with_file_name(format!("{stem}_{:04}.safetensors", job.index)) } else { dump.into() }
 }
 
-/// Writes the MP4, or the WAV of sound alone. Frames of a video that only gets other sound are copied where ffmpeg can.
+/// Writes an MP4 file, or a WAV file for an audio-only result. If only the audio of an input video changes, its encoded
+/// frames are copied, provided that ffmpeg can copy them.
 fn write_video(
     config: &Config,
     path: &Path,
@@ -322,7 +326,7 @@ fn write_video(
     }
     let kept = config.request.video.as_ref().filter(|_| generated.are_given && config.output.audio);
     if let Some(source) = kept
-        && media::write_frames_of(path, Path::new(source), frames.count(), rate, audio, options)?
+        && media::copy_video_with_audio(path, Path::new(source), frames.count(), rate, audio, options)?
     {
         return Ok(());
     }
@@ -331,7 +335,7 @@ fn write_video(
     Ok(())
 }
 
-/// Writes a JSON file under a temporary name and renames it. Without `replace` a file of that name stays and is an error.
+/// Writes a JSON file atomically. Unless `replace` is set, an existing file is an error.
 pub(super) fn write_json(path: &Path, value: &Value, replace: bool) -> Result<()> {
     Ok(media::write_file(path, format!("{value:#}\n").as_bytes(), replace)?)
 }

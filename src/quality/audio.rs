@@ -1,4 +1,4 @@
-//! Relative L2, cosine and log-spectral correlation of sound.
+//! Audio metrics: relative L2 error, cosine similarity and log-spectral correlation.
 
 use std::f64::consts::PI;
 
@@ -8,25 +8,25 @@ use serde::Serialize;
 
 use super::tensors;
 
-/// Scores of a sound against a reference of the same shape `[channels, samples]`.
+/// Scores of audio `a` against a reference `b` of the same shape `[channels, samples]`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct AudioScores {
     /// `|a - b| / |b|` over all samples.
     pub(crate) relative_l2: f64,
     /// `a·b / (|a| |b|)` over all samples.
     pub(crate) cosine: f64,
-    /// Correlation of both log spectrograms: 1 where they differ by loudness alone. Unlike the other scores it ignores
-    /// inaudible shifts of phase.
+    /// Pearson correlation of the log spectrograms: 1 if they differ only in loudness. Unlike the other scores it
+    /// ignores inaudible phase shifts.
     pub(crate) spectral: f64,
 }
 
-/// Window and hop length of the spectrogram in samples.
+/// Window and hop length of the spectrogram, in samples.
 const WINDOW: usize = 1024;
 const HOP: usize = 256;
-/// Magnitude of silence; smaller ones are clamped.
+/// Lower bound of the magnitudes.
 const FLOOR: f64 = 1e-5;
 
-/// Scores of a sound `a` against a reference `b` of the same shape.
+/// Scores audio `a` against a reference `b` of the same shape `[channels, samples]`.
 pub(crate) fn audio(a: ArrayView2<f32>, b: ArrayView2<f32>) -> AudioScores {
     let s = tensors(a.iter().copied(), b.iter().copied());
     let spectra =
@@ -34,8 +34,8 @@ pub(crate) fn audio(a: ArrayView2<f32>, b: ArrayView2<f32>) -> AudioScores {
     AudioScores { relative_l2: s.relative_l2, cosine: s.cosine, spectral: correlation(&spectra(a), &spectra(b)) }
 }
 
-/// Natural logarithms of the magnitudes of each Hann window's spectrum, one window after the other; the last is padded
-/// with silence.
+/// Returns the natural logarithms of the spectral magnitudes of every Hann window, concatenated. The last window is
+/// zero-padded.
 fn log_spectra(samples: ArrayView1<f32>) -> Vec<f64> {
     let windows = samples.len().saturating_sub(WINDOW).div_ceil(HOP) + 1;
     let hann = |i: usize| 0.5 - 0.5 * (2.0 * PI * i as f64 / WINDOW as f64).cos();
@@ -49,7 +49,7 @@ fn log_spectra(samples: ArrayView1<f32>) -> Vec<f64> {
     (0..windows).flat_map(one).collect()
 }
 
-/// Pearson correlation; 1 where neither varies.
+/// Pearson correlation; 1 if both inputs are constant, 0 if only one is.
 fn correlation(a: &[f64], b: &[f64]) -> f64 {
     let mean = |x: &[f64]| x.iter().sum::<f64>() / x.len() as f64;
     let (ma, mb) = (mean(a), mean(b));
@@ -76,17 +76,17 @@ mod tests {
     }
 
     #[test]
-    fn a_tone_is_one_line_of_the_spectrum() {
+    fn spectrum_of_a_tone_has_one_line() {
         let s = log_spectra(tone(64.0, 0.3, 1.0).row(0));
         let (windows, bins) = ((2048 - WINDOW) / HOP + 1, WINDOW / 2 + 1);
         assert_eq!(s.len(), windows * bins);
-        // The window's own sum is a half of it, a tone's line half of that.
+        // A Hann window sums to half its length; a sine of amplitude 1 has half of that in its bin.
         assert!((s[64] - 256f64.ln()).abs() < 1e-6 && (s[63] - 128f64.ln()).abs() < 1e-6);
         assert!(s[70] < -8.0, "silence elsewhere: {}", s[70]);
     }
 
     #[test]
-    fn spectra_hear_no_phase() {
+    fn spectral_score_ignores_phase() {
         let (a, b) = (tone(64.0, 0.0, 1.0), tone(64.0, PI / 2.0, 1.0));
         let s = audio(a.view(), b.view());
         assert!(s.cosine.abs() < 1e-6 && (s.relative_l2 - 2f64.sqrt()).abs() < 1e-6);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_like_silence_alone() {
+    fn silence_correlates_only_with_silence() {
         let silent = Array2::<f32>::zeros((2, 100));
         assert_eq!(audio(silent.view(), silent.view()), AudioScores { relative_l2: 0.0, cosine: 1.0, spectral: 1.0 });
         assert_eq!(correlation(&[1.0, 2.0], &[5.0, 5.0]), 0.0);

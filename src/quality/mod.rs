@@ -1,4 +1,4 @@
-//! Quality metrics: distances between two videos, sounds or tensors.
+//! Quality metrics: distances between two videos, audio tracks or tensors.
 
 mod audio;
 mod video;
@@ -8,24 +8,24 @@ pub(crate) use video::{VideoScores, video};
 
 use serde::Serialize;
 
-/// Distance of a tensor `a` from a reference `b` of the same shape.
+/// Distances of a tensor `a` from a reference `b` of the same shape.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct TensorScores {
-    /// `|a - b| / |b|`; infinite where `b` alone is zero.
+    /// `|a - b| / |b|`; infinite if only `b` is zero.
     pub(crate) relative_l2: f64,
-    /// `a·b / (|a| |b|)`; 1 where both are zero.
+    /// `a·b / (|a| |b|)`; 1 if both are zero.
     pub(crate) cosine: f64,
-    /// Largest `|a - b|` of an element.
+    /// Largest absolute element of `a - b`.
     pub(crate) max_abs: f64,
 }
 
-/// Scores of the values of two tensors in the same order.
+/// Scores the values of tensor `a` against those of the reference `b`, in the same element order.
 pub(crate) fn tensors(a: impl Iterator<Item = f32>, b: impl Iterator<Item = f32>) -> TensorScores {
     let (mut aa, mut bb, mut ab, mut dd, mut max) = (0f64, 0f64, 0f64, 0f64, 0f64);
     for (a, b) in a.zip(b).map(|(a, b)| (f64::from(a), f64::from(b))) {
         let d = a - b;
         (aa, bb, ab, dd) = (aa + a * a, bb + b * b, ab + a * b, dd + d * d);
-        // A comparison would pass over what is not a number.
+        // `f64::max` ignores NaN, so NaN is propagated explicitly.
         max = if max.is_nan() || d.is_nan() { f64::NAN } else { max.max(d.abs()) };
     }
     TensorScores {
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_by_hand() {
+    fn tensor_scores_match_manual_values() {
         let s = scores(&[3.0, 4.0], &[3.0, 0.0]);
         assert_eq!((s.relative_l2, s.max_abs), (4.0 / 3.0, 4.0));
         assert!((s.cosine - 0.6).abs() < 1e-15);

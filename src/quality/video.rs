@@ -1,4 +1,4 @@
-//! Peak signal-to-noise ratio, structural similarity, mean absolute difference.
+//! Video metrics: peak signal-to-noise ratio, structural similarity and mean absolute difference.
 
 use ndarray::{Array2, ArrayView3, ArrayView4, Axis, s};
 use serde::Serialize;
@@ -6,13 +6,13 @@ use serde::Serialize;
 /// Scores of a video against a reference of the same shape `[frames, 3, height, width]`, values in 0..1.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct VideoScores {
-    /// PSNR in decibels over all pixels of all frames; infinite (null in JSON) where equal.
+    /// PSNR in decibels over all pixels of all frames; infinite (null in JSON) if the videos are equal.
     pub(crate) psnr: f64,
     pub(crate) worst_psnr: f64,
-    /// SSIM of luma, mean over frames.
+    /// Mean SSIM of the frames' luma.
     pub(crate) ssim: f64,
     pub(crate) worst_ssim: f64,
-    /// Mean absolute difference of all values, in steps of 1/255.
+    /// Mean absolute difference of all values, in units of 1/255.
     pub(crate) mad: f64,
     pub(crate) worst_mad: f64,
     pub(crate) frame_psnr: Vec<f64>,
@@ -20,7 +20,7 @@ pub(crate) struct VideoScores {
     pub(crate) frame_mad: Vec<f64>,
 }
 
-/// Scores of a video `a` against a reference `b` of the same shape.
+/// Scores a video `a` against a reference `b` of the same shape.
 pub(crate) fn video(a: ArrayView4<f32>, b: ArrayView4<f32>) -> VideoScores {
     let errors = |square: bool| -> Vec<f64> {
         let each = a.outer_iter().zip(b.outer_iter()).map(|(a, b)| {
@@ -57,18 +57,19 @@ pub(crate) fn video(a: ArrayView4<f32>, b: ArrayView4<f32>) -> VideoScores {
     }
 }
 
-/// BT.709 luma `[height, width]` of a frame `[3, height, width]`.
+/// Returns the BT.709 luma `[height, width]` of a frame `[3, height, width]`.
 pub(crate) fn luma(frame: ArrayView3<f32>) -> Array2<f64> {
     let channel = |c: usize, k: f64| frame.index_axis(Axis(0), c).mapv(|v| k * f64::from(v));
     channel(0, 0.2126) + channel(1, 0.7152) + channel(2, 0.0722)
 }
 
-/// Side of the Gaussian window, and its standard deviation, in pixels.
+/// Size and standard deviation of the Gaussian window, in pixels.
 const WINDOW: usize = 11;
 const SIGMA: f64 = 1.5;
 
-/// SSIM of two gray images in 0..1, mean over all windows inside (Wang, Bovik, Sheikh and Simoncelli 2004: Gaussian windows
-/// of 11x11, constants 0.01 and 0.03). Smaller images take the largest odd window that fits.
+/// Returns the SSIM of two gray images in 0..1: the mean over all windows that fit inside (Wang, Bovik, Sheikh and
+/// Simoncelli 2004: Gaussian windows of 11x11, constants 0.01 and 0.03). Smaller images use the largest odd window that
+/// fits.
 pub(crate) fn ssim(a: &Array2<f64>, b: &Array2<f64>) -> f64 {
     let fits = |n: usize| WINDOW.min(n - (n + 1) % 2);
     let (rows, columns) = (gaussian(fits(a.nrows())), gaussian(fits(a.ncols())));
@@ -90,7 +91,7 @@ fn gaussian(size: usize) -> Vec<f64> {
     values.into_iter().map(|v| v / sum).collect()
 }
 
-/// Convolution along an axis, without padding.
+/// Convolves along an axis, without padding.
 fn filtered(x: &Array2<f64>, weights: &[f64], axis: usize) -> Array2<f64> {
     let length = x.len_of(Axis(axis)) + 1 - weights.len();
     let part = |i: usize| x.slice_axis(Axis(axis), (i..i + length).into());
@@ -106,25 +107,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn differences_by_hand() {
-        // Of two frames one differs by a tenth everywhere.
+    fn video_scores_match_manual_values() {
+        // The second frame differs by 0.1 everywhere.
         let a = Array4::from_elem((2, 3, 12, 12), 0.5f32);
         let mut b = a.clone();
         b.index_axis_mut(Axis(0), 1).fill(0.6);
         let s = video(a.view(), b.view());
         assert!((s.frame_psnr[1] - 20.0).abs() < 1e-5 && s.frame_psnr[0] == f64::INFINITY);
-        // Half of the mean square error: 3 dB more.
+        // Averaging over two frames halves the mean squared error: 3 dB more.
         assert!((s.psnr - (20.0 + 10.0 * 2f64.log10())).abs() < 1e-5 && s.worst_psnr == s.frame_psnr[1]);
         assert!((s.worst_mad - 25.5).abs() < 1e-4 && (s.mad - 12.75).abs() < 1e-4 && s.frame_mad[0] == 0.0);
-        // Flat frames have no structure: what is left compares the means.
+        // Constant frames have no structure, so only the mean term of SSIM differs from 1.
         let want = (2.0 * 0.5 * 0.6 + 1e-4) / (0.25 + 0.36 + 1e-4);
         assert!((s.worst_ssim - want).abs() < 1e-6 && (s.ssim - (1.0 + want) / 2.0).abs() < 1e-6);
         assert_eq!(serde_json::to_value(&s).expect("JSON")["frame_psnr"][0], serde_json::Value::Null);
     }
 
     #[test]
-    fn similarity_by_hand() {
-        // A window of 1x3 has the weights e, 1, e over their sum.
+    fn ssim_matches_manual_values() {
+        // The weights of a 1x3 window are e, 1, e over their sum.
         let e = (-1.0f64 / 4.5).exp();
         let w = [e / (1.0 + 2.0 * e), 1.0 / (1.0 + 2.0 * e), e / (1.0 + 2.0 * e)];
         let (a, b) = ([0.0, 0.5, 1.0], [0.2, 0.4, 0.9]);
@@ -136,7 +137,7 @@ mod tests {
         let row = |x: [f64; 3]| Array2::from_shape_vec((1, 3), x.to_vec()).expect("fits");
         assert!((ssim(&row(a), &row(b)) - want).abs() < 1e-12);
         assert!((ssim(&row(a), &row(a)) - 1.0).abs() < 1e-12);
-        // An even side: the largest odd window.
+        // For an even side, the largest odd window that fits is used.
         let even = Array2::from_shape_fn((4, 20), |(y, x)| (y * x) as f64 / 60.0);
         assert!((ssim(&even, &even) - 1.0).abs() < 1e-12);
     }

@@ -1,53 +1,54 @@
-//! The canvas of a video with generated keyframes (DFR), and the tiles that a temporal round denoises it in: frames and
-//! latent frames alone, no tensors.
+//! Canvas (padded frame range) of a video with generated keyframes (DFR), and the temporal tiles that each round
+//! denoises. This module only computes frame and latent indices.
 
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 
 use super::RequestError;
 
-/// Latent frames between two keyframes: the number that pads a video least, of equals the larger.
+/// Possible distances between keyframes, in latent frames. The one with less padding is used, or the larger one on a
+/// tie.
 const SEGMENTS: [usize; 2] = [3, 4];
 
-/// A video's frames, padded to whole segments, with a keyframe at the end of each.
+/// Frame range of a video, padded to complete segments. Each segment ends with a keyframe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Canvas {
-    /// Number of frames, the padding included.
+    /// Number of frames, including padding.
     pub frames: usize,
-    /// Frames that keyframes stand for, from 0, rising: the last frame is one, frame 0 is none.
+    /// Ascending frame indices of the keyframes, from 0. The last frame is a keyframe, frame 0 is not.
     pub keyframes: Vec<usize>,
-    /// Frames that a latent frame covers.
+    /// Frames per latent frame.
     compression: usize,
 }
 
-/// A window of a canvas that a temporal round denoises by itself.
+/// Range of the canvas that a temporal round denoises separately.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TemporalTile {
-    /// Latent frames.
+    /// Range of latent frames in the canvas.
     pub latents: Range<usize>,
-    /// Latent frames at its start that the tile before has too, and keeps.
+    /// Number of leading latent frames to discard because the previous tile also contains them.
     pub dropped: usize,
-    /// Frames of the canvas.
+    /// Range of frames in the canvas.
     pub frames: RangeInclusive<usize>,
-    /// Keyframes of the round before within it, as indices of [`Canvas::keyframes`].
+    /// Keyframes of the previous round in this tile, as indices into [`Canvas::keyframes`].
     pub anchors: Range<usize>,
-    /// Frames that it generates keyframes of: the middle of each segment.
+    /// Frames for which the tile generates keyframes: the middle of each segment.
     pub slots: Vec<usize>,
-    /// Frames that a latent frame covers.
+    /// Frames per latent frame.
     compression: usize,
 }
 
 impl Canvas {
-    /// The canvas of a video of `frames`, of which a latent frame covers `compression`.
+    /// Returns the canvas of a video with `frames` frames; `compression` is the number of frames per latent frame.
     ///
     /// # Errors
-    /// A video shorter than two latent frames.
+    /// Returns an error if the video is shorter than two latent frames.
     pub fn of(frames: usize, compression: usize) -> Result<Self, RequestError> {
         let content = frames.saturating_sub(1);
         if content < compression {
             let least = compression + 1;
             return Err(RequestError::Usage(format!(
-                "request.num_frames = {frames}: the pipeline dfr makes {least} frames or more, its keyframes lie {} apart",
+                "request.num_frames = {frames}: the pipeline dfr needs at least {least} frames, and pads videos of at most {} frames",
                 SEGMENTS[0] * compression
             )));
         }
@@ -59,21 +60,22 @@ impl Canvas {
         Ok(Canvas { frames: count * segment + 1, keyframes, compression })
     }
 
-    /// The same time at twice the frame rate.
+    /// Returns the canvas at twice the frame rate.
     #[must_use]
     pub fn doubled(&self) -> Self {
         let keyframes = self.keyframes.iter().map(|frame| 2 * frame).collect();
         Canvas { frames: 2 * (self.frames - 1) + 1, keyframes, compression: self.compression }
     }
 
-    /// Latent frames.
+    /// Returns the number of latent frames.
     pub fn latents(&self) -> usize {
         (self.frames - 1) / self.compression + 1
     }
 
-    /// Windows of whole segments, dealt evenly over `count` tiles, the first ones with one more; fewer where segments are.
-    /// Each but the first begins a segment earlier, so that what it drops holds its own first latent frame, which stands for
-    /// a single frame, and the next one, which has seen that.
+    /// Divides the segments evenly among `count` tiles, or among fewer if there are fewer segments; the first tiles get
+    /// the remaining segments. Each tile except the first starts one segment earlier and discards the latent frames
+    /// that the previous tile also contains. The discarded ones include the tile's first latent frame, which represents
+    /// a single video frame, and the next latent frame, which depends on it.
     pub fn tiles(&self, count: usize) -> Vec<TemporalTile> {
         let border = |at: usize| if at == 0 { 0 } else { self.keyframes[at - 1] };
         let segments = self.keyframes.len();
@@ -99,8 +101,9 @@ impl Canvas {
         (0..count).map(tile).collect()
     }
 
-    /// The canvas behind a round on these tiles, with a keyframe between any two of the round before, and where each comes from:
-    /// one that a tile generated is taken before the one of its frame that was there, and of two tiles that of the first.
+    /// Returns the canvas after a round with these tiles, and the source of each of its keyframes. The round adds a
+    /// keyframe in the middle of each segment. At the same frame, a generated keyframe takes precedence over an
+    /// existing one, and a keyframe of an earlier tile over one of a later tile.
     pub fn carried(&self, tiles: &[TemporalTile]) -> (Self, Vec<KeyframeSource>) {
         let before = self.keyframes.iter().enumerate().map(|(at, frame)| (*frame, KeyframeSource::Before(at)));
         let slots: Vec<usize> = tiles.iter().flat_map(|tile| tile.slots.iter().copied()).collect();
@@ -111,32 +114,33 @@ impl Canvas {
     }
 }
 
-/// Origin of a keyframe that the next round has.
+/// Source of a keyframe of the next round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyframeSource {
-    /// The keyframe of the round before, by its index.
+    /// Keyframe of the previous round, by index.
     Before(usize),
-    /// A keyframe that a tile generated, by its index among those of all tiles.
+    /// Generated keyframe, by its index among the generated keyframes of all tiles.
     Slot(usize),
 }
 
 impl TemporalTile {
-    /// Number of its frames.
+    /// Returns the number of frames.
     pub fn num_frames(&self) -> usize {
         self.frames.end() - self.frames.start() + 1
     }
 
-    /// Latent frames of the tile that its generated keyframes start from: the nearest ones.
+    /// Returns, for each generated keyframe, the nearest latent frame of the tile, from whose latents the keyframe
+    /// starts.
     pub fn seeds(&self) -> Vec<usize> {
         let last = self.latents.len() - 1;
         let nearest = |frame: &usize| self.local(*frame) as f64 / self.compression as f64;
         self.slots.iter().map(|frame| (nearest(frame).round_ties_even() as usize).min(last)).collect()
     }
 
-    /// A frame of the canvas as one of the tile.
+    /// Converts a frame of the canvas to a frame of the tile.
     ///
     /// # Panics
-    /// A frame before the tile.
+    /// Panics if the frame is before the tile.
     pub fn local(&self, frame: usize) -> usize {
         frame.checked_sub(*self.frames.start()).expect("a frame of the tile")
     }
@@ -151,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_pad_least() {
+    fn segment_length_minimizes_padding() {
         let cases = [
             (121, 121, 24),
             (97, 97, 32),
@@ -171,13 +175,13 @@ mod tests {
         let short = Canvas::of(1, 8).expect_err("no segment").to_string();
         assert_eq!(
             short,
-            "request.num_frames = 1: the pipeline dfr makes 9 frames or more, its keyframes lie 24 apart"
+            "request.num_frames = 1: the pipeline dfr needs at least 9 frames, and pads videos of at most 24 frames"
         );
     }
 
-    /// Two rounds of 121 frames: latent frames, dropped ones, frames and slots of each tile.
+    /// Two rounds of 121 frames: latent frames, discarded frames, frames and generated keyframes of each tile.
     #[test]
-    fn tiles_of_121_frames() {
+    fn tiles_of_121_frames_have_expected_ranges() {
         let first = canvas(121).doubled();
         let tiles = first.tiles(2);
         let short = |t: &TemporalTile| (t.latents.clone(), t.dropped, t.frames.clone(), t.slots.clone());
@@ -188,7 +192,7 @@ mod tests {
         let (carry, sources) = first.carried(&tiles);
         assert_eq!(carry.keyframes, [24, 48, 72, 96, 120, 144, 168, 192, 216, 240]);
         use KeyframeSource::{Before, Slot};
-        // 120 is generated twice: the first tile's stays.
+        // Both tiles generate frame 120; the keyframe of the first tile is used.
         let want = [Slot(0), Before(0), Slot(1), Before(1), Slot(2), Before(2), Slot(4), Before(3), Slot(5), Before(4)];
         assert_eq!(sources, want);
 
@@ -199,19 +203,18 @@ mod tests {
         assert_eq!(tiles, [(0..19, 0, 0..=144), (12..37, 7, 96..=288), (30..49, 7, 240..=384), (42..61, 7, 336..=480)]);
     }
 
-    /// A generated keyframe takes the place of one that is there at its frame.
     #[test]
-    fn a_slot_is_taken_before_a_keyframe_of_its_frame() {
+    fn generated_keyframe_replaces_existing_keyframe() {
         let canvas = canvas(25).doubled();
         let mut tiles = canvas.tiles(1);
         tiles[0].slots.push(48);
         assert_eq!(canvas.carried(&tiles).1, [KeyframeSource::Slot(0), KeyframeSource::Slot(1)]);
     }
 
-    /// `tests/fixtures/dfr/layout.json`: diffusers' own canvas and tiles of many numbers of frames. Together the tiles are the
-    /// whole canvas, once.
+    /// `tests/fixtures/dfr/layout.json` contains the canvases and tiles that diffusers computes for many numbers of
+    /// frames. The latent frames that the tiles keep cover the canvas exactly once.
     #[test]
-    fn canvases_and_tiles_are_the_reference_s() {
+    fn canvases_and_tiles_match_the_reference() {
         type Tile = (usize, usize, usize, usize, usize, Vec<usize>, Vec<usize>);
         type Case = (usize, usize, Vec<usize>, [Vec<Tile>; 2]);
         let cases: Vec<Case> =

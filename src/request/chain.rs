@@ -1,53 +1,54 @@
-//! A video of several clips: how many, what each starts from, where its frames and its sound lie in the whole. Numbers alone.
+//! Chained clips: number of clips, their seeds and prompts, and their place in the complete video.
 
 use crate::config::Config;
 use crate::sampling::latents::AudioGrid;
 
-/// Distance of the seeds of clips, as that of Lightricks' temporal rounds.
+/// Difference between the seeds of consecutive clips, as in Lightricks' temporal rounds.
 const SEEDS: u64 = 1000;
 
-/// A video of several clips of one size, each of which begins with the end of the one before.
+/// Video that is generated as several clips of equal length, each of which starts with the last frames of the previous
+/// clip.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chain {
-    /// Number of frames in all; what the last clip has beyond them is left out.
+    /// Total number of frames; frames of the last clip beyond it are dropped.
     pub frames: usize,
-    /// Number of frames of a clip.
+    /// Frames per clip.
     pub clip: usize,
-    /// Frames of a clip that the one before has too.
+    /// Frames that a clip shares with the previous clip.
     pub overlap: usize,
-    /// Prompts of the second clip and those behind it, of which the last holds to the end.
+    /// Prompts of the second and later clips; the last one also applies to all remaining clips.
     pub prompts: Vec<String>,
 }
 
 impl Chain {
-    /// That of a configuration for a video of so many frames; none where they are a clip.
+    /// Returns the chain for a video of `frames` frames; `None` if the video fits in one clip.
     pub(crate) fn of(config: &Config, frames: usize) -> Option<Self> {
         let chain = config.request.chain.as_ref().filter(|chain| frames > chain.clip)?;
         Some(Chain { frames, clip: chain.clip, overlap: chain.overlap, prompts: chain.prompts.clone() })
     }
 
-    /// Number of clips.
+    /// Returns the number of clips.
     pub fn clips(&self) -> usize {
         1 + (self.frames - self.clip).div_ceil(self.step())
     }
 
-    /// Frames between the starts of two clips.
+    /// Returns the number of frames between the starts of consecutive clips.
     pub fn step(&self) -> usize {
         self.clip - self.overlap
     }
 
-    /// The seed of clip `at`, from 0, of a video of this seed.
+    /// Returns the seed of clip `at` (from 0), given the seed of the video.
     pub fn seed(&self, seed: u64, at: usize) -> u64 {
         seed.wrapping_add(SEEDS * at as u64)
     }
 
-    /// The prompt of clip `at`, where it has one of its own.
+    /// Returns the prompt of clip `at`; `None` if the prompt of the request applies.
     pub fn prompt(&self, at: usize) -> Option<&String> {
         self.prompts.get(at.checked_sub(1)?).or(self.prompts.last())
     }
 
-    /// The audio latent of the whole that clip `at` starts with: the nearest one, so that all of them lie on one grid. The clip's
-    /// sound is then half a latent from its frames at most.
+    /// Returns the index of the first audio latent of clip `at` in the complete video. The index is rounded to a whole
+    /// latent, so the audio is offset from the frames by at most half a latent.
     pub(crate) fn audio_start(&self, at: usize, grid: &AudioGrid, frame_rate: f64) -> usize {
         ((at * self.step()) as f64 / frame_rate * grid.per_second()).round_ties_even() as usize
     }
@@ -63,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_clip_reaches_the_end_and_none_is_too_many() {
+    fn clip_count_is_minimal_and_covers_all_frames() {
         for (frames, clip, overlap, clips) in
             [(1441, 121, 25, 15), (33, 25, 9, 2), (41, 25, 9, 2), (49, 25, 9, 3), (1441, 33, 9, 60)]
         {
@@ -78,9 +79,10 @@ mod tests {
         assert_eq!(of(&[]), None);
     }
 
-    /// At 24 frames a second clips of 121 start at whole seconds; with 33 and 9 at 30, a third of a latent is left.
+    /// At 24 frames per second, clips of 121 frames start at whole seconds. The starts of other clips fall between
+    /// audio latents and are rounded.
     #[test]
-    fn sound_stays_on_one_grid() {
+    fn clip_audio_starts_at_whole_audio_latents() {
         let grid = AudioGrid {
             sampling_rate: 16000,
             hop_length: 160,

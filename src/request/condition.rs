@@ -1,5 +1,5 @@
-//! Conditions: tokens of a stream whose clean latents are known. Each says what they are, where, and how strongly they
-//! hold; first frame, keyframes and the like are constructors of it.
+//! Conditions: tokens of a stream whose clean latents are known, such as those of an input image. A condition has a
+//! content, a placement and a strength; its constructors create the conditions of images, keyframes and other inputs.
 
 use std::path::{Path, PathBuf};
 
@@ -8,104 +8,106 @@ use crate::av::Av;
 use crate::config::{self, Config, ExtendAt, Pipeline, Reference};
 use crate::sampling::latents::VideoShape;
 
-/// Known tokens of a stream.
+/// Tokens of a stream whose clean latents are known.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Condition {
-    /// Clean latents of the tokens.
+    /// Source of the clean latents.
     pub content: Content,
-    /// Tokens that they are.
+    /// Which tokens are conditioned.
     pub placement: Placement,
-    /// 1 keeps the tokens; less leaves them `1 - strength` of each step's noise level.
+    /// Strength of the conditioning, 0 to 1: the noise level of the tokens is that of the step times `1 - strength`, so
+    /// 1 keeps the tokens unchanged.
     pub strength: f32,
 }
 
-/// Where clean latents come from.
+/// Source of clean latents.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
-    /// Frame as an image file.
+    /// Image file.
     Image {
         /// PNG, JPEG or WebP file.
         path: PathBuf,
-        /// CRF of the H.264 round trip before it is encoded; 0 for none.
+        /// CRF of the H.264 round trip before VAE encoding; 0 skips the round trip.
         crf: u8,
     },
-    /// Sound as a file.
+    /// Audio file.
     Sound {
-        /// File of any rate and number of channels.
+        /// File with any sample rate and number of channels.
         path: PathBuf,
-        /// Second of it that the video starts at.
+        /// Time in the file at which the video starts, in seconds.
         start: f64,
-        /// Seconds that are heard, silence behind them; all without.
+        /// Duration to use, in seconds, followed by silence; `None` uses the file to its end.
         duration: Option<f64>,
     },
-    /// Audio latents of a video of the same duration: `latents.audio` in what `--dump` wrote.
+    /// Audio latents of a video of the same duration: `latents.audio` in a file that `--dump` wrote.
     AudioLatents {
         /// Safetensors file.
         path: PathBuf,
     },
-    /// Frames of the given video.
+    /// Frames of the input video.
     Video(VideoPart),
-    /// Frames of a video that is given as a reference, from its start.
+    /// Frames of a reference video, from its start.
     Reference {
         /// Video file, or folder of PNG frames.
         path: PathBuf,
-        /// Video whose brightness weighs the attention to it by place.
+        /// Mask video whose brightness scales the attention to the reference at each location.
         mask: Option<PathBuf>,
     },
-    /// Sound of the given video; nothing is known where it has none.
+    /// Sound of the input video; has no effect if the video has no sound.
     VideoSound {
-        /// Frames before the video's end at which it is heard from; the start without.
+        /// Number of frames before the end of the video at which to start; `None` for the start of the video.
         last: Option<usize>,
-        /// Frames of silence before it.
+        /// Frames of silence before the sound.
         delay: usize,
     },
-    /// A frame that the model makes: known are none of its tokens.
+    /// Keyframe that the model generates; its clean latents are unknown.
     Generated,
-    /// A keyframe of the pass before, by its place among those that it is given.
+    /// Keyframe of the previous pass, by its index among the keyframes that the current pass receives.
     Carried(usize),
-    /// Latents that the clip before ends with; nothing is known in the first clip.
+    /// Last latents of the previous clip; has no effect in the first clip.
     ClipEnd,
 }
 
-/// Part of the given video as latents.
+/// Part of the input video to encode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VideoPart {
-    /// Number of frames that are encoded: one more than whole latents of them.
+    /// Number of frames to encode, which fill complete latent frames.
     pub frames: usize,
-    /// Takes the video's last ones instead of its first.
+    /// Whether to use the last frames of the video instead of the first.
     pub last: bool,
-    /// First latents that are left out: that of a single frame stands for no eight.
+    /// Number of leading latent frames to discard. The first latent frame represents a single video frame and cannot
+    /// replace one that represents eight.
     pub skipped: usize,
 }
 
-/// Which tokens a condition fixes.
+/// Which tokens are conditioned.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Placement {
-    /// The stream's first ones.
+    /// First tokens of the stream.
     First,
-    /// The stream's last own ones.
+    /// Last tokens of the stream, before appended ones.
     Last,
-    /// Those behind the stream's first latent.
+    /// Tokens after the first latent of the stream.
     Second,
-    /// All of the stream's own.
+    /// All tokens of the stream, except appended ones.
     Whole,
-    /// Those of the stream's own that touch no part of a time span, of content as long as the stream.
+    /// Tokens of the stream that do not overlap a time span; the content is as long as the stream.
     Outside {
         /// Start in seconds.
         start: f64,
         /// End in seconds.
         end: f64,
     },
-    /// Tokens of their own behind the video's, with the positions of a frame; dropped at the end.
+    /// Tokens appended to the video, with the positions of a frame; dropped after denoising.
     Appended {
         /// Frame of the video, from 0.
         frame: usize,
-        /// Time that its positions span.
+        /// Duration that the positions cover.
         span: Span,
     },
-    /// Tokens of their own behind the video's, with the positions of a video of its own grid; dropped at the end.
+    /// Tokens appended to the video, with the positions of a reference video's grid; dropped after denoising.
     Beside(ReferenceGrid),
-    /// Those of the stream's own that lie wholly within a time span, of content as long as the stream.
+    /// Tokens of the stream that are completely inside a time span; the content is as long as the stream.
     Span {
         /// Start in seconds.
         start: f64,
@@ -114,43 +116,45 @@ pub enum Placement {
     },
 }
 
-/// Sizes of a reference video beside the one that is made.
+/// Size and attention weight of a reference video, relative to the generated video.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReferenceGrid {
-    /// Number of frames that are encoded: one more than whole latents of them.
+    /// Number of frames to encode, which fill complete latent frames.
     pub frames: usize,
-    /// Pixels of the video that one of the reference's stands for, along each side.
+    /// Pixels of the generated video per pixel of the reference, along each side.
     pub downscale: usize,
-    /// Frames of the video that one of the reference's stands for, but for the first.
+    /// Frames of the generated video per frame of the reference, after the first.
     pub step: usize,
-    /// Weight of the attention between its tokens and the video's own: at 1, and by no mask, it is like any other.
+    /// Weight of the attention between the tokens of the reference and those of the generated video; 1 without a mask
+    /// is ordinary attention.
     pub attention: f32,
 }
 
 impl ReferenceGrid {
-    /// Number of frames of the file that are read, from its start: all that are encoded lie among them.
+    /// Returns the number of frames to read from the start of the file to get all encoded frames.
     pub fn source_frames(&self) -> usize {
         self.frame(self.frames - 1) + 1
     }
 
-    /// Frame of the file that the `i`-th encoded one is.
+    /// Returns the index, in the file, of encoded frame `i`.
     pub(crate) fn frame(&self, i: usize) -> usize {
         if i == 0 { 0 } else { 1 + (i - 1) * self.step }
     }
 }
 
-/// Time that an appended frame's positions span.
+/// Duration that the positions of an appended frame cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Span {
     /// One frame.
     Frame,
-    /// As many frames as a latent covers.
+    /// The frames that one latent frame represents.
     Latent,
 }
 
 impl Condition {
-    /// A frame that the video shows, through H.264 at `crf` first: in the first one's place, or between keyframes and at any other, appended with the
-    /// positions of `span`, the very first always with one frame's.
+    /// Returns a condition on an image, which is encoded after an H.264 round trip at `crf`. An image for frame 0
+    /// replaces the first frame unless `between_keyframes` is true; every other image is appended, with positions that
+    /// cover `span`, or one frame if it is for frame 0.
     pub fn image(image: &config::Image, crf: u8, between_keyframes: bool, span: Span) -> Self {
         let frame = image.frame;
         let span = if frame == 0 { Span::Frame } else { span };
@@ -162,28 +166,30 @@ impl Condition {
         }
     }
 
-    /// Frame of the video that is generated beside it, to guide it, and dropped at the end.
+    /// Returns a condition that appends a keyframe, which the model generates to guide the video and which is dropped
+    /// after denoising.
     pub fn generated(frame: usize) -> Self {
         let placement = Placement::Appended { frame, span: Span::Frame };
         Condition { content: Content::Generated, placement, strength: 0.0 }
     }
 
-    /// A keyframe of the pass before, the `at`-th of those that are given, at a frame of the video.
+    /// Returns a condition that appends keyframe `at` of those received from the previous pass, at `frame` of the
+    /// video.
     pub(crate) fn carried(at: usize, frame: usize, strength: f32) -> Self {
         let placement = Placement::Appended { frame, span: Span::Frame };
         Condition { content: Content::Carried(at), placement, strength }
     }
 
-    /// A sound that is all of the video's.
+    /// Returns a condition that fixes the complete audio stream to an input audio file.
     pub fn sound(given: &config::GivenAudio) -> Self {
         let (path, start, duration) = (given.path.clone().into(), given.start, given.duration);
         Condition { content: Content::Sound { path, start, duration }, placement: Placement::Whole, strength: 1.0 }
     }
 
-    /// A time span of sound that the video keeps.
+    /// Returns a condition that keeps a time span of the audio latents of an earlier run.
     ///
     /// # Errors
-    /// A span without duration.
+    /// Returns an error if the span is empty.
     pub fn audio_span(kept: &config::AudioLatents) -> Result<Self, RequestError> {
         let (start, end) = (kept.start, kept.end.unwrap_or(f64::INFINITY));
         if start >= end {
@@ -198,7 +204,7 @@ impl Condition {
         })
     }
 
-    /// A video that is given as a reference, by a configuration that says its scales and number of frames.
+    /// Returns a condition that appends a reference video, whose scales and number of frames must be set.
     fn reference(given: &config::ReferenceVideo, conditioning: &config::Conditioning) -> Self {
         let [downscale, step] = conditioning.reference_scales();
         let content = Content::Reference {
@@ -214,14 +220,15 @@ impl Condition {
         Condition { content, placement, strength: 1.0 }
     }
 
-    /// The first `frames` of the given video and its sound, each kept at its placement.
+    /// Returns conditions that keep the first `frames` frames of the input video, and its sound, each at its placement.
     pub fn given(frames: usize, placement: Av<Placement>) -> Av<Self> {
         let video = Content::Video(VideoPart { frames, last: false, skipped: 0 });
         let audio = Content::VideoSound { last: None, delay: 0 };
         Av { video, audio }.zip(placement).map(|(content, placement)| Condition::kept(content, placement))
     }
 
-    /// The last `overlap` frames of the given video and their sound, which a clip goes on behind.
+    /// Returns conditions that keep the last `overlap` frames of the input video, and their sound, at the start of a
+    /// clip.
     pub fn prefix(overlap: usize, rate: f64) -> Av<Self> {
         let video = Content::Video(VideoPart { frames: overlap, last: true, skipped: 0 });
         let heard = Placement::Span { start: 0.0, end: overlap as f64 / rate };
@@ -229,8 +236,9 @@ impl Condition {
         Av { video: Condition::kept(video, Placement::First), audio: Condition::kept(audio, heard) }
     }
 
-    /// The first `overlap` frames of the given video and their sound, which a clip of `frames` leads up to. The very first is made
-    /// anew: a clip's last latents are of eight frames each.
+    /// Returns conditions that keep the first `overlap` frames of the input video, and their sound, at the end of a
+    /// clip of `frames` frames. The first of these frames is regenerated: its latent frame represents a single video
+    /// frame, but the last latent frames of a clip represent eight each.
     pub fn suffix(overlap: usize, frames: usize, rate: f64) -> Av<Self> {
         let video = Content::Video(VideoPart { frames: overlap, last: false, skipped: 1 });
         let heard = Placement::Span { start: (frames - overlap + 1) as f64 / rate, end: f64::INFINITY };
@@ -238,13 +246,14 @@ impl Condition {
         Av { video: Condition::kept(video, Placement::Last), audio: Condition::kept(audio, heard) }
     }
 
-    /// The end of the clip before. Each latent covers eight frames, or four of the sound's spectrogram, so that none is put
-    /// in the first one's place, which covers a single one.
+    /// Returns a condition that keeps the last latents of the previous clip, after the first latent of the stream. The
+    /// kept latents represent eight video frames (or four spectrogram frames) each and cannot replace the first latent,
+    /// which represents one.
     pub(crate) fn clip_end() -> Self {
         Condition::kept(Content::ClipEnd, Placement::Second)
     }
 
-    /// The file that it comes from, where there is one.
+    /// Returns the file of the content, if it has one.
     pub fn path(&self) -> Option<&Path> {
         match &self.content {
             Content::Image { path, .. }
@@ -259,7 +268,7 @@ impl Condition {
         }
     }
 
-    /// The frame whose positions its appended tokens have, and the time that these span.
+    /// Returns the frame and the position span of an appended frame; `None` for other placements.
     pub fn appended_at(&self) -> Option<(usize, Span)> {
         match self.placement {
             Placement::Appended { frame, span } => Some((frame, span)),
@@ -273,7 +282,7 @@ impl Condition {
         }
     }
 
-    /// The grid of a reference video.
+    /// Returns the grid of a reference video; `None` for other placements.
     pub fn reference_grid(&self) -> Option<&ReferenceGrid> {
         match &self.placement {
             Placement::Beside(grid) => Some(grid),
@@ -281,8 +290,8 @@ impl Condition {
         }
     }
 
-    /// Latents of the tokens that it appends to a video of `own` latents, of `step` frames each; none where it fixes some of
-    /// those.
+    /// Returns the shape of the latents that the condition appends to a video with latents of shape `own`, which
+    /// represent `step` frames each; `None` if the condition replaces tokens of the video instead.
     pub(crate) fn appended(&self, own: &VideoShape, step: usize) -> Option<VideoShape> {
         match &self.placement {
             Placement::Appended { .. } => Some(VideoShape { frames: 1, ..*own }),
@@ -296,45 +305,45 @@ impl Condition {
         }
     }
 
-    /// Whether the attention to its tokens is weighed.
+    /// Returns whether the attention to the condition's tokens is weighted.
     pub fn is_masked(&self) -> bool {
         matches!(&self.content, Content::Reference { mask: Some(_), .. })
             || self.reference_grid().is_some_and(|grid| grid.attention < 1.0)
     }
 
-    /// Whether it guides the first of two passes alone.
-    pub(crate) fn is_of_first_pass(&self) -> bool {
+    /// Returns whether the condition applies only to the first of two passes.
+    pub(crate) fn is_first_pass_only(&self) -> bool {
         matches!(self.content, Content::Generated | Content::Reference { .. })
     }
 
-    /// Part of a step's noise level that its tokens have.
+    /// Returns the noise level of the condition's tokens, as a fraction of the noise level of the step.
     pub fn noise_level(&self) -> f32 {
         1.0 - self.strength
     }
 }
 
-/// Frames, numbered from 0, that are generated beside a video of `frames`: `count` at equal distances between its ends.
+/// Returns `count` evenly spaced frame indices strictly between the first and the last of `frames` frames.
 ///
 /// # Errors
-/// Two at the same frame.
+/// Returns an error if there are too few frames for `count` different indices.
 fn generated(count: usize, frames: usize) -> Result<Vec<usize>, RequestError> {
     let last = frames.saturating_sub(1) as f64;
-    // Half to even, as the reference rounds.
+    // Round half to even, as the reference does.
     let at = |i: usize| (last * i as f64 / (count + 1) as f64).round_ties_even() as usize;
     let found: Vec<usize> = (1..=count).map(at).collect();
     if found.first() == Some(&0) || found.windows(2).any(|pair| pair[0] == pair[1]) {
         let most = frames.saturating_sub(2);
         return Err(RequestError::Usage(format!(
-            "conditioning.generated_keyframes: {count} do not fit between the ends of {frames} frames: at most {most} do"
+            "conditioning.generated_keyframes: {count} keyframes do not fit between the first and the last of {frames} frames; use at most {most}"
         )));
     }
     Ok(found)
 }
 
-/// The conditions of a configuration.
+/// Returns the conditions of a configuration.
 ///
 /// # Errors
-/// A condition that no video can meet.
+/// Returns an error if the span of a condition is empty or generated keyframes do not fit in the video.
 pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestError> {
     let appended = config.pipeline.appends_every_image();
     let span = match config.conditioning.keyframe_span {
@@ -346,11 +355,12 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     let given = config.given_sound().into_iter().map(|given| Ok(Condition::sound(given)));
     let sound = given.chain(config.request.audio_latents.iter().map(Condition::audio_span));
     let frames = config.clip_frames().unwrap_or(1);
-    // They are the first pass' own, which has half the frames before upsampling in time.
+    // Generated keyframes belong to the first pass, which has half the frames before temporal upsampling.
     let first = if config.doubles_frames() { (frames - 1) / 2 + 1 } else { frames };
     let slots = generated(config.conditioning.generated_keyframes, first)?.into_iter().map(Condition::generated);
     let references = config.request.reference_videos.iter();
-    // The last, as in both references: what is weighed attends to nothing that was appended before.
+    // Reference videos come last, as in both reference implementations: weighted tokens do not attend to tokens
+    // appended earlier.
     let references = references.map(|given| Condition::reference(given, &config.conditioning));
     let kept = given_video(config, frames);
     let chained =
@@ -361,7 +371,7 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     })
 }
 
-/// Conditions of a pipeline that is given a video.
+/// Returns the conditions of pipelines that require an input video.
 fn given_video(config: &Config, frames: usize) -> Av<Option<Condition>> {
     let r = &config.request;
     match (config.pipeline, &r.retake, &r.extend) {
@@ -386,7 +396,7 @@ fn given_video(config: &Config, frames: usize) -> Av<Option<Condition>> {
     }
 }
 
-/// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions.
+/// Returns the distinct noise levels of tokens, as fractions of the noise level of the step; the first is 1.
 pub(super) fn noise_levels<'a>(conditions: impl Iterator<Item = &'a Condition>) -> Vec<f32> {
     let mut levels = vec![1.0];
     for level in conditions.map(Condition::noise_level) {
@@ -401,9 +411,9 @@ pub(super) fn noise_levels<'a>(conditions: impl Iterator<Item = &'a Condition>) 
 mod tests {
     use super::*;
 
-    /// `round(linspace(0, N - 1, n + 2))[1:-1]`.
+    /// The reference computes `round(linspace(0, N - 1, n + 2))[1:-1]`.
     #[test]
-    fn generated_frames_are_the_reference_s() {
+    fn generated_frames_match_the_reference() {
         let of = |count, frames| generated(count, frames).expect("they fit");
         assert_eq!(of(0, 121), [0; 0]);
         assert_eq!((of(1, 121), of(4, 121)), (vec![60], vec![24, 48, 72, 96]));
@@ -412,20 +422,22 @@ mod tests {
             (vec![6, 12, 18], vec![14, 27, 41, 55, 69, 82], vec![2, 3, 4])
         );
         let why = generated(8, 9).expect_err("too many").to_string();
-        assert!(why.contains("8 do not fit between the ends of 9 frames: at most 7 do"), "{why}");
+        assert!(
+            why.contains("8 keyframes do not fit between the first and the last of 9 frames; use at most 7"),
+            "{why}"
+        );
         assert_eq!(of(7, 9), [1, 2, 3, 4, 5, 6, 7]);
     }
 
-    /// The last frame that is read is the last that is encoded.
     #[test]
-    fn frames_of_a_reference_are_a_step_apart() {
+    fn reference_frames_are_spaced_by_step() {
         let grid = |frames, step| ReferenceGrid { frames, downscale: 1, step, attention: 1.0 };
         assert_eq!([grid(25, 1), grid(25, 4), grid(1, 4)].map(|grid| grid.source_frames()), [25, 94, 1]);
         assert_eq!((0..5).map(|i| grid(5, 4).frame(i)).collect::<Vec<_>>(), [0, 1, 5, 9, 13]);
     }
 
     #[test]
-    fn a_span_of_sound_ends_after_it_starts() {
+    fn audio_span_must_not_be_empty() {
         let kept = |start, end| config::AudioLatents { path: "a.safetensors".into(), start, end, strength: 0.25 };
         let condition = Condition::audio_span(&kept(0.5, None)).expect("to the end");
         assert_eq!(condition.placement, Placement::Span { start: 0.5, end: f64::INFINITY });

@@ -1,73 +1,73 @@
-//! DFR: both passes generate keyframes beside the video, then rounds double its frame rate, tile by tile between those
-//! keyframes. What the two references do differently is [`DfrForm`]'s.
+//! The pipeline `dfr`: both passes also generate keyframes, then temporal rounds double the frame rate of the video.
+//! Each round denoises tiles between keyframes. [`DfrForm`] selects the reference implementation.
 
 use super::{Canvas, Condition, Content, KeyframeSource, Noising, Placement, Request, TemporalTile};
 use crate::av::Av;
 use crate::sampling::denoise::StreamRole;
 use crate::sampling::{EulerAncestral, StepDraws};
 
-/// Part of a round's steps that is drawn anew.
+/// Stochasticity (eta) of a round's sampler.
 const ETA: f64 = 0.5;
-/// How closely a round keeps the keyframes of the round before.
+/// Conditioning strength of the keyframes that a round receives from the previous round.
 const ANCHOR_STRENGTH: f32 = 0.95;
-/// Most frames a second that positions are computed for.
-pub(super) const MOST_FRAMES: f64 = 60.0;
-/// Frames a second above which diffusers computes them for the most.
-const SNAPS_ABOVE: f64 = 30.0;
-/// Distance of the seeds of two rounds' step noise.
+/// Maximum frame rate that positions are computed for.
+pub(super) const MAX_POSITION_RATE: f64 = 60.0;
+/// Frame rate above which diffusers computes positions for [`MAX_POSITION_RATE`].
+const POSITION_RATE_SNAP_THRESHOLD: f64 = 30.0;
+/// Difference between the step-noise seeds of consecutive rounds.
 const ROUND_SEEDS: u64 = 1000;
 
 /// Generated keyframes and temporal rounds of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dfr {
-    /// The video's frames, padded, and its keyframes.
+    /// Padded frames and keyframes of the video.
     pub canvas: Canvas,
-    /// Number of rounds that double the frame rate.
+    /// Number of rounds; each doubles the frame rate.
     pub temporal_rounds: usize,
-    /// Noise levels of a round, to the final 0.
+    /// Noise levels of a round, ending with 0.
     pub sigmas: Vec<f32>,
-    /// Type of the noise that its steps draw.
+    /// Type and generator of the noise that steps add.
     pub draws: StepDraws,
     pub form: DfrForm,
 }
 
-/// Whose rounds.
+/// Reference implementation of the rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DfrForm {
-    /// Lightricks': without sound, images at the frames of the request.
+    /// Lightricks: no audio stream; images stay at the frame indices of the request.
     Official,
-    /// diffusers': beside the first pass' sound, images at the frames of the round.
+    /// diffusers: attends to the audio of the first pass; image frame indices are scaled with the frame rate.
     Diffusers,
 }
 
-/// A round: its canvas, and the tiles it is denoised in.
+/// A round: its canvas and the tiles to denoise.
 pub(crate) struct Round {
-    /// From 1.
+    /// Index of the round, from 1.
     pub(crate) number: usize,
     pub(crate) canvas: Canvas,
     pub(crate) tiles: Vec<TemporalTile>,
-    /// Origins of the keyframes behind it.
+    /// Source of each keyframe after the round.
     pub(crate) sources: Vec<KeyframeSource>,
 }
 
 impl DfrForm {
-    /// Frames a second that the two passes' positions are computed for.
+    /// Returns the frame rate that positions of the two passes are computed for.
     pub(crate) fn pass_rate(self, frame_rate: f64) -> f64 {
         match self {
-            DfrForm::Diffusers if frame_rate > SNAPS_ABOVE => MOST_FRAMES,
+            DfrForm::Diffusers if frame_rate > POSITION_RATE_SNAP_THRESHOLD => MAX_POSITION_RATE,
             DfrForm::Official | DfrForm::Diffusers => frame_rate,
         }
     }
 
-    /// The same of a round that makes `frame_rate`.
+    /// Returns the frame rate that positions of a round with output rate `frame_rate` are computed for.
     fn round_rate(self, frame_rate: f64) -> f64 {
         match self {
-            DfrForm::Official => frame_rate.min(MOST_FRAMES),
+            DfrForm::Official => frame_rate.min(MAX_POSITION_RATE),
             DfrForm::Diffusers => self.pass_rate(frame_rate),
         }
     }
 
-    /// An image of the request as a tile of a round has it, where it lies within.
+    /// Returns the condition for an image in a tile of a round; `None` if the image is outside the tile.
     fn image(self, image: &Condition, round: usize, tile: &TemporalTile) -> Option<Condition> {
         let appended = image.appended_at();
         let frame = appended.map_or(0, |(frame, _)| frame);
@@ -81,12 +81,12 @@ impl DfrForm {
 }
 
 impl Dfr {
-    /// The canvas' keyframes, generated from noise or from what is given with a pass.
+    /// Returns the conditions of the canvas's generated keyframes.
     pub(crate) fn keyframes(&self) -> impl Iterator<Item = Condition> {
         self.canvas.keyframes.iter().map(|frame| Condition::generated(*frame))
     }
 
-    /// The rounds in turn.
+    /// Returns the rounds in order.
     pub(crate) fn rounds(&self) -> Vec<Round> {
         let mut before = self.canvas.clone();
         let mut next = |number: usize| {
@@ -99,8 +99,9 @@ impl Dfr {
         (1..=self.temporal_rounds).map(&mut next).collect()
     }
 
-    /// The request of a round's tile, behind the second pass: its images, the keyframes of the round before, by their
-    /// place among the tile's own, and those it generates.
+    /// Returns the request of tile `at` of a round. `second` is the request of the second pass. The conditions of the
+    /// tile are the images of `second`, the keyframes of the previous round that are in the tile, and the keyframes to
+    /// generate.
     pub(crate) fn tile(&self, second: &Request, round: &Round, at: usize) -> Request {
         let tile = &round.tiles[at];
         let is_image = |condition: &&Condition| matches!(condition.content, Content::Image { .. });
@@ -137,7 +138,7 @@ impl Dfr {
         }
     }
 
-    /// The tile of most frames in the last round.
+    /// Returns the request of the tile with the most frames in the last round; `None` without rounds.
     pub(crate) fn largest_tile(&self, second: &Request) -> Option<Request> {
         let round = self.rounds().pop()?;
         let largest = (0..round.tiles.len()).max_by_key(|at| round.tiles[*at].num_frames())?;
@@ -151,7 +152,7 @@ mod tests {
     use crate::request::Span;
 
     #[test]
-    fn positions_are_computed_for_frame_rates_that_models_know() {
+    fn position_frame_rates_are_limited_to_the_trained_ones() {
         let rates =
             |form: DfrForm| [24.0, 30.0, 48.0, 60.0, 96.0].map(|rate| (form.pass_rate(rate), form.round_rate(rate)));
         let official = [(24.0, 24.0), (30.0, 30.0), (48.0, 48.0), (60.0, 60.0), (96.0, 60.0)];
@@ -159,9 +160,9 @@ mod tests {
         assert_eq!(rates(DfrForm::Diffusers), [24.0, 30.0, 60.0, 60.0, 60.0].map(|rate| (rate, rate)));
     }
 
-    /// Lightricks' rounds leave images at the frames that the request says, diffusers' move them to the same time.
+    /// Lightricks keeps images at the frame indices of the request, diffusers at their time in the video.
     #[test]
-    fn images_of_a_tile() {
+    fn tile_images_follow_the_reference_implementation() {
         let canvas = Canvas::of(121, 8).expect("long enough").doubled();
         let tiles = canvas.tiles(2);
         let image = |frame: usize| Condition {

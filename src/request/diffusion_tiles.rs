@@ -1,43 +1,47 @@
-//! Tiles that the diffusion decoder decodes a video in, on the grid of features behind its first stages: those of either
-//! reference.
+//! Tiles of the diffusion decoder. They divide the feature grid after the first decoder stages; each reference
+//! implementation divides it differently.
 
 use super::error::RequestError;
 use super::tiling::{Tile, Tiling, trapezoid};
 use crate::models::diffusion_decoder::{FeatureGrid, FeatureTile};
 
-/// Tiles by frames, rows and columns, each from cells to pixels, and how they become one video.
+/// Tiles along frames, rows and columns, and how to blend them. Each tile maps a range of feature-grid cells to a range
+/// of pixels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiffusionTiles {
     pub(crate) axes: [Vec<Tile>; 3],
     pub(crate) blend: Blend,
 }
 
-/// How tiles become one video.
+/// How tiles are blended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blend {
-    /// By the weights of their pixels (Lightricks).
+    /// Weighted sum, as in Lightricks' code.
     Weights,
-    /// Each fades in over the end of its neighbour above, then over that of its left one, then over the frames before
-    /// (diffusers); over so many pixels of frames, rows and columns.
+    /// Cross-fades, as in diffusers: each tile is cross-faded with the tile above it, then with the tile to its left,
+    /// then with the previous tile in time. The values are the lengths of the fades along `[frames, rows, columns]`, in
+    /// output frames and pixels.
     Fade([usize; 3]),
 }
 
-/// Cells of a tile along an axis, and those that it shares with the tile before and the one behind.
+/// `[start, end, left, right]`: range of a tile along an axis in feature-grid cells, and the number of cells that the
+/// tile shares with the previous and with the next tile.
 type Span = [usize; 4];
 
 impl DiffusionTiles {
-    /// Lightricks' tiles: of as much overlap as a result depends on, a last one that is too short begins earlier.
+    /// Returns the tiles of Lightricks' code: the overlap covers the receptive field, and a last tile that is too short
+    /// starts earlier.
     ///
     /// # Errors
-    /// Less overlap than that.
+    /// Returns an error if the overlap is smaller than the receptive field.
     pub fn official(tiling: &Tiling, grid: &FeatureGrid) -> Result<Self, RequestError> {
         let [frames, rows, columns] = [0, 1, 2].map(|axis| grid.reach[axis] * grid.scale[axis]);
         let [frames, pixels] = [frames.next_multiple_of(8), rows.max(columns).next_multiple_of(32)];
         if tiling.frame_overlap < frames || tiling.overlap < pixels {
             return Err(RequestError::Usage(format!(
-                "runtime.tiling: overlap {} and frame_overlap {}, but what the diffusion decoder paints depends on {pixels} \
-                 pixels and {frames} frames around it: set overlap to {pixels} and frame_overlap to {frames}, or reference to \
-                 diffusers, which blends less",
+                "runtime.tiling: overlap {} and frame_overlap {} are smaller than the receptive field of the diffusion decoder, \
+                 {pixels} pixels and {frames} frames: set overlap to {pixels} and frame_overlap to {frames}, or set \
+                 reference to diffusers, whose tiles need less overlap",
                 tiling.overlap, tiling.frame_overlap
             )));
         }
@@ -65,7 +69,7 @@ impl DiffusionTiles {
         Ok(DiffusionTiles { axes, blend: Blend::Weights })
     }
 
-    /// diffusers' tiles: a last one that is too short is part of the one before.
+    /// Returns the tiles of diffusers: a last tile that is too short is merged with the previous tile.
     pub fn diffusers(tiling: &Tiling, grid: &FeatureGrid) -> Self {
         let axes = Self::axes(tiling, grid, |length, size, overlap, least| {
             if length <= size {
@@ -96,7 +100,7 @@ impl DiffusionTiles {
         let overlaps = Self::cells([tiling.frame_overlap, tiling.overlap, tiling.overlap], grid);
         [0, 1, 2].map(|axis| {
             let scale = grid.scale[axis];
-            // A video's first cell in time stands for one frame less than the others.
+            // The first cell along time covers one frame less than the others.
             let doubled = usize::from(axis == 0 && scale == 2);
             let pixel = |cell: usize| (cell * scale).saturating_sub(doubled);
             let tile = |[start, end, left, right]: Span| {
@@ -108,14 +112,14 @@ impl DiffusionTiles {
         })
     }
 
-    /// A tile's cells, as the decoder takes it.
+    /// Returns the number of cells of a tile, and whether the tile is the first or the last in time.
     pub(crate) fn features(grid: &FeatureGrid, tile: [&Tile; 3]) -> FeatureTile {
         let cells = tile.map(|part| part.from[1] - part.from[0]);
         let [first, end] = tile[0].from;
         FeatureTile { cells, is_first: first == 0, is_last: end == grid.cells[0] }
     }
 
-    /// The tile of most cells.
+    /// Returns the tile with the most cells.
     pub(crate) fn largest(&self, grid: &FeatureGrid) -> FeatureTile {
         let cells = |part: &&Tile| part.from[1] - part.from[0];
         let with_appendix = |part: &&Tile| cells(part) + if part.from[1] == grid.cells[0] { grid.appendix } else { 0 };
@@ -129,7 +133,7 @@ impl DiffusionTiles {
 mod tests {
     use super::*;
 
-    /// The published decoder's grid at 1920x1088x121.
+    /// Grid of the published decoder for 1920x1088 pixels and 121 frames.
     fn grid() -> FeatureGrid {
         FeatureGrid {
             cells: [61, 136, 240],
@@ -147,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn official_tiles_share_what_a_result_depends_on() {
+    fn official_tiles_overlap_by_the_receptive_field() {
         let tiling = Tiling { pixels: 768, overlap: 160, frames: 80, frame_overlap: 40 };
         let tiles = DiffusionTiles::official(&tiling, &grid()).expect("enough");
         assert_eq!(spans(&tiles, 0), [[0, 40, 0, 79], [20, 60, 39, 119], [40, 61, 79, 121]]);
@@ -163,9 +167,9 @@ mod tests {
         assert!(less.to_string().contains("set overlap to 160 and frame_overlap to 40"), "{less}");
     }
 
-    /// Of the published sizes: 704 pixels and 56 frames from one to the next.
+    /// With the published tile sizes, tiles start 704 pixels and 56 frames apart.
     #[test]
-    fn diffusers_tiles_take_in_what_is_too_short() {
+    fn diffusers_tiles_merge_a_short_last_tile() {
         let tiling = Tiling { pixels: 768, overlap: 64, frames: 80, frame_overlap: 24 };
         let tiles = DiffusionTiles::diffusers(&tiling, &grid());
         assert_eq!(spans(&tiles, 0), [[0, 40, 0, 79], [28, 61, 55, 121]]);

@@ -2,13 +2,13 @@
 
 use crate::sampling::SamplingError;
 
-/// A request that the model cannot serve.
+/// Request that the model cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// A setting, with what to change.
+    /// Invalid option; the message says what to change.
     #[error("{0}")]
     Usage(String),
-    /// Sizes and schedules.
+    /// Invalid size or noise schedule.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
 }

@@ -1,4 +1,4 @@
-//! Guidance of a request, step by step, as the denoising programs read it.
+//! Guidance scales and branches of each denoising step.
 
 use ndarray::{Array1, ArrayD, IxDyn};
 
@@ -10,7 +10,8 @@ use crate::sampling::guidance::{Branch, Scales};
 use crate::sampling::guiders::Guider;
 use crate::sampling::{BranchSet, GuidancePlan, GuidanceSteps, MAX_STEPS, SigmaGuidance};
 
-/// Guidance scales of video and audio, where they do not depend on the noise level; none of a stream that is given.
+/// Returns the guidance scales of each stream, without the overrides in `by_sigma`. The scales of input audio are
+/// neutral.
 pub(super) fn scales(config: &Config) -> Av<Scales> {
     let scales = config.scales().map(|s| Scales {
         cfg: s.cfg as f32,
@@ -24,7 +25,7 @@ pub(super) fn scales(config: &Config) -> Av<Scales> {
     }
 }
 
-/// Guidance of video and audio that changes from step to step; none of a stream that is given.
+/// Returns the overrides in `by_sigma` and the number of skipped steps of each stream; input audio has no overrides.
 fn guidance_steps(config: &Config) -> Av<GuidanceSteps> {
     let (video, audio) = (&config.guidance.video, &config.guidance.audio);
     let both = Av { video: (video, audio), audio: (audio, video) };
@@ -49,10 +50,10 @@ fn guidance_steps(config: &Config) -> Av<GuidanceSteps> {
     })
 }
 
-/// Roles of video and audio.
+/// Returns the roles of both streams.
 pub(super) fn roles(config: &Config) -> Av<StreamRole> {
     let given = match config.conditioning.given_stream {
-        // Its tokens are conditions that have no noise, in a stream that has the step's.
+        // The stream has the step's noise level, and its tokens are conditions without noise.
         Reference::Official1 => StreamRole::Denoised,
         Reference::Official | Reference::Diffusers => StreamRole::Kept,
     };
@@ -67,26 +68,26 @@ pub(super) fn roles(config: &Config) -> Av<StreamRole> {
     }
 }
 
-/// Guidance of video and audio of such roles: scales, and what changes from step to step.
+/// Returns the guidance scales of streams with these roles, and the overrides by noise level.
 pub(super) fn guidance(config: &Config, roles: Av<StreamRole>) -> (Av<Scales>, Av<GuidanceSteps>) {
     let alone = roles.into_iter().any(|role| role == StreamRole::Absent);
     let both =
         scales(config).zip(guidance_steps(config)).zip(roles).map(|((mut scales, mut steps), role)| match role {
             StreamRole::Denoised => {
                 if alone {
-                    // Without the other stream there is no pass without it.
+                    // Without the other stream, there is no branch that omits it.
                     let own = std::iter::once(&mut scales).chain(steps.by_sigma.iter_mut().map(|own| &mut own.scales));
                     own.for_each(|own| own.modality = Scales::NEUTRAL.modality);
                 }
                 (scales, steps)
             }
-            // Guidance of what does not change changes nothing.
+            // A stream that is not denoised has no guidance.
             StreamRole::Kept | StreamRole::Absent => (Scales::NEUTRAL, GuidanceSteps::default()),
         });
     (Av { video: both.video.0, audio: both.audio.0 }, Av { video: both.video.1, audio: both.audio.1 })
 }
 
-/// The branches that any step of a configuration's first pass runs.
+/// Returns the guidance branches that at least one step of the first pass runs.
 pub(crate) fn branches(config: &Config) -> Vec<Branch> {
     let roles = roles(config);
     let (scales, steps) = guidance(config, roles);
@@ -95,11 +96,11 @@ pub(crate) fn branches(config: &Config) -> Vec<Branch> {
     GuidancePlan { scales, steps: steps.as_ref(), guider, denoised, reads_negative }.branches()
 }
 
-/// Guidance of each evaluation, as the denoising loop reads it.
+/// Guidance inputs of the denoising loop.
 pub struct GuidanceTables {
-    /// Scales and parameters of the guider of each stream, `[2, k]`, or `[257, 2, k]` of each evaluation.
+    /// Guidance scales and guider parameters per stream: `[2, k]`, or `[257, 2, k]` with one entry per evaluation.
     pub scales: ArrayD<f32>,
-    /// Number of each evaluation's set of branches, `[257]`, where they differ.
+    /// Index of the branch set of each evaluation, `[257]`; `None` if all use the same set.
     pub sets: Option<Array1<i32>>,
 }
 
@@ -114,24 +115,23 @@ impl Request {
         }
     }
 
-    /// The branches that any step of the pass runs.
+    /// Returns the guidance branches that at least one step of the pass runs.
     pub fn branches(&self) -> Vec<Branch> {
         self.guidance_plan().branches()
     }
 
-    /// Number of prompts that the request's passes read of each video: its own, and the negative one where a branch reads it.
+    /// Returns the number of prompts per video: 1, or 2 if any pass reads the negative prompt.
     pub(crate) fn prompts(&self) -> usize {
         let (first, second) = self.passes();
         let reads_negative = |pass: &Request| pass.branches().contains(&Branch::Negative);
         1 + usize::from(reads_negative(&first) || second.as_ref().is_some_and(reads_negative))
     }
 
-    /// Each stream's scales of all noise levels.
     pub(crate) fn all_scales(&self) -> Av<Vec<Scales>> {
         all_scales(self.scales, &self.guidance_steps)
     }
 
-    /// The tables of the pass' evaluations.
+    /// Returns the guidance tables of this pass.
     pub fn guidance_tables(&self) -> GuidanceTables {
         let plan = self.guidance_plan();
         let parameters = self.guider.parameters();
@@ -151,7 +151,7 @@ impl Request {
         let sets = plan.sets();
         let number = |(step, (_, set)): (usize, &(Av<Scales>, BranchSet))| {
             let found = sets.iter().position(|known| known == set);
-            // Behind the last step nothing is evaluated.
+            // The entry after the last step is never evaluated.
             found.or((step == MAX_STEPS).then_some(0)).expect("a set of the plan") as i32
         };
         let numbers = (!sets.is_empty()).then(|| steps.iter().enumerate().map(number).collect());
@@ -159,17 +159,17 @@ impl Request {
     }
 }
 
-/// Each stream's scales of all noise levels.
+/// Returns, for each stream, the scales of every entry of `by_sigma`, or the general scales if there are no entries.
 pub(super) fn all_scales(scales: Av<Scales>, steps: &Av<GuidanceSteps>) -> Av<Vec<Scales>> {
     steps.as_ref().zip(scales).map(|(steps, scales)| steps.all(scales))
 }
 
-/// The guider of a configuration.
+/// Returns the guider of a configuration.
 ///
 /// # Errors
-/// A setting that it does not take.
+/// Returns an error if the guider does not accept an option.
 pub(super) fn guider(config: &Config) -> Result<Guider, RequestError> {
-    let fault = |(key, value)| RequestError::Usage(format!("{key} = {value}: this guider takes no such setting"));
+    let fault = |(key, value)| RequestError::Usage(format!("{key} = {value}: this guider does not have this option"));
     config.guidance.kind.guider(config.guidance.apg).map_err(fault)
 }
 
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_noise_level_leaves_out_is_the_stream_s_and_what_a_stream_leaves_out_the_other_s() {
+    fn missing_sigma_values_inherit_from_stream_then_other_stream() {
         let by_sigma = "guidance.video.by_sigma=[{sigma: 1.0, cfg: 5}, {sigma: 0.5, cfg: 1, skip: 2}]";
         let config = config(&["guidance.video.cfg=3", "guidance.audio.cfg=7", "guidance.audio.skip=1", by_sigma]);
         let steps = guidance_steps(&config);
@@ -187,7 +187,7 @@ mod tests {
         let found = |own: &GuidanceSteps| -> Vec<_> { own.by_sigma.iter().map(|s| (s.scales.cfg, s.skip)).collect() };
         assert_eq!([found(&steps.video), found(&steps.audio)], [[(5.0, 1), (1.0, 2)]; 2]);
         assert_eq!(branches(&config), [Branch::Conditional, Branch::Negative]);
-        // Sound alone is not guided by a pass without video, which its preset of every term has.
+        // Audio-only generation has no modality branch, although its preset sets every guidance term.
         let alone = "pipeline=text_to_audio";
         let all = [Branch::Conditional, Branch::Negative, Branch::Perturbed];
         assert_eq!(branches(&self::config(&[alone])), all);

@@ -1,5 +1,4 @@
-//! Requests, their passes, conditions and latent sizes, resolved from a configuration. No device, no
-//! files.
+//! Converts a configuration to requests: passes, conditions and latent shapes. Uses no device and no files.
 
 mod canvas;
 mod chain;
@@ -28,7 +27,7 @@ pub use diffusion_tiles::DiffusionTiles;
 pub use error::RequestError;
 pub use guidance::GuidanceTables;
 pub(crate) use guidance::branches;
-pub(crate) use resolve::{of_job, scheduler_of_another, sigmas};
+pub(crate) use resolve::{resolve_job, scheduler_mismatch_warning, sigmas};
 pub use shapes::Shapes;
 pub use shared::Shared;
 pub use sizes::ModelSizes;
@@ -48,141 +47,149 @@ use crate::sampling::guidance::{Branch, RescaleScope, Scales};
 use crate::sampling::guiders::Guider;
 use crate::sampling::{AnySampler, GuidanceSteps};
 
-/// A request for one video with sound.
+/// Request for one video with sound.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// Text prompt.
     pub prompt: String,
     /// Negative prompt of classifier-free guidance.
     pub negative_prompt: String,
-    /// Width of a frame, in pixels.
+    /// Frame width in pixels.
     pub width: usize,
-    /// Height of a frame, in pixels.
+    /// Frame height in pixels.
     pub height: usize,
     pub num_frames: usize,
-    /// Frames a second.
+    /// Frames per second.
     pub frame_rate: f64,
-    /// Frames a second that the video's positions are computed for at motion speed 1. `None`: `frame_rate`.
+    /// Frame rate that video positions are computed for, before division by `motion_speed`. `None`: `frame_rate`.
     pub position_rate: Option<f64>,
-    /// Divides the frame rate that the video's positions are computed for.
+    /// Divisor of the frame rate that video positions are computed for.
     pub motion_speed: f64,
-    /// Frames, and their rate, of the video that the sound is as long as, where these are others.
+    /// Number of frames and frame rate that determine the length of the audio. `None`: `num_frames` and `frame_rate`.
     pub sound_frames: Option<(usize, f64)>,
     /// Random seed.
     pub seed: u64,
-    /// Where noise is drawn.
+    /// Where noise is generated.
     pub noise: config::Noise,
-    /// Order in which torch's generator draws the noise that passes start from.
+    /// Order in which torch's generator draws the initial noise of a pass.
     pub noise_order: NoiseOrder,
-    /// Noise levels, from the first step's to the final 0: one more than steps.
+    /// Noise levels, from that of the first step to the final 0; one value more than there are steps.
     pub sigmas: Vec<f32>,
-    /// Guidance of video and audio.
+    /// Guidance scales of each stream.
     pub scales: Av<Scales>,
-    /// Scales by noise level, and skipped steps.
+    /// Guidance scales by noise level, and skipped steps.
     pub guidance_steps: Av<GuidanceSteps>,
-    /// Makes the term of the negative prompt.
+    /// Guidance method for the negative prompt.
     pub guider: Guider,
-    /// Blocks whose self-attention the perturbed branch skips, of each stream.
+    /// Transformer blocks whose self-attention the perturbed branch skips, per stream.
     pub stg_blocks: Av<Vec<usize>>,
-    /// Elements that the rescale term takes standard deviations over.
+    /// Elements over which the rescale term computes standard deviations.
     pub rescale: RescaleScope,
-    /// Text tokens.
+    /// Length of the prompt in text tokens.
     pub max_sequence_length: usize,
-    /// Of the first pass. One that is not the configuration's compiles the denoising loop at first use.
+    /// Sampler of the first pass. The first use of a sampler other than the configured one compiles the denoising loop.
     pub sampler: AnySampler,
-    /// Noise level that the attention between the streams sees.
+    /// Noise level that modulates the cross-attention between the streams.
     pub cross: CrossTimestep,
-    /// Whether the video's first latent frame is marked as a single one, by models that have the marker.
+    /// Whether models with a marker for single frames mark the first latent frame, which represents a single video
+    /// frame.
     pub first_frame_marker: bool,
-    /// Start of known tokens where a pass starts from latents.
+    /// Latents that tokens with a strength below 1 start from, in a pass that starts from latents.
     pub noising: Noising,
-    /// Noise level that turns velocities of known tokens into clean predictions.
+    /// Noise level that converts velocities of conditioned tokens to clean predictions.
     pub clean_prediction: CleanPrediction,
-    /// Type that the video's positions are rounded to.
+    /// Type that video positions are rounded to.
     pub positions: DType,
     /// Role of each stream.
     pub roles: Av<StreamRole>,
-    /// Whether noise is drawn, and dropped, for a stream that is kept: what is drawn later is then other noise (Lightricks).
+    /// Whether noise is also drawn for a kept stream and discarded, as in Lightricks' code. This changes all noise that
+    /// is drawn later.
     pub draws_kept: bool,
-    /// Frames and sound of the given video, where they are at hand: what is encoded of it, programs do not depend on.
+    /// Decoded frames and sound of the input video; `None` until they are decoded. Programs do not depend on this
+    /// field.
     pub clip: Option<Shared<Clip>>,
-    /// The given sound, as long as the video, where it is at hand.
+    /// Decoded input audio, as long as the video; `None` until it is decoded.
     pub sound: Option<Shared<Audio>>,
-    /// Parts of the given video in the finished one.
+    /// How the output video combines the input video with generated frames and sound.
     pub assembly: Assembly,
-    /// The video that it is the first clip of, where there are several.
+    /// Chain of clips whose first clip is this request; `None` for a single clip.
     pub chain: Option<Chain>,
-    /// Known tokens of video and audio.
+    /// Conditions of each stream.
     pub conditions: Av<Vec<Condition>>,
-    /// A second pass at this size; the first then has a smaller one.
+    /// Second pass, which runs at the size of this request after a smaller first pass. `None`: a single pass.
     pub refine: Option<RefinePass>,
-    /// Keyframes that both passes generate, and rounds behind them.
+    /// Generated keyframes and temporal rounds.
     pub dfr: Option<Dfr>,
-    /// Tiled decoding; the whole video at once without.
+    /// Tiled decoding; `None` decodes the complete video at once.
     pub tiling: Option<Tiling>,
 }
 
-/// Parts of the given video in the finished one.
+/// How the output video combines the input video with generated frames and sound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Assembly {
-    /// Nothing: all is decoded.
+    /// Generated frames and sound only.
     #[default]
     None,
-    /// All of its frames, with the sound that is made.
+    /// All frames of the input video with generated sound.
     Frames,
-    /// All of it, then what is made behind so many frames of both.
+    /// The complete input video, followed by the generated frames after the overlap. The value is the number of
+    /// overlapping frames.
     Before(usize),
-    /// First what is made, then all of it from so many common frames on.
+    /// The generated frames, followed by the input video after the overlap. The value is the number of overlapping
+    /// frames.
     Behind(usize),
-    /// All of it but for the latents that are made anew.
+    /// The input video, except for the frames and samples of regenerated latents.
     Around,
 }
 
-/// Start of known tokens of strength below 1, in a pass that starts from latents of an earlier one.
+/// Initial latents of tokens with a strength below 1, in a pass that starts from the latents of an earlier pass. `m` is
+/// the token's noise level (1 - strength), `s` the first noise level of the pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Noising {
-    /// Those latents with noise: `m·(s·noise + (1-s)·latents) + (1-m)·known`, of zero latents where tokens are appended
-    /// (Lightricks 1.2.0).
+    /// The latents of the earlier pass with noise: `m·(s·noise + (1-s)·latents) + (1-m)·known`, with zero latents for
+    /// appended tokens (Lightricks 1.2.0).
     Latents,
-    /// The known tokens: `m·s·noise + (1-m·s)·known` (Lightricks 1.0.0, diffusers).
+    /// The conditioning latents with noise: `m·s·noise + (1-m·s)·known` (Lightricks 1.0.0, diffusers).
     Known,
 }
 
-/// Order of the noise that a pass starts from.
+/// Order in which the initial noise of a pass is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoiseOrder {
-    /// The video's in the shape of its latents, the sound's, then that of appended tokens, in f32.
+    /// Video in the shape of its latents, then audio, then appended tokens, in f32.
     Latents,
-    /// As diffusers' pipelines draw it (`prepare_latents`, `_create_noised_state`).
+    /// As in diffusers' pipelines (`prepare_latents`, `_create_noised_state`).
     Diffusers,
-    /// All of the video's tokens, appended ones included, then those of the sound.
+    /// All video tokens including appended ones, then the audio tokens.
     Tokens,
 }
 
-/// The second pass of a two-pass request.
+/// Second pass of a two-pass request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RefinePass {
-    /// Upsampling of the first pass' latents, in turn.
+    /// Upsampling of the first pass's latents, applied in order.
     pub upsample: Vec<Upsampling>,
-    /// Noise levels, to the final 0; as much noise as the first one says is put in.
+    /// Noise levels, ending with 0. Noise of the first level is added to the upsampled latents.
     pub sigmas: Vec<f32>,
     pub sampler: AnySampler,
-    /// Keeps its own sound, not the first pass'.
+    /// Whether the output contains the audio of this pass instead of that of the first pass.
     pub keeps_audio: bool,
-    /// How far channels of the upsampled latents take over mean and deviation of the first pass', 0 to 1.
+    /// Strength of AdaIN, 0 to 1: how far each channel of the upsampled latents is normalized to the mean and standard
+    /// deviation of the same channel in the first pass.
     pub adain: f32,
-    /// How far large values of the upsampled latents are compressed, 0 to 1.
+    /// Strength of tone mapping, 0 to 1: how far large values of the upsampled latents are compressed.
     pub tone_map: f32,
 }
 
 impl Request {
-    /// Whether both fit one batch: they differ in prompt and seed only.
+    /// Returns whether both requests can share a batch, that is, differ only in prompt and seed.
     pub fn can_batch_with(&self, other: &Request) -> bool {
         let alike = Request { prompt: other.prompt.clone(), seed: other.seed, ..self.clone() };
         alike == *other
     }
 
-    /// The request of clip `at` of a video of several, from 0; itself of any other. Conditioning images are the first one's alone.
+    /// Returns the request of clip `at` (from 0) of the chain, or a copy of `self` if there is no chain. Only the first
+    /// clip has conditioning images.
     #[must_use]
     pub fn of_clip(&self, at: usize) -> Request {
         let Some(chain) = &self.chain else { return self.clone() };
@@ -196,7 +203,8 @@ impl Request {
         own
     }
 
-    /// The request of each pass: one of its own size, or a smaller one and one without guidance.
+    /// Returns the requests of the passes: one pass at full size, or a smaller first pass and a second pass without
+    /// guidance.
     pub fn passes(&self) -> (Request, Option<Request>) {
         let mut whole = Request { refine: None, dfr: None, ..self.clone() };
         if let Some(dfr) = &self.dfr {
@@ -217,36 +225,38 @@ impl Request {
             second = second.at_full_rate();
         }
         if self.dfr.is_none() {
-            second.conditions.video.retain(|condition| !condition.is_of_first_pass());
+            second.conditions.video.retain(|condition| !condition.is_first_pass_only());
         }
         (whole.before(&refine.upsample), Some(second))
     }
 
-    /// Seconds that its sound lasts.
+    /// Returns the duration of the sound in seconds.
     pub(crate) fn seconds(&self) -> f64 {
         let (frames, rate) = self.sound_frames.unwrap_or((self.num_frames, self.frame_rate));
         frames as f64 / rate
     }
 
-    /// Frames of the finished video.
+    /// Returns the number of frames of the output video.
     pub fn output_frames(&self) -> usize {
         let rounds = self.dfr.as_ref().map_or(0, |dfr| dfr.temporal_rounds);
         ((self.num_frames - 1) << rounds) + 1
     }
 
-    /// Frames a second of the finished video.
+    /// Returns the frame rate of the output video.
     pub fn output_rate(&self) -> f64 {
         let rounds = self.dfr.as_ref().map_or(0, |dfr| dfr.temporal_rounds);
         self.frame_rate * (1 << rounds) as f64
     }
 
-    /// Frames a second that the video's positions are computed for.
+    /// Returns the frame rate that video positions are computed for.
     pub(crate) fn position_rate(&self) -> f64 {
         self.position_rate.unwrap_or(self.frame_rate) / self.motion_speed
     }
 
-    /// Streams whose starting noise is drawn as a sequence of tokens, appended ones included, where others' has the shape of
-    /// latents; of a pass that `refines` latents or not. diffusers' pipeline from a first frame keeps the video's shape.
+    /// Returns, for each stream, whether the initial noise is drawn as a sequence of tokens including appended ones,
+    /// instead of in the shape of the latents. `refines` is whether the pass starts from latents. With the order of
+    /// diffusers, the noise of a video whose conditions only replace its own tokens is drawn in the shape of the
+    /// latents.
     pub fn draws_tokens(&self, refines: bool) -> Av<bool> {
         let video = &self.conditions.video;
         let appends = video.iter().any(|c| matches!(c.placement, Placement::Appended { .. } | Placement::Beside(_)));
@@ -257,17 +267,17 @@ impl Request {
         }
     }
 
-    /// Whether any condition is an image, which the video encoder encodes.
+    /// Returns whether any condition is an image, which requires the video encoder.
     pub fn has_images(&self) -> bool {
         self.conditions.video.iter().any(|c| matches!(c.content, Content::Image { .. }))
     }
 
-    /// Whether the video is decoded: not where its frames are given, or there is none.
+    /// Returns whether a video is decoded: there is a video stream, and its frames are not those of the input video.
     pub(crate) fn decodes_video(&self) -> bool {
         self.roles.video != StreamRole::Absent && self.assembly != Assembly::Frames
     }
 
-    /// Frames of a given video that the video encoder encodes, where there is one.
+    /// Returns the number of input video frames that the video encoder encodes; `None` without an input video.
     pub(crate) fn given_frames(&self) -> Option<usize> {
         self.conditions.video.iter().find_map(|c| match &c.content {
             Content::Video(part) => Some(part.frames),
@@ -275,13 +285,13 @@ impl Request {
         })
     }
 
-    /// Grids of the reference videos.
+    /// Returns the grids of the reference videos.
     pub(crate) fn references(&self) -> impl Iterator<Item = &ReferenceGrid> {
         self.conditions.video.iter().filter_map(Condition::reference_grid)
     }
 
-    /// Streams that are given whole for the other one to be made to: nothing guides them. What a retake leaves as it is has
-    /// the guidance of what it makes anew.
+    /// Returns which streams are complete inputs and therefore have no guidance. A stream that a retake keeps does not
+    /// count: it has the guidance of the regenerated stream.
     pub(crate) fn given(&self) -> Av<bool> {
         let whole = |all: &Vec<Condition>| all.iter().any(|c| c.placement == Placement::Whole);
         let own_sound = self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. }));
@@ -291,24 +301,24 @@ impl Request {
         }
     }
 
-    /// Conditions of the streams that are denoised.
+    /// Returns the conditions of denoised streams.
     pub(crate) fn denoised_conditions(&self) -> impl Iterator<Item = &Condition> {
         let denoised = self.conditions.as_ref().zip(self.roles).into_iter();
         denoised.filter(|(_, role)| *role == StreamRole::Denoised).flat_map(|(all, _)| all)
     }
 
-    /// Noise levels of tokens as parts of a step's: 1 first, then each other one of the conditions. A stream that is kept has
-    /// none of its own.
+    /// Returns the distinct noise levels of the tokens of denoised streams, as fractions of the noise level of the
+    /// step; the first is 1.
     pub(crate) fn noise_levels(&self) -> Vec<f32> {
         condition::noise_levels(self.denoised_conditions())
     }
 
-    /// Whether sound is given, which the audio encoder encodes.
+    /// Returns whether there is input audio, which requires the audio encoder.
     pub fn has_sound(&self) -> bool {
         self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. } | Content::VideoSound { .. }))
     }
 
-    /// Shape of the denoising programs for `batch` such requests.
+    /// Returns the shape of the denoising programs for a batch of `batch` requests.
     pub fn denoise_shape(&self, sizes: &ModelSizes, shapes: &Shapes, batch: usize) -> DenoiseShape {
         let plan = self.guidance_plan();
         let branches = plan.branches();
@@ -323,7 +333,7 @@ impl Request {
             text: self.max_sequence_length,
             text_channels: sizes.text_channels,
             stg_blocks: if branches.contains(&Branch::Perturbed) { self.stg_blocks.clone() } else { Av::default() },
-            // Each video is a request of its own: its neighbours have no part in its statistics.
+            // Each video in a batch is a separate request, so statistics must not include other videos.
             rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },
             branches,
             sets: plan.sets(),

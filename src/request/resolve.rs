@@ -1,4 +1,4 @@
-//! From a configuration to a request.
+//! Converts a configuration to a request.
 
 use super::guidance::{all_scales, guidance, guider, roles};
 use super::{
@@ -15,13 +15,13 @@ use crate::sampling::schedules::{self, ScheduleKind};
 use crate::sampling::sigmas::{self, FlowMatch};
 use crate::sampling::{AnySampler, SamplingError, StepDraws};
 
-/// Noise levels of a configuration, from the first step's to the final 0, for the shapes of its first pass.
+/// Returns the noise levels of the first pass, ending with 0.
 ///
 /// # Errors
-/// A list or a number of steps that cannot be used.
+/// Returns an error if the list of sigmas or the number of steps is invalid.
 pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, shapes: &Shapes) -> Result<Vec<f32>, SamplingError> {
     let anchor = if config.pipeline.shifts_for_own_size() { shapes.own_tokens() } else { sigmas::OFFICIAL_TOKENS };
-    // diffusers counts what is appended too.
+    // diffusers also counts appended tokens.
     let video_tokens = shapes.tokens.video;
     let diffusers = config.sampler.sigma_shift == Reference::Diffusers;
     Ok(match &config.sampler.sigmas {
@@ -38,24 +38,25 @@ pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, shapes: &Shapes) ->
     })
 }
 
-/// A warning where LTX-2.5's scheduler is that of its other transformer: the published folder has the distilled one's beside
-/// both, and diffusers applies what it finds.
-pub(crate) fn scheduler_of_another(config: &Config, scheduler: &FlowMatch) -> Option<&'static str> {
+/// Returns a warning if the scheduler configuration does not belong to the LTX-2.5 transformer that the configuration
+/// seems to use (dev or distilled). The published folder contains both transformers but only the scheduler of the
+/// distilled one, which diffusers then uses for both.
+pub(crate) fn scheduler_mismatch_warning(config: &Config, scheduler: &FlowMatch) -> Option<&'static str> {
     let diffusers = config.sampler.sigma_shift == Reference::Diffusers;
     match (&config.sampler.sigmas, scheduler.use_dynamic_shifting) {
         (None, false) if diffusers => Some(
-            "`use_dynamic_shifting` is false, the distilled transformer's: for the dev transformer set it true and \
-             `shift_terminal` 0.1, or sampler.sigma_shift: official",
+            "`use_dynamic_shifting` is false, as for the distilled transformer; for the dev transformer set it to true and \
+             `shift_terminal` to 0.1, or use sampler.sigma_shift: official",
         ),
         (Some(_), true) if diffusers => Some(
-            "`use_dynamic_shifting` is true, the dev transformer's, and shifts sampler.sigmas too: for the distilled \
-             transformer set it false and `shift_terminal` null, or sampler.sigma_shift: official",
+            "`use_dynamic_shifting` is true, as for the dev transformer, and also shifts sampler.sigmas; for the distilled \
+             transformer set it to false and `shift_terminal` to null, or use sampler.sigma_shift: official",
         ),
         _ => None,
     }
 }
 
-/// Fails where the model does not take a configuration's sizes or lacks what it asks for.
+/// Checks that the model supports the sizes and features of a configuration.
 fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result<(), RequestError> {
     let r = &config.request;
     Shapes::new(sizes, r.width, r.height, num_frames, r.frame_rate)?;
@@ -63,35 +64,36 @@ fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result
     if !r.max_sequence_length.is_multiple_of(multiple) {
         let low = (r.max_sequence_length / multiple).max(1) * multiple;
         return Err(RequestError::Usage(format!(
-            "max_sequence_length {} is not a multiple of the connectors' {multiple} registers; the nearest are {low} and {}",
+            "request.max_sequence_length = {}: must be a multiple of {multiple} (the least common multiple of the \
+             connectors' register counts); the nearest are {low} and {}",
             r.max_sequence_length,
             low + multiple
         )));
     }
     let marks = sizes.transformer.use_keyframes_abs_pos_embedding;
     if config.pipeline == Pipeline::Dfr && !marks {
-        let why = "pipeline = dfr: this transformer lacks the mark of generated keyframes (keyframes_abs_pos_embedding): take \
-                   one of LTX-2.5 that has it, or another pipeline";
+        let why = "pipeline = dfr: this transformer has no marker for generated keyframes (keyframes_abs_pos_embedding); use \
+                   an LTX-2.5 transformer with this tensor, or another pipeline";
         return Err(RequestError::Usage(why.into()));
     }
     let slots = config.conditioning.generated_keyframes;
     if slots > 0 && !marks {
         return Err(RequestError::Usage(format!(
-            "conditioning.generated_keyframes = {slots}: this transformer lacks the mark of such frames \
-             (keyframes_abs_pos_embedding): take one of LTX-2.5 that has it, or 0"
+            "conditioning.generated_keyframes = {slots}: this transformer has no marker for generated keyframes \
+             (keyframes_abs_pos_embedding); use an LTX-2.5 transformer with this tensor, or set 0"
         )));
     }
     Ok(())
 }
 
-/// A job as the model takes it, still without noise levels: no program depends on them.
+/// Returns the request of a job. It contains no noise levels, because no program depends on them.
 ///
 /// # Errors
-/// ModelSizes that the model does not take, with the nearest that it does.
-pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
+/// Returns an error if the model does not support the sizes, with the nearest supported ones.
+pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
     let r = &config.request;
     let num_frames = r.num_frames.count().ok_or_else(|| {
-        let why = "request.num_frames: auto is decided by `ltx2 generate` alone; give a number of frames";
+        let why = "request.num_frames: auto is only supported by `ltx2 generate`; pass a number of frames";
         RequestError::Usage(why.into())
     })?;
     let chain = Chain::of(config, num_frames);
@@ -113,7 +115,7 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         seed: job.seed,
         noise: config.sampler.noise,
         noise_order: match config.sampler.noise_order {
-            // Of both references alike.
+            // In the pipeline `dfr`, both reference implementations draw noise in this order.
             _ if dfr.is_some() => NoiseOrder::Tokens,
             Reference::Official | Reference::Official1 => NoiseOrder::Latents,
             Reference::Diffusers => NoiseOrder::Diffusers,
@@ -132,13 +134,13 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
         cross: cross_timestep(config),
         first_frame_marker: dfr.is_some() || config.conditioning.first_frame_marker != Reference::Diffusers,
         noising: match config.conditioning.noising {
-            // Either reference's.
+            // In the pipeline `dfr`, both reference implementations start from these latents.
             _ if dfr.is_some() => Noising::Latents,
             Reference::Official => Noising::Latents,
             Reference::Official1 | Reference::Diffusers => Noising::Known,
         },
         clean_prediction: match config.conditioning.clean_prediction {
-            // Of both references alike.
+            // In the pipeline `dfr`, both reference implementations use the token's own noise level.
             _ if config.pipeline == Pipeline::Dfr => CleanPrediction::Token,
             Reference::Official | Reference::Official1 => CleanPrediction::Token,
             Reference::Diffusers => CleanPrediction::Step,
@@ -162,7 +164,6 @@ pub(crate) fn of_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<R
     })
 }
 
-/// Parts of the given video in the finished one.
 fn assembly(config: &Config) -> Assembly {
     match (config.pipeline, &config.request.extend) {
         (Pipeline::VideoToAudio, _) => Assembly::Frames,
@@ -175,7 +176,7 @@ fn assembly(config: &Config) -> Assembly {
     }
 }
 
-/// Generated keyframes and temporal rounds, where the pipeline has them.
+/// Returns the options of the pipeline `dfr`; `None` for other pipelines.
 fn dfr(config: &Config, frames: usize, compression: usize) -> Result<Option<Dfr>, RequestError> {
     if config.pipeline != Pipeline::Dfr {
         return Ok(None);
@@ -185,7 +186,7 @@ fn dfr(config: &Config, frames: usize, compression: usize) -> Result<Option<Dfr>
         canvas: Canvas::of(frames, compression)?,
         temporal_rounds: config.dfr.temporal_rounds,
         sigmas: sigmas::verbatim(&config.dfr.sigmas)?,
-        // Each tile has a generator of its own in either form.
+        // In both reference implementations, each tile has its own generator.
         draws: match config.sampler.options(config.runtime.dtype).draws {
             StepDraws::Continued => StepDraws::Own,
             own => own,
@@ -194,7 +195,7 @@ fn dfr(config: &Config, frames: usize, compression: usize) -> Result<Option<Dfr>
     }))
 }
 
-/// Type that positions of video tokens are rounded to: 1.0.0 keeps them in the pipeline's.
+/// Returns the type that video positions are rounded to. Lightricks' version 1.0.0 rounds them to `runtime.dtype`.
 fn positions(config: &Config) -> DType {
     match (config.runtime.positions, config.runtime.dtype) {
         (Reference::Official1, Dtype::Bf16) => DType::BF16,
@@ -202,15 +203,15 @@ fn positions(config: &Config) -> DType {
     }
 }
 
-/// Scales of all noise levels that decide which streams the perturbed branch perturbs. A stream that a retake leaves as it is is
-/// perturbed beside the other one by its own scale, as in the reference; one that is given whole is not.
+/// Returns the scales at all noise levels, which determine the streams that STG perturbs. As in Lightricks' code, a
+/// stream that a retake keeps is also perturbed if its own STG scale is not 0; other input streams are not perturbed.
 fn perturbing_scales(config: &Config, roles: Av<StreamRole>) -> Av<Vec<Scales>> {
     let roles = if config.pipeline == Pipeline::Retake { Av::default() } else { roles };
     let (scales, steps) = guidance(config, roles);
     all_scales(scales, &steps)
 }
 
-/// Blocks that the perturbed branch perturbs in each stream.
+/// Returns the indices of the transformer blocks that the perturbed branch perturbs in each stream.
 fn stg_blocks(
     config: &Config,
     c: &TransformerConfig,
@@ -228,7 +229,7 @@ fn stg_blocks(
     let blocks = wanted.zip(perturbed).map(|(blocks, on)| if on { blocks.clone() } else { Vec::new() });
     let layers = c.num_layers;
     if config.model.blocks.is_some() {
-        // Which block is perturbed changes no work.
+        // Clamp the indices to existing blocks: the amount of work does not depend on which block is perturbed.
         return Ok(blocks.map(|blocks| {
             let mut blocks: Vec<usize> = blocks.into_iter().map(|b| b.min(layers - 1)).collect();
             blocks.dedup();
@@ -239,8 +240,8 @@ fn stg_blocks(
         if let Some(bad) = blocks.iter().find(|b| **b >= layers) {
             let stream = own.stg_blocks.as_ref().map_or(String::new(), |_| format!("{stream}."));
             let message = format!(
-                "guidance.{stream}stg_blocks: {bad} is not a block of this model, which has {layers}; name blocks from 0 to {}, \
-                 or turn STG off",
+                "guidance.{stream}stg_blocks: {bad} is not a block of this model, which has {layers} blocks; use blocks from 0 to {}, \
+                 or disable STG",
                 layers - 1
             );
             return Err(RequestError::Usage(message));
@@ -249,7 +250,6 @@ fn stg_blocks(
     Ok(blocks)
 }
 
-/// Noise level that the attention between the streams sees.
 fn cross_timestep(config: &Config) -> CrossTimestep {
     use config::CrossTimestep as Key;
     match config.conditioning.cross_timestep {
@@ -259,13 +259,13 @@ fn cross_timestep(config: &Config) -> CrossTimestep {
     }
 }
 
-/// The samplers of both passes.
+/// Returns the samplers of both passes.
 fn samplers(config: &Config) -> Result<(AnySampler, AnySampler), RequestError> {
-    let fault = |(key, value)| RequestError::Usage(format!("{key} = {value}: this sampler takes no such setting"));
+    let fault = |(key, value)| RequestError::Usage(format!("{key} = {value}: this sampler does not have this option"));
     config.samplers().map_err(fault)
 }
 
-/// The second pass, where the pipeline has one.
+/// Returns the second pass; `None` for one-stage pipelines.
 fn refine(config: &Config) -> Result<Option<RefinePass>, RequestError> {
     use config::StageAudio;
     let two = &config.two_stage;
@@ -279,7 +279,7 @@ fn refine(config: &Config) -> Result<Option<RefinePass>, RequestError> {
         keeps_audio: match two.audio {
             StageAudio::Official => config.pipeline.keeps_refined_audio(),
             StageAudio::Stage1 => false,
-            // Who composes its passes ships the first's sound.
+            // The diffusers DFR pipeline outputs the audio of the first pass.
             StageAudio::Diffusers if config.pipeline == Pipeline::Dfr => false,
             StageAudio::Official1 | StageAudio::Diffusers | StageAudio::Stage2 => true,
         },
@@ -316,17 +316,17 @@ mod tests {
     }
 
     #[test]
-    fn a_scheduler_of_the_other_transformer_is_named() {
+    fn scheduler_of_wrong_transformer_gives_a_warning() {
         let dev = FlowMatch { use_dynamic_shifting: true, shift_terminal: Some(0.1), ..FlowMatch::default() };
         let (steps, list) = ("sampler.steps=6", "sampler.sigmas=[0.9, 0.4]");
-        let said = |set: &[&str], scheduler: &FlowMatch| scheduler_of_another(&config(set), scheduler);
+        let said = |set: &[&str], scheduler: &FlowMatch| scheduler_mismatch_warning(&config(set), scheduler);
         let (distilled, diffusers) = (FlowMatch::default(), "reference=diffusers");
         for (set, scheduler, word) in [(steps, &distilled, "is false"), (list, &dev, "is true")] {
             assert!(said(&[set, diffusers], scheduler).expect("a warning").contains(word));
             assert_eq!(said(&[set], scheduler), None);
         }
         assert_eq!([said(&[steps, diffusers], &dev), said(&[list, diffusers], &distilled)], [None; 2]);
-        // A list is taken as it is by the distilled one's.
+        // The distilled transformer's scheduler uses a list of sigmas unchanged.
         let video = VideoShape { batch: 1, channels: 1, frames: 1, height: 25, width: 32 };
         let audio = AudioShape { batch: 1, channels: 1, length: 1, mel_bins: 1 };
         let tokens = Av { video: 800, audio: 1 };
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_are_rounded_as_the_reference_does_it() {
+    fn position_type_follows_the_reference() {
         let of = |set: &[&str]| positions(&config(set));
         assert_eq!(of(&["reference=official_1_0", "runtime.dtype=bf16"]), DType::BF16);
         assert_eq!(of(&["reference=official_1_0", "runtime.dtype=f32"]), DType::F32);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_perturbed_as_the_reference_does_it() {
+    fn perturbed_blocks_follow_the_reference() {
         let c = TransformerConfig { num_layers: 4, perturbed_attn: true, ..TransformerConfig::default() };
         let blocks = |c: &TransformerConfig, set: &[&str]| {
             let config = config(&[&["guidance.stg_blocks=[2]"], set].concat());
@@ -358,15 +358,15 @@ mod tests {
         assert_eq!(official(&video), [vec![2], none()]);
         assert_eq!(official(&["guidance.audio.stg=1", "guidance.video.stg=0"]), [none(), vec![2]]);
         assert_eq!(official(&["guidance.video.stg=1", "guidance.audio.stg=1", audio]), [vec![2], vec![0, 3]]);
-        // diffusers perturbs both, and none where the model does not know how.
+        // diffusers perturbs both streams, or neither if the model has no perturbed attention.
         let diffusers = [&video[..], &["guidance.stg_streams=diffusers"]].concat();
         assert_eq!(blocks(&c, &diffusers).expect("legal"), [vec![2], vec![2]]);
         let plain = TransformerConfig { perturbed_attn: false, ..c.clone() };
         assert_eq!(blocks(&plain, &diffusers).expect("legal"), [none(), none()]);
         assert_eq!(blocks(&plain, &video).expect("legal"), [vec![2], none()]);
-        // A block that no branch perturbs is no fault.
+        // A block index out of range is accepted if STG is off.
         assert_eq!(official(&["guidance.stg_blocks=[29]"]), [none(), none()]);
-        // Of what is given: a stream that a retake leaves as it is, none that is all of the video.
+        // Input streams: one that a retake keeps is perturbed, a complete input video is not.
         let given = |pipeline, retake| {
             let mut config = config(&["guidance.stg_blocks=[2]", "guidance.video.stg=1", "guidance.audio.stg=1"]);
             (config.pipeline, config.request.retake) = (pipeline, retake);
@@ -381,17 +381,17 @@ mod tests {
         let wrong = fault(&["guidance.stg_blocks=[29]", "guidance.video.stg=1"]);
         assert_eq!(
             wrong,
-            "guidance.stg_blocks: 29 is not a block of this model, which has 4; name blocks from 0 to 3, or turn STG off"
+            "guidance.stg_blocks: 29 is not a block of this model, which has 4 blocks; use blocks from 0 to 3, or disable STG"
         );
         let wrong = fault(&["guidance.audio.stg_blocks=[4]", "guidance.audio.stg=1"]);
         assert_eq!(
             wrong,
-            "guidance.audio.stg_blocks: 4 is not a block of this model, which has 4; name blocks from 0 to 3, or turn STG off"
+            "guidance.audio.stg_blocks: 4 is not a block of this model, which has 4 blocks; use blocks from 0 to 3, or disable STG"
         );
     }
 
     #[test]
-    fn the_stage_whose_sound_is_kept_follows_the_reference_and_the_pipeline() {
+    fn kept_audio_stage_follows_reference_and_pipeline() {
         let kept = |set: &[&str]| refine(&config(set)).expect("legal").map(|r| r.keeps_audio);
         assert_eq!(kept(&[]), None);
         for (pipeline, official) in [("two_stage", false), ("hq", false), ("distilled", true)] {

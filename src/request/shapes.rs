@@ -1,4 +1,4 @@
-//! Latents and tokens of a request.
+//! Latent shapes and token counts of a request.
 
 use std::ops::Range;
 
@@ -10,27 +10,25 @@ use crate::sampling::SamplingError;
 use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::{AudioShape, VideoShape};
 
-/// Latent sizes of a pass.
+/// Latent shapes of a pass.
 pub struct Shapes {
-    /// Video latents.
     pub(crate) video: VideoShape,
-    /// Audio latents.
     pub(crate) audio: AudioShape,
-    /// Tokens of both, the appended ones included.
+    /// Number of tokens of each stream, including appended ones.
     pub tokens: Av<usize>,
-    /// Video tokens of conditions behind the video's own.
+    /// Number of video tokens that conditions append.
     pub appended: usize,
     /// Role of each stream.
     pub(crate) roles: Av<StreamRole>,
-    /// Streams that noise is drawn for.
+    /// Streams for which initial noise is drawn.
     pub(crate) drawn: Av<bool>,
 }
 
 impl Shapes {
-    /// The latents of a request.
+    /// Returns the shapes for a video size, without appended tokens.
     ///
     /// # Errors
-    /// An illegal size, with the two nearest legal ones.
+    /// Returns an error with the two nearest valid sizes if the size is invalid.
     pub fn new(
         sizes: &ModelSizes,
         width: usize,
@@ -44,10 +42,10 @@ impl Shapes {
         Ok(Shapes { video, audio, tokens, appended: 0, roles: Av::default(), drawn: Av::both(true) })
     }
 
-    /// The latents and tokens of a pass.
+    /// Returns the shapes of a pass, including appended tokens.
     ///
     /// # Errors
-    /// As [`Shapes::new`].
+    /// Returns the errors of [`Shapes::new`].
     pub fn of(sizes: &ModelSizes, r: &Request) -> Result<Self, SamplingError> {
         let mut shapes = Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
         if let Some((frames, rate)) = r.sound_frames {
@@ -62,30 +60,29 @@ impl Shapes {
         Ok(Shapes { tokens, appended, roles: r.roles, drawn, ..shapes })
     }
 
-    /// Streams whose latents change.
     pub(crate) fn denoised(&self) -> Av<bool> {
         self.roles.map(|role| role == StreamRole::Denoised)
     }
 
-    /// The video's own tokens.
+    /// Returns the number of video tokens without appended ones.
     pub fn own_tokens(&self) -> usize {
         self.tokens.video - self.appended
     }
 
-    /// Tokens and channels that the noise of steps is drawn for: none of a stream that is not denoised.
+    /// Returns the shape `[tokens, channels]` of the noise that steps add to each stream; 0 tokens for streams that are
+    /// not denoised.
     pub(crate) fn step_tokens(&self, sizes: &ModelSizes) -> Av<[usize; 2]> {
         let channels = sizes.transformer.streams().map(|stream| stream.in_channels);
         let all = self.tokens.zip(channels).zip(self.denoised());
         all.map(|((n, c), denoised)| [if denoised { n } else { 0 }, c])
     }
 
-    /// Tokens of a single latent frame.
     pub(crate) fn frame_tokens(&self) -> usize {
         self.own_tokens() / self.video.frames
     }
 
-    /// 1 for the video tokens that are marked as a single frame of the video, `[1, n]`; 0 for all others. Generated frames
-    /// are, and the first latent frame if `first`.
+    /// Returns a mask `[1, n]` of the video tokens that represent a single video frame: 1 for generated keyframes and,
+    /// if `first` is true, for the first latent frame.
     pub(crate) fn single_frames(&self, conditions: &[Condition], first: bool) -> Array2<f32> {
         let mut mask = Array2::zeros((1, self.tokens.video));
         let frame = self.frame_tokens();
@@ -96,7 +93,7 @@ impl Shapes {
         mask
     }
 
-    /// Video tokens of each generated frame.
+    /// Returns the token ranges of generated keyframes.
     pub(crate) fn generated(&self, conditions: &[Condition]) -> Vec<Range<usize>> {
         let frame = self.frame_tokens();
         let appended = conditions.iter().filter(|condition| condition.appended_at().is_some());
@@ -105,7 +102,8 @@ impl Shapes {
         generated.map(start).map(|start| start..start + frame).collect()
     }
 
-    /// Bounds in time and space of the streams' own tokens, `[1, 3, n, 2]` and `[1, 1, m, 2]`.
+    /// Returns the position bounds of the tokens of each stream, without appended tokens: `[1, 3, n, 2]` (time, height,
+    /// width) for video and `[1, 1, m, 2]` (time) for audio.
     pub(crate) fn coords(&self, sizes: &ModelSizes, frame_rate: f64) -> Av<Array4<f32>> {
         let c = &sizes.transformer;
         let (video, audio) = coordinate_grids(c);

@@ -1,9 +1,7 @@
-//! Values that requests share.
-
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A value that requests share. Two are equal where they share one: what it holds, which may be gigabytes, is not compared.
+/// Reference-counted value that requests share. Equality compares the pointer, because the value may be gigabytes.
 #[derive(Debug)]
 pub struct Shared<T>(Arc<T>);
 
@@ -37,9 +35,9 @@ impl<T> Deref for Shared<T> {
 mod tests {
     use super::*;
 
-    /// A value that is never equal to itself shows that nobody looks.
+    /// NaN is never equal to itself, so equality of clones shows that values are not compared.
     #[test]
-    fn what_is_shared_is_not_compared() {
+    fn shared_values_compare_by_pointer() {
         let [one, other] = [f32::NAN; 2].map(Shared::from);
         assert!(one == one.clone() && one != other);
     }

@@ -1,4 +1,4 @@
-//! Sizes of a model, from its configurations alone: no weights.
+//! Sizes of a model, from its configuration files.
 
 use crate::av::Av;
 use crate::models::connectors::ConnectorsConfig;
@@ -6,28 +6,27 @@ use crate::models::transformer::TransformerConfig;
 use crate::models::{audio_vae, video_vae};
 use crate::sampling::latents::{AudioGrid, VideoGrid};
 
-/// Sizes of a model that requests are checked against and programs are written from.
+/// Model sizes that determine valid requests and program shapes.
 pub struct ModelSizes {
-    /// Sizes of the transformer.
+    /// Configuration of the transformer.
     pub(crate) transformer: TransformerConfig,
-    /// Video sizes to latents to tokens.
+    /// Compression ratios and patch sizes that convert video sizes to latent shapes and token counts.
     pub(crate) video_grid: VideoGrid,
     /// Channels of video latents.
     pub(crate) video_channels: usize,
-    /// Durations to latents.
+    /// Rates and compression ratios that convert durations to audio latent shapes.
     pub(crate) audio_grid: AudioGrid,
     /// Channels of audio latents.
     pub(crate) audio_channels: usize,
-    /// Channels of the projected text.
+    /// Channels of the projected text embeddings.
     pub(crate) text_width: usize,
-    /// Channels of the connectors' two results.
+    /// Output channels of the connectors.
     pub(crate) text_channels: Av<usize>,
-    /// The smallest prompt length; every legal one is a multiple of it.
+    /// Prompt lengths must be a multiple of this number of tokens.
     pub(crate) token_multiple: usize,
 }
 
 impl ModelSizes {
-    /// The sizes that follow from a model's configurations.
     pub(crate) fn new(
         transformer: TransformerConfig,
         connectors: &ConnectorsConfig,
@@ -58,7 +57,7 @@ impl ModelSizes {
     }
 }
 
-/// Grids that token positions come from, by the transformer's configuration alone.
+/// Returns the grids that token positions are computed from.
 pub(crate) fn coordinate_grids(c: &TransformerConfig) -> (VideoGrid, AudioGrid) {
     let video = VideoGrid {
         spatial_compression: c.vae_scale_factors[1],

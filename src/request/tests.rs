@@ -1,4 +1,4 @@
-//! Requests as configurations and models make them.
+//! Tests of requests resolved from configurations and model sizes.
 
 use serde_json::json;
 
@@ -12,13 +12,13 @@ use crate::nn::Build;
 use crate::sampling::SamplerKind;
 use crate::sampling::denoise::denoise;
 
-/// A configuration with some keys set.
+/// Loads the default configuration with `key=value` overrides.
 pub(super) fn config(set: &[&str]) -> Config {
     let set = set.iter().map(|s| (*s).to_string()).collect();
     load(&CliOverrides { set, ..CliOverrides::default() }).expect("a configuration").config
 }
 
-/// Sizes of a small model of LTX-2.3, with some keys of the transformer's configuration replaced.
+/// Returns the sizes of a small LTX-2.3 model with some keys of the transformer configuration replaced.
 fn sizes(transformer: &serde_json::Value) -> ModelSizes {
     let config = |part| published("nano_2_3", part);
     let transformer = changed(config("transformer"), transformer);
@@ -31,10 +31,9 @@ fn sizes(transformer: &serde_json::Value) -> ModelSizes {
     )
 }
 
-/// The loop marks the first latent frame where the model has a marker, unless it follows diffusers, which does so in no
-/// pipeline of these.
+/// The denoising loop marks the first latent frame if the model has a marker, except with diffusers' convention.
 #[test]
-fn the_first_frame_is_marked_as_a_single_one() {
+fn models_with_marker_mark_the_first_latent_frame() {
     let marks = json!({"ff_bias": false, "use_keyframes_abs_pos_embedding": true});
     let cases = [
         (&marks, "reference=official", true),
@@ -47,7 +46,7 @@ fn the_first_frame_is_marked_as_a_single_one() {
         let sizes = sizes(transformer);
         let config = Config::load("nano_2_3", [set]).expect("shipped");
         let job = Job { index: 0, prompt: String::new(), seed: 1 };
-        let request = of_job(&config, &sizes, &job).expect("legal sizes");
+        let request = resolve_job(&config, &sizes, &job).expect("legal sizes");
         let shapes = Shapes::of(&sizes, &request).expect("legal sizes");
         let shape = request.denoise_shape(&sizes, &shapes, 1);
         let network = denoise(&sizes.transformer, &shape, &Build::new(DType::F32)).expect("builds");
@@ -58,9 +57,9 @@ fn the_first_frame_is_marked_as_a_single_one() {
     }
 }
 
-/// Tokens of the first latent frame alone, not those of images behind the video.
+/// Only tokens of the first latent frame are marked, not those of appended images.
 #[test]
-fn tokens_of_the_first_frame() {
+fn only_tokens_of_the_first_latent_frame_are_marked() {
     let sizes = sizes(&json!({}));
     let shapes = Shapes::new(&sizes, 96, 64, 17, 24.0).expect("legal sizes");
     let tokens = Av { video: shapes.tokens.video + 6, ..shapes.tokens };
@@ -69,14 +68,15 @@ fn tokens_of_the_first_frame() {
     assert!(mask.iter().enumerate().all(|(n, marked)| *marked == f32::from(n < 6)), "{mask}");
 }
 
-/// Generated frames are marked tokens of the first pass alone, each with the time of one frame, without known content.
+/// Generated keyframes are appended, marked tokens of the first pass only; each covers the time of one frame and has no
+/// known clean latents.
 #[test]
-fn generated_frames_are_tokens_of_the_first_pass() {
+fn generated_keyframes_are_tokens_of_first_pass_only() {
     let marks = sizes(&json!({"ff_bias": false, "use_keyframes_abs_pos_embedding": true}));
     let set = ["conditioning.generated_keyframes=2", "request={width: 128, height: 64, num_frames: 17}"];
     let request = |reference: &str, sizes: &ModelSizes| {
         let config = Config::load("ltx2_5_distilled", set.into_iter().chain([reference])).expect("shipped");
-        of_job(&config, sizes, &Job { index: 0, prompt: String::new(), seed: 1 })
+        resolve_job(&config, sizes, &Job { index: 0, prompt: String::new(), seed: 1 })
     };
     for (reference, first) in [("reference=official", 1.0), ("reference=diffusers", 0.0)] {
         let (one, two) = request(reference, &marks).expect("legal").passes();
@@ -93,16 +93,16 @@ fn generated_frames_are_tokens_of_the_first_pass() {
         assert!(two.conditions.video.is_empty() && Shapes::of(&marks, &two).expect("legal sizes").appended == 0);
     }
     let why = request("reference=official", &sizes(&json!({}))).expect_err("no marker").to_string();
-    assert!(why.contains("conditioning.generated_keyframes = 2: this transformer lacks the mark"), "{why}");
+    assert!(why.contains("conditioning.generated_keyframes = 2: this transformer has no marker"), "{why}");
 }
 
-/// References are tokens of the first pass alone, of LTX-2.5 too, whose marks they lack; both scales and their frames written, no file
-/// is read.
+/// Reference videos are unmarked tokens of the first pass only, also in LTX-2.5. With explicit scales and lengths, no
+/// file is read.
 #[test]
-fn references_are_tokens_of_the_first_pass() {
+fn reference_videos_are_tokens_of_first_pass_only() {
     let marks = sizes(&json!({"ff_bias": false, "use_keyframes_abs_pos_embedding": true}));
     let set = [
-        "pipeline=ic_lora",
+        "pipeline=in_context",
         "request={width: 256, height: 128, num_frames: 17}",
         "request.reference_videos=[{path: a.mp4, frames: 12, attention_strength: 0.5}, {path: b.mp4, frames: 99}]",
         "conditioning={reference_downscale_factor: 2, reference_temporal_scale_factor: 1}",
@@ -110,9 +110,9 @@ fn references_are_tokens_of_the_first_pass() {
     let config = Config::load("ltx2_5_distilled", set).expect("legal");
     assert_eq!(config.sampler.kind, SamplerKind::Euler, "Lightricks' pipeline draws no noise in its steps");
     let job = Job { index: 0, prompt: String::new(), seed: 1 };
-    let (one, two) = of_job(&config, &marks, &job).expect("legal sizes").passes();
+    let (one, two) = resolve_job(&config, &marks, &job).expect("legal sizes").passes();
     let shapes = Shapes::of(&marks, &one).expect("legal sizes");
-    // 3 latent frames of 2 x 4 tokens; behind them 2 and 3 frames of 1 x 2.
+    // 3 latent frames of 2 x 4 tokens, followed by references of 2 and 3 frames of 1 x 2 tokens.
     assert_eq!((shapes.own_tokens(), shapes.appended), (24, 10));
     let marked = shapes.single_frames(&one.conditions.video, true);
     assert!(marked.iter().enumerate().all(|(n, mark)| *mark == f32::from(n < 8)), "{marked}");

@@ -1,31 +1,32 @@
-//! Tiles that a video is decoded in: overlapping in space and time, blended by linear ramps (the official pipelines' tiling).
+//! Tiled decoding: overlapping tiles in space and time, blended by linear ramps, as in the official pipelines.
 
-/// Sizes of tiles. Of a frame's two sides the longer is cut into tiles of `pixels`, the other in proportion; the diffusion
-/// decoder's tiles are squares.
+/// Tile sizes. The longer side of a frame is divided into tiles of `pixels`, the shorter side into proportionally
+/// smaller tiles; tiles of the diffusion decoder are square.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiling {
     /// Pixels of a tile's longer side.
     pub pixels: usize,
-    /// Pixels that neighbours share.
+    /// Overlap of neighboring tiles in pixels.
     pub overlap: usize,
-    /// Frames of a tile.
+    /// Frames per tile.
     pub frames: usize,
-    /// Frames that neighbours share.
+    /// Overlap of consecutive tiles in frames.
     pub frame_overlap: usize,
 }
 
-/// A tile along one axis: what is cut from the latents, where it goes, and how much of it counts.
+/// Tile along one axis: its range of latents, its range in the output, and its blending weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tile {
-    /// First and last, in latents.
+    /// Start and end (exclusive) in latents.
     pub from: [usize; 2],
-    /// Pixels or frames.
+    /// Start and end (exclusive) in pixels or frames of the output.
     pub to: [usize; 2],
-    /// Between 0 and 1, one for each of `to`.
+    /// Blending weight from 0 to 1 of each pixel or frame in `to`.
     pub weights: Vec<f32>,
 }
 
-/// Tiles of `size` latents that share `overlap`, each as `[start, end, left ramp, right ramp]`.
+/// Divides `length` latents into tiles of `size` latents that overlap by `overlap`, and returns each as `[start, end,
+/// left ramp, right ramp]`.
 fn cut(length: usize, size: usize, overlap: usize) -> Vec<[usize; 4]> {
     if length <= size {
         return vec![[0, length, 0, 0]];
@@ -40,7 +41,8 @@ fn cut(length: usize, size: usize, overlap: usize) -> Vec<[usize; 4]> {
     (0..count).map(tile).collect()
 }
 
-/// Weights that rise over `left` and fall over `right`. A rise has no end point of its own, but where it starts from zero.
+/// Returns weights that rise over `left` and fall over `right` elements. The ramps exclude their end points 0 and 1;
+/// with `from_zero` the rise starts at 0.
 pub(super) fn trapezoid(length: usize, left: usize, right: usize, from_zero: bool) -> Vec<f32> {
     let rise = |i: usize| match from_zero {
         true => i as f32 / left as f32,
@@ -57,11 +59,12 @@ pub(super) fn trapezoid(length: usize, left: usize, right: usize, from_zero: boo
 }
 
 impl Tiling {
-    /// Parts of the rows or columns, `length` latents of `scale` pixels in a frame whose longer side is `longest`.
+    /// Returns the tiles along rows or columns: `length` latents of `scale` pixels, in a frame whose longer side has
+    /// `longest` latents.
     pub fn side(&self, length: usize, longest: usize, scale: usize) -> Vec<Tile> {
         let overlap = self.overlap / scale;
         let proportion = (self.pixels / scale) as f64 * length as f64 / longest as f64;
-        // Half to even, as the reference rounds.
+        // Round half to even, as the reference does.
         let size = (proportion.round_ties_even() as usize).max(2).max(overlap + 1);
         let part = |[start, end, left, right]: [usize; 4]| Tile {
             from: [start, end],
@@ -71,8 +74,8 @@ impl Tiling {
         cut(length, size, overlap).into_iter().map(part).collect()
     }
 
-    /// Parts of the time, `length` latents of `scale` frames but for the first, which is one frame. Every tile but the first
-    /// begins a latent earlier: its own first latent is one frame, too.
+    /// Returns the tiles along time: `length` latents of `scale` frames, except for the first, which covers one frame.
+    /// Every tile except the first starts one latent earlier, because its own first latent also decodes to one frame.
     pub fn time(&self, length: usize, scale: usize) -> Vec<Tile> {
         let part = |[start, end, left, right]: [usize; 4]| {
             let (start, left) = if start > 0 { (start - 1, left + 1) } else { (start, left) };
@@ -83,13 +86,13 @@ impl Tiling {
         cut(length, self.frames / scale, self.frame_overlap / scale).into_iter().map(part).collect()
     }
 
-    /// The parts of latents `[frames, rows, columns]`, by axis.
+    /// Returns the tiles of latents `[frames, rows, columns]` along each axis.
     pub fn parts(&self, [f, h, w]: [usize; 3], spatial: usize, temporal: usize) -> [Vec<Tile>; 3] {
         let longest = h.max(w);
         [self.time(f, temporal), self.side(h, longest, spatial), self.side(w, longest, spatial)]
     }
 
-    /// The largest tile of such latents.
+    /// Returns the size of the largest tile in latents.
     pub fn largest(&self, size: [usize; 3], spatial: usize, temporal: usize) -> [usize; 3] {
         self.parts(size, spatial, temporal).map(|parts| parts.iter().map(|p| p.from[1] - p.from[0]).max().unwrap_or(1))
     }
@@ -100,15 +103,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tiles_overlap_and_end_where_the_latents_do() {
+    fn tiles_overlap_and_end_at_the_last_latent() {
         assert_eq!(cut(5, 8, 2), [[0, 5, 0, 0]]);
         assert_eq!(cut(24, 10, 2), [[0, 10, 0, 2], [8, 18, 2, 2], [16, 24, 2, 0]]);
         assert_eq!(cut(25, 10, 2).last(), Some(&[16, 25, 2, 0]));
     }
 
-    /// Of the reference's own example: tiles of 24 that share 8 begin at 0, 15, 31.
+    /// The reference's own example: tiles of 24 latents that overlap by 8 start at 0, 15, 31.
     #[test]
-    fn later_tiles_in_time_begin_a_latent_earlier() {
+    fn later_time_tiles_start_one_latent_earlier() {
         let tiling = Tiling { pixels: 64, overlap: 0, frames: 24 * 8, frame_overlap: 8 * 8 };
         let starts: Vec<[usize; 2]> = tiling.time(56, 8).iter().map(|p| p.from).collect();
         assert_eq!(starts, [[0, 24], [15, 40], [31, 56]]);
@@ -117,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_of_neighbours_sum_to_one_in_space() {
+    fn spatial_weights_of_neighboring_tiles_sum_to_one() {
         let tiling = Tiling { pixels: 128, overlap: 64, frames: 16, frame_overlap: 8 };
         let parts = tiling.side(6, 6, 32);
         let mut sum = vec![0.0; 192];

@@ -1,13 +1,13 @@
-//! Upsampling between two passes: the first pass' request from the second's size, and the sizes between upsamplers.
+//! Upsampling between two passes: the request of the first pass, and the sizes between upsamplers.
 
-use super::dfr::MOST_FRAMES;
+use super::dfr::MAX_POSITION_RATE;
 use super::{Condition, Content, Placement, Request};
 use crate::av::Av;
 use crate::models::upsampler::Upsampling;
 use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::VideoShape;
 
-/// Upsampling of latents from one size to another, each frames, rows and columns.
+/// One upsampling of latents, with the sizes `[frames, rows, columns]` of its input and output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UpsamplingStep {
     pub(crate) upsampling: Upsampling,
@@ -15,7 +15,7 @@ pub(crate) struct UpsamplingStep {
     pub(crate) to: [usize; 3],
 }
 
-/// The steps from the latents of one pass to those of the next.
+/// Returns the upsampling steps from the latents of one pass to those of the next pass.
 pub(crate) fn upsampling_steps(all: &[Upsampling], from: &VideoShape, to: &VideoShape) -> Vec<UpsamplingStep> {
     let mut size = [from.frames, from.height, from.width];
     let step = |upsampling: &Upsampling| {
@@ -29,14 +29,14 @@ pub(crate) fn upsampling_steps(all: &[Upsampling], from: &VideoShape, to: &Video
     all.iter().map(step).collect()
 }
 
-/// The step of so many keyframes, each of a frame's size.
+/// Returns the spatial upsampling step of `keyframes` separate latent frames.
 pub(crate) fn keyframe_step(keyframes: usize, from: &VideoShape, to: &VideoShape) -> UpsamplingStep {
     let (from, to) = ([keyframes, from.height, from.width], [keyframes, to.height, to.width]);
     UpsamplingStep { upsampling: Upsampling::SpatialX2, from, to }
 }
 
 impl Request {
-    /// The request of a pass whose latents are upsampled to this one's.
+    /// Returns the request of the previous pass, whose latents are upsampled to the size of this request.
     pub(super) fn before(self, all: &[Upsampling]) -> Request {
         all.iter().fold(self, |request, upsampling| match upsampling {
             Upsampling::TemporalX2 => request.at_half_rate(),
@@ -47,7 +47,7 @@ impl Request {
         })
     }
 
-    /// Every other frame of the same video, with its whole sound.
+    /// Returns the request for every other frame of the video, with its complete sound.
     fn at_half_rate(self) -> Request {
         Request {
             num_frames: (self.num_frames - 1) / 2 + 1,
@@ -58,21 +58,23 @@ impl Request {
         }
     }
 
-    /// The request of a pass behind upsampling in time, beside the sound of the pass before, as LTX-2.5's rounds have it.
+    /// Returns the request of a pass that follows temporal upsampling. Unless there is input audio, the pass keeps the
+    /// audio of the previous pass, as the rounds of LTX-2.5 do.
     pub(super) fn at_full_rate(self) -> Request {
         let own_sound = !self.has_sound();
         let roles = Av { audio: if own_sound { StreamRole::Kept } else { self.roles.audio }, ..self.roles };
-        let position_rate = Some(self.frame_rate.min(MOST_FRAMES));
+        let position_rate = Some(self.frame_rate.min(MAX_POSITION_RATE));
         let mut second = Request { roles, position_rate, ..self };
         if own_sound {
-            // What of it was known is in what the pass before made.
+            // The audio of the previous pass already includes the audio conditions.
             second.conditions.audio.clear();
         }
         second
     }
 }
 
-/// A condition at the same time, or just before it. Frames that are generated are the first pass' own.
+/// Halves the frame index of an appended condition, rounding down. Generated keyframes keep their index, which already
+/// refers to the first pass.
 fn at_half_rate(condition: Condition) -> Condition {
     match condition.placement {
         Placement::Appended { frame, span } if condition.content != Content::Generated => {
@@ -100,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn images_keep_their_time_and_generated_frames_their_number() {
+    fn images_keep_their_time_and_generated_frames_their_index() {
         let image = |frame: usize| Condition {
             placement: Placement::Appended { frame, span: Span::Frame },
             ..Condition::carried(0, 0, 1.0)

@@ -1,7 +1,8 @@
-//! Compiled programs on disk: what one run compiled, or `ltx2 compile --save` ahead of it, the next one loads.
+//! Compile cache: serialized executables on disk, written by earlier runs or by `ltx2 compile --save`.
 //!
-//! An entry is one file: a line of JSON that says what it is of, then what the plugin serialized. Its name is the hash of
-//! everything the executable depends on, in words that devices which are here and devices which are not both know.
+//! An entry is one file: a line of JSON that identifies the executable, then the bytes that the plugin serialized. The
+//! file name is a hash of everything that the executable depends on, all of which is also known on a machine without
+//! the devices.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -10,22 +11,22 @@ use std::path::{Path, PathBuf};
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
-use super::sealed::{self, json, sha256};
+use super::checksummed_file::{self, json, sha256};
 use crate::hlo::Program;
 use crate::pjrt::{
     Client, CompileOptions, Device, DeviceDescription, Error, Executable, LoadedExecutable, NO_HUGEPAGE_TEXT, Plugin,
     Topology,
 };
 
-/// Bytes of a plugin's file that are hashed: its head holds the build's own identity and the addresses of all parts.
+/// Number of leading bytes of a plugin file that are hashed. They contain the build id and the section addresses.
 const HEAD: u64 = 1 << 20;
 
-/// Errors of storing or loading an entry.
+/// An error from reading or writing a cache entry.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     #[error(transparent)]
     Plugin(#[from] Error),
-    /// A file that cannot be read or written, or an entry that is not what its name says.
+    /// A file cannot be read or written, or an entry does not match its name.
     #[error("{}: {reason}", path.display())]
     File { path: PathBuf, reason: String },
 }
@@ -35,7 +36,7 @@ impl CacheError {
         CacheError::File { path: path.into(), reason: reason.to_string() }
     }
 
-    /// True where the plugin cannot serialize programs at all.
+    /// Whether the error is that the plugin does not support serialization.
     pub(crate) fn is_unsupported(&self) -> bool {
         matches!(self, CacheError::Plugin(error) if error.is_unsupported())
     }
@@ -44,7 +45,7 @@ impl CacheError {
 /// Everything that an executable depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Identity {
-    /// Hash of the program's text.
+    /// Hash of the program text.
     program: String,
     /// Hash of the compile options.
     options: String,
@@ -63,7 +64,7 @@ struct Header {
     identity: Identity,
 }
 
-/// A folder of compiled programs, for the devices of a topology.
+/// A compile-cache directory, for the devices of one topology.
 #[derive(Debug)]
 pub(crate) struct Cache {
     folder: PathBuf,
@@ -74,10 +75,9 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// The folder need not be there yet. `topology` is a client's, or one without hardware.
-    ///
-    /// # Errors
-    /// A plugin whose file cannot be read or that does not state its devices.
+    /// Opens the cache in `folder`, which need not exist yet. `topology` describes the devices of a client, or devices
+    /// that this machine does not have. Fails if the plugin file cannot be read or the plugin does not describe its
+    /// devices.
     pub(crate) fn new(folder: &Path, platform: &str, topology: &Topology) -> Result<Self, CacheError> {
         let devices = topology.devices()?;
         let device_kind = device_kind(platform, topology, &devices)?;
@@ -85,7 +85,7 @@ impl Cache {
         Ok(Cache { folder: folder.into(), platform: platform.into(), plugin, device_kind, devices })
     }
 
-    /// The place of a program that is compiled with `options`.
+    /// Returns the entry for a program and its compile options.
     pub(crate) fn entry(&self, name: &str, program: &Program, options: &CompileOptions) -> Entry {
         let ids = options.devices.clone().unwrap_or_default();
         let identity = Identity {
@@ -100,7 +100,8 @@ impl Cache {
         Entry { path: self.folder.join(format!("{key}.pjrt")), name: name.into(), ids, identity }
     }
 
-    /// A device by its id, its process, and on TPUs its place, which programs are routed by.
+    /// Identifies a device by its id, its process and, on TPUs, its coordinates, which determine the routing in a
+    /// program.
     fn device(&self, id: i64) -> String {
         let known = self.devices.iter().find(|d| i64::from(d.id) == id);
         let process = known.map_or(0, |d| d.process_index);
@@ -109,8 +110,8 @@ impl Cache {
     }
 }
 
-/// The kind of a topology's devices, as far as code depends on it. Every CPU has one kind, but code for one need not run
-/// on another: its topology lists what it can do.
+/// Returns the device kind. On CPUs, adds a hash of the topology's machine description: all CPUs report the same kind,
+/// but code that is compiled for one may not run on another.
 pub(super) fn device_kind(
     platform: &str,
     topology: &Topology,
@@ -123,14 +124,14 @@ pub(super) fn device_kind(
     })
 }
 
-/// The part of a serialized CPU topology that code depends on, its target triple, processor and features: how many virtual
-/// devices there are changes no code. All of it where that part is not found.
+/// Returns the part of a serialized CPU topology that compiled code depends on: target triple, processor and features,
+/// but not the number of virtual devices. Returns the complete topology if that part is not found.
 fn cpu_machine(topology: &[u8]) -> Vec<u8> {
     let machine = TopologyProto::decode(topology).ok().and_then(|t| CpuTopologyProto::decode(&*t.specific?.value).ok());
     machine.and_then(|t| t.machine).unwrap_or_else(|| topology.to_vec())
 }
 
-/// `xla.PjRtTopologyDescriptionProto`, as far as it is read.
+/// `xla.PjRtTopologyDescriptionProto`, only the fields that are used.
 #[derive(prost::Message)]
 struct TopologyProto {
     #[prost(message, optional, tag = "9")]
@@ -144,14 +145,14 @@ struct AnyProto {
     value: Vec<u8>,
 }
 
-/// `xla.CpuTopologyProto`, as far as it is read.
+/// `xla.CpuTopologyProto`, only the fields that are used.
 #[derive(prost::Message)]
 struct CpuTopologyProto {
     #[prost(bytes = "vec", optional, tag = "5")]
     machine: Option<Vec<u8>>,
 }
 
-/// A hash of compile options, and of those that a platform's compiler reads from the environment.
+/// Hashes compile options, including those that the platform's compiler reads from the environment.
 pub(super) fn fingerprint(platform: &str, options: &CompileOptions) -> String {
     let mut given = options.to_proto();
     let own = (platform == "tpu").then_some("LIBTPU_INIT_ARGS");
@@ -165,7 +166,7 @@ pub(super) fn fingerprint(platform: &str, options: &CompileOptions) -> String {
     sha256(&given)
 }
 
-/// The file of one compiled program, there or not.
+/// The cache file of one compiled program, whether or not it exists.
 #[derive(Debug)]
 pub(crate) struct Entry {
     path: PathBuf,
@@ -179,15 +180,12 @@ impl Entry {
         &self.path
     }
 
-    /// The program's name.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Loads the executable onto the client's devices; None where it was never kept.
-    ///
-    /// # Errors
-    /// A damaged file, one of something else, or one that the plugin does not take.
+    /// Loads the executable onto the client's devices; `None` if there is no entry. Fails if the file is damaged, if it
+    /// belongs to another program, plugin or device, or if the plugin rejects it.
     pub(crate) fn load(&self, client: &Client) -> Result<Option<LoadedExecutable>, CacheError> {
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
@@ -196,38 +194,36 @@ impl Entry {
         };
         let serialized = self.serialized(&bytes).map_err(|reason| CacheError::file(&self.path, reason))?;
         let loaded = client.load(serialized)?;
-        // Arguments are handed over in the order of the devices, each process's own.
+        // Each process passes the arguments in the order of its own devices, so the executable must list them in the
+        // same order.
         let own: Vec<i64> = client.devices().iter().map(|device| device.id().into()).collect();
         let ids = loaded.devices().iter().map(Device::id).map(i64::from);
         match ids.eq(self.ids.iter().copied().filter(|id| own.contains(id))) {
             true => Ok(Some(loaded)),
-            false => Err(CacheError::file(&self.path, "it is for other devices")),
+            false => Err(CacheError::file(&self.path, "the entry was compiled for other devices")),
         }
     }
 
-    /// The payload, if it is complete and of this program.
+    /// Returns the payload after checking that it is complete and belongs to this program.
     fn serialized<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], String> {
-        let (header, serialized) = sealed::read::<Header>(bytes)?;
+        let (header, serialized) = checksummed_file::read::<Header>(bytes)?;
         match header.identity == self.identity {
             true => Ok(serialized),
-            false => Err("it is of another program, plugin or device".into()),
+            false => Err("the entry belongs to another program, plugin or device".into()),
         }
     }
 
-    /// Keeps an executable, in place of what the file held; returns the file's size in bytes.
-    ///
-    /// # Errors
-    /// A plugin that cannot serialize, a file that cannot be written.
+    /// Writes an executable, replacing any existing entry, and returns the file size in bytes.
     pub(crate) fn save(&self, executable: &Executable) -> Result<usize, CacheError> {
         let header =
             Header { name: self.name.clone(), ltx2: env!("CARGO_PKG_VERSION").into(), identity: self.identity.clone() };
-        sealed::write(&self.path, &self.name, &header, &executable.serialize()?)
+        checksummed_file::write(&self.path, &self.name, &header, &executable.serialize()?)
             .map_err(|e| CacheError::file(&self.path, e))
     }
 }
 
-/// The plugin's file, told from another build of it without reading all of its hundreds of megabytes. A client's version
-/// text would say more of a GPU's driver, but devices that are not here have none.
+/// Identifies a plugin build without reading the complete file, which has hundreds of megabytes. A client's version
+/// text would also identify the GPU driver, but is not available without the devices.
 fn plugin_identity(plugin: &Plugin) -> Result<String, CacheError> {
     let path = plugin.path();
     let read = || -> std::io::Result<(u64, Vec<u8>)> {
@@ -259,23 +255,23 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_something_else_is_not_taken() {
+    fn entry_of_another_program_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("k.pjrt");
         let entry = Entry { path: path.clone(), name: "denoise".into(), ids: vec![0], identity: identity(&["0@0"]) };
         let read = |of: Identity| {
             let header = Header { name: "denoise".into(), ltx2: "0.1.0".into(), identity: of };
-            sealed::write(&path, "denoise", &header, b"code").unwrap();
+            checksummed_file::write(&path, "denoise", &header, b"code").unwrap();
             entry.serialized(&fs::read(&path).unwrap()).map(<[u8]>::to_vec)
         };
         assert_eq!(read(identity(&["0@0"])), Ok(b"code".to_vec()));
-        assert_eq!(read(identity(&["1@0"])), Err("it is of another program, plugin or device".into()));
+        assert_eq!(read(identity(&["1@0"])), Err("the entry belongs to another program, plugin or device".into()));
     }
 
     #[test]
-    fn a_cpu_is_its_processor_and_not_its_devices() {
+    fn cpu_kind_ignores_the_number_of_devices() {
         let topology = |devices: &[u8], machine: &[u8]| {
-            // Devices are field 1.
+            // Field 1 is the device list.
             let devices = devices.iter().flat_map(|id| [0x0a, 2, 0x18, *id]);
             let value = devices.chain(CpuTopologyProto { machine: Some(machine.to_vec()) }.encode_to_vec()).collect();
             TopologyProto { specific: Some(AnyProto { value }) }.encode_to_vec()

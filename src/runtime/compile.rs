@@ -1,4 +1,4 @@
-//! Options of compiles: ours, the user's, and those that a plugin takes.
+//! Compile options: this project's defaults, the user's flags, and handling of options that a plugin rejects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -11,23 +11,24 @@ use crate::hlo::Program;
 use crate::interrupts;
 use crate::pjrt::{CompileOptions, Error, OptionValue};
 
-/// Options of every compile.
+/// Options of an [`Engine`](super::Engine), most of which apply to every compile.
 #[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
     /// XLA flags for every compile, by name.
     pub xla_flags: BTreeMap<String, OptionValue>,
-    /// Folder of the compile cache; `None` compiles every program.
+    /// Directory of the compile cache. `None`: no cache; every program is compiled.
     pub compile_cache: Option<PathBuf>,
-    /// Whether programs are written to it behind their first run; `None`: but on a CPU, whose programs take no time to be serialized.
+    /// Whether to write executables to the cache in the background after the first run. `None`: yes, except on CPU,
+    /// where serialization is fast.
     pub write_behind: Option<bool>,
-    /// Whether a profiler trace needs name scopes of every operation.
+    /// Whether to compile for profiler traces, so that each kernel is attributed to its operation.
     pub traceable: bool,
-    /// Watchdog over executions and transfers; the default is none.
+    /// Watchdog for executions and transfers; by default there is none.
     pub watchdog: Watchdog,
 }
 
-/// The options every compile of this project starts from. `devices` are ids in the order in which meshes count them; the
-/// TPU compiler, without a client to ask, needs them.
+/// Returns the compile options of a program: the project's defaults, overridden by the user's flags. `devices` are
+/// device ids in mesh order; the TPU compiler needs them because it can run without a client.
 pub fn compile_options(
     toolchain: &Toolchain,
     program: &Program,
@@ -36,29 +37,32 @@ pub fn compile_options(
 ) -> CompileOptions {
     let ids = devices.iter().take(program.devices()).map(|&id| i64::from(id)).collect();
     let start = CompileOptions { devices: Some(ids), ..CompileOptions::partitioned(program.devices()) };
-    let traces = if options.traceable { flags::for_traces(&toolchain.platform) } else { Vec::new() };
+    let traces = if options.traceable { flags::trace_options(&toolchain.platform) } else { Vec::new() };
     let own = flags::defaults(toolchain, program).into_iter().chain(traces);
     let own = own.map(|(name, value)| (name.to_string(), value));
     let given = options.xla_flags.iter().map(|(name, value)| (name.clone(), value.clone()));
     own.chain(given).fold(start, |compile, (name, value)| compile.flag(name, value))
 }
 
-/// Options of ours that a plugin does not take: an older or a newer one. Clones share them.
+/// This project's default options that the plugin has rejected, because the plugin is older or newer than the tested
+/// ones. Clones share the set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Refused(Arc<Mutex<BTreeSet<String>>>);
 
 impl Refused {
-    /// The options without them: those that programs are compiled with, and filed under.
+    /// Returns `options` without the rejected ones. The result is used both to compile and as part of the cache key.
     pub(super) fn without(&self, mut options: CompileOptions) -> CompileOptions {
         let refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         options.flags.retain(|name, _| !refused.contains(name));
         options
     }
 
-    /// Compiles with all of `options`; none where the plugin refuses one by name, which is left out from here on.
+    /// Compiles with `options`. Returns `None` if the plugin's error names a default option that it rejects; later
+    /// calls omit that option.
     ///
     /// # Errors
-    /// The plugin's message; a refused option of the user's, of a libtpu that ours were tested with, or that numbers rest on.
+    /// Returns the plugin's error, or an error for a rejected option that must not be omitted: one set by the user, one
+    /// that this libtpu release was tested with, or one that results depend on.
     pub(super) fn compile<T>(
         &self,
         toolchain: &Toolchain,
@@ -76,23 +80,23 @@ impl Refused {
         if let Some(release) = toolchain.tested_libtpu() {
             return Err(RuntimeError::Option { release, option, source: error });
         }
-        if !flags::is_for_speed(&option) {
+        if !flags::is_speed_only(&option) {
             return Err(RuntimeError::Needed { option, source: error });
         }
-        tracing::warn!("the plugin does not take {option}; compiling without it");
+        tracing::warn!("the plugin rejects the compile option {option}; compiling without it");
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(option);
         Ok(None)
     }
 }
 
-/// The option of ours that a plugin refuses: one that it does not know, or that newer versions take for other chips only. Other
-/// errors may name options too, as advice.
+/// Returns the default option that `error` rejects, because the plugin does not know it or accepts it only for other
+/// chips. Errors with other codes are ignored, because they may mention an option only as advice.
 fn refused(error: &Error, options: &CompileOptions, given: &EngineOptions) -> Option<String> {
     let own = |flag: &&String| !given.xla_flags.contains_key(*flag);
     named(error, options.flags.keys().filter(own), &["NOT_FOUND", "UNIMPLEMENTED", "FAILED_PRECONDITION"])
 }
 
-/// The flag that an error of `INVALID_ARGUMENT`, or of other `codes`, names.
+/// Returns the flag mentioned by an error with code `INVALID_ARGUMENT` or one of `codes`.
 fn named<'a>(error: &Error, mut flags: impl Iterator<Item = &'a String>, codes: &[&str]) -> Option<String> {
     let code = error.code()?.name();
     if code != "INVALID_ARGUMENT" && !codes.contains(&code) {
@@ -103,7 +107,7 @@ fn named<'a>(error: &Error, mut flags: impl Iterator<Item = &'a String>, codes: 
     flags.find(|flag| words.contains(&flag.as_str())).cloned()
 }
 
-/// An error of a compile; one of a flag of the configuration says so.
+/// Converts a compile error; an error about a user's flag becomes [`RuntimeError::Flag`].
 fn of_flags(error: Error, flags: &BTreeMap<String, OptionValue>) -> RuntimeError {
     match named(&error, flags.keys(), &["NOT_FOUND"]) {
         Some(option) => RuntimeError::Flag { option, source: error },
@@ -118,7 +122,7 @@ mod tests {
     use crate::pjrt::Code;
 
     #[test]
-    fn a_users_options_come_behind_ours() {
+    fn user_flags_override_defaults() {
         const NAME: &str = "xla_allow_excess_precision";
         let b = Builder::new("f");
         let x = b.argument("x", Type::new(DType::F32, [2]));
@@ -139,7 +143,8 @@ mod tests {
         names.iter().fold(CompileOptions::default(), on)
     }
 
-    /// Compiles, by a compiler that does not know some options, until nothing more is left out: the options that were left.
+    /// Calls a fake compiler, which rejects the options in `unknown`, until it succeeds. Returns the options of the
+    /// last call.
     fn compiled(
         refused: &Refused,
         toolchain: &Toolchain,
@@ -174,32 +179,36 @@ mod tests {
     }
 
     #[test]
-    fn options_for_speed_that_a_plugin_does_not_know_are_left_out_and_a_users_are_not() {
+    fn only_default_speed_options_are_dropped_when_rejected() {
         let ours = EngineOptions::default();
         for toolchain in [&cpu(), &libtpu("cl/970057490"), &libtpu("")] {
             let refused = Refused::default();
             assert_eq!(compiled(&refused, toolchain, &SPEED, 3, &ours).expect("compiles"), [NUMBERS]);
-            // What is filed is what was compiled; the next program is not tried with them.
+            // The cache key contains the options that were used, and the next program is compiled without the rejected
+            // options at the first attempt.
             assert_eq!(refused.without(given(&SPEED)), given(&[]));
         }
         let flags = [(SPEED[1].to_string(), OptionValue::Bool(true))].into();
         let users = EngineOptions { xla_flags: flags, ..Default::default() };
-        let error = compiled(&Refused::default(), &cpu(), &SPEED, 3, &users).expect_err("it was asked for");
+        let error = compiled(&Refused::default(), &cpu(), &SPEED, 3, &users).expect_err("the user set it");
         assert!(error.to_string().starts_with(&format!("runtime.xla_flags.{}: ", SPEED[1])), "{error}");
     }
 
     #[test]
-    fn an_option_that_numbers_rest_on_is_an_error() {
+    fn rejecting_an_option_that_results_depend_on_is_an_error() {
         let refused = Refused::default();
         let error = compiled(&refused, &cpu(), &[NUMBERS], 3, &EngineOptions::default()).expect_err("other numbers");
-        assert!(error.to_string().contains(NUMBERS) && error.to_string().contains("numbers rest on"), "{error}");
+        assert!(
+            error.to_string().contains(NUMBERS) && error.to_string().contains("which results depend on"),
+            "{error}"
+        );
         assert_eq!(refused.without(given(&[NUMBERS])), given(&[NUMBERS]));
     }
 
     #[test]
-    fn an_error_that_names_an_option_as_advice_is_no_refusal() {
+    fn error_that_only_mentions_an_option_is_not_a_rejection() {
         let refused = Refused::default();
-        // RESOURCE_EXHAUSTED, INTERNAL.
+        // The codes of RESOURCE_EXHAUSTED and INTERNAL.
         for code in [8, 13] {
             let error = compiled(&refused, &cpu(), &SPEED, code, &EngineOptions::default()).expect_err("no refusal");
             assert!(matches!(error, RuntimeError::Plugin(_)), "{error:?}");
@@ -208,17 +217,17 @@ mod tests {
     }
 
     #[test]
-    fn a_tested_libtpu_takes_all_options_of_ours() {
+    fn tested_libtpu_must_accept_all_default_options() {
         let tested = libtpu("cl/1014260217");
         let ours = EngineOptions::default();
         let error = compiled(&Refused::default(), &tested, &SPEED, 3, &ours).expect_err("a tested release");
         assert!(matches!(error, RuntimeError::Option { .. }), "{error:?}");
         let said = error.to_string();
         assert!(said.contains("libtpu 0.0.52") && said.contains(SPEED[0]) && said.contains("bug"), "{said}");
-        // One that the user gave is the user's.
+        // A default option that the user also sets counts as a user's flag.
         let flags = SPEED.map(|name| (name.to_string(), OptionValue::Bool(true)));
         let users = EngineOptions { xla_flags: flags.into(), ..Default::default() };
-        let error = compiled(&Refused::default(), &tested, &SPEED, 3, &users).expect_err("it was asked for");
+        let error = compiled(&Refused::default(), &tested, &SPEED, 3, &users).expect_err("the user set it");
         assert!(matches!(error, RuntimeError::Flag { .. }), "{error:?}");
     }
 }

@@ -1,30 +1,31 @@
-//! The devices of a run: those of this process, and where there are several processes, those of all.
+//! The devices of a run: those of this process and, in a run of several processes, those of the others.
 
 use std::collections::BTreeSet;
 
 use crate::pjrt::{Client, Device, Value};
 
-/// The devices that meshes are made of.
+/// The devices from which meshes are built.
 pub(super) struct Devices {
     all: Vec<Device>,
     own: Vec<Device>,
 }
 
 impl Devices {
-    /// Of a client: its own, and those that it knows of other processes.
+    /// Returns the devices of a client's process and of the other processes that the client knows.
     pub(crate) fn of(client: &Client) -> Self {
         let own = client.devices().to_vec();
         let mut all = client.all_devices().to_vec();
         if all.len() <= own.len() {
-            // Alone, the client's own order.
+            // A single process keeps the client's order.
             return Devices { all: own.clone(), own };
         }
-        // Those of a slice beside each other; in the same order in every process, whatever its plugin lists first.
+        // The devices of a slice must be adjacent, and all processes must use the same order, even if their plugins
+        // list the devices differently.
         all.sort_by_key(|device| (slice(device), device.id()));
         Devices { all, own }
     }
 
-    /// All of them, in the order in which meshes count them.
+    /// Returns all devices in mesh order.
     pub(crate) fn all(&self) -> &[Device] {
         &self.all
     }
@@ -33,23 +34,24 @@ impl Devices {
         &self.own
     }
 
-    /// Whether some are other processes'.
+    /// Whether some devices belong to other processes.
     pub(crate) fn have_peers(&self) -> bool {
         self.all.len() > self.own.len()
     }
 
-    /// Groups of devices with links of their own: slices of a TPU, GPUs of a host.
+    /// Returns the number of device groups with fast interconnects: slices of a TPU, or hosts of GPUs.
     pub(crate) fn slices(&self) -> usize {
         self.all.iter().map(slice).collect::<BTreeSet<_>>().len()
     }
 
-    /// Those that a program over `count` of them runs on: the first ones; of one device, each process its own.
+    /// Returns the devices of a program over `count` devices: the first ones, or this process's own device if `count`
+    /// is 1.
     pub(crate) fn of_program(&self, count: usize) -> &[Device] {
         let devices = if self.have_peers() && count == 1 { &self.own } else { &self.all };
         &devices[..count.min(devices.len())]
     }
 
-    /// This process's devices among those of a program over `count`, with their places in its mesh.
+    /// Returns this process's devices among those of a program over `count` devices, with their mesh indices.
     pub(crate) fn addressable(&self, count: usize) -> Vec<(usize, &Device)> {
         let own = |device: &Device| self.own.iter().any(|own| own.id() == device.id());
         self.of_program(count).iter().enumerate().filter(|(_, device)| own(device)).collect()

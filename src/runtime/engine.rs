@@ -1,4 +1,4 @@
-//! Compiling a network's program and running it on named buffers.
+//! Compiles programs, uploads their inputs and executes them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -7,17 +7,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::cache::{Cache, CacheError, Entry, fingerprint};
-use super::claim::Claim;
 use super::compile::{EngineOptions, Refused, compile_options};
 use super::devices::Devices;
 use super::error::{During, RuntimeError};
 use super::executable::{Executable, ExecutableOrigin, Outputs};
 use super::flags::Toolchain;
 use super::gather;
+use super::process_locks::ProcessLock;
 use super::processes::Group;
 use super::sharded_tensor::{Replicate, Shard, ShardedTensor, shards};
+use super::thread_locks::{EntryLock, EntryLocks, PendingWrite};
 use super::timeline::{SpanKind, Timeline};
-use super::turn::{Turn, Turns, Writing};
 use super::watch::{Pace, Queue, Watch};
 use super::watchdog::Watchdog;
 use crate::failpoint;
@@ -25,18 +25,19 @@ use crate::hlo::{Argument, Mesh, Program, Sharding, Type};
 use crate::pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable, Staging};
 use crate::tensor::Tensor;
 
-/// Compiles and runs of a program so far.
+/// Counts and times of one program's compiles, cache hits and executions.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Statistics {
     pub compiles: usize,
     pub(crate) compile_seconds: f64,
     pub cache_hits: usize,
-    /// Seconds of loading.
+    /// Seconds spent loading from the compile cache.
     pub(crate) cache_seconds: f64,
     pub executions: usize,
 }
 
-/// A client with the devices of all processes, counting what it does. Clones share it.
+/// A PJRT client and the devices of all processes: compiles and runs programs, and collects statistics. Clones share
+/// all state.
 #[derive(Clone)]
 pub struct Engine {
     client: Client,
@@ -49,22 +50,23 @@ pub struct Engine {
     statistics: Arc<Mutex<BTreeMap<String, Statistics>>>,
     launches: Arc<AtomicI32>,
     timeline: Timeline,
-    saves: Arc<Turns>,
-    /// Host memory of loads. Kept: a driver that unmaps memory waits for all work of its devices.
+    saves: Arc<EntryLocks>,
+    /// Host staging memory. It is reused between loads, because freeing it makes the driver wait for all work on the
+    /// devices.
     staging: Arc<Mutex<Vec<Staging>>>,
-    /// Executables of [`Engine::compile_once`], by hash.
+    /// Executables of [`Engine::compile_once`], by program hash.
     compiled: Arc<Mutex<HashMap<String, Arc<Executable>>>>,
     watchdog: Watchdog,
     queue: Arc<Queue>,
 }
 
 impl Engine {
-    /// Takes over a client. A compile cache that cannot be used is said and left out.
+    /// Creates an engine from a client. If the compile cache is unusable, logs a warning and continues without it.
     pub fn new(client: Client, options: EngineOptions) -> Self {
         Engine::among(client, options, None)
     }
 
-    /// Takes over the client of one of several processes, which compares with the others what it compiles.
+    /// Creates an engine for one process of `group`; the processes check that they compile the same programs.
     pub(crate) fn among(client: Client, options: EngineOptions, group: Option<Arc<Group>>) -> Self {
         let toolchain = Arc::new(Toolchain::of(&client));
         let cache = options.compile_cache.as_deref().and_then(|folder| {
@@ -96,17 +98,16 @@ impl Engine {
         }
     }
 
-    /// Work of this process so far.
     pub(crate) fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 
-    /// Watchdog over this engine's executions and transfers.
     pub(crate) fn watchdog(&self) -> &Watchdog {
         &self.watchdog
     }
 
-    /// Host memory of at least `size` bytes that devices read in place: of an earlier load, or new.
+    /// Returns at least `size` bytes of host memory that devices can read directly, reusing the memory of an earlier
+    /// load if possible.
     pub(super) fn staging(&self, size: usize) -> Staging {
         let mut all = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         match all.iter().position(|staging| staging.len() >= size) {
@@ -118,7 +119,7 @@ impl Engine {
         }
     }
 
-    /// Keeps host memory for the next load.
+    /// Keeps staging memory for reuse by the next load.
     pub(super) fn keep_staging(&self, staging: Staging) {
         self.staging.lock().unwrap_or_else(PoisonError::into_inner).push(staging);
     }
@@ -127,29 +128,28 @@ impl Engine {
         &self.client
     }
 
-    /// The plugin's compiler.
     pub(crate) fn toolchain(&self) -> &Toolchain {
         &self.toolchain
     }
 
-    /// The platform's name, in lower case: `cpu`, `cuda`, `tpu` …
+    /// Returns the platform name in lower case, for example `cpu`, `cuda` or `tpu`.
     pub(crate) fn platform(&self) -> &str {
         &self.toolchain.platform
     }
 
-    /// The devices of all processes, in the order in which meshes count them.
+    /// Returns the devices of all processes in mesh order.
     pub(crate) fn devices(&self) -> &[Device] {
         self.devices.all()
     }
 
-    /// Whether programs may run while another thread sends parameters. Not on CUDA: when a program from the compile cache
-    /// first runs, cuDNN reads its kernels back in by capturing a stream, and transfers beside that end in errors, hang or crash
-    /// (seen with jax-cuda13-pjrt 0.11.2 on an H200).
-    pub(crate) fn runs_beside_transfers(&self) -> bool {
+    /// Whether programs may run while another thread uploads parameters. Not on CUDA: on the first run of a program
+    /// from the compile cache, cuDNN restores its kernels by capturing a stream, and concurrent transfers then cause
+    /// errors, hangs or crashes (seen with jax-cuda13-pjrt 0.11.2 on an H200).
+    pub(crate) fn can_run_during_transfers(&self) -> bool {
         self.platform() != "cuda"
     }
 
-    /// Those of this process.
+    /// Returns the devices of this process.
     pub(crate) fn own_devices(&self) -> &[Device] {
         self.devices.own()
     }
@@ -158,7 +158,7 @@ impl Engine {
         &self.devices.own()[0]
     }
 
-    /// Whether this is one of several processes that compare their programs.
+    /// Whether this is one of several processes that check that they compile the same programs.
     pub(crate) fn is_grouped(&self) -> bool {
         self.group.is_some()
     }
@@ -167,17 +167,17 @@ impl Engine {
         self.devices.have_peers()
     }
 
-    /// Groups of devices with links of their own: slices of a TPU.
+    /// Returns the number of device groups with fast interconnects, such as TPU slices.
     pub(crate) fn slices(&self) -> usize {
         self.devices.slices()
     }
 
-    /// This process's devices among those of a program over `count`, with their places in its mesh.
+    /// Returns this process's devices among those of a program over `count` devices, with their mesh indices.
     pub(super) fn addressable(&self, count: usize) -> Vec<(usize, &Device)> {
         self.devices.addressable(count)
     }
 
-    /// A program's compile options, and its entry in the compile cache.
+    /// Returns a program's compile options and its compile-cache entry.
     fn entry(&self, name: &str, program: &Program) -> (CompileOptions, Option<Entry>) {
         let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
         let options = self.refused.without(compile_options(&self.toolchain, program, &ids, &self.options));
@@ -190,39 +190,42 @@ impl Engine {
         program.devices() <= self.devices().len() && self.entry(name, program).1.is_some_and(|e| e.path().exists())
     }
 
-    /// The file of a compiled program in the compile cache, once it is written; none if it was not kept.
+    /// Waits for a pending write of a program's compile-cache entry and returns the path of the entry; `None` if there
+    /// is none.
     pub(crate) fn cache_file(&self, name: &str, program: &Program) -> Option<PathBuf> {
         let path = self.entry(name, program).1?.path().to_path_buf();
-        drop(Turn::at(&path).wait());
+        drop(EntryLock::at(&path).wait());
         path.exists().then_some(path)
     }
 
-    /// Compiles a program, or takes it from the compile cache.
+    /// Compiles a program, or loads it from the compile cache.
     ///
     /// # Errors
-    /// The plugin's message, or too few devices.
+    /// Returns the plugin's error, or an error if the program needs more devices than the platform has.
     pub fn compile(&self, name: &str, program: &Program) -> Result<Executable, RuntimeError> {
         if program.devices() > self.devices().len() {
             let have = self.devices().len();
             return Err(RuntimeError::Devices { program: name.into(), want: program.devices(), have });
         }
         loop {
-            if let Some(compiled) = self.compile_with_known(name, program)? {
+            if let Some(compiled) = self.try_compile(name, program)? {
                 return Ok(compiled);
             }
         }
     }
 
-    /// The same with the options that the plugin is not known to refuse; none where it refuses one.
-    fn compile_with_known(&self, name: &str, program: &Program) -> Result<Option<Executable>, RuntimeError> {
+    /// Compiles a program once, without the default options that the plugin has rejected so far. Returns `None` if the
+    /// plugin rejects a further default option; the caller then tries again without that option.
+    fn try_compile(&self, name: &str, program: &Program) -> Result<Option<Executable>, RuntimeError> {
         let (options, mut entry) = self.entry(name, program);
-        // Not where processes agree on a program: each waits for all others.
-        let turn = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| Turn::at(entry.path()));
-        let writing = turn.as_ref().map(Turn::wait);
+        // No lock with several processes, because each process waits here for the others to agree on the program.
+        let turn = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| EntryLock::at(entry.path()));
+        let writing = turn.as_ref().map(EntryLock::wait);
         let absent = entry.as_ref().filter(|entry| turn.is_some() && !entry.path().exists());
         let behind = self.options.write_behind.unwrap_or(self.platform() != "cpu");
-        // Nor where it is written later: two processes could each wait for what the other has yet to run.
-        let claim = absent.filter(|_| !behind).and_then(|entry| Claim::wait(name, entry.path()));
+        // No lock between processes if the entry is written after the first run: two processes could wait for each
+        // other's run.
+        let claim = absent.filter(|_| !behind).and_then(|entry| ProcessLock::wait(name, entry.path()));
         let start = Instant::now();
         let cached = entry.as_ref().and_then(|entry| self.load_cached(name, entry));
         let cached = if self.all_cached(name, program, cached.is_some())? { cached } else { None };
@@ -239,14 +242,15 @@ impl Engine {
                     let compiled = failpoint::within("compile", name, compiled);
                     match compiled.map_err(|e| e.during(During::Compile, name))? {
                         Some(loaded) => break loaded,
-                        // It may be cached as it is compiled now. Processes have agreed that all compile.
+                        // The program may be cached under the remaining options. In a group, all processes have agreed
+                        // to compile.
                         None if self.group.is_none() => return Ok(None),
                         None => entry = self.entry(name, program).1,
                     }
                 };
                 let took = start.elapsed();
                 self.timeline.add(SpanKind::Compile, name, start, None);
-                // Where processes share a folder, one entry is enough.
+                // Only the first process writes to a shared cache directory.
                 let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
                 if let Some(entry) = entry.filter(|entry| first || !entry.path().exists()) {
                     self.save(entry, &loaded, turn.as_ref().zip(writing).filter(|_| behind));
@@ -271,7 +275,7 @@ impl Engine {
                 s.cache_seconds += took.as_secs_f64();
             }
         });
-        // Compilers try kernels on the device, with memory of their own.
+        // Includes the memory that the compiler used for autotuning on the device.
         let peak = self.own_device().memory().ok().and_then(|memory| memory.peak).map(|bytes| bytes >> 20);
         tracing::debug!(
             program = name,
@@ -294,8 +298,9 @@ impl Engine {
         }))
     }
 
-    /// Keeps a program in the compile cache, behind its first run where it is given a turn: a GPU's takes seconds to be serialized.
-    fn save(&self, entry: Entry, loaded: &LoadedExecutable, turn: Option<(&Turn, MutexGuard<Writing>)>) {
+    /// Writes an executable to the compile cache. Given the entry's lock, it writes after the first run, since
+    /// serializing a GPU executable takes seconds; otherwise it writes at once.
+    fn save(&self, entry: Entry, loaded: &LoadedExecutable, turn: Option<(&EntryLock, MutexGuard<PendingWrite>)>) {
         let (loaded, timeline) = (loaded.clone(), self.timeline.clone());
         let save = move || {
             let start = Instant::now();
@@ -307,13 +312,13 @@ impl Engine {
         match turn {
             None => save(),
             Some((turn, mut writing)) => {
-                *writing = Writing::Due(Box::new(save));
+                *writing = PendingWrite::Due(Box::new(save));
                 self.saves.add(turn.clone());
             }
         }
     }
 
-    /// Compiles a program unless this did so before.
+    /// Returns the executable of an earlier call for the same program, or compiles the program.
     fn compile_once(&self, name: &str, program: &Program) -> Result<Arc<Executable>, RuntimeError> {
         let hash = program.hash();
         let known = self.compiled.lock().unwrap_or_else(PoisonError::into_inner).get(&hash).cloned();
@@ -325,35 +330,36 @@ impl Engine {
         Ok(executable)
     }
 
-    /// Compares a program with the other processes'; whether all of them have it cached. A compiler may work with its
-    /// peers, so that either all compile or none does.
+    /// Checks that all processes compile the same program, and returns whether all have it cached. Compilers of several
+    /// processes may cooperate, so either all compile or none does.
     fn all_cached(&self, name: &str, program: &Program, cached: bool) -> Result<bool, RuntimeError> {
-        // A program of one device is each process's own.
+        // Each process compiles single-device programs independently.
         let Some(group) = self.group.as_ref().filter(|_| program.devices() > 1) else { return Ok(cached) };
-        // By what is asked for: one process may know of a refusal that another comes to.
+        // Compares the requested options: processes may learn of rejected options at different times.
         let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
         let options = compile_options(&self.toolchain, program, &ids, &self.options);
         Ok(group.ensure_same_program(name, &program.hash(), &fingerprint(self.platform(), &options), cached)?)
     }
 
-    /// Loads a program from the compile cache; an unusable entry is replaced, with a warning.
+    /// Loads a program from the compile cache; if the entry is unusable, logs a warning and returns `None`.
     fn load_cached(&self, name: &str, entry: &Entry) -> Option<LoadedExecutable> {
         entry.load(&self.client).unwrap_or_else(|error| {
-            tracing::warn!("{name} is compiled anew: its entry in the compile cache cannot be used: {error}");
+            tracing::warn!("recompiling {name}: its compile-cache entry is unusable: {error}");
             None
         })
     }
 
-    /// Copies a host tensor to the devices as an argument of a program: each device its shard, in the argument's element
-    /// type, zero-padded where the argument is larger than its logical dimensions.
+    /// Copies a host tensor to the devices as an argument of a program. Each device gets its shard, converted to the
+    /// argument's element type and zero-padded if the argument is larger than its logical dimensions.
     ///
     /// # Errors
-    /// No such argument, another shape than it takes, an element type without a host form; the plugin's message.
+    /// Returns an error if there is no such argument, if the tensor's shape differs from the argument's, if the host
+    /// does not support the element type, or if the plugin fails.
     pub fn upload(&self, executable: &Executable, name: &str, tensor: &Tensor) -> Result<ShardedTensor, RuntimeError> {
         let argument = executable.arguments.iter().find(|a| a.name == name).ok_or_else(|| RuntimeError::Missing {
             program: executable.name.to_string(),
             name: name.into(),
-            ty: "an argument it does not have".into(),
+            ty: "no such argument".into(),
         })?;
         let mesh = &executable.mesh;
         if tensor.shape() != argument.logical_dims {
@@ -369,10 +375,11 @@ impl Engine {
             .map_err(|e| e.during(During::Upload, &executable.name))
     }
 
-    /// Runs an executable on tensors found by argument name.
+    /// Runs an executable; `find` returns the tensor for each argument name.
     ///
     /// # Errors
-    /// A missing or mistyped argument, by name; the plugin's message.
+    /// Returns an error that names the argument if it is missing or has the wrong type or sharding, or the plugin's
+    /// error.
     pub fn run<'a>(
         &self,
         executable: &Executable,
@@ -399,15 +406,15 @@ impl Engine {
                 row.push(buffer);
             }
         }
-        // Processes that run programs in different orders are noticed by the number.
+        // The plugin uses the launch id to detect processes that run programs in different orders.
         let launch_id = if self.has_peers() { self.launches.fetch_add(1, Ordering::SeqCst) + 1 } else { 0 };
         let options = ExecuteOptions { launch_id, ..ExecuteOptions::default() };
         let watch = Watch::execution(&self.watchdog, &executable.name, &devices, &executable.pace, &self.queue);
-        let guard = watch.as_ref().map(Watch::over_start);
+        let guard = watch.as_ref().map(Watch::guard_start);
         let results = executable.loaded.execute_with(&arguments, &options);
         let results = results.map_err(|e| RuntimeError::from(e).during(During::Run, &executable.name))?;
         drop(guard);
-        executable.turn.iter().for_each(Turn::write);
+        executable.turn.iter().for_each(EntryLock::write);
         self.count(&executable.name, |s| s.executions += 1);
         let mut each: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
         let named = executable.results.iter().map(|o| {
@@ -421,11 +428,11 @@ impl Engine {
         Ok(Outputs { named: named.collect() })
     }
 
-    /// The tensor, a result of a program over `mesh`, replicated on every device. This runs a program of all processes:
-    /// each has to call it.
+    /// Copies a tensor, which is a result of a program over `mesh`, in full to every device. This runs a program across
+    /// all processes, so each process must call it.
     ///
     /// # Errors
-    /// The plugin's message.
+    /// Returns the plugin's error.
     pub fn replicate(
         &self,
         tensor: &ShardedTensor,
@@ -435,7 +442,9 @@ impl Engine {
         let program = gather::program(tensor.ty(), tensor.dims(), mesh, sharding)?;
         let executable = self.compile_once("gather", &program)?;
         let mut outputs = self.run(&executable, |name| (name == gather::TENSOR).then_some(tensor))?;
-        outputs.take(gather::TENSOR).ok_or_else(|| RuntimeError::Parameter("nothing was gathered".into()))
+        outputs
+            .take(gather::TENSOR)
+            .ok_or_else(|| RuntimeError::Parameter("the gather program returned no tensor".into()))
     }
 
     fn replicator(&self, mesh: &Mesh, sharding: Option<&Sharding>) -> Replicate {
@@ -453,18 +462,18 @@ impl Engine {
     }
 }
 
-/// Logs that programs were not cached; a warning, unless the plugin cannot serialize at all.
+/// Logs that a program was not cached: a warning, or a debug message if the plugin does not support serialization.
 fn warn_uncached(name: &str, error: &CacheError) {
     match error.is_unsupported() {
-        true => tracing::debug!(program = name, "not kept in the compile cache: {error}"),
-        false => tracing::warn!(program = name, "not kept in the compile cache: {error}"),
+        true => tracing::debug!(program = name, "not written to the compile cache: {error}"),
+        false => tracing::warn!(program = name, "not written to the compile cache: {error}"),
     }
 }
 
-/// The layout an argument asks for.
+/// Parses the memory layout that an argument requests.
 pub(super) fn device_layout(argument: &Argument) -> Result<Option<DeviceLayout>, RuntimeError> {
     let Some(text) = argument.memory_layout.as_deref() else { return Ok(None) };
-    // The parser's error quotes the layout.
-    let fail = |e| RuntimeError::Parameter(format!("argument '{}': memory {e}", argument.name));
+    // The parser's error quotes the layout text.
+    let fail = |e| RuntimeError::Parameter(format!("invalid memory layout of argument '{}': {e}", argument.name));
     text.parse().map(Some).map_err(fail)
 }

@@ -6,24 +6,25 @@ use super::cache::CacheError;
 use super::processes::GroupError;
 use crate::tensor::TensorError;
 
-/// Errors of compiling and running programs.
+/// An error from compiling, loading, uploading or running programs.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
     #[error(transparent)]
     Plugin(#[from] crate::pjrt::Error),
-    /// A device has too little memory for a program, or for parameters.
-    #[error("{during} {name}: too little memory on a device: {source}")]
+    /// A device ran out of memory for a program or for parameters.
+    #[error("{during} {name}: out of device memory: {source}")]
     OutOfMemory { during: During, name: String, source: crate::pjrt::Error },
-    /// A release of libtpu refuses an option of ours that it was tested with: on others it is left out.
-    #[error("libtpu {release} refuses the option {option}: {source}; this is a bug, please report it with the command")]
+    /// A libtpu release rejects a default option that it was tested with. For untested releases, the compile is retried
+    /// without the option instead.
+    #[error("libtpu {release} rejects the option {option}: {source}; this is a bug, please report it with the command")]
     Option { release: &'static str, option: String, source: crate::pjrt::Error },
-    /// A plugin refuses an option of ours without which it computes other numbers.
+    /// A plugin rejects a default option that results depend on.
     #[error(
-        "the plugin does not take the option {option}, which the numbers rest on: `ltx2 plugin install cpu|cuda|tpu` fetches one \
-         that does ({source})"
+        "the plugin rejects the option {option}, which results depend on; run `ltx2 plugin install cpu|cuda|tpu` for a plugin that \
+         accepts it ({source})"
     )]
     Needed { option: String, source: crate::pjrt::Error },
-    /// A plugin refuses an XLA flag of the configuration.
+    /// A plugin rejects an XLA flag that the configuration sets.
     #[error("runtime.xla_flags.{option}: {source}; correct or remove the flag")]
     Flag { option: String, source: crate::pjrt::Error },
     #[error(transparent)]
@@ -32,37 +33,37 @@ pub enum RuntimeError {
     Tensor(#[from] TensorError),
     #[error("compile cache: {0}")]
     Cache(#[from] CacheError),
-    /// The other processes of the run.
+    /// An error of multi-process coordination.
     #[error(transparent)]
     Processes(#[from] GroupError),
-    /// Loading that nobody waits for any more.
-    #[error("loading was stopped")]
+    /// Loading was cancelled because its result is not needed.
+    #[error("loading was cancelled")]
     Stopped,
-    /// A parameter could not be read.
+    /// A parameter could not be read or uploaded.
     #[error("{0}")]
     Parameter(String),
-    #[error("program '{program}' needs '{name}' of type {ty}")]
+    #[error("program '{program}': tensor '{name}' is missing ({ty})")]
     Missing { program: String, name: String, ty: String },
-    #[error("'{name}' must be {want}, got {got}")]
+    #[error("argument '{name}' must be {want}, got {got}")]
     Mismatch { name: String, want: String, got: String },
-    /// The plugin put a program onto other devices than it was compiled for: ids, in the orders of the mesh and of the
-    /// plugin.
-    #[error("program '{program}' was loaded onto devices {got:?} of this process, not {wanted:?}")]
+    /// The plugin loaded a program onto devices other than those that the program was compiled for. Device ids are in
+    /// mesh order (`wanted`) and in the plugin's order (`got`).
+    #[error("program '{program}' was loaded onto devices {got:?} of this process, expected {wanted:?}")]
     Placed { program: String, wanted: Vec<i32>, got: Vec<i32> },
-    /// The program runs on more devices than there are.
-    #[error("program '{program}' is partitioned over {want} devices, the platform has {have}")]
+    /// The program needs more devices than the platform has.
+    #[error("program '{program}' needs {want} devices, but the platform has {have}")]
     Devices { program: String, want: usize, have: usize },
 }
 
-/// Work that takes memory on a device.
+/// Phase in which device memory ran out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum During {
     Compile,
-    /// Parameters on their way to devices.
+    /// Uploading parameters.
     Load,
-    /// Inputs on their way to devices.
+    /// Uploading inputs.
     Upload,
-    /// Execution, or its results on their way to the host.
+    /// Executing a program, or downloading its results.
     Run,
 }
 
@@ -71,14 +72,15 @@ impl fmt::Display for During {
         f.write_str(match self {
             During::Compile => "compiling",
             During::Load => "loading",
-            During::Upload => "inputs of",
+            During::Upload => "uploading inputs of",
             During::Run => "running",
         })
     }
 }
 
 impl RuntimeError {
-    /// The same error; where memory was too little, with what it was for.
+    /// Adds the phase and the name of the program or component to an out-of-memory error. Returns other errors
+    /// unchanged.
     #[must_use]
     pub(crate) fn during(self, during: During, name: &str) -> Self {
         match self {

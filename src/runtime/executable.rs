@@ -1,4 +1,4 @@
-//! A compiled program with the names of its arguments, and the results of a run.
+//! Compiled programs with named arguments, and the results of a run.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use super::error::RuntimeError;
 use super::sharded_tensor::ShardedTensor;
-use super::turn::Turn;
+use super::thread_locks::EntryLock;
 use super::watch::Pace;
 use crate::hlo::{Argument, Mesh, Output, Program};
 use crate::pjrt::{Executable as Compiled, LoadedExecutable};
 use crate::tensor::Tensor;
 
-/// Origin of an executable.
+/// Where an executable came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutableOrigin {
     Compiled,
@@ -39,9 +39,9 @@ pub struct Executable {
     pub(super) hash: String,
     pub(super) origin: ExecutableOrigin,
     pub(super) compile_time: Duration,
-    /// Its entry in the compile cache, where it is still to be written.
-    pub(super) turn: Option<Turn>,
-    /// Time that an execution takes.
+    /// Lock on the executable's compile-cache entry, which may not be written yet.
+    pub(super) turn: Option<EntryLock>,
+    /// Expected execution time, for the watchdog.
     pub(super) pace: Arc<Pace>,
 }
 
@@ -50,9 +50,10 @@ impl Executable {
         &self.name
     }
 
-    /// The same compiled program for one of equal text, whose arguments and results may have other logical dimensions.
+    /// Returns this executable with the arguments and results of `program`, which has the same text but may have
+    /// different logical dimensions.
     #[must_use]
-    pub(crate) fn written_as(&self, program: &Program) -> Executable {
+    pub(crate) fn for_program(&self, program: &Program) -> Executable {
         Executable {
             name: self.name.clone(),
             loaded: self.loaded.clone(),
@@ -71,12 +72,12 @@ impl Executable {
         &self.hash
     }
 
-    /// Compiled, or loaded from the compile cache.
+    /// Returns whether the executable was compiled or loaded from the compile cache.
     pub fn origin(&self) -> ExecutableOrigin {
         self.origin
     }
 
-    /// Time the compile took, or loading it from the compile cache.
+    /// Returns the time that compiling the executable, or loading it from the compile cache, took.
     pub(crate) fn compile_time(&self) -> Duration {
         self.compile_time
     }
@@ -93,7 +94,7 @@ impl Executable {
         &self.mesh
     }
 
-    /// The compiled form, for its memory and its optimized program.
+    /// Returns the PJRT executable, for memory statistics and the optimized program.
     pub fn compiled(&self) -> &Compiled {
         &self.loaded
     }
@@ -105,34 +106,31 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// A result on the devices.
+    /// Returns a result without copying it to the host; `None` if there is no result of that name.
     pub fn get(&self, name: &str) -> Option<&ShardedTensor> {
         self.named.get(name)
     }
 
-    /// A result copied to the host.
+    /// Copies a result to the host.
     ///
     /// # Errors
-    /// No such result; the plugin's message.
+    /// Returns an error if there is no result of that name, or the plugin's error.
     pub fn tensor(&self, name: &str) -> Result<Tensor, RuntimeError> {
         let found = self.named.get(name).ok_or_else(|| RuntimeError::Missing {
             program: "outputs".into(),
             name: name.into(),
-            ty: "any".into(),
+            ty: "no such result".into(),
         })?;
         found.download()
     }
 
-    /// Every result, in the order of their names.
+    /// Returns all results, ordered by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &ShardedTensor)> {
         let sorted: BTreeMap<&str, &ShardedTensor> = self.named.iter().map(|(n, d)| (n.as_str(), d)).collect();
         sorted.into_iter()
     }
 
-    /// Waits until every result is there.
-    ///
-    /// # Errors
-    /// Error of the program on the device.
+    /// Waits until all results are computed. Returns an error if the program failed on a device.
     pub(crate) fn wait(&self) -> Result<(), RuntimeError> {
         self.named.values().try_for_each(ShardedTensor::wait)
     }

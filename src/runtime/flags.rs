@@ -1,22 +1,22 @@
-//! The XLA options of every compile, by platform, each with its reason. A configuration's own flags come on top.
+//! Default XLA options of every compile, by platform, each with its reason. The user's flags override them.
 
 use super::plugins::Libtpu;
 use crate::hlo::Program;
 use crate::pjrt::{Client, OptionValue};
 
-/// The compiler of a platform, as far as options differ by it.
+/// The properties of a compiler that the default options depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Toolchain {
     /// `cpu`, `cuda`, `tpu` …
     pub(crate) platform: String,
-    /// Kind of the devices, as the plugin says it: `TPU v6 lite` …
+    /// Device kind as reported by the plugin: `TPU v6 lite` …
     pub(crate) kind: String,
-    /// Version, as the plugin says it.
+    /// Platform version as reported by the plugin.
     pub(crate) version: String,
 }
 
 impl Toolchain {
-    /// The one of a client's plugin, for its devices.
+    /// Returns the compiler of a client's plugin, for its devices.
     pub fn of(client: &Client) -> Self {
         Toolchain {
             platform: client.platform_name().to_lowercase(),
@@ -25,7 +25,7 @@ impl Toolchain {
         }
     }
 
-    /// The release of libtpu, where it is one that the shipped slices' loops were compiled with.
+    /// Returns the libtpu release if it is one that this project's programs were tested with.
     pub(crate) fn tested_libtpu(&self) -> Option<&'static str> {
         Some(&self.version).filter(|_| self.platform == "tpu").and_then(|version| Libtpu::of(version).release())
     }
@@ -40,10 +40,11 @@ impl std::fmt::Display for Toolchain {
     }
 }
 
-/// Options of ours that change how fast a program is, how its compile is told of or traced, and not what it computes: a plugin that
-/// does not know one compiles without it. Kernels that it then chooses may sum in another order, as those of another plugin do.
-const FOR_SPEED: [&str; 16] = [
-    // What it replaces is a warning.
+/// Default options that affect speed, compile messages or tracing, but not results: if a plugin does not know one, the
+/// program is compiled without it. Without the option, the compiler may select kernels that add in a different order,
+/// as a different plugin version may.
+const SPEED_ONLY: [&str; 16] = [
+    // Only suppresses a warning.
     "xla_enable_hlo_sharding_v3",
     "xla_gpu_force_conv_nhwc",
     "xla_gpu_enable_triton_gemm",
@@ -62,54 +63,55 @@ const FOR_SPEED: [&str; 16] = [
     "xla_tpu_enable_sparse_core_collective_offload_all_gather",
 ];
 
-/// Whether a program without an option computes what it does with it.
-pub(super) fn is_for_speed(option: &str) -> bool {
-    FOR_SPEED.contains(&option)
+/// Whether the option only affects speed, compile messages or tracing; see [`SPEED_ONLY`].
+pub(super) fn is_speed_only(option: &str) -> bool {
+    SPEED_ONLY.contains(&option)
 }
 
-/// Bytes of a permute from which on a copy engine is taken for faster than NCCL's kernel: of 4 MiB it takes 37 us and NCCL 31, of 16 MiB
-/// 58 and 83 (`ltx2 bench --micro`, H100s).
-const COPIED: usize = 8 << 20;
+/// Permute size in bytes from which a copy engine is assumed to be faster than NCCL's kernel. Measured: 37 us against
+/// NCCL's 31 us at 4 MiB, 58 us against 83 us at 16 MiB (`ltx2 bench --micro`, H100s).
+const COPY_ENGINE_BYTES: usize = 8 << 20;
 
-/// The options a toolchain's program is compiled with.
+/// Returns the default options for compiling a program.
 pub(crate) fn defaults(toolchain: &Toolchain, program: &Program) -> Vec<(&'static str, OptionValue)> {
     let platform = toolchain.platform.as_str();
     let on = OptionValue::Bool(true);
-    // Roundings that the program writes must stay: CUDA otherwise deletes f32 -> bf16 -> f32 pairs.
+    // Keeps the roundings that the program specifies: CUDA otherwise deletes f32 -> bf16 -> f32 pairs.
     let mut flags = vec![("xla_allow_excess_precision", OptionValue::Bool(false))];
     if platform != "tpu" {
-        // Programs written in Shardy's text are not of the newer form; said here, or each compile warns.
+        // Shardy programs in text form do not use HLO sharding v3; without this option, each compile prints a warning.
         flags.push(("xla_enable_hlo_sharding_v3", OptionValue::Bool(false)));
     }
     match platform {
         "cpu" => {
-            // Of the YNN library the matmuls alone, one at a time: its sums depend on how many rows there are, and a GELU
-            // that it takes into a matmul is another polynomial than XLA's. What it would take depends on whether the
-            // samples' matmuls stand side by side.
+            // Use the YNN library only for individual matmuls: its sums depend on the number of rows, and a GELU that
+            // it fuses into a matmul uses a different polynomial from XLA's. What it fuses depends on whether the
+            // samples' matmuls are adjacent in the program.
             let products = OptionValue::Text("LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT".into());
             flags.push(("xla_cpu_experimental_ynn_fusion_type", products));
         }
         "tpu" => flags.extend(of_tpu(Libtpu::of(&toolchain.version), &toolchain.kind)),
         "cuda" => {
             flags.extend([
-                // Convolutions over three dimensions are else compiled channels first, and cuDNN turns every tensor twice.
+                // Otherwise 3D convolutions are compiled channels-first, and cuDNN transposes every tensor twice.
                 ("xla_gpu_force_conv_nhwc", on.clone()),
-                // cuBLAS applies biases and GELU to its sums; Triton's matmuls leave them to passes of their own.
+                // cuBLAS fuses bias and GELU into the matmul; Triton's matmuls leave them to separate kernels.
                 ("xla_gpu_enable_triton_gemm", OptionValue::Bool(false)),
-                // The compiler takes the first of the kernels that could be, not the fastest of a measurement: a program that was
-                // compiled anew gives the bits of the last.
+                // Selects the first applicable kernel instead of the fastest measured one, so that a recompiled program
+                // gives bitwise identical results.
                 ("xla_gpu_deterministic_ops", on.clone()),
             ]);
             if program.devices() > 1 {
-                // Keys and values travel while the queries are made, both at once.
+                // Overlap the transfers of keys and values with the computation of the queries, and with each other.
                 flags.extend([
                     ("xla_gpu_enable_latency_hiding_scheduler", on),
                     ("xla_gpu_experimental_parallel_collective_overlap_limit", OptionValue::Int(2)),
                 ]);
             }
-            if program.smallest_permute.is_some_and(|bytes| bytes >= COPIED) {
-                // The option is of all its permutes: a ring's are large, a decoder's halos are not. Nor do copy engines take
-                // processors from the work beside them, as NCCL's kernel does.
+            if program.smallest_permute.is_some_and(|bytes| bytes >= COPY_ENGINE_BYTES) {
+                // Applies to all permutes of a program; those of ring attention are large, those of a decoder's halo
+                // exchange are not. Unlike NCCL's kernels, copy engines also leave the multiprocessors free for
+                // concurrent work.
                 let engines = OptionValue::Text("COLLECTIVES_PEER_MEMORY".into());
                 flags.push(("xla_gpu_collective_permute_mode", engines));
             }
@@ -121,32 +123,33 @@ pub(crate) fn defaults(toolchain: &Toolchain, program: &Program) -> Vec<(&'stati
 
 fn of_tpu(libtpu: Libtpu, kind: &str) -> Vec<(&'static str, OptionValue)> {
     let (on, fused) = (OptionValue::Bool(true), OptionValue::Bool(libtpu.fuses_gathers(kind)));
-    // Fusing one product into another crashes libtpu 0.0.42 on v6e where heads are split eightfold.
+    // Fusing one matmul into another crashes libtpu 0.0.42 on v6e if heads are sharded 8 ways.
     let mut flags = vec![("xla_tpu_dot_dot_fusion", OptionValue::Bool(false))];
-    // Gathers of split weights run behind the computation; all of these are off by default.
+    // Overlap all-gathers of sharded weights with computation. All of these are off by default.
     flags.extend([
         ("xla_enable_async_all_gather", on.clone()),
         ("xla_tpu_enable_async_collective_fusion", on.clone()),
         ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", fused),
         ("xla_tpu_enable_async_collective_fusion_multiple_steps", on.clone()),
-        // Without it only matmuls hide a gather: a fifth of the bytes of `fsdp-ulysses` would be waited for.
+        // Without this, gathers overlap only with matmuls, and a fifth of the bytes that the layout `fsdp-ulysses`
+        // gathers do not overlap with computation.
         ("xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions", on.clone()),
-        // Attention's kernel hides gathers as matmuls do.
+        // Lets the attention kernel overlap with gathers, as matmuls do.
         ("xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call", on.clone()),
         ("xla_tpu_overlap_compute_collective_tc", on.clone()),
     ]);
     if !libtpu.fuses_gathers(kind) && kind.starts_with("TPU v6") {
-        // There, and on TPU7x unasked, SparseCores gather beside the computation.
+        // On v6e, the SparseCores run the gathers concurrently with the computation; on TPU7x they do so by default.
         flags.push(("xla_tpu_enable_sparse_core_collective_offload_all_gather", on));
     }
     flags
 }
 
-/// The options on top of [`defaults`] of programs whose trace is taken.
-pub(crate) fn for_traces(platform: &str) -> Vec<(&'static str, OptionValue)> {
+/// Returns the options that are added to [`defaults`] for programs that are traced.
+pub(crate) fn trace_options(platform: &str) -> Vec<(&'static str, OptionValue)> {
     match platform {
-        // A kernel that a CUDA graph launches does not say which operation it is of: no graph is long enough. (The list of
-        // what graphs may hold cannot be emptied by a compile's options.)
+        // A kernel launched from a CUDA graph does not report its operation, so this sets a minimum graph size that no
+        // graph reaches. (Compile options cannot clear the list of commands that graphs may contain.)
         "cuda" => vec![("xla_gpu_graph_min_graph_size", OptionValue::Int(i64::from(i32::MAX)))],
         _ => Vec::new(),
     }
@@ -157,7 +160,7 @@ mod tests {
     use super::*;
     use crate::hlo::{Builder, DType, Mesh, Sharding, Type};
 
-    /// A program that passes `rows` of 4 KiB to the other of two devices.
+    /// Builds a program in which two devices exchange `rows` rows of 4 KiB.
     fn passes(rows: usize) -> Program {
         let b = Builder::new("f").with_mesh(Mesh::new(&[("context", 2)]));
         let x = b.argument("x", Type::new(DType::F32, [2 * rows, 1024]));
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_engines_pass_what_is_large() {
+    fn large_permutes_use_copy_engines() {
         let toolchain = Toolchain { platform: "cuda".into(), ..Toolchain::default() };
         for (mebibytes, copied) in [(7, false), (8, true)] {
             let own = defaults(&toolchain, &passes(mebibytes << 8));
@@ -180,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_numbers_rest_on_is_never_left_out() {
+    fn options_that_results_depend_on_are_never_dropped() {
         let toolchain = |platform: &str, kind: &str| Toolchain {
             platform: platform.into(),
             kind: kind.into(),
@@ -188,20 +191,21 @@ mod tests {
         };
         let each = [("cpu", "cpu"), ("cuda", "NVIDIA H200"), ("tpu", "TPU v5"), ("tpu", "TPU v6 lite")];
         let all = each.into_iter().flat_map(|(platform, kind)| {
-            let own = defaults(&toolchain(platform, kind), &passes(2048)).into_iter().chain(for_traces(platform));
+            let own = defaults(&toolchain(platform, kind), &passes(2048)).into_iter().chain(trace_options(platform));
             own.map(|(name, _)| name)
         });
         let all: std::collections::BTreeSet<&str> = all.collect();
-        let needed: Vec<&&str> = all.iter().filter(|name| !is_for_speed(name)).collect();
+        let needed: Vec<&&str> = all.iter().filter(|name| !is_speed_only(name)).collect();
         let numbers =
             ["xla_allow_excess_precision", "xla_cpu_experimental_ynn_fusion_type", "xla_gpu_deterministic_ops"];
         assert_eq!(needed, numbers.each_ref());
-        assert!(FOR_SPEED.iter().all(|name| all.contains(name)), "no option is listed that is not given");
+        assert!(SPEED_ONLY.iter().all(|name| all.contains(name)), "every listed option is a default");
     }
 
-    /// On the CPU no compiler that we know would take one away; CUDA's does.
+    /// Checks the flag instead of a program's results, because only CUDA's compiler removes an explicit rounding (f32
+    /// to bf16 to f32) without the flag.
     #[test]
-    fn no_platform_takes_a_written_rounding_away() {
+    fn explicit_roundings_are_kept_on_every_platform() {
         for platform in ["cpu", "cuda", "tpu"] {
             let toolchain = Toolchain { platform: platform.into(), ..Toolchain::default() };
             let flag =

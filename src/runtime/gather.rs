@@ -1,11 +1,11 @@
-//! The program that replicates tensors that are sharded over several processes.
+//! The program that replicates tensors sharded over several processes.
 
 use crate::hlo::{Argument, Builder, Error, Mesh, Output, Program, Sharding, Type};
 
-/// The one argument of such a program, and its result.
+/// Name of the program's only argument, and of its result.
 pub(super) const TENSOR: &str = "tensor";
 
-/// The program: an all-gather of every sharded dimension.
+/// Builds a program that all-gathers every sharded dimension.
 pub(super) fn program(
     ty: &Type,
     logical_dims: &[usize],
@@ -28,7 +28,7 @@ mod tests {
 
     #[test]
     fn what_is_split_becomes_whole() {
-        // Four devices, a tensor in four shards, of whose columns callers see five.
+        // Four devices with one shard each; five of the six columns are logical, the last one is padding.
         let mesh = Mesh::new(&[("cfg", 2), ("context", 2)]);
         let (split, ty, content) = (Sharding::new(&[&["cfg"], &["context"]]), Type::new(DType::F32, [4, 6]), [4, 5]);
         let program = program(&ty, &content, &mesh, Some(&split)).unwrap();

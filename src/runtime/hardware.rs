@@ -1,4 +1,4 @@
-//! Hardware of this machine, found without a plugin.
+//! Detects this machine's hardware without loading a plugin.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fs;
@@ -7,11 +7,11 @@ use std::path::Path;
 use crate::pjrt::discover::Platform;
 use crate::pjrt::with_sources;
 
-/// Hardware of a platform, or why there is none. Loads no plugin, so it neither hangs nor crashes on a
-/// machine without it.
+/// Describes a platform's hardware, or why there is none. Loads no plugin, so it neither hangs nor crashes on a machine
+/// without the hardware.
 pub(crate) fn hardware(platform: Platform) -> Result<String, String> {
     match platform {
-        Platform::Cpu => Ok("always there".into()),
+        Platform::Cpu => Ok("always available".into()),
         Platform::Cuda => cuda_devices().map(|names| format!("{} NVIDIA device(s)", names.len())),
         Platform::Tpu => match tpu_chips(Path::new("/")) {
             0 => Err("no TPU chip (no /dev/accel0, no Google PCI device under /dev/vfio)".into()),
@@ -20,8 +20,9 @@ pub(crate) fn hardware(platform: Platform) -> Result<String, String> {
     }
 }
 
-/// TPU chips below `root` (the file system's): numbered `/dev/accel` nodes up to v4, PCI devices of Google handed to
-/// vfio since v5e. `/dev/accel/` is another kernel subsystem, and Google's other PCI devices have drivers of their own.
+/// Counts the TPU chips below `root` (`/` outside of tests). Chips up to v4 are numbered `/dev/accel` nodes; chips
+/// since v5e are Google PCI devices bound to vfio. The directory `/dev/accel/` belongs to another kernel subsystem, and
+/// Google's other PCI devices use other drivers.
 fn tpu_chips(root: &Path) -> usize {
     let entries = |folder: &str| fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
     let numbered = |name: &str, prefix: &str| {
@@ -41,18 +42,19 @@ fn tpu_chips(root: &Path) -> usize {
     entries("sys/bus/pci/devices").filter(|entry| is_tpu(&entry.path())).count()
 }
 
-/// Names of the NVIDIA devices that the driver answers for, which are the kinds of their plugin.
+/// Returns the names of the NVIDIA devices that the driver lists, which are the same as the device kinds that the CUDA
+/// plugin reports.
 pub(crate) fn cuda_devices() -> Result<Vec<String>, String> {
-    // Without a device node the driver library, where a package left one, has nothing to talk to. /dev/dxg is WSL's.
+    // Without a device node an installed driver library has no driver to talk to. WSL has /dev/dxg instead.
     if !["/dev/nvidiactl", "/dev/dxg"].iter().any(|node| Path::new(node).exists()) {
         return Err("no NVIDIA driver (no /dev/nvidiactl)".into());
     }
-    // SAFETY: the NVIDIA driver's library; loading it runs its initialisers only.
+    // SAFETY: this is the NVIDIA driver's library; loading it runs only its initializers.
     let library = unsafe { libloading::Library::new("libcuda.so.1") };
-    let library = library.map_err(|e| format!("the NVIDIA driver does not load: {}", with_sources(&e)))?;
-    let missing = |_| "the NVIDIA driver is not one (libcuda.so.1 without cuInit)".to_owned();
+    let library = library.map_err(|e| format!("cannot load the NVIDIA driver library: {}", with_sources(&e)))?;
+    let missing = |_| "libcuda.so.1 is not a valid NVIDIA driver library (missing CUDA functions)".to_owned();
     let mut names = Vec::new();
-    // SAFETY: these are the signatures of the CUDA driver interface; the name's length is that of its buffer.
+    // SAFETY: these are the signatures of the CUDA driver API; the length passed with `name` is within its buffer.
     let status = unsafe {
         let init = library.get::<unsafe extern "C" fn(u32) -> c_int>(b"cuInit\0").map_err(missing)?;
         let devices =
@@ -74,12 +76,12 @@ pub(crate) fn cuda_devices() -> Result<Vec<String>, String> {
         }
         status
     };
-    // The driver keeps threads and state after cuInit: it stays loaded, as the plugin will want it anyway.
+    // After cuInit the driver has threads and state, so it stays loaded; the plugin needs it anyway.
     std::mem::forget(library);
     match status {
         0 if !names.is_empty() => Ok(names),
-        0 => Err("the NVIDIA driver sees no device".into()),
-        status => Err(format!("the NVIDIA driver answers with CUDA error {status}")),
+        0 => Err("the NVIDIA driver found no device".into()),
+        status => Err(format!("the NVIDIA driver returned CUDA error {status}")),
     }
 }
 
@@ -88,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tpu_chips_are_told_from_other_devices() {
+    fn tpu_chips_are_distinguished_from_other_devices() {
         let root = tempfile::tempdir().unwrap();
         let path = |name: &str| root.path().join(name);
         fs::create_dir_all(path("dev/accel")).unwrap();

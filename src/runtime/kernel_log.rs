@@ -1,32 +1,33 @@
-//! The kernel's log, where it can be read: what a driver says about a device that fails.
+//! Reads the kernel log, if permitted, for driver messages about a failing device.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 
-/// Variable that names another file: a copy that a host keeps, for processes that may not read the kernel's own.
+/// Environment variable with the path of a file to read instead of [`DEVICE`], such as a copy of the log for processes
+/// that may not read the kernel log itself.
 const VARIABLE: &str = "LTX2_KERNEL_LOG";
 const DEVICE: &str = "/dev/kmsg";
-/// `O_NONBLOCK` of Linux: reading at the end of the kernel's log would wait for its next line.
+/// Linux `O_NONBLOCK`: without it, a read at the end of the kernel log blocks until the next message.
 const NONBLOCK: i32 = 0o4000;
-/// Lines that are told, at most.
+/// Maximum number of lines reported.
 const LINES: usize = 4;
-/// Records that are looked at, at most: a log that is flooded has no end.
+/// Maximum number of records read, in case messages arrive faster than they are read.
 const RECORDS: usize = 100_000;
 
-/// The kernel's log from a moment on.
+/// The kernel log from the time of opening; `None` if it is not readable.
 pub(super) struct KernelLog(Option<File>);
 
 impl KernelLog {
-    /// Lines that are written after this.
+    /// Opens the log at its end, so that only later messages are read.
     pub(super) fn from_now() -> Self {
         let path = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).unwrap_or_else(|| DEVICE.into());
         let file = OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path);
-        // Often it is not allowed, which is no fault.
+        // Reading is often not permitted, which is not an error.
         KernelLog(file.ok().filter(|mut file| file.seek(SeekFrom::End(0)).is_ok()))
     }
 
-    /// Lines about NVIDIA's Xid errors and uncorrectable memory errors, the first ones.
+    /// Returns the first [`LINES`] new lines about NVIDIA Xid errors and uncorrectable memory errors.
     pub(super) fn read(&mut self) -> Vec<String> {
         let Some(file) = &mut self.0 else { return Vec::new() };
         let (mut text, mut block) = (Vec::new(), [0; 8192]);
@@ -34,7 +35,7 @@ impl KernelLog {
             match file.read(&mut block) {
                 Ok(0) => break,
                 Ok(count) => text.extend_from_slice(&block[..count]),
-                // Records that were overwritten before they were read.
+                // BrokenPipe: records were overwritten before they were read.
                 Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::Interrupted) => {}
                 Err(_) => break,
             }
@@ -50,7 +51,7 @@ fn is_fault(line: &str) -> bool {
     lower.contains("xid (") || lower.contains("nvrm: xid") || uncorrected
 }
 
-/// A record's text, without the numbers that the kernel puts before it.
+/// Removes the numeric prefix that the kernel writes before a record's text.
 fn words(line: &str) -> String {
     match line.split_once(';') {
         Some((numbers, text)) if numbers.starts_with(|c: char| c.is_ascii_digit()) => text.trim().into(),
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_of_devices_are_found_among_other_lines() {
+    fn device_faults_are_found_in_the_kernel_log() {
         let lines = [
             ("4,1234,5678901,-;NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen off the bus.", true),
             ("[ 12.5] NVRM: GPU at PCI:0000:18:00: uncorrectable ECC error", true),

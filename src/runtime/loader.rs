@@ -1,14 +1,15 @@
-//! Parameters from files to devices, each its shard: many readers, in the order of use, without a host copy of a stack.
+//! Uploads parameters from files to the devices; each device gets its shard. Several threads read the tensors in order
+//! of use. Tensors that one parameter stacks are stacked in device memory, not in host memory.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+use super::checkpoint_tensor::{FileTensor, ParameterSource, ReadPiece};
 use super::engine::{Engine, device_layout};
 use super::error::RuntimeError;
 use super::quantize;
 use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut_into, offset, shards, strides};
-use super::stored::{FileTensor, ParameterSource, ReadPiece};
 use super::watch::Watch;
 use crate::failpoint;
 use crate::hlo::{DType, Program};
@@ -17,18 +18,18 @@ use crate::pjrt::{Buffer, Device, DeviceLayout, HostBuffer, Piece, SharedBytes, 
 use crate::tensor::Tensor;
 use crate::threads;
 
-/// Bytes that are read at once: enough for a disk and a device's link, few enough that all readers have some.
+/// Bytes per read: large enough for disk and device-link throughput, small enough to keep all readers busy.
 const PIECE: usize = 32 << 20;
-/// A single tensor below this is not worth a transfer of its own.
+/// A parameter that consists of a single tensor below this size is uploaded in one copy instead of piecewise.
 const SMALL: usize = 1 << 20;
-/// More readers than that are no faster.
+/// Maximum number of reader threads; more are not faster.
 const READERS: usize = 16;
 
-/// Uploads `params`, arguments of `program`, in their order; `told` hears of every piece's bytes and says whether to go on.
+/// Uploads `params`, which are arguments of `program`, and returns them in the same order. Calls `told` with the byte
+/// count of each uploaded piece; cancels with [`RuntimeError::Stopped`] if it returns `false`.
 ///
-/// # Errors
-/// [`RuntimeError::Stopped`] where `told` says so; a tensor that is missing, of another shape, not a float or not finite, with
-/// file and name; the plugin's message.
+/// An error about a tensor (missing, wrong shape, not a float, not finite) contains the file and the name of the
+/// tensor.
 pub(super) fn load(
     engine: &Engine,
     program: &Program,
@@ -40,7 +41,7 @@ pub(super) fn load(
     let uploads =
         params.iter().enumerate().map(|(i, param)| Upload::plan(engine, program, param, source, i, &mut jobs));
     let uploads = uploads.collect::<Result<Vec<_>, _>>()?;
-    // What is read goes into the first half, what is cut from it into the second.
+    // The first half of the staging memory receives the file's bytes, the second half the shards copied out of them.
     let largest = jobs.iter().map(Job::room).max().unwrap_or(0).max(PIECE);
     let halves = if program.devices() > 1 { 2 } else { 1 };
     threads::try_in_order(&jobs, threads::cores().clamp(2, READERS), |job| {
@@ -65,48 +66,44 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A parameter on its way.
 struct Upload<'a> {
     param: &'a Param,
     shards: Vec<Shard>,
-    /// This process's devices, with their places among the shards.
+    /// This process's devices, each with its index into `shards`.
     devices: Vec<(usize, &'a Device)>,
-    way: Way,
-    /// Jobs that are not done.
+    way: UploadMode,
+    /// Number of unfinished jobs.
     left: AtomicUsize,
 }
 
-/// How a parameter gets to its devices.
-enum Way {
-    /// At once, by a copy that reads it with strides.
+enum UploadMode {
+    /// One strided host-to-device copy per device.
     Whole(Mutex<Vec<Buffer>>),
-    /// Piece by piece, each device's; the parameter's dimensions from `outer` on are those of one stored tensor.
-    Pieces { outer: usize, fills: Vec<Fill> },
+    /// Piecewise transfers into one array per device. Dimensions `outer..` of the parameter are those of one stored
+    /// tensor; the dimensions before them count the stacked tensors.
+    Pieces { outer: usize, fills: Vec<DeviceArray> },
 }
 
-/// Piece of the work that one thread does.
 struct Job {
     upload: usize,
-    /// Index of the stored tensor among the parameter's.
+    /// Index of the stored tensor among those that the parameter stacks.
     key: usize,
     part: Part,
-    /// Bytes of it that are uploaded.
+    /// Size in bytes, for progress reports.
     bytes: usize,
 }
 
 enum Part {
-    /// All of the parameter.
     Whole,
-    /// A stored tensor whose numbers are made on the host.
+    /// A stored tensor that is converted on the host.
     Made,
-    /// Rows of a stored tensor as they are in its file.
+    /// Rows of a stored tensor, read unchanged from its file.
     Rows(Range<usize>, Arc<ReadPiece>),
-    /// Rows of a stored tensor that the parameter, `[parts, rows, columns]`, views by these strides.
+    /// Rows of a stored matrix. The parameter `[parts, rows, columns]` is a view of it with these strides, in elements.
     View(Range<usize>, [usize; 3], Arc<ReadPiece>),
 }
 
 impl<'a> Upload<'a> {
-    /// Adds the jobs of a parameter.
     fn plan(
         engine: &'a Engine,
         program: &Program,
@@ -122,14 +119,14 @@ impl<'a> Upload<'a> {
         let (first, size) = (jobs.len(), param.bytes());
         let in_file = |name: &str, shape: &[usize]| {
             let found = source.in_file(param.component, name).map_err(RuntimeError::Parameter)?;
-            // Else it is converted, or an error.
+            // Other tensors are converted on the host, or rejected there.
             Ok::<_, RuntimeError>(found.filter(|t| t.dtype == param.ty.dtype && t.dtype.is_float() && t.shape == shape))
         };
-        // A TPU tiles an array's last dimensions: pieces of one tensor are not pieces of its memory.
+        // TPU memory tiles the last dimensions, so a piece of a tensor is not a contiguous range of device memory.
         let is_tiled = layout.is_some() || engine.platform() == "tpu";
         let outer = match &param.source {
             Source::View { key, shape, strides } => match by_rows(param, shape, strides).filter(|_| !is_tiled) {
-                // What is cut from it takes as much memory again.
+                // `PIECE / 2`, because the shards copied out of a piece need as much memory again.
                 Some(strides) => in_file(key, shape)?.map(|stored| {
                     let row = strides[1] * param.ty.dtype.size();
                     let part = |rows, read| Part::View(rows, strides, read);
@@ -162,23 +159,23 @@ impl<'a> Upload<'a> {
         };
         let Some(outer) = outer else {
             jobs.push(Job { upload, key: 0, part: Part::Whole, bytes: size });
-            let way = Way::Whole(Mutex::default());
+            let way = UploadMode::Whole(Mutex::default());
             return Ok(Upload { param, shards, devices, way, left: AtomicUsize::new(1) });
         };
         let fill = |&(place, device): &(usize, &Device)| {
             let shard = &shards[place];
             let pieces = jobs[first..].iter().map(|job| job.pieces(shard, outer)).sum();
-            Fill::new(engine, param, device, shard, layout.as_ref(), pieces)
+            DeviceArray::new(engine, param, device, shard, layout.as_ref(), pieces)
         };
         let fills = devices.iter().map(fill).collect::<Result<_, _>>()?;
         let left = AtomicUsize::new(jobs.len() - first);
-        Ok(Upload { param, shards, devices, way: Way::Pieces { outer, fills }, left })
+        Ok(Upload { param, shards, devices, way: UploadMode::Pieces { outer, fills }, left })
     }
 
     fn finish(self) -> Result<ShardedTensor, RuntimeError> {
         let buffers = match self.way {
-            Way::Whole(buffers) => buffers.into_inner().unwrap_or_else(PoisonError::into_inner),
-            Way::Pieces { fills, .. } => fills.iter().map(|f| f.transfer.buffer(0)).collect::<Result<_, _>>()?,
+            UploadMode::Whole(buffers) => buffers.into_inner().unwrap_or_else(PoisonError::into_inner),
+            UploadMode::Pieces { fills, .. } => fills.iter().map(|f| f.transfer.buffer(0)).collect::<Result<_, _>>()?,
         };
         let places = self.devices.into_iter().map(|(place, _)| place).collect();
         let ty = self.param.ty.clone();
@@ -186,7 +183,8 @@ impl<'a> Upload<'a> {
     }
 }
 
-/// Jobs for the rows of a stored tensor, at most `bytes` at once.
+/// Splits the rows of a stored tensor, of `row` bytes each, into jobs of at most `bytes` bytes, or of one row if a row
+/// is larger.
 fn in_rows(
     upload: usize,
     key: usize,
@@ -203,39 +201,40 @@ fn in_rows(
     })
 }
 
-/// The strides of a parameter `[parts, rows, columns]` that views a matrix of as many rows; elements are of 1, 2 or 4 bytes.
+/// Returns the strides of a parameter `[parts, rows, columns]` if the stored matrix that it views has the same number
+/// of rows, and elements have 1, 2 or 4 bytes.
 fn by_rows(param: &Param, shape: &[usize], strides: &[usize]) -> Option<[usize; 3]> {
     let [_, rows, _] = *<&[usize; 3]>::try_from(&*param.ty.dims).ok()?;
     let strides = <[usize; 3]>::try_from(strides).ok()?;
     (*shape == [rows, strides[1]] && matches!(param.ty.dtype.size(), 1 | 2 | 4)).then_some(strides)
 }
 
-/// The leading dimensions that count stored tensors; they are never split.
+/// Returns the number of leading dimensions that count stacked tensors. They must not be sharded.
 fn outer_dimensions(param: &Param, keys: usize, shards: &[Shard]) -> Result<usize, RuntimeError> {
     let elements = param.ty.elements() / keys;
     let outer =
         (usize::from(keys > 1)..=param.ty.rank()).find(|&i| param.ty.dims[i..].iter().product::<usize>() == elements);
     outer.filter(|&i| shards.iter().all(|p| p.size[..i] == param.ty.dims[..i])).ok_or_else(|| {
-        RuntimeError::Parameter(format!("parameter '{}' {}: a layout splits its layers", param.name, param.ty))
+        RuntimeError::Parameter(format!("the layout must not shard the layers of '{}' ({})", param.name, param.ty))
     })
 }
 
 impl Job {
-    /// Bytes that it reads into staging memory.
+    /// Bytes read into staging memory.
     fn staged(&self) -> usize {
         if matches!(self.part, Part::Rows(..) | Part::View(..)) { self.bytes } else { 0 }
     }
 
-    /// Bytes of a half of the staging memory.
+    /// Bytes needed in each half of the staging memory.
     fn room(&self) -> usize {
         if matches!(self.part, Part::View(..)) { 2 * self.bytes } else { self.staged() }
     }
 
-    /// Number of pieces of a shard's memory that it fills.
+    /// Number of pieces that this job writes to a shard's array.
     fn pieces(&self, shard: &Shard, outer: usize) -> usize {
         match &self.part {
-            Part::Rows(rows, _) => usize::from(!of_shard(rows, shard, outer).is_empty()),
-            Part::View(rows, ..) if of_shard(rows, shard, outer).is_empty() => 0,
+            Part::Rows(rows, _) => usize::from(!rows_of_shard(rows, shard, outer).is_empty()),
+            Part::View(rows, ..) if rows_of_shard(rows, shard, outer).is_empty() => 0,
             Part::View(..) => shard.size[0],
             Part::Whole | Part::Made => 1,
         }
@@ -251,8 +250,8 @@ impl Job {
     ) -> Result<(), RuntimeError> {
         let param = upload.param;
         let (outer, fills) = match &upload.way {
-            Way::Pieces { outer, fills } => (*outer, fills),
-            Way::Whole(buffers) => {
+            UploadMode::Pieces { outer, fills } => (*outer, fills),
+            UploadMode::Whole(buffers) => {
                 *lock(buffers) = strided(engine, upload, source)?;
                 return Ok(());
             }
@@ -278,17 +277,17 @@ impl Job {
     }
 }
 
-/// Which of a stored tensor's rows a shard has, counted within the rows that are there.
-fn of_shard(rows: &Range<usize>, shard: &Shard, outer: usize) -> Range<usize> {
+/// Returns the intersection of `rows` with the rows of a shard, as row indices of the stored tensor.
+fn rows_of_shard(rows: &Range<usize>, shard: &Shard, outer: usize) -> Range<usize> {
     let (first, count) = (shard.start[outer], shard.size[outer]);
     rows.start.max(first)..rows.end.min(first + count)
 }
 
-/// Sends rows of a stored tensor (all of it without `rows`) to the devices, each its shard of them; `cuts` holds what has to
-/// be cut out, every shard once.
+/// Sends the given rows of a stored tensor (`None`: all rows) to the devices; each device gets its shard of them. A
+/// shard that is not all of `bytes` is first copied to `cuts`.
 fn send(
     upload: &Upload,
-    fills: &[Fill],
+    fills: &[DeviceArray],
     outer: usize,
     key: usize,
     rows: Option<&Range<usize>>,
@@ -305,7 +304,7 @@ fn send(
         let each = inner.size.iter().product::<usize>() * dtype.size();
         let mut at = key * each;
         if let Some(rows) = rows {
-            let own = of_shard(rows, shard, outer);
+            let own = rows_of_shard(rows, shard, outer);
             if own.is_empty() {
                 continue;
             }
@@ -313,7 +312,7 @@ fn send(
             (inner.start[0], inner.size[0]) = (own.start - rows.start, own.len());
             dims[0] = rows.len();
         }
-        // Devices with the same shard share its copy.
+        // Devices with the same shard share the copy.
         let piece = match known.iter().find(|(other, _)| *other == inner) {
             Some((_, piece)) => *piece,
             None if inner.size == dims => bytes,
@@ -331,11 +330,11 @@ fn send(
     write(&pieces)
 }
 
-/// Sends rows of a stored matrix that a parameter `[parts, rows, columns]` views by `strides`; `cuts` holds what the devices
-/// get, every shard once.
+/// Sends rows of a stored matrix that a parameter `[parts, rows, columns]` views with `strides`. Each distinct shard is
+/// first copied to `cuts`.
 fn send_view(
     upload: &Upload,
-    fills: &[Fill],
+    fills: &[DeviceArray],
     rows: &Range<usize>,
     strides: [usize; 3],
     bytes: &[u8],
@@ -346,7 +345,7 @@ fn send_view(
     let mut pieces = Vec::new();
     for (fill, (place, _)) in fills.iter().zip(&upload.devices) {
         let shard = &upload.shards[*place];
-        let own = of_shard(rows, shard, 1);
+        let own = rows_of_shard(rows, shard, 1);
         if own.is_empty() {
             continue;
         }
@@ -376,8 +375,8 @@ fn send_view(
     write(&pieces)
 }
 
-/// Copies a part of a matrix's rows, viewed as `[parts, rows, columns]` of elements of `N` bytes, row by row: a row is read
-/// once for each part.
+/// Copies part of a matrix, viewed as `[parts, rows, columns]` with elements of `N` bytes, into `cut`. The row loop is
+/// outermost, so that a source row is still in the CPU cache for the following parts.
 fn cut_view<const N: usize>(bytes: &[u8], start: [usize; 3], size: [usize; 3], strides: [usize; 3], cut: &mut [u8]) {
     let [parts, rows, columns] = size;
     let (from, _) = bytes.as_chunks::<N>();
@@ -391,12 +390,14 @@ fn cut_view<const N: usize>(bytes: &[u8], start: [usize; 3], size: [usize; 3], s
     }
 }
 
-/// Writes pieces: an array's last one when its others are written. None is waited for while another is held back.
-fn write(pieces: &[(&Fill, Piece)]) -> Result<(), RuntimeError> {
+/// Writes pieces. The last piece of an array waits until the array's other pieces are written. Other pieces never wait,
+/// so threads cannot deadlock.
+fn write(pieces: &[(&DeviceArray, Piece)]) -> Result<(), RuntimeError> {
     let write = |last: bool| {
         let now: Vec<_> = pieces.iter().filter(|(_, piece)| piece.last == last).collect();
         now.iter().for_each(|(fill, _)| fill.wait_for_others(last));
-        let over = |(fill, piece): &&(&Fill, Piece)| Some(fill.watch.as_ref()?.over_upload(0, piece.bytes.len()));
+        let over =
+            |(fill, piece): &&(&DeviceArray, Piece)| Some(fill.watch.as_ref()?.guard_upload(0, piece.bytes.len()));
         let _guards: Vec<_> = now.iter().map(over).collect();
         let written = Transfer::write_all(&now.iter().map(|(_, piece)| *piece).collect::<Vec<_>>());
         now.iter().for_each(|(fill, _)| fill.end());
@@ -406,17 +407,17 @@ fn write(pieces: &[(&Fill, Piece)]) -> Result<(), RuntimeError> {
     first.and(write(true)).map_err(RuntimeError::from)
 }
 
-/// A device's array that is being filled by several threads.
-struct Fill {
+/// A device array that several threads fill.
+struct DeviceArray {
     transfer: Transfer,
     pieces: usize,
-    /// Pieces that were begun and ended.
+    /// Numbers of pieces begun and ended.
     state: Mutex<(usize, usize)>,
     ended: Condvar,
     watch: Option<Watch>,
 }
 
-impl Fill {
+impl DeviceArray {
     fn new(
         engine: &Engine,
         param: &Param,
@@ -427,33 +428,31 @@ impl Fill {
     ) -> Result<Self, RuntimeError> {
         let (ty, dims, layout) = (buffer_type(param.ty.dtype), shard.size.clone(), layout.cloned());
         let watch = Watch::load(engine.watchdog(), param.component, &[(0, device)]);
-        let _guard = watch.as_ref().map(|watch| watch.over_upload(0, 0));
+        let _guard = watch.as_ref().map(|watch| watch.guard_upload(0, 0));
         let transfer = engine.client().transfer(device, &[TransferShape { ty, dims, layout }])?;
-        Ok(Fill { transfer, pieces, state: Mutex::default(), ended: Condvar::new(), watch })
+        Ok(DeviceArray { transfer, pieces, state: Mutex::default(), ended: Condvar::new(), watch })
     }
 
-    /// Begins a piece at an offset.
     fn begin<'a>(&'a self, offset: usize, bytes: &'a [u8]) -> Piece<'a> {
         let mut state = lock(&self.state);
         state.0 += 1;
         Piece { transfer: &self.transfer, index: 0, offset, bytes, last: state.0 == self.pieces }
     }
 
-    /// Waits, before the last piece, until all others have ended.
     fn wait_for_others(&self, last: bool) {
         let others = if last { self.pieces - 1 } else { 0 };
         let state = self.ended.wait_while(lock(&self.state), |(_, ended)| *ended < others);
         drop(state.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Ends a piece, written or not.
+    /// Ends a piece, whether or not it was written successfully.
     fn end(&self) {
         lock(&self.state).1 += 1;
         self.ended.notify_all();
     }
 }
 
-/// Uploads to each device of this process its shard of a parameter's only stored tensor, read by strides.
+/// Uploads the only stored tensor of a parameter by strided copies; each device of this process gets its shard.
 fn strided(engine: &Engine, upload: &Upload, source: &dyn ParameterSource) -> Result<Vec<Buffer>, RuntimeError> {
     let Upload { param, shards, devices, .. } = upload;
     let dtype = param.ty.dtype;
@@ -467,23 +466,23 @@ fn strided(engine: &Engine, upload: &Upload, source: &dyn ParameterSource) -> Re
         let shard = &shards[*place];
         let dense =
             HostBuffer::dense(&bytes.bytes()[offset(&shard.start, &strides)..], buffer_type(dtype), &shard.size);
-        let _guard = watch.as_ref().map(|watch| watch.over_upload(i, dense.bytes.len()));
+        let _guard = watch.as_ref().map(|watch| watch.guard_upload(i, dense.bytes.len()));
         Ok(engine.client().upload(device, HostBuffer { byte_strides: Some(&strides), ..dense })?)
     });
     each.collect()
 }
 
-/// A stored tensor's bytes as the parameter takes them.
+/// Returns a stored tensor's bytes, converted to the parameter's element type.
 fn stored(param: &Param, key: &str, source: &dyn ParameterSource) -> Result<SharedBytes, RuntimeError> {
     let stored = source.tensor(param.component, key).map_err(RuntimeError::Parameter)?;
     let fail =
         |what: String| RuntimeError::Parameter(format!("{}: tensor '{}' {what}", stored.file.display(), stored.key));
     let shape = param.source.shape();
     if stored.shape != shape {
-        return Err(fail(format!("has shape {:?}, the configuration asks for {shape:?}", stored.shape)));
+        return Err(fail(format!("has shape {:?}, but the model configuration requires {shape:?}", stored.shape)));
     }
     if !stored.dtype.is_float() {
-        return Err(fail(format!("is {}, weights must be floats (bf16, f16, f32, f8_e4m3)", stored.dtype)));
+        return Err(fail(format!("has type {}; weights must be floats (bf16, f16, f32, f8_e4m3)", stored.dtype)));
     }
     Ok(match (&param.source, stored.dtype, param.ty.dtype) {
         (Source::Scales { of, .. }, ..) => bytemuck::cast_slice(&quantize::scales(&stored, *of)?).to_vec().into(),

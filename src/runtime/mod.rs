@@ -1,7 +1,8 @@
-//! From a program to numbers: platforms, compilation, upload, execution.
+//! Compiles programs, uploads parameters and executes programs on a platform's devices.
 
 pub(crate) mod cache;
-mod claim;
+mod checkpoint_tensor;
+mod checksummed_file;
 mod compile;
 mod devices;
 mod engine;
@@ -19,20 +20,22 @@ mod peak_matmul;
 pub(crate) mod platform;
 mod plugin_flags;
 pub(crate) mod plugins;
+mod process_locks;
 pub mod processes;
 mod quantize;
 mod random;
-mod sealed;
 mod sharded_tensor;
-mod stored;
 mod target;
+mod thread_locks;
 pub(crate) mod timeline;
 pub(crate) mod trial;
-mod turn;
 mod upload;
 mod watch;
 pub(crate) mod watchdog;
 
+pub use checkpoint_tensor::ParameterSource;
+pub(crate) use checkpoint_tensor::{FileTensor, StoredTensor};
+pub(crate) use checksummed_file::sha256_file;
 pub use compile::{EngineOptions, compile_options};
 pub use engine::{Engine, Statistics};
 pub(crate) use error::{During, RuntimeError};
@@ -44,10 +47,7 @@ pub use peak_matmul::PeakMatmul;
 pub(crate) use peak_matmul::peak_matmul;
 pub(crate) use random::fill as fill_random;
 pub use random::{RandomProgram, random_programs};
-pub(crate) use sealed::sha256_file;
 pub use sharded_tensor::{Shard, ShardedTensor, shards};
-pub use stored::ParameterSource;
-pub(crate) use stored::{FileTensor, StoredTensor};
 pub(crate) use target::Compiled;
 pub use target::{OpenTarget, Target, UnknownTarget};
 pub use timeline::{Span, SpanKind, Timeline};

@@ -1,9 +1,9 @@
-//! Optimized modules on disk: what a compiler made of a program, for whoever reads it again without compiling it again.
+//! On-disk store of optimized HLO modules, so that they can be analyzed again without compiling.
 //!
-//! An entry is one file (see [`sealed`]): the header says what was compiled and what only the compiler knew besides the
-//! module, the payload is the module, compressed. Its name is the hash of everything that the compiler was given. Nothing
-//! that is computed *from* a module is stored: whoever wants figures analyses it anew. A program that the compiler refused
-//! or crashed on has an entry too, without payload.
+//! An entry is one file with a header and a payload (see `checksummed_file`). The header contains the compile key, the
+//! compile time and the memory use; the payload is the compressed module. If the compiler rejected the program or
+//! crashed, the header contains the error message and the payload is empty. The file name is a hash of the compile key.
+//! Figures that can be computed from the module are not stored.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -16,8 +16,8 @@ use flate2::write::ZlibEncoder;
 use serde::{Deserialize, Serialize};
 
 use super::cache::{CacheError, fingerprint};
+use super::checksummed_file::{self, json, sha256, sha256_file};
 use super::compile::EngineOptions;
-use super::sealed::{self, json, sha256, sha256_file};
 use super::target::OpenTarget;
 use crate::hlo::Program;
 use crate::pjrt::{CompiledMemory, OptimizedProgram};
@@ -25,15 +25,15 @@ use crate::pjrt::{CompiledMemory, OptimizedProgram};
 /// Everything that an optimized module depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompileKey {
-    /// SHA-256 of the program's text.
+    /// SHA-256 of the program text.
     pub program: String,
-    /// SHA-256 of the compile options, and of those that the compiler reads from the environment.
+    /// SHA-256 of the compile options, including those that the compiler reads from the environment.
     pub options: String,
-    /// SHA-256 of the plugin's file.
+    /// SHA-256 of the plugin file.
     pub(crate) plugin: String,
-    /// Devices, as `--target` names them.
+    /// Devices, in the syntax of `--target`.
     pub(crate) target: String,
-    /// Device kind, as the plugin names it, with further identifying facts.
+    /// Device kind and description, from `OpenTarget::device_identity`.
     pub(crate) device: String,
 }
 
@@ -43,13 +43,13 @@ impl CompileKey {
     }
 }
 
-/// Optimized module of a program.
+/// Optimized module of a program, with the memory use and time of its compilation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredModule {
     pub optimized: OptimizedProgram,
-    /// Memory of a device.
+    /// Memory use per device.
     pub memory: CompiledMemory,
-    /// Seconds the compiler took.
+    /// Compile time in seconds.
     pub seconds: f64,
 }
 
@@ -57,7 +57,7 @@ pub struct StoredModule {
 #[derive(Clone, Debug, PartialEq)]
 pub enum CompileOutcome {
     Module(StoredModule),
-    /// The compiler's last words.
+    /// Error message of a compiler that rejected the program or crashed.
     Failure(String),
 }
 
@@ -72,7 +72,7 @@ struct Header {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Outcome {
-    /// `length` is the module's before it was compressed.
+    /// `length` is the size of the uncompressed module in bytes.
     Module {
         format: String,
         length: usize,
@@ -82,14 +82,14 @@ enum Outcome {
     Failure(String),
 }
 
-/// A folder of optimized modules.
+/// A directory of optimized modules.
 #[derive(Clone, Debug)]
 pub struct ModuleStore {
     folder: PathBuf,
 }
 
 impl ModuleStore {
-    /// The folder need not be there yet.
+    /// Opens the store in `folder`, which need not exist yet.
     pub fn new(folder: &Path) -> Self {
         ModuleStore { folder: folder.into() }
     }
@@ -98,10 +98,11 @@ impl ModuleStore {
         &self.folder
     }
 
-    /// The key of a program that is compiled for a machine.
+    /// Computes the compile key of a program for a target.
     ///
     /// # Errors
-    /// A plugin whose file cannot be read or that does not state its devices; a folder that cannot be written.
+    /// Returns an error if the plugin file cannot be read, if the plugin does not describe its devices, or if the
+    /// store's directory is not writable.
     pub fn key(
         &self,
         machine: &OpenTarget,
@@ -118,15 +119,15 @@ impl ModuleStore {
         })
     }
 
-    /// The file of a key, there or not.
+    /// Returns the path of a key's entry, which need not exist.
     pub fn path(&self, key: &CompileKey) -> PathBuf {
         self.folder.join(format!("{}.module", key.hash()))
     }
 
-    /// Outcome of a key's program; `None` where it was never compiled or, with a warning, where the file is damaged.
+    /// Returns the stored outcome for a key; `None` if there is no entry or (with a warning) if it is damaged.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// Returns an error if an existing entry cannot be read.
     pub fn get(&self, key: &CompileKey) -> Result<Option<CompileOutcome>, CacheError> {
         let path = self.path(key);
         let bytes = match fs::read(&path) {
@@ -135,16 +136,16 @@ impl ModuleStore {
             Err(e) => return Err(CacheError::file(&path, e)),
         };
         let read = outcome(key, &bytes).inspect_err(|reason| {
-            tracing::warn!("{}: {reason}; the program is compiled anew", path.display());
+            tracing::warn!("{}: {reason}; recompiling the program", path.display());
         });
         Ok(read.ok())
     }
 
-    /// Writes an entry, in place of what its file held, unless that is a complete module: a compilation that outlived its killed run
-    /// must not change the figures that a later one went by.
+    /// Writes an entry unless a valid module is already stored, because a compiler process that outlives its killed run
+    /// must not change figures that a later run has used.
     ///
     /// # Errors
-    /// A file that cannot be written.
+    /// Returns an error if the entry cannot be written.
     pub fn put(&self, key: &CompileKey, outcome: &CompileOutcome) -> Result<(), CacheError> {
         let path = self.path(key);
         let is_module = |bytes: Vec<u8>| matches!(self::outcome(key, &bytes), Ok(CompileOutcome::Module(_)));
@@ -155,17 +156,17 @@ impl ModuleStore {
             CompileOutcome::Module(m) => compressed(&m.optimized.bytes).and_then(|payload| {
                 let (format, length) = (m.optimized.format.clone(), m.optimized.bytes.len());
                 let outcome = Outcome::Module { format, length, seconds: m.seconds, memory: m.memory };
-                sealed::write(&path, "module", &header(key, outcome), &payload)
+                checksummed_file::write(&path, "module", &header(key, outcome), &payload)
             }),
             CompileOutcome::Failure(message) => {
-                sealed::write(&path, "module", &header(key, Outcome::Failure(message.clone())), &[])
+                checksummed_file::write(&path, "module", &header(key, Outcome::Failure(message.clone())), &[])
             }
         };
         written.map(drop).map_err(|e| CacheError::file(&path, e))
     }
 
-    /// SHA-256 of a plugin's file. Plugins have hundreds of megabytes: it is computed once for a file of one place, size
-    /// and time, and stored with the entries.
+    /// Returns the SHA-256 of a plugin file. Plugins are hundreds of megabytes, so the checksum is stored with the
+    /// entries and reused while the file's path, size and timestamps stay the same.
     fn plugin_checksum(&self, plugin: &Path) -> Result<String, CacheError> {
         let fail = |e: std::io::Error| CacheError::file(plugin, e);
         let m = fs::metadata(plugin).map_err(fail)?;
@@ -178,7 +179,8 @@ impl ModuleStore {
             return Ok(checksum);
         }
         let checksum = sha256_file(plugin).map_err(fail)?;
-        sealed::replace(&known, "checksum", &[checksum.as_bytes()]).map_err(|e| CacheError::file(&known, e))?;
+        checksummed_file::replace(&known, "checksum", &[checksum.as_bytes()])
+            .map_err(|e| CacheError::file(&known, e))?;
         Ok(checksum)
     }
 }
@@ -187,18 +189,18 @@ fn header(key: &CompileKey, outcome: Outcome) -> Header {
     Header { ltx2: env!("CARGO_PKG_VERSION").into(), key: key.clone(), outcome }
 }
 
-/// The fastest level: names and shapes shrink to a quarter with any.
+/// Compresses a module at the fastest level; every level shrinks its names and shapes to about a quarter.
 fn compressed(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(bytes)?;
     encoder.finish()
 }
 
-/// Decodes an entry, if it is complete and of this key.
+/// Decodes an entry after checking that it is complete and has this key.
 fn outcome(key: &CompileKey, bytes: &[u8]) -> Result<CompileOutcome, String> {
-    let (header, payload) = sealed::read::<Header>(bytes)?;
+    let (header, payload) = checksummed_file::read::<Header>(bytes)?;
     if header.key != *key {
-        return Err("it is of another program, plugin or target".into());
+        return Err("the entry belongs to another program, plugin or target".into());
     }
     let (format, length, seconds, memory) = match header.outcome {
         Outcome::Module { format, length, seconds, memory } => (format, length, seconds, memory),
@@ -208,7 +210,7 @@ fn outcome(key: &CompileKey, bytes: &[u8]) -> Result<CompileOutcome, String> {
     let limit = length as u64 + 1;
     let read = ZlibDecoder::new(payload).take(limit).read_to_end(&mut module).map_err(|e| e.to_string())?;
     if read != length {
-        return Err(format!("its module has {read} bytes or more, not {length}"));
+        return Err(format!("the decompressed module has {read} bytes or more, expected {length}"));
     }
     let optimized = OptimizedProgram { format, bytes: module };
     Ok(CompileOutcome::Module(StoredModule { optimized, memory, seconds }))
@@ -235,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_read_back_and_replaced() {
+    fn failure_is_replaced_but_module_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let store = ModuleStore::new(folder.path());
         let (one, two) = (key("one"), key("two"));
@@ -247,14 +249,14 @@ mod tests {
         );
         let large = module(&b"fusion ".repeat(50_000));
         store.put(&one, &large).unwrap();
-        // A module stays.
+        // A stored module is not replaced.
         store.put(&one, &module(b"of another compilation")).unwrap();
         assert_eq!((store.get(&one).unwrap(), store.get(&two).unwrap()), (Some(large), None));
         assert!(fs::metadata(store.path(&one)).unwrap().len() < 10_000, "it is compressed");
     }
 
     #[test]
-    fn a_damaged_entry_is_none() {
+    fn damaged_entry_counts_as_missing() {
         let folder = tempfile::tempdir().unwrap();
         let store = ModuleStore::new(folder.path());
         let (one, two) = (key("one"), key("two"));
@@ -262,7 +264,7 @@ mod tests {
         let whole = fs::read(store.path(&one)).unwrap();
         let read = |bytes: &[u8]| outcome(&one, bytes).map(|o| o == module(b"HloModule"));
         assert_eq!(read(&whole), Ok(true));
-        assert_eq!(outcome(&two, &whole).unwrap_err(), "it is of another program, plugin or target");
+        assert_eq!(outcome(&two, &whole).unwrap_err(), "the entry belongs to another program, plugin or target");
         for at in 0..whole.len() {
             let cut = read(&whole[..at]);
             assert!(cut.is_err(), "cut at {at}: {cut:?}");
@@ -276,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_is_hashed_once_and_again_when_it_is_another() {
+    fn plugin_is_rehashed_only_when_it_changes() {
         let folder = tempfile::tempdir().unwrap();
         let store = ModuleStore::new(&folder.path().join("modules"));
         let plugin = folder.path().join("plugin.so");
@@ -285,7 +287,7 @@ mod tests {
         assert_eq!(first, sha256(b"one"));
         let remembered = || fs::read_dir(folder.path().join("modules/plugins")).unwrap().count();
         assert_eq!((store.plugin_checksum(&plugin).unwrap(), remembered()), (first, 1));
-        // Of the same length.
+        // Different contents of the same length.
         fs::write(&plugin, b"two").unwrap();
         assert_eq!((store.plugin_checksum(&plugin).unwrap(), remembered()), (sha256(b"two"), 2));
     }

@@ -1,7 +1,8 @@
-//! Normal numbers drawn on a device: faster than a host's generator, and no other program's numbers.
+//! Generates normally distributed noise on a device, which is faster than on the host. The values differ from those of
+//! any other implementation.
 //!
-//! An element follows from seed, name and its row-major index alone, by the hash of `runtime::random` and Box and
-//! Muller's transform.
+//! An element depends only on the seed, the tensor's name and its row-major index, through the hash of
+//! `runtime::random` and the Box-Muller transform.
 
 use super::engine::Engine;
 use super::error::RuntimeError;
@@ -10,10 +11,11 @@ use super::random::{KEYS, keys, pcg2d};
 use crate::hlo::{Argument, Builder, DType, Output, Program, Type, Value};
 use crate::tensor::Tensor;
 
-/// Tensors to be drawn: name and shape.
+/// Names and shapes of the noise tensors to generate.
 pub(crate) type Draws = [(&'static str, Vec<usize>)];
 
-/// Runs a [`program`] of these draws: f32 tensors in their order. `stream` tells draws of one seed apart.
+/// Runs the executable of [`program`] and returns the noise tensors (f32) in the order of `draws`. Calls with the same
+/// seed but different values of `stream` return different noise.
 pub(crate) fn draw(
     engine: &Engine,
     executable: &Executable,
@@ -27,10 +29,8 @@ pub(crate) fn draw(
     draws.iter().map(|(name, _)| outputs.tensor(name)).collect()
 }
 
-/// The program that draws tensors on one device, whatever the seed.
-///
-/// # Errors
-/// A tensor of more than 2^32 elements.
+/// Builds the program that generates the tensors on one device; the seed is an input. Fails if a tensor has more than
+/// 2^32 elements.
 pub(crate) fn program(draws: &Draws) -> Result<Program, RuntimeError> {
     let b = Builder::new("noise").without_locations();
     let keys = b.argument_with(Argument::new(KEYS, Type::new(DType::I32, [draws.len(), 2]))).to(DType::U32);
@@ -38,11 +38,13 @@ pub(crate) fn program(draws: &Draws) -> Result<Program, RuntimeError> {
     for (i, (name, dims)) in draws.iter().enumerate() {
         let count: usize = dims.iter().product();
         if count as u64 > 1 << 32 {
-            return Err(RuntimeError::Parameter(format!("noise of {count} elements: at most 2^32 are drawn at once")));
+            return Err(RuntimeError::Parameter(format!(
+                "a noise tensor of {count} elements exceeds the limit of 2^32"
+            )));
         }
         let [x, y] = [0, 1].map(|word| keys.at(0, i).at(0, word).broadcast_to(&[count]));
         let [x, y] = pcg2d(x, y + b.iota(Type::new(DType::U32, [count]), 0));
-        // 24 bits each have an exact f32; neither is 0, of which there is no logarithm.
+        // 24 bits convert exactly to f32. Adding 0.5 avoids 0, whose logarithm is undefined.
         let uniform = |v: &Value| (v.shift_right(&v.like(8.0)).to(DType::F32) + 0.5) * 2f64.powi(-24);
         let normal = (uniform(&x).log() * -2.0).sqrt() * (uniform(&y) * std::f64::consts::TAU).cos();
         results.push((Output::new(name, Type::new(DType::F32, dims.clone())), normal.reshape(dims.clone())));

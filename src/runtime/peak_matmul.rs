@@ -1,4 +1,4 @@
-//! Peak matmul: the FLOP/s that a device reaches on a large matmul.
+//! Measures the FLOP/s that a device reaches on a large matmul.
 
 use std::time::Instant;
 
@@ -8,22 +8,22 @@ use super::random;
 use crate::hlo::{Builder, DType, Type};
 use crate::nn::{Axis, Init, Param, Source};
 
-/// Matmuls in flight at a time, so that launching them costs nothing.
+/// Matmuls in flight at a time, which hides the launch overhead.
 const IN_FLIGHT: usize = 8;
 
-/// A timed matmul of two square matrices on one device.
+/// Timing of a matmul of two square matrices on one device.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct PeakMatmul {
-    /// Rows and columns.
+    /// Number of rows and of columns.
     pub(crate) size: usize,
     pub(crate) dtype: &'static str,
-    /// Seconds of one matmul, in the fastest round.
+    /// Seconds per matmul, in the fastest round.
     pub(crate) seconds: f64,
-    /// FLOP/s, a multiply-add counted as two.
+    /// FLOP/s; a multiply-add counts as two operations.
     pub(crate) flops_per_second: f64,
 }
 
-/// Times a matmul of random matrices: 8192³ in bf16, or a small one in f32 on a CPU.
+/// Times a matmul of random matrices: 8192³ in bf16, or 1024³ in f32 on CPU.
 pub(crate) fn peak_matmul(engine: &Engine, runs: usize) -> Result<PeakMatmul, RuntimeError> {
     let (size, dtype) = if engine.platform() == "cpu" { (1024, DType::F32) } else { (8192, DType::BF16) };
     let ty = Type::new(dtype, [size, size]);
@@ -49,7 +49,7 @@ pub(crate) fn peak_matmul(engine: &Engine, runs: usize) -> Result<PeakMatmul, Ru
         products.iter().try_for_each(|p| p.wait())?;
         Ok(started.elapsed().as_secs_f64() / IN_FLIGHT as f64)
     };
-    // The first round warms up.
+    // Warm-up round.
     round()?;
     let times = (0..runs.max(1)).map(|_| round()).collect::<Result<Vec<_>, _>>()?;
     let seconds = times.into_iter().fold(f64::INFINITY, f64::min);

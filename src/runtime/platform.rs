@@ -1,4 +1,4 @@
-//! Which hardware a run uses: `--platform auto | cpu | cuda | tpu | PATH.so`.
+//! Selects the hardware of a run: `--platform auto | cpu | cuda | tpu | PATH.so`.
 
 use std::fmt;
 use std::fs;
@@ -11,18 +11,19 @@ use super::trial::{self, Purpose};
 use crate::pjrt::discover::{self, PLUGIN_VARIABLE, Platform, Search};
 use crate::pjrt::{Attributes, Client, ClientOptions, CpuOptions, CudaOptions, Error, Node, Plugin};
 
-/// Set to 1, lets several processes run on the CPU, whose plugin has no way from one to another: a rehearsal.
+/// Environment variable that, if 1, allows a multi-process run on CPU as a rehearsal; the CPU plugin cannot communicate
+/// between processes.
 const REHEARSAL: &str = "LTX2_REHEARSE_PROCESSES";
 
-/// The platform asked for.
+/// The requested platform.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// The best that answers: TPU, then CUDA, then CPU.
+    /// The first of TPU, CUDA and CPU that works.
     #[default]
     Auto,
-    /// This one or an error.
+    /// This platform, without fallback.
     Named(Platform),
-    /// This plugin file or an error.
+    /// This plugin file, without fallback.
     File(PathBuf),
 }
 
@@ -36,7 +37,7 @@ impl FromStr for Choice {
             "cuda" => Ok(Choice::Named(Platform::Cuda)),
             "tpu" => Ok(Choice::Named(Platform::Tpu)),
             file if file.contains('/') || file.ends_with(".so") => Ok(Choice::File(file.into())),
-            other => Err(format!("platform '{other}' is none of auto, cpu, cuda, tpu or a plugin file PATH.so")),
+            other => Err(format!("unknown platform '{other}'; use auto, cpu, cuda, tpu or a plugin file PATH.so")),
         }
     }
 }
@@ -51,40 +52,40 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Errors of opening a platform.
+/// An error from opening a platform.
 #[derive(Debug, thiserror::Error)]
 pub enum PlatformError {
-    /// The plugin was not found, could not be loaded or did not start.
+    /// The plugin was not found, could not be loaded, or failed to start.
     #[error(transparent)]
     Pjrt(#[from] Error),
-    #[error("platform {platform}: {reason}; `--platform auto` uses what is there, `ltx2 doctor` shows it")]
+    #[error("platform {platform}: {reason}; use `--platform auto`, or see `ltx2 doctor` for the available platforms")]
     NoHardware { platform: &'static str, reason: String },
-    /// Several processes of a platform that knows one.
-    #[error("platform cpu runs in one process: its plugin has no way to others; use cuda or tpu, or --num-processes 1")]
+    /// Several processes were requested on a platform that supports only one.
+    #[error("platform cpu runs in one process only; use cuda or tpu for several processes, or pass --num-processes 1")]
     OneProcess,
-    #[error("no platform works: {0}; `ltx2 plugin install cpu` fetches a plugin that runs everywhere")]
+    #[error("no usable platform: {0}; run `ltx2 plugin install cpu` for a plugin that runs on any machine")]
     None(String),
 }
 
-/// Options of the platforms; each is used by its platform alone.
+/// Options of all platforms; each platform reads only its own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Options {
-    /// Virtual CPU devices; None for one.
+    /// Number of virtual CPU devices; `None`: 1.
     pub(crate) cpu_devices: Option<usize>,
     pub(crate) cuda: CudaOptions,
-    /// This process among several.
+    /// Identity of this process in a multi-process run; `None` in a single process.
     pub(crate) node: Option<Node>,
-    /// Time for the trial of a new plugin file; none for the default.
+    /// Time limit for the trial load of a new plugin file; `None`: the default.
     pub(crate) trial: Option<Duration>,
 }
 
-/// Opens a platform with `cpu_devices` virtual devices if it is the CPU (None: one).
+/// Opens a platform. `cpu_devices` is the number of virtual devices on CPU (`None`: 1).
 pub(crate) fn open(choice: &Choice, cpu_devices: Option<usize>) -> Result<(Plugin, Client), PlatformError> {
     open_with(choice, &Options { cpu_devices, ..Options::default() })
 }
 
-/// Opens a platform. `auto` logs in one line what it took and why it passed over the others; a named platform never
-/// falls back.
+/// Opens a platform. `auto` logs one line with its choice and why it skipped the others; any other choice never falls
+/// back.
 pub(crate) fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, Client), PlatformError> {
     let known = match choice {
         Choice::File(path) => Platform::of_file(path),
@@ -93,15 +94,15 @@ pub(crate) fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, C
     };
     let mut options = options.clone();
     if known == Some(Platform::Cpu) && options.node.is_some() {
-        if !rehearses("cpu") {
+        if !is_rehearsal("cpu") {
             return Err(PlatformError::OneProcess);
         }
-        tracing::warn!("{REHEARSAL}: a rehearsal, in which each process computes all of the work on virtual devices");
+        tracing::warn!("{REHEARSAL} is set: each process computes all of the work on its own virtual devices");
         options.node = None;
     }
     let options = &options;
     if let Some(platform) = known {
-        // A file that is named like a plugin of a platform needs the platform's hardware as the platform does.
+        // A file that is named like a platform's plugin needs that platform's hardware too.
         hardware(platform).map_err(|reason| PlatformError::NoHardware { platform: platform.name(), reason })?;
     }
     match choice {
@@ -111,19 +112,20 @@ pub(crate) fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, C
     }
 }
 
-/// The plugin file that `LTX2_PJRT_PLUGIN` names.
+/// Returns the plugin file set by `LTX2_PJRT_PLUGIN`.
 fn named_plugin() -> Option<PathBuf> {
     std::env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// The first plugin of a platform whose hardware is in this machine.
+/// Returns the first plugin found for a platform; `None` if this machine lacks its hardware.
 fn first_plugin(platform: Platform) -> Option<PathBuf> {
     hardware(platform).ok()?;
     discover::find(platform, None).found.into_iter().next().map(|plugin| plugin.path)
 }
 
-/// The platform that a choice opens, by this machine's hardware and the names of plugin files; no plugin is loaded. `auto` is the
-/// CPU where nothing else can be opened. `None`: the name of the plugin file tells no platform.
+/// Predicts the platform that a choice opens, from this machine's hardware and the names of plugin files, without
+/// loading a plugin. For `auto` the prediction is CPU if no other platform has both hardware and a plugin. `None`: the
+/// platform cannot be told from the plugin's file name.
 pub(crate) fn expected(choice: &Choice) -> Option<Platform> {
     match choice {
         Choice::Named(platform) => Some(*platform),
@@ -138,10 +140,8 @@ pub(crate) fn expected(choice: &Choice) -> Option<Platform> {
     }
 }
 
-/// Tries the plugin that a choice starts first with the flags of the environment, without starting it.
-///
-/// # Errors
-/// A flag that the plugin does not know. Other faults are left to [`open_with`].
+/// Checks, in a trial process, that the plugin that a choice would start first accepts the flags in the environment.
+/// Ignores other problems, which [`open_with`] reports.
 pub(crate) fn check_flags(choice: &Choice, options: &Options) -> Result<(), PlatformError> {
     let path = match choice {
         Choice::File(path) => Some(path.clone()),
@@ -155,9 +155,10 @@ pub(crate) fn check_flags(choice: &Choice, options: &Options) -> Result<(), Plat
     }
 }
 
-/// Whether each of several processes does all of the work on `platform`: a rehearsal, asked for by the environment. They
-/// meet, compare what they run, share a compile cache and end together as on other platforms; no data goes between them.
-pub(crate) fn rehearses(platform: &str) -> bool {
+/// Whether this is a rehearsal, enabled by the environment, in which each process does all of the work on `platform`.
+/// The processes register, compare their programs, share a compile cache and end together as on other platforms, but
+/// exchange no tensors.
+pub(crate) fn is_rehearsal(platform: &str) -> bool {
     platform == Platform::Cpu.name() && std::env::var(REHEARSAL).is_ok_and(|value| value == "1")
 }
 
@@ -168,13 +169,13 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
             hardware(platform).map_err(|reason| PlatformError::NoHardware { platform: platform.name(), reason })?;
         }
         let opened = start_file(&path, known, options)?;
-        tracing::info!("platform {}: {PLUGIN_VARIABLE} names it", path.display());
+        tracing::info!("platform {}: selected by {PLUGIN_VARIABLE}", path.display());
         return Ok(opened);
     }
     let mut passed = Vec::new();
     for platform in Platform::ALL {
         if platform == Platform::Cpu && options.node.is_some() {
-            passed.push("cpu: it runs in one process, these are several".into());
+            passed.push("cpu: it supports one process only".into());
             continue;
         }
         let hardware = match hardware(platform) {
@@ -187,13 +188,13 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
         match start(platform, &discover::find(platform, None), options) {
             Ok(opened) => {
                 let reasons =
-                    if passed.is_empty() { String::new() } else { format!("; not {}", passed.join("; not ")) };
+                    if passed.is_empty() { String::new() } else { format!("; skipped {}", passed.join("; skipped ")) };
                 tracing::info!("platform {}: {hardware}{reasons}", platform.name());
                 return Ok(opened);
             }
             Err(error) => {
-                // Hardware that is there but cannot be used is worth more than a line among the reasons.
-                tracing::warn!("{} passed over: {hardware}, but {error}", platform.name());
+                // Warn separately, because the hardware is present but unusable.
+                tracing::warn!("skipping platform {}: {hardware}, but {error}", platform.name());
                 passed.push(format!("{}: {error}", platform.name()));
             }
         }
@@ -201,14 +202,14 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
     Err(PlatformError::None(passed.join("; ")))
 }
 
-/// Starts a plugin file, with the options of a platform where that is known.
+/// Starts a plugin file, with the options of its platform if that is known.
 fn start_file(path: &Path, platform: Option<Platform>, options: &Options) -> Result<(Plugin, Client), Error> {
     let plugin = trial::load(path, options.trial, Purpose::Run)?;
     let client = Client::among(&plugin, &client_options(platform, options), options.node.as_ref())?;
     Ok((plugin, client))
 }
 
-/// Starts the first plugin of a search that works; otherwise the first's error.
+/// Starts the first working plugin of a search; if none works, returns the first one's error.
 fn start(platform: Platform, search: &Search, options: &Options) -> Result<(Plugin, Client), Error> {
     let mut passed = Vec::new();
     for found in &search.found {
@@ -217,7 +218,7 @@ fn start(platform: Platform, search: &Search, options: &Options) -> Result<(Plug
         }
         match start_file(&found.path, Some(platform), options) {
             Ok(opened) => {
-                passed.iter().for_each(|error| tracing::warn!("a plugin is passed over: {error}"));
+                passed.iter().for_each(|error| tracing::warn!("skipped a plugin: {error}"));
                 return Ok(opened);
             }
             Err(error) => passed.push(error),
@@ -236,8 +237,8 @@ fn client_options(platform: Option<Platform>, options: &Options) -> ClientOption
     }
 }
 
-/// Libraries that the CUDA plugin will not find, each with a remedy: neither beside it, where wheels leave it, nor
-/// where the system's loader looks.
+/// Returns a warning for each library or program that the CUDA plugin needs but will not find. Searches the wheels next
+/// to the plugin, the system's library path and `PATH`.
 pub(crate) fn missing_for_cuda(plugin: &Path) -> Vec<String> {
     // site-packages/jax_plugins/xla_cuda13/xla_cuda_plugin.so
     let site = plugin.ancestors().nth(3).map(|site| site.join("nvidia")).unwrap_or_default();
@@ -245,7 +246,8 @@ pub(crate) fn missing_for_cuda(plugin: &Path) -> Vec<String> {
         let packages = fs::read_dir(&site).into_iter().flatten().flatten();
         packages.map(|package| package.path().join(folder).join(file)).any(|path| path.exists())
     };
-    // SAFETY: NVIDIA's libraries; loading one runs its initialisers only, and the plugin loads it right after.
+    // SAFETY: these are NVIDIA's libraries; loading one runs only its initializers, and the plugin loads it right
+    // after.
     let loads = |file: &str| unsafe { libloading::Library::new(file) }.map(std::mem::forget).is_ok();
     let programs = || std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect::<Vec<_>>();
     let runs = |file: &str| {
@@ -258,14 +260,19 @@ pub(crate) fn missing_for_cuda(plugin: &Path) -> Vec<String> {
             "attention and convolutions need it",
             beside("libcudnn.so.9", "lib") || loads("libcudnn.so.9"),
         ),
-        ("NCCL", "libnccl.so.2", "several devices need it", beside("libnccl.so.2", "lib") || loads("libnccl.so.2")),
+        (
+            "NCCL",
+            "libnccl.so.2",
+            "several devices need it for collectives",
+            beside("libnccl.so.2", "lib") || loads("libnccl.so.2"),
+        ),
         ("ptxas", "ptxas", "compiling needs it", beside("ptxas", "bin") || runs("ptxas")),
     ];
     let missing = pieces.into_iter().filter(|(.., found)| !found);
     missing
         .map(|(name, file, why, _)| {
             format!(
-                "{name} ({file}) is neither beside {} nor in the system: {why}; `ltx2 plugin install cuda` fetches it",
+                "{name} ({file}) not found next to {} or on the system: {why}; run `ltx2 plugin install cuda`",
                 plugin.display()
             )
         })
@@ -277,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn choices() {
+    fn platform_choices_parse() {
         assert_eq!("auto".parse(), Ok(Choice::Auto));
         assert_eq!("tpu".parse(), Ok(Choice::Named(Platform::Tpu)));
         assert_eq!("./my.so".parse(), Ok(Choice::File("./my.so".into())));
@@ -285,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn expected_platform_follows_names_and_hardware() {
+    fn expected_platform_follows_file_names_and_hardware() {
         let of = |text: &str| expected(&text.parse().expect("a choice"));
         assert_eq!(of("cuda"), Some(Platform::Cuda));
         assert_eq!(of("/a/pjrt_c_api_cpu_plugin.so"), Some(Platform::Cpu));
@@ -298,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_cuda_plugin_needs_is_looked_for_beside_it() {
+    fn cuda_libraries_are_searched_next_to_the_plugin() {
         let site = tempfile::tempdir().unwrap();
         let plugin = site.path().join("jax_plugins/xla_cuda13/xla_cuda_plugin.so");
         let give = |path: &str| {
@@ -308,18 +315,18 @@ mod tests {
         };
         give("nccl/lib/libnccl.so.2");
         give("cu13/bin/ptxas");
-        // A machine may have cuDNN of its own.
+        // The machine may have a system-wide cuDNN.
         for line in missing_for_cuda(&plugin) {
-            assert!(line.starts_with("cuDNN (libcudnn.so.9) is neither beside"), "{line}");
-            assert!(line.ends_with("`ltx2 plugin install cuda` fetches it"), "{line}");
+            assert!(line.starts_with("cuDNN (libcudnn.so.9) not found next to"), "{line}");
+            assert!(line.ends_with("; run `ltx2 plugin install cuda`"), "{line}");
         }
         give("cudnn/lib/libcudnn.so.9");
         assert_eq!(missing_for_cuda(&plugin), Vec::<String>::new());
     }
 
     #[test]
-    fn a_named_platform_without_hardware_is_an_error() {
-        // A machine has chips of one maker.
+    fn named_platform_without_hardware_is_an_error() {
+        // No machine has both TPUs and NVIDIA GPUs.
         let lacking = [Platform::Tpu, Platform::Cuda]
             .into_iter()
             .find_map(|platform| Some((platform, hardware(platform).err()?)));

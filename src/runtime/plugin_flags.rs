@@ -1,6 +1,6 @@
-//! Flags that plugins read from the environment. A plugin ends its process at one that it does not know.
+//! Flags that plugins read from the environment. An unknown flag makes a plugin end the process.
 
-use super::sealed::sha256;
+use super::checksummed_file::sha256;
 use crate::analysis::Chip;
 use crate::hlo::{Builder, DType, Type};
 use crate::pjrt::discover::{Kind, Platform};
@@ -8,25 +8,26 @@ use crate::pjrt::{Attributes, Client, ClientOptions, CompileOptions, Error, Plug
 
 const XLA: &str = "XLA_FLAGS";
 const LIBTPU: &str = "LIBTPU_INIT_ARGS";
-/// Variables that plugins parse.
+/// Environment variables that plugins parse.
 const VARIABLES: [&str; 3] = [XLA, LIBTPU, "TF_XLA_FLAGS"];
 
-/// Words of XLA and libtpu about a flag that ends the process.
+/// Phrases in the messages that XLA and libtpu print before they end the process because of a flag.
 const FAULTS: [&str; 5] =
     ["Unknown flag", "Unknown command line flag", "Illegal value", "Couldn't interpret value", "to read flags for"];
 
-/// Values of the variables that are set.
+/// Returns those of [`VARIABLES`] that are set to a non-empty value, with their values.
 fn given() -> impl Iterator<Item = (&'static str, String)> {
     let value = |name| Some(std::env::var_os(name)?.to_string_lossy().trim().to_string());
     VARIABLES.into_iter().filter_map(move |name| Some((name, value(name).filter(|text| !text.is_empty())?)))
 }
 
-/// Whether the environment has flags.
+/// Whether the environment sets any flags.
 pub(super) fn are_set() -> bool {
     given().next().is_some()
 }
 
-/// Identity of the environment's flags, for results that depend on them; empty without flags, `None` where a file holds them.
+/// Returns text that identifies the flags set in the environment; empty if none are set. `None` if a variable refers to
+/// a flag file, whose contents are not read.
 pub(super) fn identity() -> Option<String> {
     let all: Vec<(&str, String)> = given().collect();
     if all.iter().any(|(_, text)| !text.starts_with('-')) {
@@ -36,8 +37,8 @@ pub(super) fn identity() -> Option<String> {
     Some(if texts.is_empty() { String::new() } else { format!("-{}", &sha256(texts.concat().as_bytes())[..16]) })
 }
 
-/// Makes a plugin parse its flags, as its first client or program does. Needs no device. An error is not one of flags, which end
-/// the process.
+/// Makes a plugin parse its flags, as it does on its first client or compile. Needs no device. An error is only
+/// printed, because an invalid flag ends the process instead.
 pub(super) fn parse(plugin: &Plugin) {
     let parsed = match plugin.kind() {
         None => Client::new(plugin, &ClientOptions::Named(Attributes::new())).map(drop),
@@ -62,12 +63,13 @@ fn compile(plugin: &Plugin, topology: &str, options: &Attributes) -> Result<(), 
     Topology::new(plugin, topology, options)?.compile(&program.text, &CompileOptions::single()).map(drop)
 }
 
-/// The plugin's words about its flags, with their variable, from what a process printed before it ended; `None`: it ended for another
-/// reason.
+/// Extracts the plugin's messages about its flags, with the variable's name, from the output of a process that ended;
+/// `None` if it ended for another reason.
 pub(super) fn fault(printed: &str) -> Option<String> {
     let mut found: Vec<&str> = Vec::new();
     for line in printed.lines().filter(|line| FAULTS.iter().any(|words| line.contains(words))) {
-        // `F0000 00:00:1.2 34 parse_flags_from_env.cc:234] Unknown flag …`, or `ERROR: Unknown command line flag …`.
+        // Examples: `F0000 00:00:1.2 34 parse_flags_from_env.cc:234] Unknown flag …` and `ERROR: Unknown command line
+        // flag …`.
         let words = line.split_once("] ").map_or(line, |(_, words)| words).trim();
         let words = words.trim_start_matches("ERROR: ").trim_end_matches('.');
         if !found.contains(&words) {
@@ -90,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flag_that_ends_a_process_is_named_with_its_variable() {
+    fn fatal_flag_is_reported_with_its_variable() {
         let xla = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n\
                    F0000 00:00:1795822112.470171   16167 parse_flags_from_env.cc:234] Unknown flags in XLA_FLAGS: --a=1 --b\n";
         assert_eq!(fault(xla).as_deref(), Some("Unknown flags in XLA_FLAGS: --a=1 --b"));

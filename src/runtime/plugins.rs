@@ -1,13 +1,13 @@
-//! The plugins that are known to work: packages, versions and checksums, in one table.
+//! Table of supported plugins: packages, versions and checksums.
 
 use crate::pjrt::discover::Platform;
 
-/// A wheel of the Python package index.
+/// A wheel on the Python Package Index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wheel {
     pub(crate) package: &'static str,
     pub(crate) version: &'static str,
-    /// Python version, implementation and ABI tags to ask for, where the package has a wheel for each.
+    /// Python version to request if the package has one wheel per Python version.
     pub(crate) python: Option<&'static str>,
     pub(crate) platform: &'static str,
     pub(crate) sha256: &'static str,
@@ -17,7 +17,7 @@ const fn wheel(package: &'static str, version: &'static str, platform: &'static 
     Wheel { package, version, python: None, platform, sha256 }
 }
 
-/// The wheels that make up the plugin of a platform (Linux, x86-64).
+/// Returns the wheels that make up a platform's plugin (Linux, x86-64).
 pub(crate) const fn wheels(platform: Platform) -> &'static [Wheel] {
     match platform {
         Platform::Cpu => CPU,
@@ -33,7 +33,7 @@ const CPU: &[Wheel] = &[wheel(
     "1319390d948b39f69f7dade496b7c385149d9ca6097a6b62114da113216d9ad1",
 )];
 
-/// libtpu has a wheel for every Python; the library inside is loaded without one, so any will do.
+/// libtpu has one wheel per Python version. The library inside does not depend on Python, so any wheel works.
 const TPU: &[Wheel] = &[Wheel {
     python: Some("3.11"),
     ..wheel(
@@ -44,12 +44,13 @@ const TPU: &[Wheel] = &[Wheel {
     )
 }];
 
-/// A build of libtpu: the number of the change that it was made from, by which later builds are larger.
+/// A libtpu build, identified by its changelist number; later builds have larger numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Libtpu(u64);
 
 impl Libtpu {
-    /// Releases that programs of ours were compiled with, the newest first: the pinned one; 0.0.42.1 with those of its time.
+    /// Releases that this project's programs were compiled with, newest first; the first is the pinned one. 0.0.42.1
+    /// was tested only with an earlier version of the programs.
     const TESTED: [(&'static str, Libtpu); 4] = [
         ("0.0.52", Libtpu(1_014_260_217)),
         ("0.0.51", Libtpu(1_003_875_606)),
@@ -57,27 +58,27 @@ impl Libtpu {
         ("0.0.42.1", Libtpu(933_746_096)),
     ];
 
-    /// A library that does not say its build: taken for the newest.
+    /// A library that does not report its build; treated as the newest.
     const UNKNOWN: Libtpu = Libtpu(u64::MAX);
 
-    /// The platform version of the pinned release, as far as [`Libtpu::of`] reads it.
+    /// Returns the pinned release's platform version, reduced to the part that [`Libtpu::of`] reads.
     pub(crate) fn pinned_version() -> String {
         format!("cl/{}", Self::TESTED[0].1.0)
     }
 
-    /// The build, by what a TPU plugin's client or topology says of its version.
+    /// Parses the platform version of a TPU client or topology.
     pub(crate) fn of(platform_version: &str) -> Self {
         let label = platform_version.split_whitespace().find_map(|word| word.strip_prefix("cl/")?.parse().ok());
         label.map_or(Libtpu::UNKNOWN, Libtpu)
     }
 
-    /// The release, where it is one of those that were tried.
+    /// Returns the release name of a tested build; `None` for other builds.
     pub(crate) fn release(self) -> Option<&'static str> {
         Self::TESTED.into_iter().find_map(|(release, build)| (build == self).then_some(release))
     }
 
-    /// Whether all-gathers may run inside of other fusions on a kind of device. Builds after June 2026 refuse it but
-    /// on v5e.
+    /// Whether all-gathers can be fused into other operations on this device kind. Builds after June 2026 reject this
+    /// except on v5e.
     pub(crate) fn fuses_gathers(self, kind: &str) -> bool {
         const LAST_ON_ALL: Libtpu = Libtpu::TESTED[3].1;
         self <= LAST_ON_ALL || matches!(kind, "TPU v5 lite" | "TPU v5e")
@@ -88,14 +89,14 @@ impl std::fmt::Display for Libtpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.release() {
             Some(release) => f.write_str(release),
-            None if *self == Libtpu::UNKNOWN => f.write_str("of an unknown build"),
-            None => write!(f, "of build cl/{}", self.0),
+            None if *self == Libtpu::UNKNOWN => f.write_str("(unknown build)"),
+            None => write!(f, "build cl/{}", self.0),
         }
     }
 }
 
-/// The CUDA 13.0 line: a driver of the 580 series or newer runs it. The compiler (nvcc, nvvm, crt) is for compiling
-/// ahead of time, without a device too.
+/// CUDA 13.0, which needs a driver of the 580 series or newer. The compiler packages (nvcc, nvvm, crt) are needed to
+/// compile ahead of time, also without a device.
 const CUDA: &[Wheel] = &[
     wheel(
         "jax-cuda13-pjrt",
@@ -194,19 +195,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_libtpu_is_known_by_its_build() {
+    fn libtpu_release_is_identified_by_its_build() {
         let says = |build: &str| {
             Libtpu::of(&format!("megascale+TFRT TPU v5 lite\nBuilt on Jun 17 2026 11:08:48 (1781719728) {build}"))
         };
         assert_eq!(says("cl/933746096").release(), Some("0.0.42.1"));
         assert_eq!(says("cl/1014260217").to_string(), TPU[0].version);
         assert_eq!((says("cl/9337460961").release(), Libtpu::of("").release()), (None, None));
-        assert_eq!(says("cl/970057490").to_string(), "of build cl/970057490");
-        assert_eq!(says("").to_string(), "of an unknown build");
+        assert_eq!(says("cl/970057490").to_string(), "build cl/970057490");
+        assert_eq!(says("").to_string(), "(unknown build)");
     }
 
     #[test]
-    fn newer_builds_fuse_gathers_on_v5e_alone() {
+    fn newer_builds_fuse_gathers_only_on_v5e() {
         let [new, _, after, old] = Libtpu::TESTED.map(|(_, build)| build);
         let fuses =
             |build: Libtpu| ["TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU7x"].map(|kind| build.fuses_gathers(kind));
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn checksums_are_whole() {
+    fn checksums_are_64_hex_digits() {
         for wheel in Platform::ALL.into_iter().flat_map(wheels) {
             assert!(wheel.sha256.len() == 64 && wheel.sha256.bytes().all(|b| b.is_ascii_hexdigit()), "{wheel:?}");
         }

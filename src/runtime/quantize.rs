@@ -1,13 +1,13 @@
-//! Checkpoint tensors in 8 bits, and what the rows of such a tensor are multiplied by.
+//! Quantizes checkpoint tensors to 8 bits with one scale per row.
 
 use rayon::prelude::*;
 
-use super::stored::StoredTensor;
+use super::checkpoint_tensor::StoredTensor;
 use crate::hlo::{DType, F8};
 use crate::nn::largest;
 use crate::tensor::{Tensor, TensorError};
 
-/// A tensor `[rows, inner]` of other floats in an 8-bit type, each row divided by its scale.
+/// Converts a float tensor `[rows, inner]` to an 8-bit type, dividing each row by its scale.
 pub(super) fn narrow(stored: &StoredTensor, dtype: DType) -> Result<Vec<u8>, TensorError> {
     let mut narrow = vec![0u8; stored.shape.iter().product()];
     by_rows(stored, &mut narrow, |row, out| {
@@ -22,8 +22,8 @@ pub(super) fn narrow(stored: &StoredTensor, dtype: DType) -> Result<Vec<u8>, Ten
     Ok(narrow)
 }
 
-/// Per-row dequantization scales of a tensor in an 8-bit type: such that a row's largest number is the type's, or, of
-/// what is stored in that type, as stored with it.
+/// Returns the dequantization scale of each row for an 8-bit type. A tensor already stored in that type keeps its
+/// stored scales; otherwise a scale maps the type's largest value to the row's largest magnitude.
 pub(super) fn scales(stored: &StoredTensor, dtype: DType) -> Result<Vec<f32>, TensorError> {
     let rows = stored.shape.first().copied().unwrap_or(1);
     let given = stored.scales.as_deref().unwrap_or(&[1.0]);
@@ -39,7 +39,7 @@ pub(super) fn scales(stored: &StoredTensor, dtype: DType) -> Result<Vec<f32>, Te
     Ok(scales)
 }
 
-/// A tensor of 8-bit floats, each row multiplied by its scale.
+/// Converts a tensor of 8-bit floats to f32, multiplying each row by its scale.
 pub(super) fn widened(stored: &StoredTensor) -> Result<Tensor, TensorError> {
     let mut wide = Tensor::from_bytes(stored.dtype, &stored.shape, stored.bytes.bytes())?.to_f32();
     for (mut row, scale) in wide.outer_iter_mut().zip(scales(stored, stored.dtype)?) {
@@ -49,11 +49,11 @@ pub(super) fn widened(stored: &StoredTensor) -> Result<Tensor, TensorError> {
 }
 
 fn scale(row: &[f32], dtype: DType) -> f32 {
-    // The bound keeps a row of zeros one.
+    // The lower bound avoids dividing a row of zeros by zero.
     row.iter().fold(1e-30, |most: f32, v| most.max(v.abs())) / largest(dtype)
 }
 
-/// Calls `each(row, its part of out)` for every row of a tensor, on all cores.
+/// Calls `each(row, row's part of out)` for every row of a tensor, in parallel.
 fn by_rows<T: Send>(
     stored: &StoredTensor,
     out: &mut [T],
@@ -65,7 +65,7 @@ fn by_rows<T: Send>(
     let bytes = stored.bytes.bytes().par_chunks(inner * stored.dtype.size());
     bytes.zip(out.par_chunks_mut(of_row)).try_for_each(|(bytes, out)| {
         let row = Tensor::from_bytes(stored.dtype, &[inner], bytes)?.to_f32();
-        each(row.as_slice().expect("made row-major"), out);
+        each(row.as_slice().expect("created in row-major order"), out);
         Ok(())
     })
 }
@@ -88,7 +88,7 @@ mod tests {
     const F8E4M3FN: DType = DType::F8E4M3FN;
 
     #[test]
-    fn each_row_fills_the_range() {
+    fn each_row_is_scaled_to_the_full_range() {
         let wide = Tensor::from(ndarray::arr2(&[[1.0f32, -0.5, 0.25], [0.0, 0.0, 0.0], [-3.0, 300.0, 896.0]]));
         for tensor in [wide.clone(), wide.cast(DType::BF16).expect("bf16"), wide.cast(DType::F16).expect("f16")] {
             let t = stored(&tensor, None);
@@ -99,9 +99,9 @@ mod tests {
         }
     }
 
-    /// Halves go to the even number; the largest number stands on both sides of 0.
+    /// Ties round to even; the range is symmetric around 0.
     #[test]
-    fn integers_are_the_nearest() {
+    fn integers_round_to_nearest_even() {
         let wide = Tensor::from(ndarray::arr2(&[
             [127.0f32, -127.0, 0.5, 1.5],
             [0.0, 0.0, 0.0, 0.0],
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn eight_bit_floats_become_integers_with_their_own_scales() {
+    fn stored_float8_scales_carry_over_to_int8() {
         let tensor = Tensor::from(ndarray::arr2(&[[1.0f32, -2.0], [8.0, 448.0]])).cast(F8E4M3FN).expect("f8");
         let t = stored(&tensor, Some(vec![0.5, 0.25]));
         let bytes: Vec<i8> = narrow(&t, DType::I8).expect("f8").iter().map(|b| b.cast_signed()).collect();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_narrow_keeps_its_scales() {
+    fn tensors_stored_in_8_bits_keep_their_scales() {
         let tensor = Tensor::from(ndarray::arr2(&[[1.0f32, -2.0], [8.0, 448.0]])).cast(DType::F8E4M3FN).expect("f8");
         for (given, want) in [(None, [1.0, 1.0]), (Some(vec![0.5]), [0.5, 0.5]), (Some(vec![0.5, 0.25]), [0.5, 0.25])] {
             let t = stored(&tensor, given);

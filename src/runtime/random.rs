@@ -1,15 +1,16 @@
-//! Random parameters, made on the devices: a model of any size without files.
+//! Random parameters generated on the devices, so that a model of any size can run without checkpoint files.
 //!
-//! One program gives every parameter of a network as a result, each with the type, placement and memory layout of the
-//! argument that it will be. An element is a function of seed, checkpoint name and the element's indices in that tensor
-//! alone, so that a device makes its shard of a tensor by itself: no communication, no temporaries, and the same numbers
-//! on every mesh and however a platform has its layers (stacked or unrolled) and its matmuls (fused or not).
+//! A program returns the parameters of a network as results, each with the type, sharding and memory layout of the
+//! argument for which it is used. An element depends only on the seed, the name of its checkpoint tensor and its
+//! indices in that tensor. Each device therefore generates its shard without communication or temporaries, and the
+//! values are the same on every mesh, whether the platform stacks or unrolls layers, and whether it fuses matmuls.
 //!
-//! The first word of a tensor's key, and the second offset by the element's row-major index, go through `pcg2d` (Jarzynski and Olano, *Hash Functions for GPU Rendering*, JCGT 2020), which gives two words of 32 bits. The
-//! sum of their four halves, scaled to unit variance, stands for a normal number (Irwin and Hall's distribution: mean
-//! and variance are exact, kurtosis 2.7, no value beyond 3.47 deviations). A sum rather than Box and Muller's
-//! logarithm and cosine: it is integer arithmetic with one subtraction and one multiplication in f32 behind it, the same
-//! on every platform, and quick to compile some hundred times in one program.
+//! A tensor's key is two words. The first word, and the second plus the element's row-major index, are hashed by
+//! `pcg2d` (Jarzynski and Olano, *Hash Functions for GPU Rendering*, JCGT 2020) to two 32-bit words. The sum of their
+//! four 16-bit halves, scaled to unit variance, approximates a normal distribution (the Irwin-Hall distribution: mean
+//! and variance are exact, kurtosis is 2.7, no value exceeds 3.47 standard deviations). A sum is used instead of the
+//! Box-Muller transform because it is integer arithmetic followed by one f32 subtraction and one multiplication: it is
+//! identical on every platform and compiles quickly even hundreds of times in one program.
 
 use half::bf16;
 use ndarray::Array2;
@@ -22,17 +23,15 @@ use crate::hlo::{Argument, Builder, DType, Output, Program, Sharding, Type, Valu
 use crate::nn::{Init, Param, Source};
 use crate::tensor::{Tensor, TensorError};
 
-/// The one argument of such a program: two words a checkpoint tensor, in the order of its results.
+/// Name of the program's only argument: two words per checkpoint tensor, in the order of the results.
 pub(super) const KEYS: &str = "keys";
 
-/// Elements of equal parameters that are drawn as one tensor and then cut apart. A vocoder has hundreds of small ones: a
-/// kernel each costs the compiler seconds. Beyond this a tensor is made in its place.
+/// Maximum total number of elements of parameters of equal shape that are generated as one tensor and then sliced
+/// apart. A vocoder has hundreds of small parameters, and one kernel for each would cost seconds of compile time.
 const TOGETHER: usize = 1 << 22;
 
-/// Makes `params`, arguments of `program`, on the devices of `engine`; in the order of `params`.
-///
-/// # Errors
-/// A parameter whose rows have more than 2^32 elements; the plugin's message.
+/// Generates `params`, which are arguments of `program`, on the devices of `engine`, and returns them in the same
+/// order. Fails if a checkpoint tensor has more than 2^32 elements.
 pub(super) fn parameters(
     engine: &Engine,
     program: &Program,
@@ -52,28 +51,30 @@ pub(super) fn parameters(
             }
         }
     }
-    let missing = |p: &Param| RuntimeError::Parameter(format!("no random values of '{}' were made", p.name));
+    let missing =
+        |p: &Param| RuntimeError::Parameter(format!("no random values were generated for parameter '{}'", p.name));
     made.into_iter().zip(params).map(|(tensor, p)| tensor.ok_or_else(|| missing(p))).collect()
 }
 
-/// A program that makes parameters, in one run or several.
+/// A program that generates parameters in one or several runs.
 pub struct RandomProgram {
-    /// Its results are parameters of the first run.
+    /// The program; its results are named after the parameters of the first run.
     pub program: Program,
-    /// For each run, which parameters its results are.
+    /// One entry for each run: the indices into `params` of the parameters that it generates, in the order of the
+    /// program's results.
     pub runs: Vec<Vec<usize>>,
 }
 
-/// The programs that make `params`, as `program` takes them.
+/// Returns the programs that generate `params`, laid out as `program` expects them.
 ///
 /// # Errors
-/// A parameter whose rows have more than 2^32 elements.
+/// Returns an error if a checkpoint tensor has more than 2^32 elements.
 pub fn random_programs(program: &Program, params: &[&Param]) -> Result<Vec<RandomProgram>, RuntimeError> {
     let mut all = Vec::new();
     for batches in batches(program, params) {
         let Some(first) = batches.first().filter(|batch| !batch.is_empty()) else { continue };
         let random = random_program(program, &first.iter().map(|&i| params[i]).collect::<Vec<_>>())?;
-        // Results come group by group.
+        // The results are ordered by group, not as in `first`.
         let at = |name: &str| first.iter().position(|&i| params[i].name == name).expect("results are parameters");
         let order: Vec<usize> = random.results.iter().map(|r| at(&r.name)).collect();
         let runs = batches.iter().map(|batch| order.iter().map(|&at| batch[at]).collect()).collect();
@@ -82,18 +83,19 @@ pub fn random_programs(program: &Program, params: &[&Param]) -> Result<Vec<Rando
     Ok(all)
 }
 
-/// Parameters in equal batches, which one program makes in turn, and the rest, by their places. Unrolled layers have
-/// thousands of parameters of few kinds; a kernel each would cost the compiler half a minute.
+/// Splits the indices of the parameters into batches of the same kinds of parameters, which one program generates in
+/// one run each, and the remaining parameters. Unrolled layers have thousands of parameters of a few kinds; one kernel
+/// for each would cost half a minute of compile time.
 fn batches(program: &Program, params: &[&Param]) -> [Vec<Vec<usize>>; 2] {
-    let mut kinds: Vec<((Drawn, Output), Vec<usize>)> = Vec::new();
+    let mut kinds: Vec<((DrawSpec, Output), Vec<usize>)> = Vec::new();
     for (i, param) in params.iter().enumerate() {
-        let kind = (Drawn::of(param), Output { name: String::new(), ..result(program, param) });
+        let kind = (DrawSpec::of(param), Output { name: String::new(), ..result(program, param) });
         match kinds.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, places)) => places.push(i),
             None => kinds.push((kind, vec![i])),
         }
     }
-    // Tensors to compile for so many batches.
+    // Number of parameters in the two programs if there are `n` batches.
     let compiled = |n: usize| kinds.iter().map(|(_, places)| places.len() / n + places.len() % n).sum::<usize>();
     let most = kinds.iter().map(|(_, places)| places.len()).max().unwrap_or(1);
     let best = (1..=most).min_by_key(|&n| compiled(n)).filter(|&n| 4 * compiled(n) <= params.len()).unwrap_or(1);
@@ -109,7 +111,7 @@ fn batches(program: &Program, params: &[&Param]) -> [Vec<Vec<usize>>; 2] {
     [equal, vec![rest]]
 }
 
-/// A parameter as a result that `program` takes.
+/// Describes a parameter as a result with the sharding and layout that `program` expects.
 fn result(program: &Program, param: &Param) -> Output {
     let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
     Output {
@@ -119,10 +121,7 @@ fn result(program: &Program, param: &Param) -> Output {
     }
 }
 
-/// The program whose results are `params`, as `program` takes them.
-///
-/// # Errors
-/// A parameter whose rows have more than 2^32 elements.
+/// Builds the program whose results are `params`, laid out as `program` expects them.
 fn random_program(program: &Program, params: &[&Param]) -> Result<Program, RuntimeError> {
     let mut b = Builder::new("random_weights").without_locations();
     if !program.mesh.axes.is_empty() {
@@ -130,7 +129,7 @@ fn random_program(program: &Program, params: &[&Param]) -> Result<Program, Runti
     }
     let tensors = params.iter().map(|p| p.source.names().len()).sum::<usize>();
     let ty = Type::new(DType::I32, [tensors, 2]);
-    // Every device holds the keys.
+    // The keys are replicated on every device.
     let whole = (!program.mesh.axes.is_empty()).then(|| Sharding::new(&[&[], &[]]));
     let keys = b.argument_with(Argument { sharding: whole, ..Argument::new(KEYS, ty) }).to(DType::U32);
     let mut results = Vec::with_capacity(params.len());
@@ -150,12 +149,12 @@ fn random_program(program: &Program, params: &[&Param]) -> Result<Program, Runti
     Ok(b.finish_with(results)?)
 }
 
-/// The results, those next to each other that are drawn together.
-fn groups(program: &Program, params: &[&Param]) -> Vec<(Drawn, Vec<Output>)> {
-    let mut groups: Vec<(Drawn, Vec<Output>)> = Vec::new();
+/// Groups the results that are generated as one tensor.
+fn groups(program: &Program, params: &[&Param]) -> Vec<(DrawSpec, Vec<Output>)> {
+    let mut groups: Vec<(DrawSpec, Vec<Output>)> = Vec::new();
     for param in params {
-        let (how, output) = (Drawn::of(param), result(program, param));
-        let alike = |(known, outputs): &&mut (Drawn, Vec<Output>)| {
+        let (how, output) = (DrawSpec::of(param), result(program, param));
+        let alike = |(known, outputs): &&mut (DrawSpec, Vec<Output>)| {
             let first = &outputs[0];
             (outputs.len() + 1) * param.ty.elements() <= TOGETHER
                 && *known == how
@@ -170,12 +169,12 @@ fn groups(program: &Program, params: &[&Param]) -> Vec<(Drawn, Vec<Output>)> {
     groups
 }
 
-/// Names that a parameter's tensors are drawn by.
+/// Returns the names on which the random values of a parameter's checkpoint tensors depend.
 fn names(param: &Param) -> impl Iterator<Item = String> {
     param.source.names().into_iter().map(|name| format!("{}.{name}", param.component))
 }
 
-/// A word of 32 bits: of a program, or of the host.
+/// A 32-bit word: a value of a program, or a host integer.
 pub(super) trait Word: Sized {
     fn plus(&self, other: &Self) -> Self;
     fn times(&self, factor: u32) -> Self;
@@ -219,7 +218,7 @@ impl Word for u32 {
     }
 }
 
-/// Two words of random bits from two words that differ for every element.
+/// Hashes a pair of words, which must be different for each element, to two pseudorandom words.
 pub(super) fn pcg2d<W: Word>(x: W, y: W) -> [W; 2] {
     const FACTOR: u32 = 1_664_525;
     let step = |v: &W, by: &W| v.plus(&by.times(FACTOR));
@@ -233,19 +232,18 @@ pub(super) fn pcg2d<W: Word>(x: W, y: W) -> [W; 2] {
     [x.xor_high(), y.xor_high()]
 }
 
-/// Offset that is subtracted from the sum of four halves, and the factor that then makes it a value: each half has mean
-/// 65535/2 and variance (2^32 - 1)/12. The mean is subtracted with theirs, because a product and a sum after it would be
-/// rounded once on one platform and twice on another.
+/// Returns the offset that is subtracted from the sum of four 16-bit halves, and the factor that converts the
+/// difference to a value. Each half has mean 65535/2 and variance (2^32 - 1)/12. The offset includes the distribution's
+/// mean, because a multiplication followed by an addition would be rounded once on some platforms (fused) and twice on
+/// others.
 fn scale(init: Init) -> (f64, f64) {
     let factor = f64::from(init.std) / (4.0 * (65_536f64.powi(2) - 1.0) / 12.0).sqrt();
     (131_070.0 - if init.mean == 0.0 { 0.0 } else { f64::from(init.mean) / factor }, factor)
 }
 
-/// Writes a checkpoint tensor's little-endian bytes, from element `first` on, as the devices make it for `model.weights: random`,
-/// rounded to `dtype`; `name` begins with the component's folder.
-///
-/// # Errors
-/// An element type other than f32 and bf16.
+/// Fills `into` with the little-endian values of a checkpoint tensor from element `first` on, rounded to `dtype`. They
+/// are the values that the devices generate for `model.weights: random`. `name` starts with the component's directory.
+/// Fails for element types other than f32 and bf16.
 pub(crate) fn fill(
     seed: u64,
     name: &str,
@@ -255,7 +253,7 @@ pub(crate) fn fill(
     into: &mut [u8],
 ) -> Result<(), TensorError> {
     let [x, y] = key(name, seed);
-    // Indices count in 32 bits, as the devices' do.
+    // Indices wrap at 32 bits, as on the devices.
     let y = y.wrapping_add(first as u32);
     let (center, factor) = scale(init);
     let (center, factor, mean) = (center as f32, factor as f32, init.mean);
@@ -278,13 +276,13 @@ fn each<const N: usize>(into: &mut [u8], value: impl Fn(usize) -> [u8; N]) {
     into.as_chunks_mut().0.iter_mut().enumerate().for_each(|(i, element)| *element = value(i));
 }
 
-/// Two words that a tensor's indices are offset by.
+/// Returns a tensor's key: the two words that are hashed for its first element.
 fn key(name: &str, seed: u64) -> [u32; 2] {
     let digest = Sha256::new().chain_update(seed.to_le_bytes()).chain_update(name.as_bytes()).finalize();
     [0, 4].map(|at| u32::from_le_bytes(std::array::from_fn(|k| digest[at + k])))
 }
 
-/// The words of each tensor `[n, 2]`, as a program takes them.
+/// Returns the keys of all tensors as an `[n, 2]` tensor, the program's argument.
 pub(super) fn keys(names: &[String], seed: u64) -> Tensor {
     let words: Vec<[u32; 2]> = names.iter().map(|name| key(name, seed)).collect();
     Tensor::from(Array2::from_shape_fn((names.len(), 2), |(n, word)| words[n][word] as i32))
@@ -292,17 +290,17 @@ pub(super) fn keys(names: &[String], seed: u64) -> Tensor {
 
 /// Distribution and indexing of a parameter's elements.
 #[derive(PartialEq)]
-struct Drawn {
+struct DrawSpec {
     init: Init,
-    /// Checkpoint tensors in it, which its leading dimensions count.
+    /// Number of checkpoint tensors in the parameter: the product of its leading dimensions.
     tensors: usize,
-    /// Number of those dimensions, trailing sizes of 1 included.
+    /// Number of those leading dimensions, including dimensions of size 1 that follow them.
     lead: usize,
-    /// Strides of the other dimensions in a checkpoint tensor.
+    /// Strides of the other dimensions in a checkpoint tensor, in elements.
     strides: Vec<usize>,
 }
 
-impl Drawn {
+impl DrawSpec {
     fn of(param: &Param) -> Self {
         let (dims, tensors) = (&param.ty.dims, param.source.names().len());
         let counts = |n: &usize| dims[..*n].iter().product::<usize>() == tensors;
@@ -311,14 +309,17 @@ impl Drawn {
             Source::View { strides, .. } => strides[lead..].to_vec(),
             _ => (lead..dims.len()).map(|axis| dims[axis + 1..].iter().product()).collect(),
         };
-        Drawn { init: param.init, tensors, lead, strides }
+        DrawSpec { init: param.init, tensors, lead, strides }
     }
 
-    /// Values of type `ty` for each of the `keys [n, tensors, 2]`: `[n, …]`.
+    /// Generates, from the keys `[n, tensors, 2]`, the values of `n` parameters of type `ty` as one tensor of shape
+    /// `[n, …]`.
     fn values(&self, b: &Builder, ty: &Type, keys: &Value) -> Result<Value, RuntimeError> {
         let own = &ty.dims[self.lead..];
         if own.iter().product::<usize>() as u64 > 1 << 32 {
-            return Err(RuntimeError::Parameter(format!("a tensor of {ty} has more than 2^32 elements")));
+            return Err(RuntimeError::Parameter(format!(
+                "cannot generate random values for a tensor of type {ty}: it has more than 2^32 elements"
+            )));
         }
         let dims = [&[keys.dim(0)], &ty.dims[..]].concat();
         if self.init.std == 0.0 {
@@ -327,7 +328,8 @@ impl Drawn {
         let leading: Vec<usize> = (0..=self.lead).collect();
         let [x, second] =
             [0, 1].map(|word| keys.at(2, word).reshape(dims[..=self.lead].to_vec()).broadcast_in_dim(&dims, &leading));
-        // Each dimension's part of an index is a vector: whatever else the compiler keeps of it is small.
+        // Each dimension contributes a vector to the index, so that the compiler never materializes large index
+        // tensors.
         let y = self.strides.iter().enumerate().fold(second, |y, (axis, &stride)| {
             let along = b.iota(Type::new(DType::U32, [own[axis]]), 0) * stride as f64;
             y + along.broadcast_in_dim(&dims, &[leading.len() + axis])
@@ -336,10 +338,10 @@ impl Drawn {
         let [x, y] = pcg2d(x, y);
         let halves = |v: &Value| v.and(&v.like(65_535.0)) + v.shift_right(&v.like(16.0));
         let sum = (halves(&x) + halves(&y)).to(DType::F32);
-        // A sum below 2^24 has an exact f32.
+        // The sum is below 2^24, so its f32 value is exact.
         let (center, factor) = scale(self.init);
         let values = (sum - center) * factor;
-        // A conversion to integers cuts off.
+        // Round first, because conversion to integers truncates.
         Ok(if ty.dtype.is_float() { values } else { values.round() }.to(ty.dtype))
     }
 }
@@ -349,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_depend_on_seed_and_name_alone() {
+    fn values_depend_only_on_seed_and_name() {
         let draw = |seed, name: &str, init, first: usize, count: usize| {
             let mut bytes = vec![0; 4 * count];
             fill(seed, name, init, DType::F32, first, &mut bytes).expect("f32");
@@ -359,7 +361,7 @@ mod tests {
         assert_eq!(a, draw(1, "a.weight", Init::normal(0.02), 0, 20_000));
         assert_ne!(a, draw(2, "a.weight", Init::normal(0.02), 0, 20_000));
         assert_ne!(a, draw(1, "b.weight", Init::normal(0.02), 0, 20_000));
-        // However it is cut.
+        // A range that starts later has the same values.
         assert_eq!(a[777..], draw(1, "a.weight", Init::normal(0.02), 777, 20_000 - 777));
         let n = a.len() as f32;
         let mean = a.iter().sum::<f32>() / n;

@@ -1,4 +1,4 @@
-//! Tensors on the devices of a program, one shard on each.
+//! Tensors on the devices of a program, one shard per device.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use crate::pjrt::{Buffer, BufferType, Client, Device, DeviceLayout, HostBuffer};
 use crate::tensor::Tensor;
 use crate::threads;
 
-/// Shard of a tensor on one device.
+/// The part of a tensor that one device holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// First element along each dimension.
+    /// Index of the first element along each dimension.
     pub(crate) start: Vec<usize>,
-    /// Elements along each dimension.
+    /// Number of elements along each dimension.
     pub size: Vec<usize>,
 }
 
-/// Shard of each device of a mesh, in device order; without a sharding the tensor is replicated.
+/// Returns the shard of each device of a mesh, in device order; without a sharding, the tensor is replicated.
 pub fn shards(ty: &Type, mesh: &Mesh, sharding: Option<&Sharding>) -> Vec<Shard> {
     (0..mesh.devices())
         .map(|device| {
@@ -34,13 +34,13 @@ pub fn shards(ty: &Type, mesh: &Mesh, sharding: Option<&Sharding>) -> Vec<Shard>
         .collect()
 }
 
-/// Bytes of shards that are copied to the host beside each other, where one has fewer.
+/// Maximum bytes of shards downloaded concurrently; a larger shard is downloaded alone.
 const IN_FLIGHT: usize = 1 << 28;
 
-/// Replicates a tensor that other processes hold shards of; each of them has to call its own.
+/// Function that replicates a tensor that is sharded over several processes; all processes must call it.
 pub(super) type Replicate = Box<dyn Fn(&ShardedTensor) -> Result<ShardedTensor, RuntimeError> + Send + Sync>;
 
-/// A tensor with a buffer on each device of this process, which other processes may hold further shards of.
+/// A tensor with a buffer on each device of this process. Other processes may hold further shards.
 pub struct ShardedTensor {
     buffers: Vec<Buffer>,
     /// Mesh index of each buffer's device.
@@ -49,15 +49,16 @@ pub struct ShardedTensor {
     ty: Type,
     /// Dimensions without padding.
     logical_dims: Vec<usize>,
-    /// Replicates the tensor where other processes hold shards.
+    /// Replicates the tensor before a download if other processes hold shards.
     replicator: Option<Replicate>,
     watch: Option<Watch>,
-    /// Name of the program that it is a result of.
+    /// Name of the program that produced the tensor.
     program: Option<Arc<str>>,
 }
 
 impl ShardedTensor {
-    /// Tensor of the buffers of this process's devices, whose mesh indices are `addressable`, and the shards of all devices.
+    /// Creates a tensor from the buffers of this process's devices, whose mesh indices are `addressable`, and the
+    /// shards of all devices.
     pub(crate) fn new(
         buffers: Vec<Buffer>,
         addressable: Vec<usize>,
@@ -68,22 +69,22 @@ impl ShardedTensor {
         ShardedTensor { buffers, addressable, shards, ty, logical_dims, replicator: None, watch: None, program: None }
     }
 
-    /// The same tensor, replicated for a download where not every process holds all shards.
+    /// Sets the function that replicates the tensor before a download if other processes hold shards.
     pub(super) fn with_replicator(self, replicator: Option<Replicate>) -> Self {
         ShardedTensor { replicator, ..self }
     }
 
-    /// The same tensor, whose waits are watched.
+    /// Sets the watchdog information for waits on this tensor.
     pub(super) fn with_watch(self, watch: Option<Watch>) -> Self {
         ShardedTensor { watch, ..self }
     }
 
-    /// The same tensor as a result of a program, which its errors name.
+    /// Sets the name of the program that produced the tensor, for error messages.
     pub(super) fn of_program(self, name: Arc<str>) -> Self {
         ShardedTensor { program: Some(name), ..self }
     }
 
-    /// An error of what should have filled it.
+    /// Adds the producing program's name to an out-of-memory error.
     fn failed(&self, error: RuntimeError) -> RuntimeError {
         match &self.program {
             Some(name) => error.during(During::Run, name),
@@ -91,49 +92,44 @@ impl ShardedTensor {
         }
     }
 
-    /// Dimensions without padding.
+    /// Returns the dimensions without padding.
     pub(crate) fn dims(&self) -> &[usize] {
         &self.logical_dims
     }
 
-    /// Global type, padded where the mesh needs it.
+    /// Returns the global type, including padding.
     pub(crate) fn ty(&self) -> &Type {
         &self.ty
     }
 
-    /// Shard of each device, in device order.
+    /// Returns the shard of each device, in device order.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }
 
-    /// Buffers of this process's devices, in device order.
+    /// Returns the buffers of this process's devices, in device order.
     pub(crate) fn buffers(&self) -> &[Buffer] {
         &self.buffers
     }
 
-    /// Bytes of one shard.
+    /// Returns the size of one shard in bytes.
     pub(crate) fn device_bytes(&self) -> usize {
         self.shards.first().map_or(0, |p| p.size.iter().product::<usize>() * self.ty.dtype.size())
     }
 
-    /// Waits until every device has its shard.
-    ///
-    /// # Errors
-    /// That of the program or transfer that should have filled it.
+    /// Waits until every device of this process holds its shard. Returns an error if the program or transfer that fills
+    /// the tensor failed.
     pub(crate) fn wait(&self) -> Result<(), RuntimeError> {
         for (place, buffer) in self.buffers.iter().enumerate() {
-            let _guard = self.watch.as_ref().map(|watch| watch.over_wait(place));
+            let _guard = self.watch.as_ref().map(|watch| watch.guard_wait(place));
             buffer.wait().map_err(|e| self.failed(e.into()))?;
         }
         self.watch.iter().for_each(Watch::ended);
         Ok(())
     }
 
-    /// Copies a host tensor of at most `ty`'s sizes to this process's devices, given with their mesh indices: each its shard,
-    /// zero-padded.
-    ///
-    /// # Errors
-    /// The plugin's, or a tensor of other sizes.
+    /// Copies a host tensor to `devices` of this process, which are given with their mesh indices; each device gets its
+    /// shard. The tensor is zero-padded to the shape of `ty`.
     pub(crate) fn upload(
         client: &Client,
         devices: &[(usize, &Device)],
@@ -158,18 +154,18 @@ impl ShardedTensor {
                 ..HostBuffer::dense(&bytes[first..], buffer_type(ty.dtype), &shard.size)
             };
             let size = shard.size.iter().product::<usize>() * ty.dtype.size();
-            let _guard = watch.as_ref().map(|watch| watch.over_upload(i, size));
+            let _guard = watch.as_ref().map(|watch| watch.guard_upload(i, size));
             buffers.push(client.upload(device, host)?);
         }
         let addressable = devices.iter().map(|(place, _)| *place).collect();
         Ok(ShardedTensor::new(buffers, addressable, shards, ty.clone(), logical_dims).with_watch(watch))
     }
 
-    /// Copies the tensor to the host, each shard once, without padding. A result that is sharded over several processes is
-    /// replicated first: each of them has to call this.
+    /// Copies the tensor to the host without padding, reading each distinct shard once. A result that is sharded over
+    /// several processes is replicated first, so all of them must call this.
     ///
     /// # Errors
-    /// The plugin's, or an element type without a host form.
+    /// Returns the plugin's error, or an error if host tensors do not support the element type.
     pub fn download(&self) -> Result<Tensor, RuntimeError> {
         if let Some(replicator) =
             self.replicator.as_ref().filter(|_| self.shards.iter().any(|p| p.size != self.ty.dims))
@@ -182,7 +178,7 @@ impl ShardedTensor {
     }
 
     fn copy_to_host(&self) -> Result<Tensor, RuntimeError> {
-        let guard = |place| self.watch.as_ref().map(|watch| watch.over_download(place, self.device_bytes()));
+        let guard = |place| self.watch.as_ref().map(|watch| watch.guard_download(place, self.device_bytes()));
         let (dtype, logical_dims) = (self.ty.dtype, &self.logical_dims);
         if self.shards.first().is_some_and(|p| p.size == self.ty.dims) && *logical_dims == self.ty.dims {
             let _guard = guard(0);
@@ -197,7 +193,8 @@ impl ShardedTensor {
         Tensor::filled(dtype, logical_dims, |whole| {
             let to = strides(logical_dims, dtype.size());
             for at_once in different.chunks((IN_FLIGHT / self.device_bytes().max(1)).max(1)) {
-                // Each over its own device's link. The guards are of this thread, which knows the step.
+                // Each shard is read over its own device's link. This thread takes the guards, because the current step
+                // is thread-local.
                 let guards: Vec<_> = at_once.iter().map(|(i, _)| guard(*i)).collect();
                 let parts = threads::try_in_order(at_once, at_once.len(), |(i, _)| self.buffers[*i].to_host())?;
                 drop(guards);
@@ -214,7 +211,7 @@ impl ShardedTensor {
     }
 }
 
-/// Bytes between neighbours along each dimension of a dense row-major array.
+/// Returns the byte strides of a dense row-major array with elements of `size` bytes.
 pub(super) fn strides(dims: &[usize], size: usize) -> Vec<i64> {
     let mut strides = vec![size as i64; dims.len()];
     for i in (1..dims.len()).rev() {
@@ -223,12 +220,12 @@ pub(super) fn strides(dims: &[usize], size: usize) -> Vec<i64> {
     strides
 }
 
-/// Bytes before an element.
+/// Returns the byte offset of an element.
 pub(super) fn offset(index: &[usize], strides: &[i64]) -> usize {
     index.iter().zip(strides).map(|(i, stride)| i * *stride as usize).sum()
 }
 
-/// A tensor's bytes with zeros behind each dimension.
+/// Returns a tensor's bytes, zero-padded at the end of each dimension.
 fn padded(tensor: &Tensor, dims: &[usize]) -> Vec<u8> {
     let size = tensor.dtype().size();
     let mut bytes = vec![0; dims.iter().product::<usize>() * size];
@@ -238,7 +235,7 @@ fn padded(tensor: &Tensor, dims: &[usize]) -> Vec<u8> {
     bytes
 }
 
-/// Copies a block of `size` elements from the start of `from` to `at` in `to`. Both are row-major.
+/// Copies a block of `size` elements from the start of `from` to index `at` of `to`. Both are row-major.
 fn copy(
     from: &[u8],
     from_strides: &[i64],
@@ -251,7 +248,7 @@ fn copy(
     if size.contains(&0) {
         return;
     }
-    // Trailing dimensions that lie without gaps on both sides are one run of bytes.
+    // Merges trailing dimensions that are contiguous on both sides into one run of bytes.
     let (mut run, mut outer) = (item, size);
     while let Some((&length, rest)) = outer.split_last() {
         let dense = |strides: &[i64]| strides[rest.len()] as usize == run;
@@ -265,21 +262,20 @@ fn copy(
     loop {
         let (source, target) = (offset(&index, from_strides), first + offset(&index, to_strides));
         to[target..][..run].copy_from_slice(&from[source..][..run]);
-        // The next index, the last dimension fastest.
+        // Advances the index, last dimension fastest.
         let Some(step) = (0..outer.len()).rev().find(|&d| index[d] + 1 < outer[d]) else { return };
         index[step] += 1;
         index[step + 1..].fill(0);
     }
 }
 
-/// Copies one shard of a tensor of `dims` to memory of its size, row-major.
+/// Copies one shard of a row-major tensor with dimensions `dims` into `out`, which has the shard's size.
 pub(super) fn cut_into(bytes: &[u8], dims: &[usize], shard: &Shard, dtype: DType, out: &mut [u8]) {
     let size = dtype.size();
     let (from, to) = (strides(dims, size), strides(&shard.size, size));
     copy(&bytes[offset(&shard.start, &from)..], &from, out, &to, &vec![0; dims.len()], &shard.size, size);
 }
 
-/// PJRT's element type.
 pub(super) fn buffer_type(dtype: DType) -> BufferType {
     match dtype {
         DType::Bool => BufferType::Pred,
@@ -326,7 +322,7 @@ mod tests {
         let shard = Shard { start: vec![1, 2], size: vec![2, 2] };
         // Rows of four bytes: rows 1 and 2, columns 2 and 3.
         assert_eq!(cut(&bytes, &[3, 4], &shard, DType::U8), [6, 7, 10, 11]);
-        // Whole trailing dimensions are copied at once.
+        // Complete trailing dimensions are copied as one run.
         let rows = cut(&bytes, &[3, 2, 2], &Shard { start: vec![1, 0, 0], size: vec![2, 2, 2] }, DType::U8);
         assert_eq!(rows, (4..12).collect::<Vec<u8>>());
         let columns = cut(&bytes, &[3, 2, 2], &Shard { start: vec![0, 1, 0], size: vec![3, 1, 2] }, DType::U8);

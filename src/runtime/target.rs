@@ -1,4 +1,4 @@
-//! Devices that a program is compiled for without being there: `tpu:v6e:2x4`, `cuda:h200:1x1x4`, `cpu:8`.
+//! Compile targets, whose devices need not be present: `tpu:v6e:2x4`, `cuda:h200:1x1x4`, `cpu:8`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::cache::{Cache, CacheError, device_kind};
+use super::checksummed_file::sha256;
 use super::compile::{EngineOptions, Refused, compile_options};
 use super::error::RuntimeError;
 use super::flags::Toolchain;
 use super::platform::hardware;
 use super::plugins::Libtpu;
-use super::sealed::sha256;
 use super::trial::{self, Purpose};
 use crate::analysis::{Chip, Links};
 use crate::hlo::Program;
@@ -25,23 +25,23 @@ use crate::pjrt::{
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     platform: Platform,
-    /// Chip name, as the compiler knows it; a CPU has none.
+    /// Chip name as the compiler knows it; `None` for CPU.
     name: Option<String>,
-    /// Figures that times are predicted with.
+    /// Chip figures for predicting times.
     chip: Option<Chip>,
-    /// Of a GPU: XLA's description of it.
+    /// XLA's description of a GPU; `None` for other platforms.
     target_config: Option<String>,
-    /// Chips along each dimension; for GPUs partitions, hosts, devices a host; virtual CPU devices.
+    /// TPU: chips along each dimension. GPU: partitions, hosts, devices per host. CPU: number of virtual devices.
     shape: Vec<usize>,
-    /// Of a TPU: as many of that shape, with a network between them.
+    /// Number of TPU slices of that shape, connected by a network.
     slices: usize,
-    /// Chips of a VM along each dimension, where they differ from libtpu's default of 2x2x1.
+    /// Chips of a VM along each dimension, if they differ from libtpu's default of 2x2x1.
     vm_bounds: Option<Vec<i64>>,
 }
 
-/// A target that does not exist.
+/// The target text is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("target '{target}': {why}; targets are tpu:CHIP:AxB or AxBxC, with :N for N slices of it, CHIP one of {chips}, cuda:h200:PARTITIONSxHOSTSxDEVICES and cpu:DEVICES, e.g. tpu:v6e:2x4, cuda:h200:1x1x4, cpu:8", chips = tpus())]
+#[error("invalid target '{target}': {why}; use tpu:CHIP:AxB or tpu:CHIP:AxBxC (append :N for N slices; CHIP is one of {chips}), cuda:h200:PARTITIONSxHOSTSxDEVICES or cpu:DEVICES, e.g. tpu:v6e:2x4, cuda:h200:1x1x4, cpu:8", chips = tpus())]
 pub struct UnknownTarget {
     target: String,
     why: String,
@@ -61,11 +61,12 @@ impl FromStr for Target {
 }
 
 impl Target {
-    /// Devices by name, with times predicted by a chip, else by their own. A GPU of the chip's name is compiled for by the
-    /// chip's description.
+    /// Parses a target. `chip`, if given, supplies the figures for predicting times instead of the target's own chip.
+    /// If `chip` has the name of the target's GPU, its description of the GPU is also used to compile.
     ///
     /// # Errors
-    /// An unknown platform, chip or shape; a GPU without a description.
+    /// Returns an error for an unknown platform, chip or shape, or for a GPU whose chip file has no description for
+    /// XLA.
     pub fn of(text: &str, chip: Option<&Chip>) -> Result<Self, UnknownTarget> {
         let fail = |why: String| Err(UnknownTarget { target: text.into(), why });
         let parts: Vec<&str> = text.split(':').collect();
@@ -76,7 +77,7 @@ impl Target {
             [shape @ .., count] if parts.len() == 4 && parts[0] == "tpu" => {
                 match count.parse().ok().filter(|n| (1..=256).contains(n)) {
                     Some(n) => (shape, n),
-                    None => return fail(format!("'{count}' is not a number of slices")),
+                    None => return fail(format!("'{count}' is not a valid number of slices")),
                 }
             }
             all => (all, 1),
@@ -88,19 +89,22 @@ impl Target {
             [other, ..] if !["cpu", "cuda", "tpu"].contains(other) => {
                 return fail(format!("unknown platform '{other}'"));
             }
-            _ => return fail("not of that form".into()),
+            _ => return fail("unrecognized form".into()),
         };
         let of_platform = |c: &&Chip| matches!(c.links, Links::Torus { .. }) == (platform == Platform::Tpu);
         let own = chip.filter(|c| name == Some(c.name.as_str()));
         let named = own.or_else(|| Chip::named(name?).ok()).filter(of_platform);
         let shape = match (named, name, shape) {
             (None, Some(name), _) => return fail(format!("unknown chip '{name}'")),
-            (.., None) => return fail(format!("'{}' is not a shape of it", parts.last().unwrap_or(&""))),
+            (.., None) => return fail(format!("'{}' is not a valid shape", parts.last().unwrap_or(&""))),
             (.., Some(shape)) => shape,
         };
         let target_config = named.and_then(|c| c.target_config.clone());
         if platform == Platform::Cuda && target_config.is_none() {
-            return fail(format!("the chip file of '{}' has no target_config, which XLA compiles by", parts[1]));
+            return fail(format!(
+                "the chip file of '{}' has no target_config, which XLA needs for compiling",
+                parts[1]
+            ));
         }
         let vm_bounds = name.and_then(|name| vm_bounds(name, &shape));
         let (name, chip) = (name.map(String::from), chip.or(named).cloned());
@@ -108,7 +112,8 @@ impl Target {
     }
 }
 
-/// Chips along each dimension of a slice that is one VM and has more chips than the 2x2x1 that libtpu takes for a VM.
+/// Returns the chips along each dimension of a slice that is a single VM with more chips than libtpu's default of
+/// 2x2x1.
 fn vm_bounds(chip: &str, shape: &[usize]) -> Option<Vec<i64>> {
     let largest = Chip::named(chip).ok()?.single_vm_chips?;
     let chips: usize = shape.iter().product();
@@ -125,17 +130,18 @@ impl fmt::Display for Target {
     }
 }
 
-/// A target with the plugin that compiles for it.
+/// A target with a loaded plugin that compiles for it.
 pub struct OpenTarget {
     pub(crate) target: Target,
-    /// Hosts of the devices.
+    /// Number of hosts.
     vms: usize,
-    /// Device ids, in the order in which meshes count them.
+    /// Device ids in mesh order.
     pub devices: Vec<i32>,
     pub device_kind: String,
-    /// Bytes a program may use on a device, where there is a limit.
+    /// Bytes that a program may use on each device, if limited.
     pub capacity: Option<i64>,
-    /// Bytes of a device that the plugin states, which the chip's file may lower. `None`: it states none.
+    /// Memory of a device in bytes, as reported by the plugin; the chip file may lower `capacity` below it. `None`: not
+    /// reported.
     pub stated_capacity: Option<i64>,
     compiler: Compiler,
     refused: Refused,
@@ -143,15 +149,16 @@ pub struct OpenTarget {
 
 enum Compiler {
     Topology(Topology),
-    /// The CPU plugin compiles for its own virtual devices only; present GPUs choose kernels themselves.
+    /// For CPU, whose plugin compiles only for its own virtual devices, and for present GPUs, which let the compiler
+    /// select kernels.
     Client(Client),
 }
 
 /// A program compiled for a target.
 pub enum Compiled {
-    /// For absent devices: it can be analyzed and serialized.
+    /// Compiled for absent devices: can be analyzed and serialized, but not run.
     AheadOfTime(Executable),
-    /// For present or virtual devices.
+    /// Compiled for present or virtual devices.
     Loaded(LoadedExecutable),
 }
 
@@ -167,10 +174,10 @@ impl std::ops::Deref for Compiled {
 }
 
 impl OpenTarget {
-    /// The plugin's compiler for these devices.
+    /// Returns the plugin's compiler for these devices.
     pub fn toolchain(&self) -> Toolchain {
         let version = match &self.compiler {
-            // A plugin that does not say is one that nothing is known of.
+            // A plugin that reports no version is treated as an unknown build.
             Compiler::Topology(topology) => topology.platform_version().unwrap_or_else(|_| String::new()),
             Compiler::Client(client) => client.platform_version().into(),
         };
@@ -178,12 +185,12 @@ impl OpenTarget {
         Toolchain { platform, kind, version }
     }
 
-    /// Number of hosts that the devices belong to.
+    /// Returns the number of hosts that the devices belong to.
     pub fn vms(&self) -> usize {
         self.vms
     }
 
-    /// Whether the devices are present, so that the compiler leaves nothing for a run to choose.
+    /// Whether the devices are present; kernels are then selected when a program is compiled, not when it first runs.
     pub(crate) fn is_present(&self) -> bool {
         matches!(self.compiler, Compiler::Client(_))
     }
@@ -194,12 +201,13 @@ impl Target {
         self.platform
     }
 
-    /// Number of slices, with a network between them.
+    /// Returns the number of slices, which are connected by a network.
     pub(crate) fn slices(&self) -> usize {
         self.slices
     }
 
-    /// Figures of a device, with as many devices a host as the target has; a CPU has none of its own.
+    /// Returns the chip's figures, with the target's number of devices per host; `None` for a CPU target without a chip
+    /// file.
     pub fn chip(&self) -> Option<Chip> {
         let mut chip = self.chip.clone()?;
         if let (Platform::Cuda, Links::Switch { devices_per_host, .. }, Some(&n)) =
@@ -210,8 +218,9 @@ impl Target {
         Some(chip)
     }
 
-    /// Compiler, number of devices, and bytes that a program may use on each, from chip files alone: no plugin is loaded. The
-    /// compiler is the plugin's pinned version, whose platform version is known of libtpu only.
+    /// Returns the compiler, the number of devices, and the bytes that a program may use on each, from chip files
+    /// alone; loads no plugin. The compiler is the pinned plugin release, whose platform version is known only for
+    /// libtpu.
     pub fn described(&self) -> (Toolchain, usize, Option<i64>) {
         let name = self.name.as_deref().unwrap_or_default();
         let own = self.chip.as_ref().filter(|chip| chip.name == name).or_else(|| Chip::named(name).ok());
@@ -233,8 +242,8 @@ impl Target {
         trial::load(&search.found.first().ok_or_else(|| search.not_found())?.path, None, Purpose::Compile)
     }
 
-    /// The GPUs of this host, where they are as many and of the kind: what they compile is complete, and they hold no memory
-    /// until it runs. Otherwise as [`Target::open`].
+    /// Opens this host's GPUs, without preallocating their memory, if there are enough of the target's kind; kernels
+    /// are then selected at compile time. Otherwise does the same as [`Target::open`].
     pub(crate) fn open_present(&self) -> Result<OpenTarget, Error> {
         let absent = self.open()?;
         if self.platform != Platform::Cuda || hardware(Platform::Cuda).is_err() {
@@ -250,10 +259,10 @@ impl Target {
         Ok(OpenTarget { devices, compiler: Compiler::Client(client), ..absent })
     }
 
-    /// Loads the plugin that compiles for this target and asks it for the devices.
+    /// Loads the plugin that compiles for this target and opens its topology.
     ///
     /// # Errors
-    /// No plugin, or a topology that it does not know.
+    /// Returns an error if there is no plugin or it does not support the topology.
     pub fn open(&self) -> Result<OpenTarget, Error> {
         let plugin = self.plugin()?;
         let attributes = |values: &[(&str, &str)]| -> Attributes {
@@ -303,7 +312,7 @@ impl Target {
             vms: described.iter().map(|d| d.process_index).collect::<BTreeSet<_>>().len(),
             device_kind: described.first().map(|d| d.kind.clone()).unwrap_or_default(),
             devices: described.iter().map(|d| d.id).collect(),
-            // A GPU's topology repeats the card's size, of which the driver keeps a part.
+            // For a GPU this is the card's total memory, part of which the driver reserves.
             stated_capacity: stated,
             capacity: [stated, self.chip.as_ref().map(|c| c.capacity)].into_iter().flatten().min(),
             compiler: Compiler::Topology(topology),
@@ -313,17 +322,17 @@ impl Target {
 }
 
 impl OpenTarget {
-    /// The options that a run on such devices is compiled with, as far as they are known to be taken.
+    /// Returns the compile options for these devices, without those that the plugin has rejected so far.
     pub(crate) fn known_options(&self, program: &Program, options: &EngineOptions) -> CompileOptions {
         self.refused.without(self.compile_options(program, options))
     }
 
-    /// The options that are asked for.
+    /// Returns the compile options for these devices, including options that the plugin may reject.
     pub(super) fn compile_options(&self, program: &Program, options: &EngineOptions) -> CompileOptions {
         compile_options(&self.toolchain(), program, &self.devices, options)
     }
 
-    /// The compile cache in a folder, with the names that a run on such devices looks for.
+    /// Opens the compile cache in a directory. Its entries have the names that a run on these devices looks for.
     pub(crate) fn cache(&self, folder: &Path) -> Result<Cache, CacheError> {
         Cache::new(folder, self.target.platform.name(), &self.topology()?)
     }
@@ -335,13 +344,12 @@ impl OpenTarget {
         }
     }
 
-    /// The file of the plugin that compiles.
     pub(super) fn plugin_path(&self) -> Result<PathBuf, Error> {
         Ok(self.topology()?.plugin().path().to_path_buf())
     }
 
-    /// The kind of the devices, as far as a module depends on it: an absent GPU is also what its description says, a TPU also
-    /// how many chips a VM has.
+    /// Returns text that identifies the devices on which an optimized module depends: the device kind, for a GPU also a
+    /// hash of its XLA description, and for a TPU also the number of chips per VM if it is not libtpu's default.
     pub(super) fn device_identity(&self) -> Result<String, CacheError> {
         let topology = self.topology()?;
         let kind = device_kind(self.target.platform.name(), &topology, &topology.devices()?)?;
@@ -355,10 +363,10 @@ impl OpenTarget {
         })
     }
 
-    /// Compiles a program, with the options that a run on such devices uses. The compile cache is not read.
+    /// Compiles a program with the options that a run on these devices would use. Does not read the compile cache.
     ///
     /// # Errors
-    /// The compiler's message; a refused option of ours on a libtpu that it was tested with.
+    /// Returns the compiler's error, or an error if the plugin rejects an option that must not be omitted.
     pub fn compile(&self, program: &Program, options: &EngineOptions) -> Result<Compiled, RuntimeError> {
         let compile = |o: &CompileOptions| {
             Ok(match &self.compiler {
@@ -380,12 +388,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_of_one_vm_have_its_chips() {
+    fn single_vm_slices_set_vm_bounds() {
         let bounds = |text: &str| text.parse::<Target>().expect(text).vm_bounds;
         for (text, one_vm) in [("tpu:v5e:2x4", [2, 4, 1]), ("tpu:v6e:2x4", [2, 4, 1]), ("tpu:v6e:4x2:2", [4, 2, 1])] {
             assert_eq!(bounds(text), Some(one_vm.to_vec()), "{text}");
         }
-        // A VM of libtpu's default, and slices of several: four chips a VM.
+        // One VM of libtpu's default size, and slices of several VMs with four chips each.
         let default = ["v5e:1x1", "v5e:2x2", "v6e:2x2", "v5e:4x4", "v6e:4x4", "v6e:8x8", "v5p:2x2x2", "tpu7x:2x2x1"];
         for text in default {
             assert_eq!(bounds(&format!("tpu:{text}")), None, "{text}");
@@ -393,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_described_without_its_plugin() {
+    fn target_is_described_without_loading_a_plugin() {
         let described = |text: &str| {
             let (toolchain, count, capacity) = text.parse::<Target>().expect(text).described();
             (toolchain.platform.clone(), toolchain.kind.clone(), toolchain.tested_libtpu(), count, capacity)
@@ -409,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_read_and_written() {
+    fn targets_parse_and_format() {
         for text in [
             "tpu:v6e:2x4",
             "tpu:v5p:2x2x2",
@@ -427,10 +435,10 @@ mod tests {
         assert_eq!(why("gpu:h200:1x1x4"), "unknown platform 'gpu'");
         assert_eq!(why("tpu:v9:2x2"), "unknown chip 'v9'");
         assert_eq!(why("tpu:h200:2x2"), "unknown chip 'h200'");
-        assert_eq!(why("cuda:h200:4"), "'4' is not a shape of it");
-        assert_eq!(why("tpu:v6e:2x4:0"), "'0' is not a number of slices");
-        assert_eq!(why("cpu:0"), "'0' is not a shape of it");
-        assert_eq!(why("tpu"), "not of that form");
+        assert_eq!(why("cuda:h200:4"), "'4' is not a valid shape");
+        assert_eq!(why("tpu:v6e:2x4:0"), "'0' is not a valid number of slices");
+        assert_eq!(why("cpu:0"), "'0' is not a valid shape");
+        assert_eq!(why("tpu"), "unrecognized form");
         let message = "tpu:v6e".parse::<Target>().expect_err("no shape").to_string();
         assert!(message.contains("v5e, v5p, v6e, tpu7x") && message.contains("tpu:v6e:2x4"), "{message}");
     }

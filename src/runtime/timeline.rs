@@ -1,4 +1,4 @@
-//! Time line of a process: what was compiled, read, run and written, from when to when.
+//! Timeline of a process: start and end of each compile, load, run and write.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-/// Width of the drawn lines, in characters.
+/// Width of the bar chart in characters.
 const WIDTH: f64 = 48.0;
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Begins all time lines of this process; without it the first one begins them.
+/// Sets the time origin of all timelines of this process; otherwise the first span sets it.
 pub(crate) fn begin() {
     LazyLock::force(&START);
 }
@@ -22,53 +22,53 @@ pub(crate) fn begin() {
 pub enum SpanKind {
     /// Opening the plugin and its devices.
     Open,
-    /// Writing a program's text.
+    /// Generating a program's text.
     Program,
     Compile,
-    /// Taking a program from the compile cache.
+    /// Loading a program from the compile cache.
     Cache,
-    /// Keeping a program in the compile cache.
+    /// Writing a program to the compile cache.
     Save,
-    /// Reading parameters and sending them to the devices.
+    /// Reading parameters and uploading them.
     Load,
-    /// A phase of a video, with what it waited for.
+    /// A phase of generating a video, including waits.
     Run,
-    /// Encoding a video and writing it.
+    /// Encoding and writing a video.
     Write,
 }
 
-/// One piece of work.
+/// A piece of work with its start and end.
 #[derive(Clone, Debug, Serialize)]
 pub struct Span {
     pub work: SpanKind,
     pub name: String,
-    /// Seconds since the process began.
+    /// Seconds since the start of the process.
     pub from: f64,
     pub to: f64,
-    /// Bytes that were loaded or saved.
+    /// Bytes loaded or saved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
 }
 
 impl Span {
-    /// Work that ends now.
+    /// Creates a span from `since` until now.
     pub(crate) fn until_now(work: SpanKind, name: &str, since: Instant) -> Self {
         let at = |instant: Instant| instant.saturating_duration_since(*START).as_secs_f64();
         Span { work, name: name.into(), from: at(since), to: at(Instant::now()), bytes: None }
     }
 }
 
-/// The work of a process so far; clones share it, and threads add to it.
+/// The spans of a process so far. Clones share them; any thread may add spans.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline(Arc<Mutex<Vec<Span>>>);
 
 impl Timeline {
-    /// The work so far, to which nobody else adds.
+    /// Returns an independent copy of the spans so far.
     pub(crate) fn copy(&self) -> Self {
         Timeline(Arc::new(Mutex::new(self.spans())))
     }
 
-    /// Adds work that ends now.
+    /// Adds a span from `since` until now.
     pub(crate) fn add(&self, work: SpanKind, name: &str, since: Instant, bytes: Option<u64>) {
         self.push(Span { bytes, ..Span::until_now(work, name, since) });
     }
@@ -77,25 +77,25 @@ impl Timeline {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(span);
     }
 
-    /// All work, the earliest first.
+    /// Returns all spans, ordered by start.
     pub fn spans(&self) -> Vec<Span> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         all.sort_by(|a, b| a.from.total_cmp(&b.from).then(b.to.total_cmp(&a.to)));
         all
     }
 
-    /// Forgets what has been.
+    /// Removes all spans.
     pub(crate) fn clear(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
 impl fmt::Display for Timeline {
-    /// A line for each piece of work, with a bar from its begin to its end.
+    /// Writes one line per span, with a bar from its start to its end.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = self.spans();
         let end = all.iter().fold(f64::MIN_POSITIVE, |end, span| end.max(span.to));
-        write!(f, "time line, {end:.2} s")?;
+        write!(f, "timeline, {end:.2} s")?;
         for Span { work, name, from, to, bytes } in all {
             let work = format!("{work:?}").to_lowercase();
             let [first, last] = [from, to].map(|at| (at / end * WIDTH).floor().min(WIDTH - 1.0) as usize);
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_drawn_in_the_order_of_its_begin() {
+    fn spans_are_displayed_in_order_of_start() {
         begin();
         let timeline = Timeline::default();
         let first = Instant::now();

@@ -1,6 +1,7 @@
-//! Trials of plugin files: a short-lived process of this program loads a new one first, so that a plugin that aborts or hangs
-//! there is an error. A good result is kept by the file's checksum. Plugins also abort at a flag of the environment that they do
-//! not know; where flags are set, the trial makes the plugin parse them, and its result is kept for these flags.
+//! Trial loads of plugin files: a short-lived child process loads a new plugin first, so that a plugin that aborts or
+//! hangs while loading causes an error instead. Success is stored under the file's checksum. Plugins also abort on
+//! unknown flags in the environment, so if flags are set, the trial also makes the plugin parse them, and the result is
+//! stored for these flags.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -12,46 +13,45 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::checksummed_file::{replace, sha256, sha256_file};
 use super::hardware::hardware;
 use super::plugin_flags;
-use super::sealed::{replace, sha256, sha256_file};
 use crate::failpoint;
 use crate::pjrt::discover::Platform;
 use crate::pjrt::{Error, Plugin, end_process};
 
-/// Variable that names the file to a process that tries one.
+/// Environment variable with the plugin file, set in a trial process.
 const FILE: &str = "LTX2_TRY_PLUGIN";
-/// Variable that is set in a process that tries a plugin for a run.
+/// Environment variable that is set in a trial process if the plugin is loaded to run programs.
 const TO_RUN: &str = "LTX2_TRY_PLUGIN_TO_RUN";
-/// Time for a trial where nothing else is said: half a gigabyte may come over a network, and libtpu away from a TPU asks the
-/// cloud's metadata server for minutes.
+/// Default time limit of a trial. It is long, because half a gigabyte may be read over a network, and without a TPU
+/// libtpu queries the cloud's metadata server for minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Time for parsing flags.
+/// Time limit for parsing flags.
 const FLAG_PATIENCE: Duration = Duration::from_secs(30);
-/// Line that a trial prints when the plugin is loaded and will parse flags.
+/// Line that a trial prints once the plugin is loaded, before it parses flags.
 const LOADED: &str = "ltx2: the plugin is loaded";
-/// Exit code of a trial whose file was refused in good order.
+/// Exit code of a trial in which loading returned an error.
 const REFUSED: i32 = 86;
-/// Characters of a message that are told, at most.
+/// Maximum number of characters quoted from a message.
 const LONGEST: usize = 500;
-/// Remedy of every failure.
-const REMEDY: &str =
-    "install another one with `ltx2 plugin install cpu|cuda|tpu`, or name one with LTX2_PJRT_PLUGIN=FILE.so";
+/// Advice at the end of every error.
+const REMEDY: &str = "install another plugin with `ltx2 plugin install cpu|cuda|tpu`, or set LTX2_PJRT_PLUGIN=FILE.so";
 
-/// This program, where it knows how to try a file.
+/// Path of this executable; set if it can act as a trial process.
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
 /// What a plugin is loaded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To run programs: a plugin for TPUs needs chips.
+    /// Running programs: a TPU plugin needs chips.
     Run,
-    /// To compile, also for absent TPUs: a plugin for TPUs needs chips unless `TPU_SKIP_MDS_QUERY` is set.
+    /// Compiling, possibly for absent TPUs: a TPU plugin needs chips unless `TPU_SKIP_MDS_QUERY` is set.
     Compile,
 }
 
-/// Tries a file and ends the process, where it was started for that; otherwise new files are tried from here on. A program that
-/// never calls this loads plugins at once: started again, it would do its own work.
+/// In a trial process, loads the plugin and exits. Otherwise enables trials for later loads. A program that never calls
+/// this loads plugins without a trial, because its child process would do the program's work instead.
 pub(crate) fn begin() {
     if let Some(file) = std::env::var_os(FILE) {
         let purpose = if std::env::var_os(TO_RUN).is_some() { Purpose::Run } else { Purpose::Compile };
@@ -60,40 +60,36 @@ pub(crate) fn begin() {
             && plugin_flags::are_set()
         {
             eprintln!("{LOADED}");
-            // A plugin that hangs now hangs the run too, which has its own watchdog.
+            // If the plugin hangs while parsing, end the trial without a result. The run would hang too, but has a
+            // watchdog.
             thread::spawn(|| {
                 thread::sleep(FLAG_PATIENCE);
                 end_process(REFUSED)
             });
             plugin_flags::parse(plugin);
         }
-        // Exit handlers of the plugin are no part of the trial.
+        // Skip the plugin's exit handlers, which are not part of the trial.
         end_process(if loaded.is_err() { REFUSED } else { 0 });
     }
     if let Ok(program) = std::env::current_exe() {
-        // Begun once a process.
+        // Fails if it is already set, to the same path.
         let _ = PROGRAM.set(program);
     }
 }
 
-/// Loads a plugin; a new file is tried first, for `limit` or [`PATIENCE`].
-///
-/// # Errors
-/// Those of [`check`]; those of loading it.
+/// Loads a plugin. If the file is new, a trial process loads it first, for at most `limit` (`None`: [`PATIENCE`]).
 pub(crate) fn load(path: &Path, limit: Option<Duration>, purpose: Purpose) -> Result<Plugin, Error> {
     check(path, limit, purpose)?;
     failpoint::within("plugin", "load", || load_here(path, purpose))
 }
 
-/// Tries a new plugin file, or new flags, without loading it into this process.
-///
-/// # Errors
-/// A file that ends or holds up the process that tries it; a flag of the environment that it does not take.
+/// Runs a trial of a new plugin file, or of new flags, without loading the file into this process. Fails if the plugin
+/// crashes or hangs the trial process, or rejects a flag that is set in the environment.
 pub(crate) fn check(path: &Path, limit: Option<Duration>, purpose: Purpose) -> Result<(), Error> {
     let Some(program) = PROGRAM.get() else { return Ok(()) };
     let attempt = || attempt(program, path, limit, purpose);
     let tried = match (folder(), plugin_flags::identity()) {
-        (Some(folder), Some(flags)) => Known { folder, flags }.good_or(path, attempt),
+        (Some(folder), Some(flags)) => TrialResults { folder, flags }.check_or_try(path, attempt),
         _ => attempt().map(drop),
     };
     tried.map_err(|fault| match fault {
@@ -102,8 +98,9 @@ pub(crate) fn check(path: &Path, limit: Option<Duration>, purpose: Purpose) -> R
     })
 }
 
-/// Loads a plugin into this process. libtpu looks for its chips for minutes where there are none, while it is initialised or, with
-/// `TPU_SKIP_MDS_QUERY`, when a client is made: it is not initialised there, but to compile for absent chips.
+/// Loads a plugin into this process. Without chips, libtpu searches for them for minutes, during initialization or,
+/// with `TPU_SKIP_MDS_QUERY`, when a client is created. Without chips it is therefore initialized only for compiling
+/// with `TPU_SKIP_MDS_QUERY` set.
 fn load_here(path: &Path, purpose: Purpose) -> Result<Plugin, Error> {
     let check = |plugin: &Plugin| {
         let for_absent = purpose == Purpose::Compile && std::env::var_os("TPU_SKIP_MDS_QUERY").is_some();
@@ -114,7 +111,7 @@ fn load_here(path: &Path, purpose: Purpose) -> Result<Plugin, Error> {
         hardware(Platform::Tpu).map(drop).map_err(missing)
     };
     let plugin = Plugin::load_if(path, check)?;
-    // It may have been loaded before, to compile.
+    // The plugin may have been loaded earlier for compiling.
     check(&plugin)?;
     Ok(plugin)
 }
@@ -126,7 +123,7 @@ enum Fault {
     Flags(String),
 }
 
-/// The folder of results; none where the environment wants nothing kept.
+/// Returns the directory of stored results; `None` if the environment disables caching.
 fn folder() -> Option<PathBuf> {
     let given = |name: &str| std::env::var_os(name).filter(|value: &OsString| !value.is_empty()).map(PathBuf::from);
     if given("LTX2_COMPILE_CACHE").is_some_and(|value| value == Path::new("off")) {
@@ -136,17 +133,19 @@ fn folder() -> Option<PathBuf> {
     Some(cache.join("ltx2/plugins"))
 }
 
-/// Results that are kept: an empty file by the checksum of each good plugin and the flags that it parsed, and by place, size and
-/// time of each plugin's file one with its checksum, so that it is read once.
-struct Known {
+/// Stored trial results. For each combination of the checksum of a good plugin and the flags that it parsed there is an
+/// empty file. A second file for each plugin file, named after a hash of its path, size, inode and modification time,
+/// contains the checksum, so that the plugin is hashed only once.
+struct TrialResults {
     folder: PathBuf,
-    /// Identity of the environment's flags; empty where none are set.
+    /// Identity of the environment's flags; empty if none are set.
     flags: String,
 }
 
-impl Known {
-    /// Whether a file is known as good, or else is so by a trial, which says whether that was seen.
-    fn good_or(&self, path: &Path, trial: impl FnOnce() -> Result<bool, Fault>) -> Result<(), Fault> {
+impl TrialResults {
+    /// Succeeds if the file is known to be good, or if `trial` finds no fault. `trial` returns whether its result is
+    /// conclusive; only then is it stored.
+    fn check_or_try(&self, path: &Path, trial: impl FnOnce() -> Result<bool, Fault>) -> Result<(), Fault> {
         let Some(about) = identity(path) else { return trial().map(drop) };
         let about = self.folder.join(format!("file-{about}"));
         let result = |checksum: &str| self.folder.join(format!("{checksum}{}", self.flags));
@@ -167,12 +166,12 @@ impl Known {
 
     fn keep(&self, path: &Path, text: &str) {
         if let Err(error) = replace(path, "plugin", &[text.as_bytes()]) {
-            tracing::debug!("the trial of a plugin is not kept in {}: {error}", self.folder.display());
+            tracing::debug!("cannot store a plugin trial result in {}: {error}", self.folder.display());
         }
     }
 }
 
-/// A hash of place, size and time of a file.
+/// Returns a hash of a file's path, size, inode and modification time.
 fn identity(path: &Path) -> Option<String> {
     let path = path.canonicalize().ok()?;
     let about = fs::metadata(&path).ok()?;
@@ -181,15 +180,12 @@ fn identity(path: &Path) -> Option<String> {
     Some(sha256(text.as_bytes()))
 }
 
-/// Loads a file in a process of its own. False where that said nothing: it could not be started, or the file was refused, for
-/// which loading it has the reason.
-///
-/// # Errors
-/// The end of the process, or its hanging.
+/// Loads a file in a child process. Returns `false` if the trial was inconclusive: the process could not be started, or
+/// loading returned an error, which this process reports when it loads the file. Fails if the process crashed or hung.
 fn attempt(program: &Path, path: &Path, limit: Option<Duration>, purpose: Purpose) -> Result<bool, Fault> {
     let (limit, started) = (limit.unwrap_or(PATIENCE), Instant::now());
     let untried = |error: std::io::Error| {
-        tracing::debug!("{} is loaded without a trial: {error}", path.display());
+        tracing::debug!("loading {} without a trial process: {error}", path.display());
         Ok(false)
     };
     let (mut said, log) = match tempfile::tempfile().and_then(|file| Ok((file.try_clone()?, file))) {
@@ -211,11 +207,11 @@ fn attempt(program: &Path, path: &Path, limit: Option<Duration>, purpose: Purpos
         match child.try_wait() {
             Ok(Some(status)) => return outcome(status, &mut said),
             Ok(None) if started.elapsed() > limit => {
-                // It may have ended just now.
+                // The process may have just ended by itself.
                 let _ = child.kill();
                 let _ = child.wait();
                 let seconds = limit.as_secs();
-                let hung = format!("the process that tried it hung for {seconds} s while it was loaded; {REMEDY}");
+                let hung = format!("a trial process hung for {seconds} s while loading the plugin; {REMEDY}");
                 return Err(Fault::Load(hung));
             }
             Ok(None) => thread::sleep(Duration::from_millis(5)),
@@ -231,20 +227,20 @@ fn outcome(status: ExitStatus, said: &mut File) -> Result<bool, Fault> {
         _ => {}
     }
     let mut bytes = Vec::new();
-    // A message that cannot be read is none.
+    // An unreadable message counts as empty.
     let _ = said.rewind().and_then(|()| said.read_to_end(&mut bytes));
     let text = String::from_utf8_lossy(&bytes);
     if let Some(reason) = plugin_flags::fault(&text).filter(|_| plugin_flags::are_set()) {
         return Err(Fault::Flags(reason));
     }
     if text.contains(LOADED) {
-        // It is loaded; the run meets what ended the trial behind that.
+        // Loading succeeded; whatever ended the trial afterwards will also occur in the run and be reported there.
         return Ok(false);
     }
     let last: String =
         text.lines().rev().map(str::trim).find(|l| !l.is_empty()).unwrap_or("").chars().take(LONGEST).collect();
     let words = if last.is_empty() { String::new() } else { format!(": {last}") };
-    let ended = format!("the process that tried it ended with {status} while it was loaded{words}; {REMEDY}");
+    let ended = format!("a trial process ended with {status} while loading the plugin{words}; {REMEDY}");
     Err(Fault::Load(ended))
 }
 
@@ -253,16 +249,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_new_file_is_tried() {
+    fn only_new_plugin_files_run_a_trial() {
         let folder = tempfile::tempdir().unwrap();
-        let known = Known { folder: folder.path().join("plugins"), flags: String::new() };
+        let known = TrialResults { folder: folder.path().join("plugins"), flags: String::new() };
         let file = folder.path().join("plugin.so");
         let tries = std::cell::Cell::new(0);
         let fault = Fault::Load("aborts".into());
         let (aborts, aborted) = (|| Err(fault.clone()), Err(fault.clone()));
         let tried = |outcome: Result<bool, Fault>| {
             let before = tries.get();
-            let result = known.good_or(&file, || {
+            let result = known.check_or_try(&file, || {
                 tries.set(tries.get() + 1);
                 outcome
             });
@@ -270,21 +266,25 @@ mod tests {
         };
         fs::write(&file, "one").unwrap();
         assert_eq!(tried(aborts()), (aborted.clone(), 1));
-        assert_eq!(tried(Ok(false)), (Ok(()), 1), "nothing was kept of a failure");
-        assert_eq!(tried(Ok(true)), (Ok(()), 1), "nor of a trial that said nothing");
-        assert_eq!(tried(aborts()), (Ok(()), 0), "it is known");
+        assert_eq!(tried(Ok(false)), (Ok(()), 1), "a failure is not stored");
+        assert_eq!(tried(Ok(true)), (Ok(()), 1), "an inconclusive trial is not stored");
+        assert_eq!(tried(aborts()), (Ok(()), 0), "the file is known to be good");
         fs::write(&file, "two, longer").unwrap();
         assert_eq!(tried(aborts()), (aborted.clone(), 1), "another file in its place");
-        let flags = Known { folder: known.folder.clone(), flags: "-flags".into() };
-        assert_eq!(flags.good_or(&file, aborts), aborted, "the same file with flags");
-        assert_eq!(flags.good_or(&file, || Ok(true)), Ok(()));
-        assert_eq!(flags.good_or(&file, aborts), Ok(()));
-        // The first again, elsewhere: by its checksum.
+        let flags = TrialResults { folder: known.folder.clone(), flags: "-flags".into() };
+        assert_eq!(flags.check_or_try(&file, aborts), aborted, "the same file with flags");
+        assert_eq!(flags.check_or_try(&file, || Ok(true)), Ok(()));
+        assert_eq!(flags.check_or_try(&file, aborts), Ok(()));
+        // A copy of the first file is recognized by its checksum.
         let copy = folder.path().join("copy.so");
         fs::write(&copy, "one").unwrap();
-        assert_eq!(known.good_or(&copy, || panic!("it is known")), Ok(()));
+        assert_eq!(known.check_or_try(&copy, || panic!("the file is known to be good")), Ok(()));
         fs::remove_dir_all(&known.folder).unwrap();
         fs::write(&known.folder, "no folder").unwrap();
-        assert_eq!([tried(Ok(true)).1, tried(Ok(true)).1], [1, 1], "results that cannot be kept cost a trial each");
+        assert_eq!(
+            [tried(Ok(true)).1, tried(Ok(true)).1],
+            [1, 1],
+            "if results cannot be stored, every load runs a trial"
+        );
     }
 }

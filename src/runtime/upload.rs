@@ -1,12 +1,12 @@
-//! Parameters on the devices, each its shard: from files, or made there.
+//! Model parameters on the devices, which are loaded from files or initialized there with random numbers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
+use super::checkpoint_tensor::ParameterSource;
 use super::engine::Engine;
 use super::error::{During, RuntimeError};
 use super::sharded_tensor::{ShardedTensor, shards};
-use super::stored::ParameterSource;
 use super::timeline::SpanKind;
 use super::{loader, random};
 use crate::hlo::Program;
@@ -19,7 +19,7 @@ pub(crate) struct Parameters {
     bytes: usize,
 }
 
-/// A parameter on the devices and what it was read from.
+/// A parameter on the devices, with the checkpoint tensors that it was read from.
 struct LoadedParameter {
     tensor: ShardedTensor,
     component: &'static str,
@@ -31,16 +31,17 @@ impl Parameters {
         self.tensors.get(name).map(|loaded| &loaded.tensor)
     }
 
-    /// Bytes of all on one device.
+    /// Returns the bytes of all parameters on one device, from a running total.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Uploads those of `params`, arguments of `program`, that are not there yet; `told` hears of every piece's bytes and says
-    /// whether to go on.
+    /// Uploads those of `params` that are not loaded yet; all are arguments of `program`. Calls `told` with the byte
+    /// count of each uploaded piece and stops when it returns `false`.
     ///
     /// # Errors
-    /// [`RuntimeError::Stopped`] where it says so; a tensor that is missing, of another shape, not a float or not finite, with file and name; the plugin's message.
+    /// Returns [`RuntimeError::Stopped`] if `told` returns `false`, an error with file and tensor name if a tensor is
+    /// missing, has the wrong shape, is not a float or is not finite, or the plugin's error.
     pub(crate) fn load(
         &mut self,
         engine: &Engine,
@@ -66,8 +67,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// Makes those of `params`, arguments of `program`, that are not there yet of random numbers, each as its
-    /// [`Init`](crate::nn::Init) says. They follow from `seed`, the parameter's name and the element's indices alone.
+    /// Generates random values, according to [`Init`](crate::nn::Init), for those of `params` that are not loaded yet;
+    /// all are arguments of `program`. Values depend only on `seed`, the parameter's name and the element's indices.
     pub(crate) fn draw(
         &mut self,
         engine: &Engine,
@@ -87,8 +88,9 @@ impl Parameters {
         Ok(())
     }
 
-    /// Takes out every parameter that reads a tensor `(component, checkpoint name)` for which `stale` holds.
-    pub(crate) fn take_reading(&mut self, stale: impl Fn(&'static str, &str) -> bool) -> Parameters {
+    /// Removes and returns every parameter that reads a tensor `(component, checkpoint name)` for which `stale` returns
+    /// `true`.
+    pub(crate) fn take_stale(&mut self, stale: impl Fn(&'static str, &str) -> bool) -> Parameters {
         let reads =
             |loaded: &LoadedParameter| loaded.source.tensors().iter().any(|(key, _)| stale(loaded.component, key));
         self.remove(reads)
@@ -98,18 +100,18 @@ impl Parameters {
         self.remove(|loaded| loaded.component == component)
     }
 
-    /// Adds parameters that were taken out.
+    /// Adds parameters that `take_stale` or `take_component` removed.
     pub(crate) fn put_back(&mut self, taken: Parameters) {
         self.bytes += taken.bytes;
         self.tensors.extend(taken.tensors);
     }
 
-    /// Bytes on one device.
+    /// Returns the bytes of all parameters on one device, computed from the tensors instead of the running total.
     pub(crate) fn device_bytes(&self) -> usize {
         self.tensors.values().map(|loaded| loaded.tensor.device_bytes()).sum()
     }
 
-    /// Bytes of each component's parameters on one device.
+    /// Returns the bytes of each component's parameters on one device.
     pub(crate) fn bytes_of_components(&self) -> BTreeMap<&'static str, usize> {
         let mut all = BTreeMap::new();
         for loaded in self.tensors.values() {
@@ -118,7 +120,8 @@ impl Parameters {
         all
     }
 
-    /// Bytes on one device of those of `params`, arguments of `program`, that are not there yet.
+    /// Returns the bytes that the parameters in `params` that are not loaded yet need on one device; all are arguments
+    /// of `program`.
     pub(crate) fn missing_bytes(&self, program: &Program, params: &[Param]) -> usize {
         self.missing(params).into_iter().map(|param| device_bytes(program, param)).sum()
     }
@@ -130,7 +133,7 @@ impl Parameters {
         Parameters { tensors, bytes }
     }
 
-    /// Those of `params` that are not there yet.
+    /// Returns those of `params` that are not loaded yet.
     pub(crate) fn missing<'a>(&self, params: &'a [Param]) -> Vec<&'a Param> {
         params.iter().filter(|p| !self.tensors.contains_key(&p.name)).collect()
     }
@@ -142,14 +145,14 @@ impl Parameters {
     }
 }
 
-/// Bytes of a parameter, argument of `program`, on one device.
+/// Returns the bytes of a parameter's shard on one device. The parameter is an argument of `program`.
 pub(crate) fn device_bytes(program: &Program, param: &Param) -> usize {
     let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
     let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
     shards.first().map_or(0, |p| p.size.iter().product::<usize>() * param.ty.dtype.size())
 }
 
-/// The components of parameters, each once.
+/// Returns the names of the parameters' components without duplicates, comma-separated.
 fn components(params: &[&Param]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for param in params {

@@ -1,4 +1,4 @@
-//! Waits of a tensor: what is waited for, where, and how long that should take.
+//! Descriptions of waits for the watchdog: the work, the device, and the expected time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,31 +10,32 @@ use crate::analysis::Chip;
 use crate::hlo::Program;
 use crate::pjrt::Device;
 
-/// Seconds that a first execution may surely take: kernels are loaded, and convolutions are not among the counted FLOPs. So long
-/// one of several processes may also wait for another, which loads, or writes a video.
+/// Minimum expected seconds of a first execution, which loads kernels and may contain convolutions that the FLOP count
+/// omits. Also the minimum for every execution in a multi-process run, which may wait for a process that loads
+/// parameters or writes a video.
 const LONG: f64 = 60.0;
-/// Fraction of a chip's peak in bf16 that a program surely reaches, in f32 too.
-const SURE: f64 = 0.05;
-/// Matmul FLOP/s of devices that no chip file names, as surely: a core's, and an accelerator's.
+/// Fraction of a chip's bf16 peak that every program is assumed to reach, even in f32.
+const MIN_UTILIZATION: f64 = 0.05;
+/// Assumed matmul FLOP/s of devices without a chip file: a CPU core, and an accelerator.
 const SLOW_CPU: f64 = 1e9;
 const SLOW_DEVICE: f64 = 1e12;
 
-/// Seconds of a program's executions, a loop's by evaluation.
+/// Predicted and measured execution times of a program, in seconds per model evaluation.
 #[derive(Debug)]
 pub(super) struct Pace {
     predicted: f64,
-    /// Least that is expected.
+    /// Minimum expected seconds of an execution.
     least: f64,
-    /// The slowest so far, as the bits of a number; 0 before the first has ended.
+    /// Bits of the longest measured time, an f64; 0 until the first execution has finished.
     slowest: AtomicU64,
 }
 
 impl Pace {
-    /// The prediction for a program on a plugin's devices, until an execution has ended. A program that has `peers` runs in
-    /// several processes.
+    /// Predicts the time of a program from its FLOPs; the prediction is used until an execution has finished. `peers`:
+    /// whether the program runs across several processes.
     pub(super) fn of(program: &Program, toolchain: &Toolchain, peers: bool) -> Self {
         let slow = if toolchain.platform == "cpu" { SLOW_CPU } else { SLOW_DEVICE };
-        let rate = Chip::of_device(&toolchain.kind).map_or(slow, |chip| chip.peak_bf16 * SURE);
+        let rate = Chip::of_device(&toolchain.kind).map_or(slow, |chip| chip.peak_bf16 * MIN_UTILIZATION);
         let predicted = program.dot_flops / program.devices() as f64 / rate;
         Pace { predicted, least: if peers { LONG } else { 0.0 }, slowest: AtomicU64::new(0) }
     }
@@ -51,17 +52,17 @@ impl Pace {
 
     fn took(&self, time: Duration, evaluations: usize) {
         let seconds = time.as_secs_f64() / evaluations as f64;
-        // Times are not negative, and so are ordered as their bits are.
+        // Non-negative floats are ordered like their bits.
         self.slowest.fetch_max(seconds.to_bits(), Ordering::Relaxed);
     }
 }
 
-/// When the devices will have done all that they were given, by what is expected of it.
+/// Expected time at which the devices finish all queued work.
 #[derive(Debug, Default)]
 pub(super) struct Queue(Mutex<Option<Instant>>);
 
 impl Queue {
-    /// Adds work; when it should be done, none if that is beyond all clocks.
+    /// Adds work. Returns when it should be finished; `None` if that is beyond the clock's range.
     fn add(&self, work: Duration) -> Option<Instant> {
         let mut until = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -69,7 +70,7 @@ impl Queue {
         *until
     }
 
-    /// Takes out what should have been done by `due` and is done now.
+    /// Removes finished work that was expected to finish at `due`.
     fn done(&self, due: Option<Instant>) {
         let mut until = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(last), Some(due)) = (*until, due) {
@@ -78,7 +79,7 @@ impl Queue {
     }
 }
 
-/// Waits for a tensor. Clones are of the same execution.
+/// Description of the waits for a tensor. Clones refer to the same execution.
 #[derive(Clone)]
 pub(crate) struct Watch(Arc<Watched>);
 
@@ -90,7 +91,7 @@ struct Watched {
     execution: Option<Execution>,
 }
 
-/// The execution that the tensor is a result of.
+/// The execution that produces the tensor.
 struct Execution {
     pace: Arc<Pace>,
     queue: Arc<Queue>,
@@ -101,17 +102,19 @@ struct Execution {
 }
 
 impl Watch {
-    /// Waits for a component's parameters on their way.
+    /// Returns a description of the waits for the upload of a component's parameters; `None` without a watchdog.
     pub(super) fn load(watchdog: &Watchdog, component: &str, devices: &[(usize, &Device)]) -> Option<Watch> {
         Watch::new(watchdog, &format!("loading {component}"), devices, None)
     }
 
-    /// Waits for a transfer of a stage.
+    /// Returns a description of the waits for the upload of a program's input, where `stage` is the program's name;
+    /// `None` without a watchdog.
     pub(super) fn transfer(watchdog: &Watchdog, stage: &str, devices: &[(usize, &Device)]) -> Option<Watch> {
         Watch::new(watchdog, stage, devices, None)
     }
 
-    /// Waits for an execution of a stage that begins now.
+    /// Returns a description of the waits for an execution that starts now, where `stage` is the program's name; `None`
+    /// without a watchdog.
     pub(super) fn execution(
         watchdog: &Watchdog,
         stage: &str,
@@ -137,7 +140,7 @@ impl Watch {
         })
     }
 
-    /// Time until what is under way should have ended.
+    /// Returns the time until the pending work should be finished.
     fn expected(&self) -> Duration {
         let Some(execution) = &self.0.execution else { return Duration::ZERO };
         let queued = execution.due.map_or(Duration::MAX, |due| due.saturating_duration_since(Instant::now()));
@@ -153,31 +156,31 @@ impl Watch {
         self.0.watchdog.guard(self.expected(), bytes, || (self.0.stage.clone(), work()))
     }
 
-    /// Stands over the call that starts the execution, which on some platforms waits for its end.
-    pub(super) fn over_start(&self) -> Guard {
+    /// Guards the call that starts the execution. On some platforms the call returns only when the execution ends.
+    pub(super) fn guard_start(&self) -> Guard {
         self.guard(0, || match self.0.devices.len() {
             0 | 1 => format!("execution on {}", self.device(0)),
             count => format!("execution on {count} devices from {}", self.device(0)),
         })
     }
 
-    /// Stands over a wait for the buffer of the device at this place.
-    pub(super) fn over_wait(&self, place: usize) -> Guard {
+    /// Guards a wait for the buffer of the device at index `place`.
+    pub(super) fn guard_wait(&self, place: usize) -> Guard {
         let what = if self.0.execution.is_some() { "execution" } else { "upload" };
         self.guard(0, || format!("{what} on {}", self.device(place)))
     }
 
-    /// Stands over an upload to the device at this place.
-    pub(super) fn over_upload(&self, place: usize, bytes: usize) -> Guard {
+    /// Guards an upload to the device at index `place`.
+    pub(super) fn guard_upload(&self, place: usize, bytes: usize) -> Guard {
         self.guard(bytes, || format!("upload to {}", self.device(place)))
     }
 
-    /// Stands over a download from the device at this place, which waits for the execution too.
-    pub(super) fn over_download(&self, place: usize, bytes: usize) -> Guard {
+    /// Guards a download from the device at index `place`, including the wait for the execution.
+    pub(super) fn guard_download(&self, place: usize, bytes: usize) -> Guard {
         self.guard(bytes, || format!("download from {}", self.device(place)))
     }
 
-    /// Notes that the execution has ended.
+    /// Records that the execution has ended.
     pub(super) fn ended(&self) {
         let Some(execution) = &self.0.execution else { return };
         if !execution.ended.swap(true, Ordering::Relaxed) {
@@ -197,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn predictions_are_what_a_chip_surely_reaches() {
+    fn predicted_time_assumes_a_low_utilization() {
         let b = Builder::new("f");
         let x = b.argument("x", Type::new(DType::F32, [1 << 16, 1 << 16]));
         let program = b.finish(&[("y", &b.einsum("ij,jk->ik", &x, &x, DType::F32))]).expect("builds");
@@ -212,7 +215,7 @@ mod tests {
         assert!((5.0..20.0).contains(&h100), "{h100} s");
         let shared = Pace::of(&program, &Toolchain::default(), true);
         shared.took(Duration::from_millis(1), 1);
-        assert_eq!(shared.expected(1), Duration::from_secs(60), "others may load or write meanwhile");
+        assert_eq!(shared.expected(1), Duration::from_secs(60), "other processes may load or write meanwhile");
     }
 
     #[test]
@@ -223,19 +226,19 @@ mod tests {
         large.took(Duration::from_secs(8), 4);
         assert_eq!((seconds(&large, 1), seconds(&large, 8)), (2.0, 16.0));
         large.took(Duration::from_secs(1), 1);
-        assert_eq!(seconds(&large, 1), 2.0, "the slowest counts");
+        assert_eq!(seconds(&large, 1), 2.0, "the slowest execution counts");
         assert_eq!(pace(1e300).expected(2), Duration::MAX);
     }
 
     #[test]
-    fn what_is_queued_is_waited_for_too() {
+    fn expected_time_includes_queued_work() {
         let queue = Queue::default();
         let [first, second] = [30, 40].map(|seconds| queue.add(Duration::from_secs(seconds)).unwrap());
         assert_eq!(second - first, Duration::from_secs(40));
-        // The first has ended long before it was due.
+        // The first ends long before it was due.
         queue.done(Some(first));
         let left = queue.0.lock().unwrap().unwrap().saturating_duration_since(Instant::now());
         assert!(left <= Duration::from_secs(40) && left > Duration::from_secs(30), "{left:?}");
-        assert_eq!(queue.add(Duration::MAX), None, "beyond all clocks");
+        assert_eq!(queue.add(Duration::MAX), None, "beyond the clock's range");
     }
 }

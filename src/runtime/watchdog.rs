@@ -1,5 +1,5 @@
-//! The watchdog: it ends the process when a device does not answer, and says where it was when a plugin aborts it. A hung call of a
-//! plugin cannot be cancelled, so nothing is waited for or destroyed then.
+//! Watchdog: ends the process when a device hangs, and reports the current work when a plugin aborts the process. A
+//! hung plugin call cannot be cancelled, so the process ends without waiting for it or running destructors.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,41 +13,44 @@ use super::kernel_log::KernelLog;
 use super::processes::Group;
 use crate::pjrt::{end_process, on_abort};
 
-/// Shortest limit of `auto`.
+/// Minimum limit of [`WaitLimit::Auto`].
 const LEAST: Duration = Duration::from_secs(60);
-/// Factor between the time that is expected and the limit of `auto`.
+/// Ratio of the limit to the expected time, for [`WaitLimit::Auto`].
 const FACTOR: u32 = 10;
-/// Bytes a second that a transfer surely reaches.
+/// Lower bound on transfer rates, in bytes per second.
 const SLOW_TRANSFER: f64 = 100e6;
-/// Time for the last words: stderr may be a pipe that nobody reads, the other processes out of reach.
+/// Time limit for the report before the process ends, because stderr may be a pipe that nobody reads, and the other
+/// processes may be unreachable.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest sleep while something is waited for. One that took much longer was this process's, stopped or suspended: that time
-/// counts for no wait.
+/// Maximum sleep of the watchdog thread during a wait. If a sleep takes much longer, the process was suspended, and the
+/// deadlines are extended by that time.
 const NAP: Duration = Duration::from_secs(1);
-/// Delay of a sleep that a busy machine may cause.
+/// Oversleep that a busy machine may cause; a longer one counts as a suspended process.
 const LATE: Duration = Duration::from_secs(2);
 
-/// How long a wait may take.
+/// Maximum duration of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitLimit {
-    /// A multiple of the expected time, a minute at least.
+    /// Ten times the expected time, but at least one minute.
     Auto,
     Fixed(Duration),
 }
 
-/// Called with the reason before the process ends, and with how to go on where that is known.
+/// Called before the process ends, with the reason and, if known, how to resume the run.
 pub type LastWords = Box<dyn Fn(&str, Option<&str>) + Send + Sync>;
 
-/// Tells how the run can be continued, at the moment of its end.
+/// Function that returns how to resume the run, if possible.
 type Continuation = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
-/// Tells the memory that a program or a component takes, by its name.
+/// Function that returns the memory needs of a program or component, given its name.
 type Needs = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
-/// The watchdog that speaks when a plugin aborts the process: the latest, also when nothing is watched any more.
+/// State of the most recently created watchdog that reports aborts; it reports an abort by a plugin even if it watches
+/// no wait.
 static LATEST: Mutex<Option<Arc<Shared>>> = Mutex::new(None);
 
-/// A watchdog, or none. Clones share it; its thread begins with the first wait and ends with the last clone.
+/// A watchdog; the default is disabled. Clones share the watchdog. Its thread starts with the first wait and ends when
+/// the last clone is dropped.
 #[derive(Clone, Default)]
 pub struct Watchdog(Option<Arc<Owner>>);
 
@@ -70,29 +73,29 @@ struct Shared {
 struct State {
     next: u64,
     waits: BTreeMap<u64, Wait>,
-    /// When the thread looks next; none while there is nothing to look at.
+    /// When the thread wakes next; `None` while nothing is being watched.
     wakes: Option<Instant>,
     over: bool,
 }
 
 struct Wait {
     stage: String,
-    /// The stage, its steps and the work.
+    /// Stage, steps and work, for messages.
     what: String,
     since: Instant,
     deadline: Instant,
 }
 
-/// Stands over a wait until it is dropped.
+/// Guard that watches a wait; dropping it ends the watch.
 #[must_use]
 pub(crate) struct Guard(Option<(Arc<Shared>, u64)>);
 
-/// Steps that a thread is at.
+/// Denoising steps that a thread is executing.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
-    /// The first, the last and their number, from 1.
+    /// First and last step, counted from 1, and the total number of steps.
     steps: Option<[usize; 3]>,
-    /// Evaluations of the next execution.
+    /// Number of model evaluations in the next execution.
     evaluations: Option<usize>,
 }
 
@@ -100,32 +103,32 @@ thread_local! {
     static PLACE: Cell<Place> = const { Cell::new(Place { steps: None, evaluations: None }) };
 }
 
-/// Ends a thread's being at steps when dropped.
+/// Guard that restores the thread's previous steps and evaluations when dropped.
 #[must_use]
-pub(crate) struct AtSteps(Place);
+pub(crate) struct StepsGuard(Place);
 
-impl Drop for AtSteps {
+impl Drop for StepsGuard {
     fn drop(&mut self) {
         PLACE.set(self.0);
     }
 }
 
-/// Names the steps that this thread is at, from 1, until the guard is dropped.
-pub(crate) fn at_steps(first: usize, last: usize, of: usize) -> AtSteps {
-    AtSteps(PLACE.replace(Place { steps: Some([first, last, of]), ..PLACE.get() }))
+/// Sets the steps that this thread executes, counted from 1, until the guard is dropped.
+pub(crate) fn at_steps(first: usize, last: usize, of: usize) -> StepsGuard {
+    StepsGuard(PLACE.replace(Place { steps: Some([first, last, of]), ..PLACE.get() }))
 }
 
-/// Says how many evaluations of a loop an execution on this thread takes, until the guard is dropped.
-pub(crate) fn with_evaluations(count: usize) -> AtSteps {
-    AtSteps(PLACE.replace(Place { evaluations: Some(count), ..PLACE.get() }))
+/// Sets the number of model evaluations per execution on this thread, until the guard is dropped.
+pub(crate) fn with_evaluations(count: usize) -> StepsGuard {
+    StepsGuard(PLACE.replace(Place { evaluations: Some(count), ..PLACE.get() }))
 }
 
-/// Evaluations of this thread's next execution.
+/// Returns the number of evaluations of this thread's next execution, at least 1.
 pub(super) fn evaluations() -> usize {
     PLACE.get().evaluations.unwrap_or(1).max(1)
 }
 
-/// `, step 2 of 8` of this thread, where it is known.
+/// Formats this thread's position as `, step 2 of 8`; empty if unknown.
 fn steps() -> String {
     match PLACE.get().steps {
         None => String::new(),
@@ -141,31 +144,30 @@ impl fmt::Debug for Watchdog {
 }
 
 impl Watchdog {
-    /// A watchdog that ends the process, after `last_words`, when a wait takes longer than the limit.
+    /// Creates a watchdog that calls `last_words` and ends the process when a wait exceeds the limit.
     pub fn new(limit: WaitLimit, last_words: LastWords) -> Self {
         let (state, changed, group, continuation, needs) = Default::default();
         let shared = Arc::new(Shared { limit, last_words, state, changed, group, continuation, needs });
         Watchdog(Some(Arc::new(Owner { shared, thread: OnceLock::new() })))
     }
 
-    /// From here on, a plugin that aborts this process does so behind last words of this watchdog, with exit code 1.
-    pub(crate) fn tells_aborts(&self) {
+    /// Installs an abort handler: if a plugin aborts the process, this watchdog reports it, and the exit code is 1.
+    pub(crate) fn report_aborts(&self) {
         static HANDLER: Once = Once::new();
         let Some(owner) = &self.0 else { return };
         *lock(&LATEST) = Some(owner.shared.clone());
         HANDLER.call_once(|| {
-            if let Err(error) = on_abort(PATIENCE, say_aborted) {
-                tracing::warn!("a plugin that aborts this process does so without a last line: {error}");
+            if let Err(error) = on_abort(PATIENCE, report_abort) {
+                tracing::warn!("cannot install the abort handler, so a plugin abort will not be reported: {error}");
             }
         });
     }
 
-    /// Whether anything is watched.
     pub(super) fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// The processes that end with this one.
+    /// Sets the group of processes that are notified when this process ends.
     pub(super) fn with_group(self, group: Option<&Arc<Group>>) -> Self {
         if let (Some(owner), Some(group)) = (&self.0, group) {
             *lock(&owner.shared.group) = Arc::downgrade(group);
@@ -173,22 +175,22 @@ impl Watchdog {
         self
     }
 
-    /// From here on, `continuation` tells how the run can be continued.
+    /// Sets the function that returns how to resume the run.
     pub(crate) fn continues(&self, continuation: impl Fn() -> Option<String> + Send + Sync + 'static) {
         if let Some(owner) = &self.0 {
             *lock(&owner.shared.continuation) = Some(Box::new(continuation));
         }
     }
 
-    /// From here on, `needs` tells the memory that a program or a component takes, by its name.
+    /// Sets the function that returns the memory needs of a program or component by name.
     pub(crate) fn needs(&self, needs: impl Fn(&str) -> Option<String> + Send + Sync + 'static) {
         if let Some(owner) = &self.0 {
             *lock(&owner.shared.needs) = Some(Box::new(needs));
         }
     }
 
-    /// Stands over a wait that is expected to take so long, and moves so many bytes. `what` names the stage, what is waited for
-    /// and the device: `stage: the execution on device 0`, in two parts around the steps.
+    /// Watches a wait that is expected to take `expected` and to transfer `bytes`. `what` returns the stage and the
+    /// work with its device; the message begins with text such as `denoise, step 2 of 8: the execution on device 0`.
     pub(super) fn guard(&self, expected: Duration, bytes: usize, what: impl FnOnce() -> (String, String)) -> Guard {
         let Some(owner) = &self.0 else { return Guard(None) };
         let (shared, since) = (&owner.shared, Instant::now());
@@ -197,7 +199,7 @@ impl Watchdog {
             WaitLimit::Auto => expected.saturating_add(transfer).saturating_mul(FACTOR).max(LEAST),
             WaitLimit::Fixed(limit) => limit,
         };
-        // Beyond what a clock can say there is no limit.
+        // A deadline beyond the clock's range means no limit.
         let Some(deadline) = since.checked_add(limit) else { return Guard(None) };
         let (stage, work) = what();
         let what = format!("{stage}{}: the {work}", steps());
@@ -213,7 +215,7 @@ impl Watchdog {
             let shared = shared.clone();
             let started = thread::Builder::new().name("watchdog".into()).spawn(move || watch(&shared));
             if let Err(error) = started {
-                tracing::warn!("a device that hangs is not noticed: {error}");
+                tracing::warn!("cannot start the watchdog, so a hung device will not be detected: {error}");
             }
         });
         Guard(Some((shared.clone(), id)))
@@ -239,7 +241,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks at the waits until the watchdog is gone or one has taken too long.
+/// Thread body: checks the waits until the watchdog is dropped, or ends the process when one exceeds its deadline.
 fn watch(shared: &Arc<Shared>) {
     let mut log = KernelLog::from_now();
     let mut state = lock(&shared.state);
@@ -252,7 +254,7 @@ fn watch(shared: &Arc<Shared>) {
         };
         if first.deadline <= now {
             let message = message(first, shared.limit, now, &log.read());
-            // Waits that end now change nothing any more.
+            // A wait that ends after this point no longer prevents the exit.
             drop(state);
             end(shared, message);
         }
@@ -275,16 +277,16 @@ fn message(wait: &Wait, limit: WaitLimit, now: Instant, log: &[String]) -> Strin
             WaitLimit::Fixed(limit) => limit.as_secs().to_string(),
         },
     );
-    let found = if log.is_empty() { String::new() } else { format!("; the kernel's log: {}", log.join(" | ")) };
+    let found = if log.is_empty() { String::new() } else { format!("; kernel log: {}", log.join(" | ")) };
     format!(
         "{} has not ended after {seconds} s (runtime.watchdog: {setting}): the device, its driver or another process hangs; \
-         look at it with dmesg and the vendor's tool, reset it and run again, or raise runtime.watchdog where it is only \
+         check dmesg and the vendor's tool, reset the device and run again, or raise runtime.watchdog if the work is only \
          slow{found}",
         wait.what
     )
 }
 
-/// Says why, and tells the other processes that this one `does` so.
+/// Reports the reason locally and fails the group with it; `does` is the verb phrase of the group's message.
 fn say(shared: &Shared, does: &str, message: &str) {
     let going_on = lock(&shared.continuation).as_ref().and_then(|tell| tell());
     (shared.last_words)(message, going_on.as_deref());
@@ -293,30 +295,30 @@ fn say(shared: &Shared, does: &str, message: &str) {
     }
 }
 
-/// The last words of a process that a plugin aborts, by what was waited for last.
-fn say_aborted() {
+/// Abort handler: reports the most recent unfinished wait.
+fn report_abort() {
     let Some(shared) = lock(&LATEST).clone() else { return };
     let last = lock(&shared.state).waits.values().next_back().map(|wait| (wait.stage.clone(), wait.what.clone()));
     let needs = last.as_ref().and_then(|(stage, _)| lock(&shared.needs).as_ref()?(stage));
-    say(&shared, "was ended", &aborted(last.as_ref().map(|(_, what)| what.as_str()), needs.as_deref()));
+    say(&shared, "was aborted", &aborted(last.as_ref().map(|(_, what)| what.as_str()), needs.as_deref()));
 }
 
 fn aborted(what: Option<&str>, needs: Option<&str>) -> String {
     let began = match what {
-        Some(what) => format!("{what} ended this process by an abort"),
-        None => "this process was ended by an abort".into(),
+        Some(what) => format!("{what} aborted this process"),
+        None => "this process was aborted".into(),
     };
-    let memory = needs.map(|needs| format!("; if they tell of memory: {needs}"));
-    format!("{began}: the words above are the plugin's or the driver's{}", memory.unwrap_or_default())
+    let memory = needs.map(|needs| format!("; if it ran out of memory: {needs}"));
+    format!("{began}: see the output of the plugin or driver above{}", memory.unwrap_or_default())
 }
 
-/// Says why, and ends the process, whatever of that hangs too.
+/// Reports the reason and ends the process, even if the report itself hangs.
 fn end(shared: &Arc<Shared>, message: String) -> ! {
     let (said, done) = channel();
     let own = shared.clone();
     let words = move || {
         say(&own, "hangs", &message);
-        // Nobody may wait for it any more.
+        // The receiver may have timed out.
         let _ = said.send(());
     };
     if thread::Builder::new().name("last words".into()).spawn(words).is_ok() {
@@ -337,31 +339,31 @@ mod tests {
         Watchdog::new(limit, Box::new(|message, _| panic!("{message}")))
     }
 
-    /// Limits of waits that are under way.
+    /// Returns the limits of all current waits.
     fn limits(watchdog: &Watchdog) -> Vec<Duration> {
         let state = lock(&watchdog.0.as_ref().unwrap().shared.state);
         state.waits.values().map(|wait| wait.deadline - wait.since).collect()
     }
 
     #[test]
-    fn the_limit_follows_the_expected_time_and_the_bytes() {
+    fn limit_follows_expected_time_and_bytes() {
         let auto = watchdog(WaitLimit::Auto);
         let guards = [(1, 0), (9, 0), (0, 2_000_000_000), (9, 2_000_000_000)]
             .map(|(seconds, bytes)| auto.guard(Duration::from_secs(seconds), bytes, what));
         assert_eq!(limits(&auto), [60, 90, 200, 290].map(Duration::from_secs));
         drop(guards);
-        assert!(limits(&auto).is_empty(), "nothing is waited for any more");
+        assert!(limits(&auto).is_empty(), "no wait is left");
         let fixed = watchdog(WaitLimit::Fixed(Duration::from_secs(1)));
         let _guard = fixed.guard(Duration::from_secs(900), 1 << 40, what);
         assert_eq!(limits(&fixed), [Duration::from_secs(1)]);
         let endless = auto.guard(Duration::MAX, 1, what);
-        assert!(endless.0.is_none(), "no clock says when that is over");
+        assert!(endless.0.is_none(), "the deadline is beyond the clock's range");
         let off = Watchdog::default().guard(Duration::ZERO, 0, what);
         assert!(off.0.is_none());
     }
 
     #[test]
-    fn one_line_says_what_is_waited_for_and_what_to_do() {
+    fn watchdog_message_describes_the_wait_and_gives_advice() {
         let fixed = watchdog(WaitLimit::Fixed(Duration::from_secs(7)));
         let said = || {
             let state = lock(&fixed.0.as_ref().unwrap().shared.state);
@@ -376,7 +378,7 @@ mod tests {
             ),
             "{plain}"
         );
-        assert!(plain.ends_with("; the kernel's log: NVRM: Xid 79") && !plain.contains('\n'), "{plain}");
+        assert!(plain.ends_with("; kernel log: NVRM: Xid 79") && !plain.contains('\n'), "{plain}");
         drop(guard);
         for (first, last, words) in [(2, 2, "denoise, step 2 of 8: the"), (3, 8, "denoise, steps 3 to 8 of 8: the")] {
             let _at = at_steps(first, last, 8);
@@ -388,18 +390,15 @@ mod tests {
     }
 
     #[test]
-    fn an_abort_is_told_by_the_last_wait_and_the_memory_of_its_stage() {
+    fn abort_message_contains_the_last_wait_and_its_memory_needs() {
         let message = aborted(Some("denoise, step 2 of 8: the execution on device 0"), Some("denoise needs 2 GiB"));
-        let words = "the words above are the plugin's or the driver's; if they tell of memory: denoise needs 2 GiB";
-        assert_eq!(
-            message,
-            format!("denoise, step 2 of 8: the execution on device 0 ended this process by an abort: {words}")
-        );
-        assert!(aborted(None, None).starts_with("this process was ended by an abort: the words above"));
+        let words = "see the output of the plugin or driver above; if it ran out of memory: denoise needs 2 GiB";
+        assert_eq!(message, format!("denoise, step 2 of 8: the execution on device 0 aborted this process: {words}"));
+        assert!(aborted(None, None).starts_with("this process was aborted: see the output of the plugin"));
     }
 
     #[test]
-    fn a_wait_costs_microseconds() {
+    fn watching_a_wait_takes_microseconds() {
         const WAITS: u32 = 100_000;
         let auto = watchdog(WaitLimit::Auto);
         let started = Instant::now();
@@ -412,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_that_end_in_time_end_nothing() {
+    fn waits_within_the_limit_do_not_trigger_the_watchdog() {
         let fixed = watchdog(WaitLimit::Fixed(Duration::from_millis(200)));
         for _ in 0..40 {
             let _guard = fixed.guard(Duration::ZERO, 0, what);

@@ -1,4 +1,4 @@
-//! Guidance branches as rows of a forward pass: videos times branches, padded to what the mesh divides.
+//! Guidance branches as batch rows of a forward pass: videos times branches, padded to multiples of the mesh axes.
 
 use super::guidance::Branch;
 use super::guidance_steps::BranchSet;
@@ -7,47 +7,48 @@ use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::{Isolation, Perturbation, TextContext, TextRows};
 use crate::nn::{Axis, Params};
 
-/// The rows of a forward pass.
+/// Batch rows of a forward pass.
 pub(super) struct BranchRows {
     pub(crate) branches: Vec<Branch>,
-    /// Branches of a video, padding included.
+    /// Branches per video, including padding.
     pub(crate) count: usize,
     pub(crate) perturbation: Option<Perturbation>,
     pub(crate) isolation: Isolation,
-    /// Their places among the text's rows, where these are those of more branches.
+    /// Indices of these rows in the text context; `None` if the text context has the same rows.
     text: Option<TextRows>,
 }
 
 impl BranchRows {
-    /// Number of branches, padding included.
+    /// Returns the number of branches, including padding.
     pub(crate) fn padded(p: &Params, branches: usize) -> usize {
         let branches = Type::new(DType::F32, [branches]);
         p.layout().padded(&p.activation("branches"), &branches, &[Axis::Branch], 1).dims[0]
     }
 
-    /// Those of all branches.
+    /// Returns the rows of all branches of `shape`.
     pub(crate) fn all(p: &Params, shape: &DenoiseShape, videos: usize) -> Self {
         let count = Self::padded(p, shape.branches.len());
         let (perturbation, isolation) = masks(p, shape, &shape.branches, [count, videos]);
         BranchRows { branches: shape.branches.clone(), count, perturbation, isolation, text: None }
     }
 
-    /// Those of a set.
-    pub(crate) fn of_set(p: &Params, shape: &DenoiseShape, set: &BranchSet, videos: usize) -> Self {
+    /// Returns the rows of one branch set.
+    pub(crate) fn for_set(p: &Params, shape: &DenoiseShape, set: &BranchSet, videos: usize) -> Self {
         let (branches, count) = (&set.branches, Self::padded(p, set.branches.len()));
         let (mut perturbation, isolation) = masks(p, shape, branches, [count, videos]);
         if let Some(own) = &mut perturbation {
             let layers = own.layers.as_mut().zip(set.perturbed).into_iter();
             layers.filter(|(_, perturbed)| !perturbed).for_each(|(layers, _)| layers.clear());
         }
-        let place = |own| shape.branches.iter().position(|known| known == own).expect("a set's branches are the pass'");
-        // What fills the rows up reads the first branch's text.
+        let place =
+            |own| shape.branches.iter().position(|known| known == own).expect("the shape has all branches of its sets");
+        // Padding rows read the text of the first branch.
         let places = branches.iter().map(place).chain(std::iter::repeat(0)).take(count).collect();
         let text = (*branches != shape.branches).then_some(TextRows { videos, places });
         BranchRows { branches: branches.clone(), count, perturbation, isolation, text }
     }
 
-    /// `[b, n, …]` of each video as its branches see it, `[rows, n, …]`.
+    /// Repeats `[b, n, …]` for each branch. Returns `[rows, n, …]`.
     pub(crate) fn spread(&self, p: &Params, x: &Value, sequence: Axis) -> Value {
         let (videos, rest) = (x.dim(0), &x.dims()[1..]);
         let each = x.unsqueeze(1).broadcast_to(&[&[videos, self.count], rest].concat());
@@ -57,19 +58,20 @@ impl BranchRows {
         p.place("rows", &x, &[&[Axis::CfgBatch][..], &axes[2..]].concat())
     }
 
-    /// The text as these rows read it.
+    /// Returns the text context of these rows.
     pub(crate) fn context(&self, p: &Params, context: &TextContext) -> TextContext {
         self.text.as_ref().map_or_else(|| context.clone(), |rows| context.of_rows(p, rows))
     }
 
-    /// Of the branches' predictions, that on the negative prompt.
+    /// Returns the negative-prompt prediction.
     pub(crate) fn negative<'a>(&self, predictions: &'a [Value]) -> &'a Value {
         let at = self.branches.iter().position(|branch| *branch == Branch::Negative);
-        &predictions[at.expect("a branch of every set of a sampler that reads it")]
+        &predictions[at.expect("every set has a negative branch if the sampler reads it")]
     }
 }
 
-/// Masks by row of the branches that differ in more than their text, for rows of `[branches, videos]`.
+/// Returns the masks of the branches that change the attention instead of the text, for `[branches, videos]` rows. A
+/// mask is 0 in the rows of its branch and 1 in all others.
 fn masks(
     p: &Params,
     shape: &DenoiseShape,

@@ -1,9 +1,9 @@
-//! The denoising loop: one program for any number of steps.
+//! The denoising programs. They work for any number of steps.
 //!
-//! [`prepare`] runs once a request: what the transformer needs and no step changes (text keys and values, the
-//! modulation of every noise level). [`denoise`] is one `while` over the steps; the step range, the noise levels and
-//! the guidance of each step are inputs, so that no change of them compiles anything, and a run in chunks gives the same
-//! bits as a whole one.
+//! [`prepare`] runs once per request and computes what the transformer needs that does not depend on the latents: text
+//! keys and values, and the modulation of every noise level. [`denoise`] is a single `while` loop over the steps. The
+//! step range, the noise levels and the guidance scales are inputs, so changing them does not recompile anything, and
+//! running the steps in chunks gives bitwise the same result as running them at once.
 
 use super::MAX_STEPS;
 use super::guided::{GuidedState, GuidedTransformer};
@@ -16,17 +16,18 @@ use crate::models::Network;
 use crate::models::transformer::{COMPONENT, Levels, TransformerConfig, context_outputs, modulation, project_text};
 use crate::nn::{Axis, Build, Params};
 
-/// The program that runs once a request.
+/// Builds the program that runs once per request.
 ///
-/// Inputs, f32: `text.video`, `text.audio` `[videos, branches, t, channels]`, `sigmas [257]`, and `levels [k]` where there
-/// are several: the parts of a step's noise level that tokens have. Outputs:
-/// `modulation.<stream>.<part>` `[257, 1 or k, …]`, and the text context as the loop reads it (`context_outputs`).
-/// Of a stream that there is not, nothing. The CFG batch is videos times branches, both padded to what the mesh divides.
+/// Inputs, f32: `text.video` and `text.audio` `[videos, branches, t, channels]`, `sigmas [257]`, and, if tokens have
+/// several noise levels, `levels [k]`, the noise levels as factors of the step's sigma. Outputs:
+/// `modulation.<stream>.<part>` `[257, 1 or k, …]` and the text context in the layout that the loop reads
+/// (`context_outputs`). Absent streams have no inputs or outputs. The batch of the transformer is videos times
+/// branches, both padded to multiples of the mesh axes.
 ///
 /// # Errors
-/// The first mistake made while building.
+/// Returns the first error recorded by the builder.
 pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Result<Network> {
-    let build = &build.of_branches(shape.branches.len());
+    let build = &build.for_branches(shape.branches.len());
     let p = Params::new("prepare", COMPONENT, build);
     let present = shape.present();
     let context = c.streams().zip(Av::NAMES).zip(shape.text_channels.zip(present));
@@ -43,7 +44,7 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         Some(project_text(&p, c, &s, &rows))
     });
     let sigmas = p.input("sigmas", Type::new(DType::F32, vec![MAX_STEPS + 1]), &[Axis::Replicated]);
-    // All levels as one row of tokens: the embedding network runs once.
+    // Treat all noise levels as one row of tokens, so that the embedding network runs once.
     let timestep = &sigmas * c.timestep_scale_multiplier;
     let scalar = timestep.unsqueeze(0);
     let own = match shape.levels_input(&p) {
@@ -63,7 +64,7 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     }
     let modulation = modulation(&p, c, levels, shape.cross, present);
 
-    // The loop's inputs are placed as it reads them.
+    // Outputs use the placement that the loop reads.
     let mut results = Vec::new();
     for (name, modulation) in Av::NAMES.zip(modulation.as_ref()) {
         for (part, value) in modulation.iter().flat_map(|own| own.parts()) {
@@ -77,34 +78,34 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     Network::finish(&p, results)
 }
 
-/// The denoising loop.
+/// Builds the denoising loop.
 ///
-/// Inputs: `begin`, `end` (i32, evaluations), `sigmas [257]` (of each evaluation), `scales [2, 4]` (video, audio: cfg, stg,
-/// modality, rescale, then the guider's parameters), `latents.video [b, n, c]` and `latents.audio [b, m, c]` (f32, donated), the RoPE tables and
-/// [`prepare`]'s outputs. Outputs: `latents.video`, `latents.audio` after the evaluations `begin..end`.
+/// Inputs: `begin` and `end` (i32, evaluation indices), `sigmas [257]` (one per evaluation), `scales [2, 4]` (video,
+/// audio: cfg, stg, modality, rescale, then the guider's parameters), `latents.video [b, n, c]` and `latents.audio [b,
+/// m, c]` (f32, donated), the RoPE tables and the outputs of [`prepare`]. Outputs: `latents.video` and `latents.audio`
+/// after evaluations `begin..end`.
 ///
-/// With several levels: `levels [k]`, and of conditioned streams `level.<stream> [b, n]` (i32) and `clean.<stream>
-/// [b, n, c]`: conditioned tokens have a
-/// part of the noise and come closer to the clean latents after each step: the clean prediction of a token is formed with its
-/// own noise level or the step's ([`CleanPrediction`]), then blended.
+/// Additional inputs:
 ///
-/// A stream that is not denoised is clean in every step, and left as it is. Of one that there is not, the latents alone are read.
+/// - Several noise levels: `levels [k]`, and for conditioned streams `level.<stream> [b, n]` (i32) and `clean.<stream>
+///   [b, n, c]`. A conditioned token has a fraction of the step's noise. Its clean prediction uses its own noise level
+///   or the step's ([`CleanPrediction`]) and is then blended with `clean.<stream>`.
+/// - Masked self-attention: `self_mask.video [1, n, n]`, added to the attention scores of the video tokens (queries,
+///   keys).
+/// - Keyframes: `keyframes.video [1, n]`, 1 for video tokens that represent a single frame.
+/// - Guidance that varies by step: `scales [257, 2, 4]`. If steps run different branches, `branch_sets [257]` (i32) is
+///   the index of each evaluation's branch set, and the forward pass is a `case` over the sets. If steps reuse a
+///   prediction, `prediction.<stream>` is carried.
+/// - Depending on the [`Sampler`](super::Sampler): `coefficients [257, k]`, and `noise.<stream> [noises, b, n, c]` for
+///   the evaluations starting at `begin`. Its state tensors `<state>.<stream>` are carried like the latents.
 ///
-/// With weighed attention: `self_mask.video [1, n, n]`, added to the scores of queries `n` and keys `n` of the video's tokens.
-///
-/// With keyframes: `keyframes.video [1, n]`, 1 for video tokens that stand for a single frame.
-///
-/// Guidance by step: `scales [257, 2, 4]`, and where steps run different branches `branch_sets [257]` (i32), the number of each
-/// evaluation's set; the forward pass is then a choice among the sets. Where a step takes over a prediction,
-/// `prediction.<stream>` is carried.
-///
-/// As the [`Sampler`](super::Sampler) asks: `coefficients [257, k]`, and `noise.<stream> [noises, b, n, c]`, that of
-/// evaluations `begin..`; `<state>.<stream>` are carried as the latents are.
+/// A stream that is not denoised is treated as clean at every step and returned unchanged. Of an absent stream only the
+/// latents are read.
 ///
 /// # Errors
-/// The first mistake made while building.
+/// Returns the first error recorded by the builder.
 pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Result<Network> {
-    let build = &build.of_branches(shape.branches.len());
+    let build = &build.for_branches(shape.branches.len());
     let p = Params::new("denoise", COMPONENT, build);
     let b = p.builder().clone();
     let scalar = |name: &str| p.input(name, Type::scalar(DType::I32), &[]);

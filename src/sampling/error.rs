@@ -1,74 +1,71 @@
-//! Errors of the host-side math of sampling.
+//! Errors of schedules, latent shapes and scheduler files.
 
 use std::path::PathBuf;
 
 use super::MAX_STEPS;
 
-/// An error of schedules, shapes or latents. Every message is one line.
+/// Error in a schedule, a request size or a tensor shape. Messages are one line.
 #[derive(Debug, thiserror::Error)]
 pub enum SamplingError {
-    /// The sigma tables hold [`MAX_STEPS`] steps.
-    #[error("{0} steps asked for; the step count must be 1 to {MAX_STEPS}")]
+    /// The step count is outside `1..=MAX_STEPS`.
+    #[error("{0} steps requested; the step count must be 1 to {MAX_STEPS}")]
     Steps(usize),
-    /// A list of sigmas that is not a noise schedule.
-    #[error("sigmas[{index}] = {value} {why}; sigmas fall strictly from at most 1 towards 0")]
+    /// An explicit list of sigmas is not a valid noise schedule.
+    #[error("sigmas[{index}] = {value} {why}; sigmas must be in (0, 1] and strictly decreasing")]
     SigmaList {
-        /// Position in the list.
+        /// Index in the list.
         index: usize,
         value: f64,
         why: &'static str,
     },
-    /// The shift left the range of single precision.
+    /// The shifted schedule overflows single precision.
     #[error(
-        "the schedule of {steps} steps for {tokens} tokens is not finite (mu = {mu}); use sigma_shift: official or fewer tokens"
+        "the schedule of {steps} steps for {tokens} tokens has non-finite sigmas (mu = {mu}); use fewer tokens or sampler.sigma_shift: official"
     )]
     NotFinite {
-        /// Steps asked for.
+        /// Requested steps.
         steps: usize,
         /// Video tokens.
         tokens: usize,
-        /// The resulting time shift.
+        /// Time shift computed from the token count.
         mu: f64,
     },
-    /// A scheduler file that cannot be read.
+    /// A scheduler file cannot be read.
     #[error("cannot read {}: {source}", file.display())]
     Read { file: PathBuf, source: std::io::Error },
-    /// A scheduler file that is not understood.
+    /// A scheduler file is invalid or unsupported.
     #[error("{}: {why}", file.display())]
     Scheduler { file: PathBuf, why: String },
-    /// A width, height or frame count between two legal values.
+    /// A width, height or frame count breaks a divisibility rule.
     #[error("{what} {value} is not {rule}; the nearest legal values are {below} and {above}")]
     Size {
         /// `width`, `height` or `num_frames`.
         what: &'static str,
-        /// The value asked for.
+        /// Requested value.
         value: usize,
-        /// The rule it breaks: `a multiple of 32`, `8k + 1`.
+        /// The violated rule, such as `a multiple of 32` or `of the form 8k + 1`.
         rule: String,
-        /// The nearest legal value below (or the smallest).
+        /// Nearest legal value below, or the smallest legal value.
         below: usize,
-        /// The next legal value.
+        /// Next legal value after `below`.
         above: usize,
     },
-    /// A frame rate or a duration that is not a positive number.
+    /// A frame rate or duration is not a positive finite number.
     #[error("{what} is {value}; it must be a positive number")]
     NotPositive {
         /// `frame_rate` or `seconds`.
         what: &'static str,
-        /// The value given.
         value: f64,
     },
-    /// The request is too short for one audio latent.
-    #[error(
-        "{num_frames} frames at {frame_rate} fps are too short for audio; ask for more frames or a lower frame rate"
-    )]
+    /// The video is too short for one audio latent.
+    #[error("{num_frames} frames at {frame_rate} fps are too short for audio; use more frames or a lower frame rate")]
     NoAudio {
         /// Video frames.
         num_frames: usize,
-        /// Frames a second.
+        /// Frames per second.
         frame_rate: f64,
     },
-    /// A tensor whose shape does not fit.
-    #[error("{what} has shape {got:?}, want {want}")]
+    /// A tensor has an unexpected shape.
+    #[error("the shape of {what} is {got:?}, not {want}")]
     Shape { what: &'static str, got: Vec<usize>, want: String },
 }

@@ -1,32 +1,33 @@
-//! Guidance: several predictions of the clean latents, combined.
+//! Guidance: combines several predictions of the clean latents into one.
 
-pub use super::counted::Counted;
 use super::guiders::{GuiderKind, Term};
+pub use super::masked_stats::Counted;
 use crate::hlo::{Comparison, Value};
 
-/// One prediction a step. Branches are rows of one batch, the conditional one first.
+/// One of the predictions that guidance combines. Branches are rows of one batch, the conditional one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Branch {
-    /// On the prompt.
+    /// Prediction on the prompt.
     Conditional,
-    /// On the negative prompt.
+    /// Prediction on the negative prompt.
     Negative,
-    /// On the prompt, self-attention perturbed in some layers.
+    /// Prediction on the prompt with perturbed self-attention in some layers (STG).
     Perturbed,
-    /// On the prompt, the streams not attending to each other.
+    /// Prediction on the prompt without attention between the streams.
     Isolated,
 }
 
-/// One stream's scales. A neutral value switches its term off.
+/// Guidance scales of one stream. A neutral value disables the term.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scales {
-    /// Away from the negative prompt; neutral at 1.
+    /// Classifier-free guidance scale; neutral at 1.
     pub cfg: f32,
-    /// Away from the perturbed prediction; neutral at 0.
+    /// Spatiotemporal guidance scale, away from the perturbed prediction; neutral at 0.
     pub stg: f32,
-    /// Away from the isolated prediction; neutral at 1.
+    /// Modality guidance scale, away from the isolated prediction; neutral at 1.
     pub modality: f32,
-    /// Part of the conditional prediction's standard deviation that the guided one takes over; neutral at 0.
+    /// Strength, 0 to 1, of rescaling the guided prediction to the standard deviation of the conditional one; neutral
+    /// at 0.
     pub rescale: f32,
 }
 
@@ -34,35 +35,36 @@ impl Scales {
     /// No guidance.
     pub const NEUTRAL: Scales = Scales { cfg: 1.0, stg: 0.0, modality: 1.0, rescale: 0.0 };
 
-    /// The program's input row.
+    /// Returns the scales as a row of the program's `scales` input.
     pub fn row(self) -> [f32; 4] {
         [self.cfg, self.stg, self.modality, self.rescale]
     }
 }
 
-/// Scope of the standard deviations of the rescale term.
+/// Scope of the standard deviations in guidance rescale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum RescaleScope {
-    /// Each sample for itself (diffusers).
+    /// Each sample separately (diffusers).
     #[default]
     PerSample,
     /// All samples together (the official code).
     Batch,
 }
 
-/// How a stream's predictions are combined.
+/// How the predictions of a stream are combined.
 pub struct Guidance<'a> {
-    /// The predictions' branches, in their order.
+    /// Branch of each prediction.
     pub branches: &'a [Branch],
-    /// Makes the term of the negative prompt.
+    /// Computes the negative-prompt term.
     pub guider: GuiderKind,
     pub rescale: RescaleScope,
     pub counted: &'a Counted,
 }
 
-/// Combines the branches' clean predictions `[samples, n, channels]`, f32, with `scales [4]`:
-/// `c + (cfg-1)(c-u) + stg(c-p) + (modality-1)(c-m)`, then the rescale. A guider may have another term than `(cfg-1)(c-u)`,
-/// parameters behind the scales, and a state `[samples, n, channels]`, whose next value comes second.
+/// Combines the clean predictions `[samples, n, channels]`, f32, of the branches with `scales [4]`: `c + (cfg-1)(c-u) +
+/// stg(c-p) + (modality-1)(c-m)` with the conditional (c), negative (u), perturbed (p) and isolated (m) predictions,
+/// then rescales. A guider other than CFG replaces the term `(cfg-1)(c-u)`; its parameters follow the scales. Returns
+/// the guided prediction and the guider's next state `[samples, n, channels]`, if it has one.
 pub fn combine(
     guidance: &Guidance,
     predictions: &[Value],
@@ -106,6 +108,6 @@ pub fn combine(
     let rescale = scale(3);
     let ratio = counted.deviation(conditional, axes) / counted.deviation(&guided, axes);
     let rescaled = &guided * ratio * &rescale + &guided * (rescale.like(1.0) - &rescale);
-    // Selected, so that a neutral factor leaves every bit alone.
+    // A select, so that a neutral rescale returns the guided prediction bit for bit.
     (rescale.compare(Comparison::Ne, &rescale.like(0.0)).select(&rescaled, &guided), next)
 }

@@ -1,25 +1,26 @@
-//! Guidance that changes from step to step: scales by noise level, steps that reuse a prediction, and the sets of branches
-//! that follow (`MultiModalGuiderFactory` and `skip_step` of Lightricks' ltx-core).
+//! Guidance that varies by step: scales by noise level, steps that reuse a prediction, and the resulting branch sets
+//! (`MultiModalGuiderFactory` and `skip_step` of Lightricks' ltx-core).
 
 use super::MAX_STEPS;
 use super::guidance::{Branch, Scales};
 use super::guiders::GuiderKind;
 use crate::av::Av;
 
-/// Guidance of a stream that changes from step to step; nothing does by default.
+/// How the guidance of one stream varies by step; by default it does not.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GuidanceSteps {
-    /// Steps without a prediction of their own behind each that has one: they take over its guided prediction.
+    /// Number of steps after each predicted step that reuse its guided prediction.
     pub skip: usize,
-    /// Guidance by noise level, from the highest bound to the lowest; empty where all levels have the same.
+    /// Guidance by noise level, from the highest bound to the lowest; empty if guidance does not depend on the noise
+    /// level.
     pub by_sigma: Vec<SigmaGuidance>,
 }
 
-/// Guidance of a stream at the noise levels up to a bound, down to the next lower one. The highest bound's holds above it
-/// too, and the lowest bound's down to 0.
+/// Guidance of a stream at noise levels from the next lower bound up to `sigma`. The entry with the highest bound also
+/// applies above it, the one with the lowest bound down to 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SigmaGuidance {
-    /// Upper bound.
+    /// Upper bound of the noise level.
     pub sigma: f64,
     pub scales: Scales,
     /// See [`GuidanceSteps::skip`].
@@ -27,43 +28,43 @@ pub struct SigmaGuidance {
 }
 
 impl GuidanceSteps {
-    /// Scales and skipped steps at a noise level, `scales` where all levels have the same.
+    /// Returns the scales and the number of skipped steps at a noise level; `scales` and `self.skip` if there are no
+    /// bounds.
     fn at(&self, scales: Scales, sigma: f64) -> (Scales, usize) {
         let within = self.by_sigma.iter().rev().find(|own| own.sigma >= sigma);
         within.or(self.by_sigma.first()).map_or((scales, self.skip), |own| (own.scales, own.skip))
     }
 
-    /// The scales that some noise level has.
+    /// Returns the scales of every noise level.
     pub(crate) fn all(&self, scales: Scales) -> Vec<Scales> {
         if self.by_sigma.is_empty() { vec![scales] } else { self.by_sigma.iter().map(|own| own.scales).collect() }
     }
 }
 
-/// Predictions of a step.
+/// The predictions that a step computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BranchSet {
-    /// Predictions, the conditional one first; none in a step that takes over both streams'.
+    /// Branches, the conditional one first; empty if the step reuses the predictions of both streams.
     pub branches: Vec<Branch>,
-    /// Streams that have a prediction of their own. Tokens of the other are not updated.
+    /// Streams with a new prediction. The tokens of other streams are not updated in the forward pass.
     pub predicted: Av<bool>,
-    /// Streams that the perturbed branch perturbs.
+    /// Streams with perturbed self-attention in the perturbed branch.
     pub perturbed: Av<bool>,
 }
 
-/// Guidance of a pass, step by step.
+/// Guidance of all steps of a pass.
 pub(crate) struct GuidancePlan<'a> {
-    /// Scales where they do not depend on the noise level.
+    /// Scales of a stream whose guidance does not depend on the noise level.
     pub(crate) scales: Av<Scales>,
     pub(crate) steps: Av<&'a GuidanceSteps>,
     pub(crate) guider: GuiderKind,
-    /// Streams whose latents change.
     pub(crate) denoised: Av<bool>,
-    /// Whether the sampler reads the negative prediction.
+    /// Whether the sampler reads the negative-prompt prediction.
     pub(crate) reads_negative: bool,
 }
 
 impl GuidancePlan<'_> {
-    /// Scales and set of branches of a step at a noise level.
+    /// Returns the scales and the branch set of a step at a noise level.
     pub(crate) fn at(&self, step: usize, sigma: f64) -> (Av<Scales>, BranchSet) {
         let own = self.steps.zip(self.scales).map(|(steps, scales)| steps.at(scales, sigma));
         let predicted = own.map(|(_, skip)| step.is_multiple_of(skip + 1));
@@ -72,7 +73,7 @@ impl GuidancePlan<'_> {
     }
 
     fn set(&self, scales: Av<Scales>, predicted: Av<bool>) -> BranchSet {
-        // A stream that is kept as it is needs no prediction, but the other attends to it.
+        // A frozen stream needs no prediction of its own, although the other stream attends to it.
         if !predicted.zip(self.denoised).into_iter().any(|(predicted, denoised)| predicted && denoised) {
             return BranchSet { branches: Vec::new(), predicted: Av::both(false), perturbed: Av::both(false) };
         }
@@ -86,7 +87,8 @@ impl GuidancePlan<'_> {
             (Branch::Isolated, any(&|s| s.modality != 1.0)),
         ];
         let branches: Vec<Branch> = needed.into_iter().filter(|(_, needed)| *needed).map(|(b, _)| b).collect();
-        // A stream that no level has a scale for is perturbed beside the other, if it has blocks for that at all.
+        // A stream whose STG scale is 0 at every level is perturbed together with the other stream, if it has STG
+        // blocks.
         let perturbs = branches.contains(&Branch::Perturbed);
         let ever = self.steps.zip(self.scales).map(|(steps, own)| steps.all(own).iter().any(|s| s.stg != 0.0));
         let perturbed = scales.zip(ever).zip(predicted);
@@ -94,20 +96,20 @@ impl GuidancePlan<'_> {
         BranchSet { branches, predicted, perturbed }
     }
 
-    /// The branches that any step runs.
+    /// Returns the branches that at least one step runs.
     pub(crate) fn branches(&self) -> Vec<Branch> {
         let sets = self.all_sets();
         let order = [Branch::Conditional, Branch::Negative, Branch::Perturbed, Branch::Isolated];
         order.into_iter().filter(|branch| sets.iter().any(|set| set.branches.contains(branch))).collect()
     }
 
-    /// Whether scales or branches depend on the step.
+    /// Returns whether scales or branches depend on the step.
     pub(crate) fn varies(&self) -> bool {
         self.steps.into_iter().any(|own| *own != GuidanceSteps::default())
     }
 
-    /// The different sets of branches of all noise levels and step numbers, whatever the schedule; none where all steps run
-    /// the same.
+    /// Returns the distinct branch sets over all noise levels and step numbers, independent of the schedule; empty if
+    /// all steps run the same branches.
     pub(crate) fn sets(&self) -> Vec<BranchSet> {
         let sets = self.all_sets();
         if sets.len() > 1 { sets } else { Vec::new() }
@@ -119,7 +121,7 @@ impl GuidancePlan<'_> {
         bounds.push(f64::INFINITY);
         bounds.sort_by(f64::total_cmp);
         bounds.dedup();
-        // Skips repeat: as many steps as a table holds show all that coincide.
+        // Skips are periodic: MAX_STEPS steps contain every combination.
         let steps = if self.varies() { MAX_STEPS } else { 1 };
         let mut sets = Vec::new();
         for (sigma, step) in bounds.iter().rev().flat_map(|sigma| (0..steps).map(move |step| (*sigma, step))) {
@@ -128,7 +130,7 @@ impl GuidancePlan<'_> {
                 sets.push(set);
             }
         }
-        // One order, whichever step comes first.
+        // The order of the sets must not depend on which step comes first.
         let place = |set: &BranchSet| {
             let bits = |own: Av<bool>| own.into_iter().fold(0, |bits, on| bits << 1 | u8::from(on));
             let number = set.branches.iter().fold(0u8, |all, branch| all | 1 << *branch as u8);
@@ -162,15 +164,15 @@ mod tests {
         assert_eq!(of(Scales::NEUTRAL, scales(4.0)), [Conditional, Negative]);
         let full = Scales { cfg: 3.0, stg: 1.0, modality: 3.0, rescale: 0.7 };
         assert_eq!(of(full, scales(4.0)), [Conditional, Negative, Perturbed, Isolated]);
-        // The sampler's own, and the legacy guider's neutral scale.
+        // A sampler that reads the negative prediction, and the legacy guider, whose neutral scale is 0.
         let neutral = || GuidancePlan { scales: Av::both(Scales::NEUTRAL), ..plan(&none, &none) };
         assert_eq!(GuidancePlan { reads_negative: true, ..neutral() }.branches(), [Conditional, Negative]);
         assert_eq!(GuidancePlan { guider: GuiderKind::LegacyApg, ..neutral() }.branches(), [Conditional, Negative]);
     }
 
-    /// The reference's factory for {1: cfg 5, 0.9: 3, 0.5: 1}.
+    /// Expected values from the reference, with bounds {1: cfg 5, 0.9: cfg 3, 0.5: cfg 1}.
     #[test]
-    fn the_smallest_bound_above_a_level_holds() {
+    fn smallest_bound_above_sigma_applies() {
         let by_sigma = [(1.0, 5.0), (0.9, 3.0), (0.5, 1.0)];
         let by_sigma = by_sigma.map(|(sigma, cfg)| SigmaGuidance { sigma, scales: scales(cfg), skip: 0 }).to_vec();
         let steps = GuidanceSteps { skip: 0, by_sigma };
@@ -188,22 +190,22 @@ mod tests {
     }
 
     #[test]
-    fn skips_leave_one_step_of_several() {
+    fn skipped_steps_run_no_branches() {
         let every = |skip| GuidanceSteps { skip, by_sigma: Vec::new() };
         let (none, one, two) = (every(0), every(1), every(2));
         assert!(plan(&none, &none).sets().is_empty());
         let both = plan(&two, &two);
         let runs = |step| both.at(step, 0.5).1.predicted.video;
         assert_eq!([0, 1, 2, 3, 4].map(runs), [true, false, false, true, false]);
-        // As many sets for any number of skipped steps: no other program.
+        // The branch sets do not depend on the number of skipped steps, so the program does not change.
         assert_eq!(both.sets(), plan(&one, &one).sets());
         assert_eq!(both.sets().len(), 2);
         assert_eq!(both.sets()[1].branches, []);
-        // One stream alone, and both at their own pace.
+        // Streams may skip different numbers of steps.
         let apart = plan(&one, &none);
         assert_eq!(apart.at(1, 0.5).1.predicted, Av { video: false, audio: true });
         assert_eq!((apart.sets().len(), plan(&one, &two).sets().len()), (2, 4));
-        // A kept stream is no reason for a forward pass.
+        // A frozen stream alone does not cause a forward pass.
         let kept = GuidancePlan { denoised: Av { video: true, audio: false }, ..plan(&one, &none) };
         assert_eq!(kept.at(1, 0.5).1.branches, []);
     }

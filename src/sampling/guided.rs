@@ -1,4 +1,4 @@
-//! The clean predictions of a step: the transformer on all branches, then guidance.
+//! Clean predictions of a step: runs the transformer on all branches, then applies guidance.
 
 use super::MAX_STEPS;
 use super::branch_rows::BranchRows;
@@ -14,7 +14,7 @@ use crate::models::transformer::{
 };
 use crate::nn::{Axis, Params, Rope, padding_mask};
 
-/// Inputs of the streams' conditions, where they have such.
+/// Declares the conditioning inputs of the conditioned streams.
 fn conditions(p: &Params, shape: &DenoiseShape, latents: Av<Latents>) -> Av<Option<ConditionInputs>> {
     let Some(levels) = shape.levels_input(p) else { return Av::default() };
     latents.zip(shape.conditioned).map(|(Latents { name, content, axes }, conditioned)| {
@@ -27,63 +27,63 @@ fn conditions(p: &Params, shape: &DenoiseShape, latents: Av<Latents>) -> Av<Opti
     })
 }
 
-/// The transformer under guidance, for every step of the loop.
+/// The transformer with guidance, shared by all steps of the loop.
 pub(super) struct GuidedTransformer<'a> {
     p: &'a Params,
     c: &'a TransformerConfig,
     shape: &'a DenoiseShape,
-    /// All branches that any step runs.
+    /// Rows of all branches that any step runs.
     rows: BranchRows,
-    /// Streams that there are.
+    /// `None` for absent streams.
     pub(crate) streams: Av<Option<GuidedStream>>,
     keyframes: Option<Value>,
-    /// Added to the scores among the video's tokens, `[1, 1, n, n]`, f32.
+    /// Added to the scores of the video self-attention, `[1, 1, n, n]`, f32.
     self_mask: Option<Value>,
-    /// Number of each step's set of branches `[257]`, i32, where steps differ.
+    /// Index of each step's branch set, `[257]`, i32; `None` if all steps run the same branches.
     sets: Option<Value>,
 }
 
-/// One stream's step-invariant inputs.
+/// Step-invariant inputs of one stream.
 pub(super) struct GuidedStream {
     sequence: Axis,
-    /// Latent tokens, padding excluded.
+    /// Latent tokens without padding.
     tokens: usize,
-    /// Guidance scales `[2, k]`, or of each step, of which this stream's are row `row`.
+    /// Guidance scales of both streams, `[2, k]` or `[257, 2, k]`; this stream uses row `row`.
     scales: Value,
     row: usize,
     pub(crate) condition: Option<ConditionInputs>,
     counted: Counted,
     rope: Rope,
     cross_rope: Rope,
-    /// Modulation of every step, behind a leading dimension.
+    /// Modulation of all steps; the leading dimension is the step.
     modulation: StreamModulation,
     context: TextContext,
 }
 
-/// A stream at a step, as guidance reads it.
+/// State of one stream at a step, as guidance reads it.
 #[derive(Clone)]
 pub(super) struct GuidedState<'a> {
     /// Latents `[b, n, c]`, f32.
     pub(crate) latents: &'a Value,
-    /// Tensors that guidance carries, by `DenoiseShape::guidance_state`.
+    /// The tensors of `DenoiseShape::guidance_state`.
     pub(crate) carried: Vec<&'a Value>,
 }
 
 /// A stream's prediction of the clean latents, `[b, n, c]`, f32.
 pub(super) struct Prediction {
-    /// Guided, conditions not yet in their place.
+    /// Guided prediction, before conditioning latents are blended in.
     guided: Value,
-    /// On the negative prompt, where the sampler reads it.
+    /// Negative-prompt prediction, if the sampler reads it.
     pub(crate) negative: Option<Value>,
     /// The guider's next state.
     guider: Option<Value>,
 }
 
-/// Predictions of the streams that there are, and the clean latents that follow, conditions in their place.
+/// Predictions of the streams, and the predictions blended with conditioning latents; `None` for absent streams.
 type Predicted = (Av<Option<Prediction>>, Av<Option<Value>>);
 
 impl<'a> GuidedTransformer<'a> {
-    /// Declares the loop's step-invariant inputs; `carried` are the latents.
+    /// Declares the step-invariant inputs of the loop; `carried` are the latents.
     pub(crate) fn input(
         p: &'a Params,
         c: &'a TransformerConfig,
@@ -149,7 +149,7 @@ impl<'a> GuidedTransformer<'a> {
         GuidedTransformer { p, c, shape, rows, streams, keyframes, self_mask, sets }
     }
 
-    /// The predictions of a step, and for each stream the clean latents that follow, conditions in their place.
+    /// Predicts both streams at a step.
     pub(crate) fn predict(&self, step: &Value, sigma: &Value, states: &Av<GuidedState>) -> Predicted {
         let Some(sets) = &self.sets else {
             let velocity = self.velocity(&self.rows, Av::both(true), step, states);
@@ -170,7 +170,7 @@ impl<'a> GuidedTransformer<'a> {
         });
         let mut results = results.into_iter();
         let (negative, guider) = (self.shape.sampler.reads_negative(), !self.shape.guider.state().is_empty());
-        // Where the program is faulty there are none; its first error is kept.
+        // If building failed, results are missing; the builder keeps its first error.
         let missing = || states.video.latents.clone();
         let mut next = || results.next().unwrap_or_else(missing);
         let mut prediction =
@@ -180,13 +180,13 @@ impl<'a> GuidedTransformer<'a> {
         (predictions, clean)
     }
 
-    /// Next values of what guidance carries for a stream.
+    /// Returns the next values of the tensors that guidance carries for a stream.
     pub(crate) fn carried(&self, prediction: &Prediction) -> Vec<Value> {
-        let taken_over = self.shape.takes_over().then(|| prediction.guided.clone());
-        prediction.guider.clone().into_iter().chain(taken_over).collect()
+        let reused_prediction = self.shape.reuses_predictions().then(|| prediction.guided.clone());
+        prediction.guider.clone().into_iter().chain(reused_prediction).collect()
     }
 
-    /// The predictions of a set of branches; of a stream that it does not predict, the one that it takes over.
+    /// Predicts with one branch set. Streams that the set does not predict reuse their last prediction.
     fn predict_set(
         &self,
         set: &BranchSet,
@@ -194,21 +194,21 @@ impl<'a> GuidedTransformer<'a> {
         sigma: &Value,
         states: &Av<GuidedState>,
     ) -> Av<Option<Prediction>> {
-        let taken_over = |state: &GuidedState| Prediction {
+        let reused_prediction = |state: &GuidedState| Prediction {
             guided: (*state.carried.last().unwrap_or(&state.latents)).clone(),
             negative: self.shape.sampler.reads_negative().then(|| state.latents.clone()),
             guider: self.guider_state(state).cloned(),
         };
         if set.branches.is_empty() {
-            return self.present().zip(states.as_ref()).map(|(s, state)| s.map(|_| taken_over(state)));
+            return self.present().zip(states.as_ref()).map(|(s, state)| s.map(|_| reused_prediction(state)));
         }
-        let rows = BranchRows::of_set(self.p, self.shape, set, states.video.latents.dim(0));
+        let rows = BranchRows::for_set(self.p, self.shape, set, states.video.latents.dim(0));
         let velocity = self.velocity(&rows, set.predicted, step, states);
         let _scope = self.p.builder().scope("sampler");
         let streams = self.present().zip(states.as_ref()).zip(velocity).zip(set.predicted);
         streams.map(|(((s, state), velocity), predicted)| match predicted {
             true => Some(self.guided(s?, &rows, step, state, &velocity?, sigma)),
-            false => s.map(|_| taken_over(state)),
+            false => s.map(|_| reused_prediction(state)),
         })
     }
 
@@ -221,7 +221,7 @@ impl<'a> GuidedTransformer<'a> {
         self.streams.as_ref().map(Option::as_ref)
     }
 
-    /// The branches' velocities of the streams that there are.
+    /// Returns the velocities of all branches.
     fn velocity(
         &self,
         rows: &BranchRows,
@@ -269,7 +269,7 @@ impl<'a> GuidedTransformer<'a> {
         }
     }
 
-    /// A stream's guided prediction from the branches' velocities.
+    /// Returns the guided prediction of a stream from the velocities of the branches.
     fn guided(
         &self,
         s: &GuidedStream,
@@ -280,7 +280,7 @@ impl<'a> GuidedTransformer<'a> {
         sigma: &Value,
     ) -> Prediction {
         let x = state.latents;
-        // Each branch's clean prediction is formed where its velocity is, then gathered without any weight.
+        // Each branch's clean prediction is computed on the devices that hold its velocity, then all are gathered.
         let dims = vec![x.dim(0), rows.count, x.dim(1), x.dim(2)];
         let placed = |x: &Value, branch: Axis| {
             self.p.place("predictions", x, &[Axis::Batch, branch, s.sequence, Axis::Replicated])
@@ -304,7 +304,7 @@ impl<'a> GuidedTransformer<'a> {
 }
 
 impl GuidedStream {
-    /// The clean latents of a prediction, conditions in their place.
+    /// Blends the conditioning latents into a prediction.
     fn clean(&self, prediction: &Prediction) -> Value {
         let guided = &prediction.guided;
         self.condition.as_ref().map_or(guided.clone(), |condition| condition.apply(guided))

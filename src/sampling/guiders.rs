@@ -1,28 +1,28 @@
-//! Guiders: how the predictions on the prompt `c` and on the negative prompt `u` become a term of guidance.
+//! Guiders: compute the guidance term from the predictions on the prompt (`c`) and on the negative prompt (`u`).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::counted::Counted;
+use super::masked_stats::Counted;
 use crate::hlo::{Comparison, Value};
 
-/// A guider by name.
+/// Name of a guider.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GuiderKind {
     /// Classifier-free guidance.
     #[default]
     Cfg,
-    /// CFG*: away from the negative prediction's projection onto the conditional one's direction.
+    /// CFG*: steps away from the projection of the conditional prediction onto the negative one.
     CfgStar,
     /// Adaptive projected guidance.
     Apg,
-    /// Adaptive projected guidance with momentum over the steps, as it was first published: its factor is `cfg`, not `cfg - 1`,
-    /// and 0 is off.
+    /// Adaptive projected guidance with momentum over the steps, as first published: its factor is `cfg` instead of
+    /// `cfg - 1`, and 0 disables it.
     LegacyApg,
 }
 
-/// A guider with its settings.
+/// A guider with its parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Guider {
     /// `(s - 1)(c - u)`.
@@ -30,35 +30,38 @@ pub enum Guider {
     Cfg,
     /// `(s - 1)(c - αu)`, `α = ⟨c,u⟩ / ‖u‖²`.
     CfgStar,
-    /// `(s - 1)(η·g∥ + g⊥)` of `g = c - u`, parallel and orthogonal to `c`.
+    /// `(s - 1)(η·g∥ + g⊥)`, where `g∥` and `g⊥` are the parts of `g = c - u` parallel and orthogonal to `c`.
     Apg {
-        /// Weight of the part that is parallel to the conditional prediction.
+        /// Weight of the parallel part.
         eta: f32,
-        /// Norm of `g` over a sample's tokens and channels above which it is scaled down to it; 0 for none.
+        /// Upper limit of the norm of `g` over a sample's tokens and channels; a longer `g` is scaled down to it. 0: no
+        /// limit.
         threshold: f32,
     },
-    /// `s(η·g∥ + g⊥)` of the sum `g = c - u + momentum · g'`, `g'` being that of the step before.
+    /// `s(η·g∥ + g⊥)` with `g = c - u + momentum · g'`, where `g'` is the `g` of the previous step.
     LegacyApg {
         /// See [`Guider::Apg`].
         eta: f32,
         /// See [`Guider::Apg`].
         threshold: f32,
-        /// Part of the sum that the next step's takes over.
+        /// Weight of the previous step's `g`.
         momentum: f32,
     },
 }
 
-/// Settings of `apg` and `legacy_apg`; each takes those it knows.
+/// Settings of the guiders `apg` and `legacy_apg`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct GuiderOptions {
-    /// Weight of the part of guidance that is parallel to the conditional prediction; null for 1.
+    /// Weight of the part of the guidance term that is parallel to the conditional prediction; null uses 1.
     pub eta: Option<f64>,
-    /// Norm of the difference of both predictions above which it is scaled down to it, of `apg` (null and 0: none) and
-    /// `legacy_apg` (null: 5).
+    /// Upper limit of the norm of the difference between the conditional and the negative prediction; a longer
+    /// difference is scaled down to the limit. Null uses no limit with `apg` and 5 with `legacy_apg`; 0 disables the
+    /// limit.
     #[schemars(range(min = 0))]
     pub threshold: Option<f64>,
-    /// Part of the difference that the next step takes over, of `legacy_apg`; null for 0.
+    /// Weight with which the difference of the previous step is added to that of the current step; null uses 0. Only
+    /// `legacy_apg` has this option.
     pub momentum: Option<f64>,
 }
 
@@ -69,10 +72,10 @@ impl GuiderOptions {
 }
 
 impl GuiderKind {
-    /// The guider, with its settings.
+    /// Builds the guider from its options.
     ///
     /// # Errors
-    /// Key and value of a setting that it does not take.
+    /// Returns key and value of an option that this guider does not support.
     pub fn guider(self, mut options: GuiderOptions) -> Result<Guider, (&'static str, String)> {
         let mut take = |default: f64, of: fn(&mut GuiderOptions) -> &mut Option<f64>| {
             of(&mut options).take().unwrap_or(default) as f32
@@ -100,17 +103,17 @@ impl GuiderKind {
         }
     }
 
-    /// The scale that switches its term off.
+    /// Returns the scale that disables the guider.
     pub fn off(self) -> f32 {
         if self == GuiderKind::LegacyApg { 0.0 } else { 1.0 }
     }
 
-    /// Names of the tensors `[b, n, c]` that it carries from step to step for each stream; 0 at the start.
+    /// Returns the names of the tensors `[b, n, c]` that the guider carries between steps for each stream, initially 0.
     pub(crate) fn state(self) -> &'static [&'static str] {
         if self == GuiderKind::LegacyApg { &["guidance"] } else { &[] }
     }
 
-    /// Number of [`Guider::parameters`].
+    /// Returns the length of [`Guider::parameters`].
     pub(super) fn parameters(self) -> usize {
         match self {
             GuiderKind::Cfg | GuiderKind::CfgStar => 0,
@@ -119,7 +122,7 @@ impl GuiderKind {
         }
     }
 
-    /// The term of predictions `[samples, n, channels]`, and the next state of guiders that have one.
+    /// Returns the guidance term for predictions `[samples, n, channels]`, and the next state if the guider has one.
     pub(super) fn term(self, at: &Term) -> (Value, Option<Value>) {
         let Term { conditional, negative, scale, counted, .. } = *at;
         match self {
@@ -139,7 +142,7 @@ impl GuiderKind {
 }
 
 impl Guider {
-    /// The guider's name in a configuration.
+    /// Returns the guider's name in a configuration.
     pub fn kind(self) -> GuiderKind {
         match self {
             Guider::Cfg => GuiderKind::Cfg,
@@ -149,7 +152,7 @@ impl Guider {
         }
     }
 
-    /// Its settings as the program reads them behind a stream's scales.
+    /// Returns the parameters that follow the scales of a stream in the program's `scales` input.
     pub fn parameters(self) -> Vec<f32> {
         match self {
             Guider::Cfg | Guider::CfgStar => Vec::new(),
@@ -159,7 +162,7 @@ impl Guider {
     }
 }
 
-/// Predictions and numbers that a guider's term is made of.
+/// Arguments of [`GuiderKind::term`].
 pub(super) struct Term<'a> {
     /// Prediction on the prompt.
     pub(super) conditional: &'a Value,
@@ -169,9 +172,9 @@ pub(super) struct Term<'a> {
     pub(super) scale: &'a Value,
     /// The guider's parameters, `[parameters]`.
     pub(super) parameters: &'a Value,
-    /// State of guiders that have one.
+    /// The guider's state, if it has one.
     pub(super) state: Option<&'a Value>,
-    /// Elements that sums are taken over.
+    /// Excludes padding from sums.
     pub(super) counted: &'a Counted,
 }
 
@@ -180,7 +183,7 @@ impl Term<'_> {
         self.parameters.at(0, i)
     }
 
-    /// `η·g∥ + g⊥` of a difference `g` that is no longer than the threshold.
+    /// Limits the norm of the difference `g` to the threshold, then returns `η·g∥ + g⊥`.
     fn projected(&self, difference: &Value) -> Value {
         let (eta, threshold) = (self.parameter(0), self.parameter(1));
         let norm = self.counted.sum(&difference.square()).sqrt();
@@ -192,7 +195,7 @@ impl Term<'_> {
     }
 }
 
-/// Factor of `onto` that is the projection of `x` onto it, of each sample.
+/// Returns, for each sample, the factor of `onto` that projects `x` onto it.
 fn projection(counted: &Counted, x: &Value, onto: &Value) -> Value {
     counted.sum(&(x * onto)) / (counted.sum(&onto.square()) + 1e-8)
 }
@@ -202,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guider_takes_its_own_settings_only() {
+    fn guider_rejects_unsupported_options() {
         let all = GuiderOptions { eta: Some(0.5), threshold: Some(1.0), momentum: Some(0.25) };
         let legacy = GuiderKind::LegacyApg.guider(all).expect("takes all");
         assert_eq!((legacy.kind(), legacy.parameters()), (GuiderKind::LegacyApg, vec![0.5, 1.0, 0.25]));

@@ -1,45 +1,41 @@
-//! Latent shapes, packing and positions: what lies between a request (pixels, frames, seconds) and tokens.
+//! Latent shapes, packing and token positions: the mapping between a request (pixels, frames, seconds) and tokens.
 //!
-//! Nothing here assumes a model: compression ratios, patch sizes and audio rates come from the model's own files.
-//! Video latents are `[B, C, F, H, W]`, audio latents `[B, C, L, M]` (time, mel); tokens are `[B, N, features]`.
+//! Compression ratios, patch sizes and audio rates come from the model's configuration files. Video latents are `[B, C,
+//! F, H, W]`, audio latents `[B, C, L, M]` (time, mel); tokens are `[B, N, features]`.
 
 use ndarray::{Array3, Array4, Array5, ArrayView3, ArrayView4, ArrayView5, Axis, Zip};
 
 use super::SamplingError;
 
-/// The video VAE's compression and the transformer's patches; every field is at least 1 (configs are checked when read).
+/// Compression ratios of the video VAE and patch sizes of the transformer. Every field is at least 1 (checked when the
+/// configuration is read).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VideoGrid {
-    /// Pixels a latent cell covers in height and width.
+    /// Pixels per latent, along height and width.
     pub(crate) spatial_compression: usize,
-    /// Frames a latent frame covers (but the first, which covers one).
+    /// Video frames per latent frame, except the first latent frame, which represents one video frame.
     pub(crate) temporal_compression: usize,
-    /// Latent cells a token covers in height and width.
+    /// Latents per token, along height and width.
     pub(crate) patch_size: usize,
-    /// Latent frames a token covers.
+    /// Latent frames per token.
     pub(crate) patch_size_t: usize,
 }
 
-/// Video latents `[B, C, F, H, W]`.
+/// Shape of video latents, `[B, C, F, H, W]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VideoShape {
-    /// Videos of the batch.
     pub(crate) batch: usize,
-    /// Latent channels.
     pub(crate) channels: usize,
-    /// Latent frames.
     pub(crate) frames: usize,
-    /// Latent rows.
     pub(crate) height: usize,
-    /// Latent columns.
     pub(crate) width: usize,
 }
 
 impl VideoGrid {
-    /// The latents of a request of `width` x `height` pixels and `num_frames` frames.
+    /// Returns the latent shape of a video of `width` x `height` pixels and `num_frames` frames.
     ///
     /// # Errors
-    /// [`SamplingError::Size`] for a size that the ratios or the patches do not divide.
+    /// Returns [`SamplingError::Size`] if a size is not divisible by the compression ratio and patch size.
     pub(crate) fn latents(
         &self,
         batch: usize,
@@ -58,26 +54,32 @@ impl VideoGrid {
         Ok(VideoShape { batch, channels, frames, height, width })
     }
 
-    /// Tokens of one video.
+    /// Returns the number of tokens of one video.
     pub(crate) fn tokens(&self, shape: &VideoShape) -> usize {
         (shape.frames / self.patch_size_t) * (shape.height / self.patch_size) * (shape.width / self.patch_size)
     }
 
-    /// Values of one token.
+    /// Returns the number of features of a token.
     pub(crate) fn features(&self, shape: &VideoShape) -> usize {
         shape.channels * self.patch_size_t * self.patch_size * self.patch_size
     }
 
-    /// `[B, C, F, H, W]` to tokens `[B, N, C * pt * p * p]`: frames, rows, columns in turn; a token's features are
-    /// channel, frame, row, column.
+    /// Packs `[B, C, F, H, W]` into tokens `[B, N, C * pt * p * p]`, ordered by frame, row and column. The features of
+    /// a token are ordered by channel, frame, row and column.
     ///
     /// # Errors
-    /// [`SamplingError::Shape`] where the patches do not divide the latents.
+    /// Returns [`SamplingError::Shape`] if the latents are not divisible into patches.
     pub(crate) fn pack(&self, latents: ArrayView5<f32>) -> Result<Array3<f32>, SamplingError> {
         let (b, c, f, h, w) = latents.dim();
         let shape = VideoShape { batch: b, channels: c, frames: f, height: h, width: w };
         let (p, pt) = (self.patch_size, self.patch_size_t);
-        let fail = || wrong("video latents", latents.shape(), format!("[B, C, F, H, W] divided by {pt}, {p}, {p}"));
+        let fail = || {
+            wrong(
+                "video latents",
+                latents.shape(),
+                format!("[B, C, F, H, W] with F, H and W divisible by {pt}, {p} and {p}"),
+            )
+        };
         if (p, pt) == (1, 1) {
             let channels = latents.as_standard_layout().into_shape_with_order((b, c, f * h * w)).map_err(|_| fail())?;
             return Ok(turned(channels.view()));
@@ -92,10 +94,10 @@ impl VideoGrid {
             .map_err(|_| wrong("video latents", latents.shape(), "[B, C, F, H, W]".into()))
     }
 
-    /// The inverse of [`Self::pack`].
+    /// Inverse of [`Self::pack`].
     ///
     /// # Errors
-    /// [`SamplingError::Shape`] when the tokens are not those of `shape`.
+    /// Returns [`SamplingError::Shape`] if the tokens do not match `shape`.
     pub(crate) fn unpack(&self, tokens: ArrayView3<f32>, shape: &VideoShape) -> Result<Array5<f32>, SamplingError> {
         let want = (shape.batch, self.tokens(shape), self.features(shape));
         let fail = || wrong("video tokens", tokens.shape(), format!("{want:?}"));
@@ -115,11 +117,12 @@ impl VideoGrid {
         latents.into_shape_with_order((b, c, f, h, w)).map_err(|_| fail())
     }
 
-    /// Token bounds `[B, 3, N, 2]` (axis: time in seconds, height and width in pixels; last: start, end).
+    /// Returns token bounds `[B, 3, N, 2]` (axis: time in seconds, height and width in pixels; last dimension: start,
+    /// end).
     ///
-    /// `scale_factors` are the transformer's `vae_scale_factors`, `causal_offset` its own; the first latent frame
-    /// covers one frame only, so times are moved back by the rest of a latent frame and held at zero. Divisions happen
-    /// in single precision, in the reference's order.
+    /// `scale_factors` and `causal_offset` are the transformer's `vae_scale_factors` and `causal_offset`. Because the
+    /// first latent frame covers a single frame, times are shifted by `causal_offset` minus the temporal scale factor
+    /// and clamped at 0. Divisions are in single precision, in the order of the reference.
     pub(crate) fn coords(
         &self,
         shape: &VideoShape,
@@ -142,44 +145,44 @@ impl VideoGrid {
     }
 }
 
-/// The audio side of a model: rates, and what one latent covers; every field is at least 1.
+/// Audio rates and compression ratios of a model. Every field is at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AudioGrid {
-    /// Samples a second, of the audio the mel spectrogram is made from.
+    /// Sampling rate in Hz of the audio from which the mel spectrogram is computed.
     pub(crate) sampling_rate: usize,
-    /// Samples between mel frames.
+    /// Samples between consecutive mel frames.
     pub(crate) hop_length: usize,
-    /// Mel frames a latent covers.
+    /// Mel frames per latent.
     pub(crate) temporal_compression: usize,
     /// Mel bins of the spectrogram.
     pub(crate) mel_bins: usize,
-    /// Mel bins a latent bin covers.
+    /// Mel bins per latent bin.
     pub(crate) mel_compression: usize,
 }
 
-/// Audio latents `[B, C, L, M]`.
+/// Shape of audio latents, `[B, C, L, M]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AudioShape {
-    /// Videos of the batch.
     pub(crate) batch: usize,
-    /// Latent channels.
     pub(crate) channels: usize,
-    /// Latents in time; tokens.
+    /// Latents in time, which is the number of tokens.
     pub(crate) length: usize,
     /// Latent mel bins.
     pub(crate) mel_bins: usize,
 }
 
 impl AudioGrid {
-    /// Latents a second.
+    /// Returns the number of latents per second.
     pub(crate) fn per_second(&self) -> f64 {
         self.sampling_rate as f64 / self.hop_length as f64 / self.temporal_compression as f64
     }
 
-    /// The latents that last as long as `num_frames` frames: the nearest count, ties to even (Python's `round`).
+    /// Returns the shape of audio latents that match `num_frames` frames in duration: the nearest latent count, ties to
+    /// even (Python's `round`).
     ///
     /// # Errors
-    /// [`SamplingError::NotPositive`] for the frame rate, [`SamplingError::NoAudio`] when the count is zero.
+    /// Returns [`SamplingError::NotPositive`] for an invalid frame rate and [`SamplingError::NoAudio`] if the latent
+    /// count rounds to 0.
     pub(crate) fn latents(
         &self,
         batch: usize,
@@ -195,9 +198,9 @@ impl AudioGrid {
         Ok(AudioShape { batch, channels, length, mel_bins: self.mel_bins / self.mel_compression })
     }
 
-    /// Token bounds in seconds `[B, 1, L, 2]`. `scale_factor`, `patch_size_t` and `causal_offset` are the
-    /// transformer's `audio_scale_factor`, `audio_patch_size_t` and `causal_offset`, the rates its `audio_sampling_rate`
-    /// and `audio_hop_length`.
+    /// Returns token bounds `[B, 1, L, 2]` in seconds. `scale_factor`, `patch_size_t` and `causal_offset` are the
+    /// transformer's `audio_scale_factor`, `audio_patch_size_t` and `causal_offset`; the rates in `self` must be its
+    /// `audio_sampling_rate` and `audio_hop_length`.
     pub(crate) fn coords(
         &self,
         batch: usize,
@@ -217,16 +220,16 @@ impl AudioGrid {
     }
 }
 
-/// `[B, C, L, M]` to tokens `[B, L, C * M]`.
+/// Packs `[B, C, L, M]` into tokens `[B, L, C * M]`.
 pub(crate) fn pack_audio(latents: ArrayView4<f32>) -> Array3<f32> {
     let (b, c, l, m) = latents.dim();
     Array3::from_shape_fn((b, l, c * m), |(b, l, f)| latents[[b, f / m, l, f % m]])
 }
 
-/// The inverse of [`pack_audio`].
+/// Inverse of [`pack_audio`].
 ///
 /// # Errors
-/// [`SamplingError::Shape`] when the tokens are not those of `shape`.
+/// Returns [`SamplingError::Shape`] if the tokens do not match `shape`.
 pub(crate) fn unpack_audio(tokens: ArrayView3<f32>, shape: &AudioShape) -> Result<Array4<f32>, SamplingError> {
     let AudioShape { batch, channels, length, mel_bins } = *shape;
     if tokens.dim() != (batch, length, channels * mel_bins) {
@@ -235,28 +238,29 @@ pub(crate) fn unpack_audio(tokens: ArrayView3<f32>, shape: &AudioShape) -> Resul
     Ok(Array4::from_shape_fn((batch, channels, length, mel_bins), |(b, c, l, m)| tokens[[b, l, c * mel_bins + m]]))
 }
 
-/// `[B, a, b]` to `[B, b, a]`: what patches of one latent cell are packed by; ndarray turns three dimensions faster than eight.
+/// Transposes `[B, a, b]` to `[B, b, a]`. Used to pack patches of size 1, because ndarray transposes three dimensions
+/// faster than eight.
 fn turned(values: ArrayView3<f32>) -> Array3<f32> {
     values.permuted_axes([0, 2, 1]).as_standard_layout().into_owned()
 }
 
-/// Mean and deviation of each channel: video latents have them on axis 1 of `[B, C, F, H, W]`, audio on the features
-/// of its tokens `[B, L, C * M]`.
+/// Mean and standard deviation of each latent channel. The channel axis is axis 1 of video latents `[B, C, F, H, W]`
+/// and the feature axis of audio tokens `[B, L, C * M]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statistics {
-    /// Means, one a channel.
+    /// Mean of each channel.
     pub mean: Vec<f32>,
-    /// Standard deviations, one a channel.
+    /// Standard deviation of each channel.
     pub std: Vec<f32>,
     /// The VAE's `scaling_factor`; 1 for audio.
     pub(crate) scaling_factor: f32,
 }
 
 impl Statistics {
-    /// Latents of the VAE to the space the transformer works in: `(x - mean) * scaling_factor / std`, along `axis`.
+    /// Converts VAE latents into the space of the transformer: `(x - mean) * scaling_factor / std` along `axis`.
     ///
     /// # Errors
-    /// [`SamplingError::Shape`] when the axis has another length than the statistics.
+    /// Returns [`SamplingError::Shape`] if the length of the axis differs from the number of channels.
     pub fn normalize<D>(&self, latents: &mut ndarray::Array<f32, D>, axis: usize) -> Result<(), SamplingError>
     where
         D: ndarray::Dimension + ndarray::RemoveAxis,
@@ -264,10 +268,10 @@ impl Statistics {
         self.apply(latents, axis, |x, mean, std, factor| (x - mean) * factor / std)
     }
 
-    /// The inverse of [`Self::normalize`]: `x * std / scaling_factor + mean`.
+    /// Inverse of [`Self::normalize`]: `x * std / scaling_factor + mean`.
     ///
     /// # Errors
-    /// [`SamplingError::Shape`] when the axis has another length than the statistics.
+    /// Returns [`SamplingError::Shape`] if the length of the axis differs from the number of channels.
     pub(crate) fn denormalize<D>(&self, latents: &mut ndarray::Array<f32, D>, axis: usize) -> Result<(), SamplingError>
     where
         D: ndarray::Dimension + ndarray::RemoveAxis,
@@ -286,8 +290,9 @@ impl Statistics {
     {
         let count = self.mean.len();
         if latents.shape().get(axis) != Some(&count) || self.std.len() != count {
-            let want = format!("{count} means and {} deviations on axis {axis}", self.std.len());
-            return Err(wrong("latents to normalise", latents.shape(), want));
+            let want =
+                format!("a shape that matches {count} means and {} standard deviations on axis {axis}", self.std.len());
+            return Err(wrong("latents to normalize", latents.shape(), want));
         }
         Zip::from(latents.axis_iter_mut(Axis(axis)))
             .and(&self.mean[..])
@@ -297,7 +302,8 @@ impl Statistics {
     }
 }
 
-/// Refuses a width or height (`what`) that is not a positive multiple, naming the two nearest that are.
+/// Returns an error with the two nearest legal values if `value` (a width or height, named by `what`) is not a positive
+/// multiple of `multiple`.
 pub(crate) fn check_multiple(what: &'static str, value: usize, multiple: usize) -> Result<(), SamplingError> {
     if value > 0 && value.is_multiple_of(multiple) {
         return Ok(());
@@ -306,14 +312,14 @@ pub(crate) fn check_multiple(what: &'static str, value: usize, multiple: usize) 
     Err(SamplingError::Size { what, value, rule: format!("a multiple of {multiple}"), below, above: below + multiple })
 }
 
-/// Refuses a frame count that is not `temporal_compression * k + 1`, naming the two nearest that are.
+/// Returns an error with the two nearest legal values if `num_frames` is not `temporal_compression * k + 1`.
 pub(crate) fn check_frames(num_frames: usize, temporal_compression: usize) -> Result<(), SamplingError> {
     if num_frames % temporal_compression == 1 % temporal_compression && num_frames > 0 {
         return Ok(());
     }
     let below = num_frames.saturating_sub(1) / temporal_compression * temporal_compression + 1;
     let above = below + temporal_compression;
-    let rule = format!("{temporal_compression}k + 1");
+    let rule = format!("of the form {temporal_compression}k + 1");
     Err(SamplingError::Size { what: "num_frames", value: num_frames, rule, below, above })
 }
 

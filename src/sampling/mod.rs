@@ -2,7 +2,6 @@
 
 mod branch_rows;
 mod condition;
-mod counted;
 pub mod denoise;
 mod error;
 pub mod guidance;
@@ -10,6 +9,7 @@ mod guidance_steps;
 mod guided;
 pub mod guiders;
 pub(crate) mod latents;
+mod masked_stats;
 pub(crate) mod noise;
 mod sampler;
 mod samplers;
@@ -24,5 +24,5 @@ pub use noise::TorchRng;
 pub use sampler::{AnySampler, Evaluation, Sampler, Schedule, StepNoise, StreamState};
 pub use samplers::*;
 
-/// The most steps a run may have: the size of the tables that the denoising program takes as inputs.
+/// Maximum number of steps. The schedule tables of the denoising program have `MAX_STEPS + 1` rows.
 pub const MAX_STEPS: usize = 256;

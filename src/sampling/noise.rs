@@ -1,21 +1,22 @@
-//! Normal noise, bit for bit what `torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed))` returns.
+//! Gaussian noise, bitwise equal to `torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed))`.
 //!
-//! A seed is worth as much as the noise it stands for, so the default noise reproduces torch's CPU generator:
+//! The same seed must give the same video as in PyTorch, so the default noise reproduces torch's CPU generator:
 //!
-//! - The generator is MT19937 seeded with the **low 32 bits** of the seed: torch drops the rest, so do we.
-//! - Fewer than 16 elements: Box-Muller in double precision, one pair at a time. Each uniform takes two 32-bit draws
-//!   (53 bits are kept), and the second value of a pair waits in the generator, across calls, for the next short draw.
-//! - 16 elements and more: all uniforms are drawn first (24 bits each), then each group of 16 becomes 8 radii and 8
-//!   angles. When the count is not a multiple of 16, the *last* 16 elements are drawn again and overwrite the tail.
-//!   The waiting value of the short path is neither used nor dropped.
+//! - The generator is MT19937, seeded with the **low 32 bits** of the seed; torch ignores the other bits, too.
+//! - Fewer than 16 elements (short path): Box-Muller in double precision, one pair at a time. Each uniform uses two
+//!   32-bit draws (53 bits). The generator caches the second value of a pair across calls for the next draw on the
+//!   short path.
+//! - 16 or more elements (long path): all uniforms are drawn first (24 bits each), then each group of 16 becomes 8
+//!   radii and 8 angles. If the count is not a multiple of 16, the *last* 16 elements are drawn again and overwrite the
+//!   tail. The long path neither uses nor drops the cached value of the short path.
 //!
-//! The long path has two sets of bits in torch. Builds with AVX2 kernels (what torch picks on an x86-64 host with AVX2
-//! or AVX-512, where both agree on every bit) use Cephes-style single precision polynomials for the logarithm, sine and
-//! cosine, which the compiler contracts into fused multiply-adds. That is what stands here, in scalar code: the fused
-//! steps are [`f32::mul_add`], the others round twice, and the results do not depend on the machine this runs on.
-//! Torch's generic kernels (`ATEN_CPU_CAPABILITY=default`, other processors) call the C library instead and differ
-//! from these values by a few units in the last place (measured: 1.8e-6 at most over 65536 values).
-//! Checked against torch 2.15.0 by `tests/fixtures/noise` (written by `scripts/oracle/noise.py`).
+//! On the long path, torch has two implementations that differ in bits. The AVX2 kernels (used on x86-64 hosts with
+//! AVX2 or AVX-512, with the same bits for both) use Cephes-style single precision polynomials for the logarithm, sine
+//! and cosine, which the compiler contracts into fused multiply-adds. This module implements these in scalar code:
+//! fused operations are [`f32::mul_add`], the others round twice, and the result does not depend on the machine.
+//! Torch's generic kernels (`ATEN_CPU_CAPABILITY=default`, other processors) call the C library instead; their values
+//! differ by a few units in the last place (at most 1.8e-6 over 65536 values). Checked against torch 2.15.0 by
+//! `tests/fixtures/noise` (written by `scripts/oracle/noise.py`).
 
 use half::bf16;
 use ndarray::{Array3, ArrayD, IxDyn};
@@ -25,10 +26,10 @@ use crate::threads::each_row;
 
 const STATE: usize = 624;
 const LAG: usize = 397;
-/// Elements converted together on the long path; also the count from which it is taken.
+/// Elements per group on the long path; also the minimum count for the long path.
 const GROUP: usize = 16;
 
-/// The 32-bit Mersenne Twister, seeded as torch seeds it.
+/// 32-bit Mersenne Twister, seeded like torch does.
 #[derive(Clone)]
 struct Mt19937 {
     state: [u32; STATE],
@@ -52,7 +53,7 @@ impl Mt19937 {
             let joined = (first & 0x8000_0000) | (second & 0x7fff_ffff);
             far ^ (joined >> 1) ^ ((joined & 1).wrapping_neg() & 0x9908_b0df)
         };
-        // In pieces without a modulus, so that the compiler makes them vectors.
+        // Separate loops without a modulus, so that the compiler vectorizes them.
         let state = &mut self.state;
         for i in 0..STATE - LAG {
             state[i] = twisted(state[i], state[i + 1], state[i + LAG]);
@@ -76,34 +77,35 @@ impl Mt19937 {
         y ^ (y >> 18)
     }
 
-    /// A single precision uniform in [0, 1): the low 24 bits of one draw.
+    /// Returns a single precision uniform in [0, 1) from the low 24 bits of one draw.
     fn uniform_f32(&mut self) -> f32 {
         (self.draw() & 0x00ff_ffff) as f32 * (1.0 / 16_777_216.0)
     }
 
-    /// A double precision uniform in [0, 1): the low 53 bits of two draws, the first one high.
+    /// Returns a double precision uniform in [0, 1) from the low 53 bits of two draws; the first draw is the high word.
     fn uniform_f64(&mut self) -> f64 {
         let (high, low) = (u64::from(self.draw()), u64::from(self.draw()));
         (((high << 32) | low) & ((1 << 53) - 1)) as f64 * (1.0 / 9_007_199_254_740_992.0)
     }
 }
 
-/// torch's CPU generator: successive draws continue the same stream, so draw the video noise first, then the audio's.
+/// torch's CPU generator. Successive draws continue the same random stream; to match the reference, draw video noise
+/// before audio noise.
 #[derive(Clone)]
 pub struct TorchRng {
     engine: Mt19937,
-    /// The second value of the last pair of the short path.
+    /// Cached second value of the last Box-Muller pair of the short path.
     waiting: Option<f64>,
 }
 
 impl TorchRng {
-    /// The generator after `manual_seed(seed)`. Negative torch seeds are their two's complement here. Only the low 32
-    /// bits take part, as in torch.
+    /// Creates the generator after `manual_seed(seed)`. Negative torch seeds are passed as two's complement. Only the
+    /// low 32 bits matter, as in torch.
     pub fn new(seed: u64) -> Self {
         Self { engine: Mt19937::new(seed as u32), waiting: None }
     }
 
-    /// `count` standard normal values: `torch.randn(count)`, or any shape of that many elements in row-major order.
+    /// Returns `count` standard normal values: `torch.randn(count)`, or any shape of that size in row-major order.
     pub fn normal(&mut self, count: usize) -> Vec<f32> {
         if count < GROUP {
             return (0..count).map(|_| self.single() as f32).collect();
@@ -118,8 +120,9 @@ impl TorchRng {
         values
     }
 
-    /// `count` standard normal values in bfloat16: `torch.randn(count, dtype=torch.bfloat16)` since torch 2.12, which draws
-    /// others before it. They are the rounded ones of single precision, but for the tail: only whole groups are drawn before it.
+    /// Returns `count` standard normal values rounded to bfloat16: `torch.randn(count, dtype=torch.bfloat16)` of torch
+    /// 2.12 and later (earlier versions return other values). They equal the rounded f32 values except for the tail,
+    /// because only complete groups of 16 are drawn before it.
     pub fn normal_bf16(&mut self, count: usize) -> Vec<f32> {
         let whole = if count < GROUP { count } else { count - count % GROUP };
         let mut values = self.normal(whole);
@@ -133,8 +136,8 @@ impl TorchRng {
         values
     }
 
-    /// `count` standard normal values in double precision: `torch.randn(count, dtype=torch.float64)`. To the last bits
-    /// only, because torch calls the C library's logarithm, sine and cosine.
+    /// Returns `count` standard normal values in double precision: `torch.randn(count, dtype=torch.float64)`. Not
+    /// bitwise equal, because torch calls the logarithm, sine and cosine of the C library.
     pub fn normal_f64(&mut self, count: usize) -> Vec<f64> {
         if count < GROUP {
             return (0..count).map(|_| self.single()).collect();
@@ -149,17 +152,17 @@ impl TorchRng {
         values
     }
 
-    /// Standard normal values in `shape`, row-major: `torch.randn(shape)`.
+    /// Returns standard normal values of `shape`, row-major: `torch.randn(shape)`.
     pub fn normal_array(&mut self, shape: &[usize]) -> ArrayD<f32> {
         in_shape(self.normal(shape.iter().product()), shape)
     }
 
-    /// The same in bfloat16: `torch.randn(shape, dtype=torch.bfloat16)`.
+    /// Like [`Self::normal_array`], rounded to bfloat16: `torch.randn(shape, dtype=torch.bfloat16)`.
     pub(crate) fn normal_bf16_array(&mut self, shape: &[usize]) -> ArrayD<f32> {
         in_shape(self.normal_bf16(shape.iter().product()), shape)
     }
 
-    /// One value of the short path.
+    /// Draws one value of the short path.
     fn single(&mut self) -> f64 {
         if let Some(value) = self.waiting.take() {
             return value;
@@ -169,31 +172,31 @@ impl TorchRng {
         let radius = (-2.0 * (-size).ln_1p()).sqrt();
         let angle = 2.0 * std::f64::consts::PI * turn;
         self.waiting = Some(radius * angle.sin());
-        // Adding zero turns a negative zero positive, as torch's `value * std + mean` does.
+        // Adding 0 turns -0 into +0, like torch's `value * std + mean`.
         radius * angle.cos() + 0.0
     }
 }
 
-/// Noise of one video for a call of the denoising loop, `[noises, n, c]` of each stream, video before audio.
+/// Draws the noise of one video for one call of the denoising loop: `[noises, n, c]` per stream, video before audio.
 pub(crate) fn step_noise(rng: &mut TorchRng, noises: usize, tokens: Av<[usize; 2]>) -> Av<Array3<f32>> {
     tokens.map(|[n, c]| {
         Array3::from_shape_vec((noises, n, c), rng.normal(noises * n * c)).expect("a value of each element")
     })
 }
 
-/// Turns 16 uniforms into normals in place: element `j` (radius) pairs with element `j + 8` (angle).
+/// Converts 16 uniforms into normal values in place: element `j` (radius) is paired with element `j + 8` (angle).
 fn box_muller_group(group: &mut [f32]) {
     let (first, second) = group.split_at_mut(GROUP / 2);
     for (a, b) in first.iter_mut().zip(second) {
         let radius = (-2.0 * log(1.0 - *a)).sqrt();
         let (sin, cos) = sin_cos(std::f32::consts::TAU * *b);
-        // The sum with zero is torch's multiply-add by std 1 and mean 0; it clears the sign of a zero.
+        // Adding 0 is torch's multiply-add with std 1 and mean 0; it turns -0 into +0.
         *a = radius * cos + 0.0;
         *b = radius * sin + 0.0;
     }
 }
 
-/// The same in double precision.
+/// Double precision version of [`box_muller_group`].
 fn box_muller_group_f64(group: &mut [f64]) {
     let (first, second) = group.split_at_mut(GROUP / 2);
     for (a, b) in first.iter_mut().zip(second) {
@@ -204,12 +207,12 @@ fn box_muller_group_f64(group: &mut [f64]) {
     }
 }
 
-/// Horner's rule with one rounding a step; coefficients from the highest power down.
+/// Horner's rule with fused multiply-adds; coefficients from the highest power down.
 fn horner(x: f32, coefficients: &[f32]) -> f32 {
     coefficients.iter().copied().reduce(|sum, c| sum.mul_add(x, c)).unwrap_or_default()
 }
 
-/// Cephes' coefficients of log(1 + x) / x^3 and its two-part ln 2.
+/// Cephes' coefficients of log(1 + x) / x^3, and ln 2 in two parts.
 const LOG: [f32; 9] = [
     7.037_683_6e-2,
     -1.151_461e-1,
@@ -224,12 +227,12 @@ const LOG: [f32; 9] = [
 const LN2_LOW: f32 = -2.121_944_4e-4;
 const LN2_HIGH: f32 = 0.693_359_4;
 
-/// The natural logarithm of a normal positive number, rounded step for step as torch's vector code does.
+/// Natural logarithm of a normal positive number, with the same rounding as torch's vector code.
 fn log(x: f32) -> f32 {
     let bits = x.to_bits();
     let mut exponent = ((bits >> 23) as i32 - 126) as f32;
     let mut m = f32::from_bits((bits & 0x007f_ffff) | 0x3f00_0000);
-    // The mantissa is brought to [sqrt(1/2), sqrt(2)), minus one.
+    // Normalize the mantissa to [sqrt(1/2), sqrt(2)), minus 1.
     if m < std::f32::consts::FRAC_1_SQRT_2 {
         exponent -= 1.0;
         m = (m - 1.0) + m;
@@ -243,14 +246,14 @@ fn log(x: f32) -> f32 {
     exponent.mul_add(LN2_HIGH, m + y)
 }
 
-/// pi/4 in three parts, negated.
+/// -pi/4 in three parts.
 const QUARTER_PI: [f32; 3] = [-0.785_156_25, -2.418_756_5e-4, -3.774_895e-8];
 const SIN: [f32; 3] = [-1.951_529_6e-4, 8.332_161e-3, -1.666_665_5e-1];
 const COS: [f32; 3] = [2.443_315_7e-5, -1.388_731_6e-3, 4.166_664_6e-2];
 
-/// Sine and cosine of an angle in [0, 2 pi], rounded step for step as torch's vector code does.
+/// Sine and cosine of an angle in [0, 2 pi], with the same rounding as torch's vector code.
 fn sin_cos(angle: f32) -> (f32, f32) {
-    // Octants, rounded up to even: the remainder lies within pi/4 of zero.
+    // The octant, rounded up to even, leaves a remainder within pi/4 of 0.
     let octant = ((angle * (4.0 / std::f64::consts::PI) as f32) as i32 + 1) & !1;
     let x = QUARTER_PI.iter().fold(angle, |x, part| (octant as f32).mul_add(*part, x));
     let square = x * x;
@@ -265,7 +268,6 @@ fn round_bf16(value: &mut f32) {
     *value = bf16::from_f32(*value).to_f32();
 }
 
-/// Values in row-major order, of which `shape` has as many.
 fn in_shape(values: Vec<f32>, shape: &[usize]) -> ArrayD<f32> {
     ArrayD::from_shape_vec(IxDyn(shape), values).expect("a value of each element")
 }
@@ -280,7 +282,7 @@ mod tests {
         cases: Vec<Case>,
     }
 
-    /// One generator: its seed and the tensors drawn from it in turn.
+    /// A generator seed and the tensors drawn from it in order.
     #[derive(serde::Deserialize)]
     struct Case {
         seed: u64,
@@ -296,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_torch_bit_for_bit() {
+    fn normal_matches_torch_bitwise() {
         let fixture: Fixture =
             serde_json::from_str(include_str!("../../tests/fixtures/noise/randn.json")).expect("the fixture parses");
         for case in &fixture.cases {
@@ -315,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_in_bf16_is_torch_s() {
+    fn normal_bf16_matches_torch_bitwise() {
         let fixture: Fixture = serde_json::from_str(include_str!("../../tests/fixtures/noise/randn_bf16.json"))
             .expect("the fixture parses");
         for case in &fixture.cases {
@@ -331,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_low_half_of_a_seed_counts() {
+    fn only_low_32_bits_of_seed_matter() {
         assert_eq!(TorchRng::new(7).normal(20), TorchRng::new((1 << 32) + 7).normal(20));
         assert!(TorchRng::new(0).normal(0).is_empty());
     }

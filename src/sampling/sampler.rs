@@ -1,4 +1,4 @@
-//! The integrator of the flow: what an evaluation of the transformer makes of the latents.
+//! The sampler interface: how the latents advance from one transformer evaluation to the next.
 
 use std::cell::OnceCell;
 use std::fmt::Debug;
@@ -11,67 +11,70 @@ use super::condition::ConditionInputs;
 use crate::av::Av;
 use crate::hlo::Value;
 
-/// An integrator of the flow from noise (level 1) to clean latents (level 0). A sampler of your own implements this
-/// trait; the denoising loop and the pipelines know no more of any.
+/// A sampler: an integrator of the flow from noise (level 1) to clean latents (level 0). The denoising loop and the
+/// pipelines depend only on this trait, so you can implement your own sampler.
 pub trait Sampler: Debug + Send + Sync {
-    /// Names of the tensors that each stream carries from evaluation to evaluation beside its latents, shaped and typed as
-    /// the latents (`[b, n, c]`, f32). They are 0 at the start of each pass. Take other names than `latents`, `noise`,
-    /// `clean` and `level`, which are the loop's own inputs.
+    /// Names of additional tensors that each stream carries between evaluations, with the shape and type of its latents
+    /// (`[b, n, c]`, f32). They are 0 at the start of each pass. The names `latents`, `noise`, `clean` and `level` are
+    /// reserved for the inputs of the loop.
     fn state(&self) -> &[&'static str] {
         &[]
     }
 
-    /// Number of evaluations of the transformer for a number of steps: one a step by default, at most
-    /// [`MAX_STEPS`](super::MAX_STEPS). It must match [`Sampler::schedule`], which has one noise level more. Neither is checked
-    /// for a sampler that is not the configuration's.
+    /// Number of transformer evaluations for `steps` steps, at most [`MAX_STEPS`](super::MAX_STEPS); by default one per
+    /// step. [`Sampler::schedule`] must return one noise level more than this number. Neither condition is checked for
+    /// custom samplers.
     fn evaluations(&self, steps: usize) -> usize {
         steps
     }
 
-    /// The host tables of a pass. `sigmas` has one level more than the pass has steps: it falls from the first step's level
-    /// to the closing 0, which is included, in each pass.
+    /// Returns the host tables of a pass. `sigmas` decreases from the noise level of the first step to 0, which is
+    /// included, and so has one value more than the pass has steps.
     fn schedule(&self, sigmas: &[f32]) -> Schedule {
         Schedule { levels: sigmas.to_vec(), coefficients: Vec::new() }
     }
 
-    /// Length of the rows of [`Schedule::coefficients`]; 0 without such a table.
+    /// Number of coefficients per evaluation in [`Schedule::coefficients`]; 0 if the sampler has none.
     fn coefficients(&self) -> usize {
         0
     }
 
-    /// Evaluations of a call of the loop, each with noise of its own. 1: each call has one evaluation, which draws once; 2:
-    /// a call has two, and the generator makes the noise of both. 0: steps take no noise.
+    /// Number of noise tensors per call of the denoising program, one for each evaluation of the call. 1: each call
+    /// runs one evaluation. 2: each call runs both evaluations of a two-evaluation step. 0: steps use no noise.
     ///
-    /// `RunOptions::chunk` sets the length of a call only where there is neither noise nor [`Sampler::state`], nor steps that take
-    /// over a prediction.
+    /// `RunOptions::chunk` sets the number of evaluations per call only if there is no noise, no [`Sampler::state`] and
+    /// no step that reuses a prediction.
     fn noises(&self) -> usize {
         0
     }
 
-    /// Whether steps read [`StreamState::negative`]. Its guidance branch then runs at every step, whatever the scales.
+    /// Whether steps read [`StreamState::negative`]. If so, the negative-prompt branch runs at every step, regardless
+    /// of the guidance scales.
     fn reads_negative(&self) -> bool {
         false
     }
 
-    /// Whether steps draw from the request's generator, which continues through the starting noise and the steps of each pass to
-    /// the decoder's noise. Steps whose next level is 0 draw nothing. `false`: from [`Sampler::generator`].
+    /// Whether the noise of the steps comes from the request's generator, which also draws the initial noise before the
+    /// steps and the decoder noise after them. Steps whose next level is 0 draw nothing. `false`: noise comes from
+    /// [`Sampler::generator`].
     fn continues_request(&self) -> bool {
         false
     }
 
-    /// Generator of a pass' noise for the video of `seed`. Only called where [`Sampler::noises`] is not 0. The noise that
-    /// a pass starts from is [`TorchRng`](super::TorchRng)'s of the same seed by default: choose another seed for steps.
+    /// Returns the noise generator of one pass for the video with `seed`. Called only if [`Sampler::noises`] is not 0.
+    /// By default the initial noise of a pass is [`TorchRng`](super::TorchRng) with the same seed, so use a different
+    /// seed for the steps.
     fn generator(&self, seed: u64) -> StepNoise {
-        unreachable!("{self:?} draws no noise, asked for that of seed {seed}")
+        unreachable!("{self:?} uses no noise, but its generator for seed {seed} was requested")
     }
 
-    /// One evaluation of one stream as StableHLO: the next latents `[b, n, c]`, then as many values as [`Sampler::state`]
-    /// has names, in its order; all shaped and typed as the latents, f32. Latents of level `σ` are
-    /// `(1 - σ) · clean + σ · noise`.
+    /// Builds one evaluation of one stream in StableHLO. Returns the next latents `[b, n, c]`, then the next value of
+    /// each tensor of [`Sampler::state`], in order; all f32 with the shape of the latents. Latents at noise level `σ`
+    /// are `(1 - σ) · clean + σ · noise`.
     fn step(&self, at: &Evaluation, stream: &StreamState) -> Vec<Value>;
 }
 
-/// A sampler of any type. Two are equal when they print alike: of one type, with equal settings.
+/// Type-erased sampler. Two samplers are equal if their `Debug` output is equal: same type, same settings.
 #[derive(Clone, Debug)]
 pub struct AnySampler(Arc<dyn Sampler>);
 
@@ -95,30 +98,29 @@ impl PartialEq for AnySampler {
     }
 }
 
-/// Noise of one video for the calls of a pass, one call at a time: from tokens and channels `[n, c]` of each stream to its
-/// noise `[noises, n, c]`.
+/// Noise source of one video in one pass. Each call takes the tokens and channels `[n, c]` of both streams and returns
+/// the noise `[noises, n, c]` for one call of the denoising program.
 pub type StepNoise = Box<dyn FnMut(Av<[usize; 2]>) -> Av<Array3<f32>>>;
 
 /// Host tables of a schedule.
 pub struct Schedule {
-    /// Noise level of each evaluation, then the closing level, at which the latents end: evaluations + 1 values; a closing 0
-    /// may be left out.
+    /// Noise level of each evaluation, then the final level: evaluations + 1 values. A final 0 may be omitted.
     pub levels: Vec<f32>,
-    /// A row for each evaluation, of [`Sampler::coefficients`] numbers.
+    /// One row of [`Sampler::coefficients`] numbers for each evaluation.
     pub coefficients: Vec<Vec<f32>>,
 }
 
-/// An evaluation, as both streams see it.
+/// Inputs of one transformer evaluation that are the same for both streams.
 pub struct Evaluation<'a> {
-    /// Its index in the schedule, i32.
+    /// Index of the evaluation in the schedule, i32.
     pub index: &'a Value,
-    /// Its noise level, f32.
+    /// Noise level of the evaluation, f32.
     pub sigma: &'a Value,
-    /// Index of the call's first evaluation.
+    /// Index of the first evaluation of this call of the program.
     begin: &'a Value,
     /// Noise levels of all evaluations.
     levels: &'a Value,
-    /// `[257, k]`.
+    /// Coefficients of all evaluations, `[257, k]`.
     coefficients: Option<&'a Value>,
     change: OnceCell<Value>,
 }
@@ -129,33 +131,33 @@ impl<'a> Evaluation<'a> {
         Evaluation { index, sigma, begin, levels, coefficients, change: OnceCell::new() }
     }
 
-    /// The next noise level in [`Schedule::levels`] less this one's. Where the table repeats levels, as with two evaluations a
-    /// step, this is not the step's length: use coefficients.
+    /// Returns the next noise level of [`Schedule::levels`] minus the current one. If the schedule has several
+    /// evaluations per step, this is not the length of the step; use coefficients instead.
     pub fn change(&self) -> &Value {
         self.change.get_or_init(|| self.levels.index(&(self.index + 1.0)) - self.sigma)
     }
 
-    /// The sampler's coefficients of this evaluation, `[k]`.
+    /// Returns the sampler's coefficients for this evaluation, `[k]`.
     pub fn row(&self) -> Value {
-        self.coefficients.expect("declared for samplers that have some").index(self.index)
+        self.coefficients.expect("the sampler has coefficients").index(self.index)
     }
 }
 
-/// The schedule's tables as program inputs.
+/// Schedule tables as program inputs.
 pub(super) struct Tables {
     /// Noise levels `[257]`.
     pub levels: Value,
-    /// `[257, k]`, where the sampler has coefficients.
+    /// Coefficients of all evaluations, `[257, k]`; `None` if the sampler has no coefficients.
     pub coefficients: Option<Value>,
 }
 
-/// A stream at an evaluation.
+/// State of one stream at an evaluation.
 pub struct StreamState<'a> {
     /// Latents `[b, n, c]`, f32.
     pub latents: &'a Value,
-    /// Values that [`Sampler::state`] names, in its order.
+    /// The tensors of [`Sampler::state`], in order.
     pub state: Vec<&'a Value>,
-    /// Guided prediction of the clean latents, conditions in their place.
+    /// Guided prediction of the clean latents, blended with the conditioning latents.
     pub clean: &'a Value,
     pub(super) negative: Option<&'a Value>,
     pub(super) noise: Option<&'a Value>,
@@ -163,20 +165,20 @@ pub struct StreamState<'a> {
 }
 
 impl StreamState<'_> {
-    /// This evaluation's noise `[b, n, c]`, f32.
+    /// Returns the noise of this evaluation, `[b, n, c]`, f32.
     pub fn noise(&self, at: &Evaluation) -> Value {
-        let all = self.noise.expect("declared for samplers that take noise");
+        let all = self.noise.expect("the sampler uses noise");
         all.index(&(at.index - at.begin))
     }
 
-    /// Prediction of the clean latents on the negative prompt `[b, n, c]`, f32, as the model makes it: conditions are not put in
-    /// their place. Only of samplers that [read](Sampler::reads_negative) it.
+    /// Returns the prediction of the clean latents on the negative prompt, `[b, n, c]`, f32, without blending in
+    /// conditioning latents. Available only if [`Sampler::reads_negative`] is true.
     pub fn negative(&self) -> &Value {
-        self.negative.expect("its branch runs for samplers that read it")
+        self.negative.expect("the sampler reads the negative prediction")
     }
 
-    /// `x` with the clean latents of conditioned tokens in their place, as far as their strength goes; `None` where the
-    /// stream has no conditioned tokens, and `x` is right as it is: `stream.conditioned(&x).unwrap_or(x)`.
+    /// Blends the clean latents of conditioned tokens into `x`, weighted by their strength. Returns `None` if the
+    /// stream has no conditioned tokens; use `stream.conditioned(&x).unwrap_or(x)`.
     pub fn conditioned(&self, x: &Value) -> Option<Value> {
         self.condition.map(|condition| condition.apply(x))
     }

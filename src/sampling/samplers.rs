@@ -1,4 +1,4 @@
-//! The samplers that a configuration names.
+//! Built-in samplers, selected by name in the configuration.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -16,41 +16,41 @@ pub use euler_ancestral::{EulerAncestral, SEED_OFFSET, StepDraws};
 pub use gradient_estimation::GradientEstimation;
 pub use res2s::Res2s;
 
-/// A sampler by name.
+/// Name of a built-in sampler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum SamplerKind {
-    /// First order.
+    /// First order (Euler).
     #[serde(rename = "euler")]
     Euler,
-    /// Second order, with noise put back in.
+    /// Second order, two evaluations per step, with noise added at both.
     #[serde(rename = "res_2s")]
     Res2s,
-    /// First order, with noise drawn anew at each step.
+    /// First order, with fresh noise added at each step.
     #[serde(rename = "euler_ancestral")]
     EulerAncestral,
-    /// First order, away from the prediction on the negative prompt, with noise drawn anew at each step (CFG++).
+    /// First order, steps away from the negative-prompt prediction (CFG++), with fresh noise added at each step.
     #[serde(rename = "cfg_pp")]
     CfgPlusPlus,
-    /// First order, along an estimate of the gradient from this step and the one before.
+    /// First order, with a velocity extrapolated from the current and the previous step.
     #[serde(rename = "gradient_estimation")]
     GradientEstimation,
 }
 
-/// Settings of samplers; each takes those it knows.
+/// Settings of all samplers; each sampler accepts a subset.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SamplerOptions {
-    /// Part of each step's noise that is drawn anew, 0 to 1.
+    /// Stochasticity, 0 to 1.
     pub eta: Option<f64>,
-    /// Seed of the noise that steps draw.
+    /// Seed of the noise added by steps.
     pub noise_seed: Option<u64>,
-    /// Weight of a step's own velocity against that of the step before.
+    /// Weight of the current velocity relative to that of the previous step.
     pub gamma: Option<f64>,
-    /// Generator and type of that noise, where the sampler has no rule of its own.
+    /// Generator and type of the noise added by ancestral samplers.
     pub draws: StepDraws,
 }
 
 impl SamplerOptions {
-    /// Takes the settings of ancestral noise.
+    /// Builds the ancestral Euler sampler and removes its options from `self`.
     fn ancestral(&mut self) -> EulerAncestral {
         let (eta, noise_seed) = (self.eta.take().unwrap_or(1.0), self.noise_seed.take());
         let blends_every_step = self.draws == StepDraws::Continued;
@@ -59,10 +59,10 @@ impl SamplerOptions {
 }
 
 impl SamplerKind {
-    /// The sampler, with its settings.
+    /// Builds the sampler from its options.
     ///
     /// # Errors
-    /// Key and value of a setting that it does not take.
+    /// Returns key and value of an option that this sampler does not support.
     pub fn sampler(self, mut options: SamplerOptions) -> Result<AnySampler, (&'static str, String)> {
         let sampler: AnySampler = match self {
             SamplerKind::Euler => Euler.into(),

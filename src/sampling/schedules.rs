@@ -1,4 +1,4 @@
-//! Schedules by name, and those that depend on the number of steps alone (Lightricks' ltx-core 1.0.0).
+//! Schedule names, and the schedules that depend only on the number of steps (Lightricks' ltx-core 1.0.0).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,37 +7,38 @@ use statrs::function::beta::beta_reg;
 use super::{MAX_STEPS, SamplingError};
 use crate::defaults::with_defaults;
 
-/// A noise schedule by name.
+/// Name of a noise schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleKind {
-    /// Equal distances, shifted by a number of tokens as `sampler.sigma_shift` says.
+    /// Uniform steps, then the shift of `sampler.sigma_shift`.
     #[default]
     Ltx2,
     /// Quantiles of a beta distribution, dense at both ends.
     Beta,
-    /// Short equal distances over half of the steps, then quadratic ones. Of 8 steps: the distilled models' levels.
+    /// Short uniform steps in the first half, then quadratically growing ones. With 8 steps: the sigmas of the
+    /// distilled models.
     LinearQuadratic,
 }
 
-/// Noise that the linear half of the linear-quadratic schedule removes.
+/// Total decrease of sigma over the linear half of the linear-quadratic schedule.
 const THRESHOLD: f64 = 0.025;
 
-/// Levels that quantiles of the beta distribution are rounded to.
+/// Number of discrete noise levels that the beta quantiles are rounded to.
 const LEVELS: usize = 10_000;
 
 with_defaults! {
-    /// The beta distribution that a schedule takes quantiles of, and what becomes of them.
+    /// Parameters of the beta schedule.
     #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct BetaSchedule {
-        /// First parameter of the distribution: the smaller, the denser are low noise levels.
+        /// First parameter of the beta distribution; smaller values put more steps at low noise levels.
         #[schemars(range(min = 0.05, max = 50))]
         pub alpha: f64 = 0.6,
-        /// Second parameter: the smaller, the denser are high noise levels.
+        /// Second parameter of the beta distribution; smaller values put more steps at high noise levels.
         #[schemars(range(min = 0.05, max = 50))]
         pub beta: f64 = 0.6,
-        /// Shift of the noise levels, up where it is above 0.
+        /// Shift of the noise levels; positive values raise them.
         #[schemars(range(min = -5, max = 5))]
         pub shift: f64 = 2.37,
     }
@@ -49,11 +50,11 @@ impl BetaSchedule {
     }
 }
 
-/// `steps` noise levels and a closing zero: equal steps over the first half, together 0.025, then quadratic ones that
-/// begin as steep.
+/// Returns `steps` sigmas and a final 0: uniform steps in the first half, which decrease by 0.025 in total, then
+/// quadratic steps with the same initial slope.
 ///
 /// # Errors
-/// [`SamplingError::Steps`].
+/// Returns [`SamplingError::Steps`] if `steps` is not 1 to [`MAX_STEPS`].
 pub fn linear_quadratic(steps: usize) -> Result<Vec<f32>, SamplingError> {
     check(steps)?;
     if steps == 1 {
@@ -72,11 +73,11 @@ pub fn linear_quadratic(steps: usize) -> Result<Vec<f32>, SamplingError> {
     Ok((0..steps).map(|i| (1.0 - removed(i)) as f32).chain([0.0]).collect())
 }
 
-/// Noise levels at quantiles of a beta distribution, and a closing zero: `steps` levels, fewer where two quantiles are the
-/// same of 10000 levels.
+/// Returns sigmas at the quantiles of a beta distribution and a final 0: `steps` sigmas, or fewer if several quantiles
+/// round to the same of 10000 levels.
 ///
 /// # Errors
-/// [`SamplingError::Steps`].
+/// Returns [`SamplingError::Steps`] if `steps` is not 1 to [`MAX_STEPS`].
 pub fn beta(steps: usize, of: &BetaSchedule) -> Result<Vec<f32>, SamplingError> {
     check(steps)?;
     let quantiles = (0..steps).map(|i| quantile(1.0 - i as f64 / steps as f64, of));
@@ -85,13 +86,14 @@ pub fn beta(steps: usize, of: &BetaSchedule) -> Result<Vec<f32>, SamplingError> 
     Ok(indices.into_iter().map(|index| level(index, of.shift)).chain([0.0]).collect())
 }
 
-/// Level number `index` from below, in the reference's single precision.
+/// Returns discrete level `index` (ascending), computed in single precision like the reference.
 fn level(index: usize, shift: f64) -> f32 {
     let (time, e) = ((index + 1) as f32 / LEVELS as f32, shift.exp() as f32);
     (1.0 / (e + (1.0 / time - 1.0))) * e
 }
 
-/// The number below which a part `p` of the distribution lies. Halving the interval is enough: only its nearest level counts.
+/// Returns the `p` quantile of the beta distribution. Bisection is precise enough because the result is rounded to a
+/// level.
 fn quantile(p: f64, of: &BetaSchedule) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..60 {
@@ -116,9 +118,9 @@ mod tests {
         beta_of_others: Vec<Vec<f32>>,
     }
 
-    /// `scripts/oracle/sigmas.py`: schedules of 1, 2 … steps; a table has one level more.
+    /// Fixture written by `scripts/oracle/sigmas.py`; each table has one value more than steps.
     #[test]
-    fn tables_are_the_references_bit_for_bit() {
+    fn beta_and_linear_quadratic_match_reference_bitwise() {
         let tables: Tables = serde_json::from_str(include_str!("../../tests/fixtures/sigmas/schedules.json"))
             .expect("the fixture parses");
         type Schedule = fn(usize) -> Result<Vec<f32>, SamplingError>;
@@ -139,13 +141,13 @@ mod tests {
     }
 
     #[test]
-    fn eight_steps_are_the_distilled_models_and_all_fall() {
+    fn schedules_decrease_and_eight_steps_match_distilled() {
         let distilled = [1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0];
         assert_eq!(linear_quadratic(8).expect("legal steps"), distilled);
         let bounds = [0.05, 50.0].map(|alpha| [0.05, 50.0].map(|beta| [-5.0, 5.0].map(|shift| [alpha, beta, shift])));
         let of = |[alpha, beta, shift]: [f64; 3]| BetaSchedule { alpha, beta, shift };
         for steps in 1..=MAX_STEPS {
-            // The search for quantiles is slow: at the bounds of its settings, some numbers of steps stand for all.
+            // Computing quantiles is slow, so only every 51st step count is tested at the parameter bounds.
             let bounds = bounds.as_flattened().as_flattened().iter().filter(|_| steps % 51 == 1);
             let betas = std::iter::once(BetaSchedule::default()).chain(bounds.map(|all| of(*all)));
             let all = betas.map(|settings| beta(steps, &settings)).chain([linear_quadratic(steps)]);

@@ -1,4 +1,4 @@
-//! Sizes and choices of the denoising loop's programs.
+//! Static configuration of the denoising programs.
 
 use super::MAX_STEPS;
 use super::guidance::{Branch, RescaleScope};
@@ -11,43 +11,43 @@ use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::CrossTimestep;
 use crate::nn::{Axis, Params};
 
-/// Name of the guided prediction that steps take over.
-const TAKEN_OVER: &str = "prediction";
+/// Name of the carried tensor with the last guided prediction.
+const REUSED_PREDICTION: &str = "prediction";
 
 /// Role of a stream in a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StreamRole {
-    /// Denoised: its latents change from step to step.
+    /// The latents are denoised.
     #[default]
     Denoised,
-    /// Frozen: known, clean at every step and left as it is; the other stream attends to it.
+    /// The latents are fixed and clean at every step; the other stream attends to them.
     Kept,
-    /// None: the other stream attends to nothing.
+    /// The stream does not exist; the other stream has no cross-stream attention.
     Absent,
 }
 
-/// Noise level that turns the velocity of a conditioned token into its prediction of the clean latents.
+/// Noise level used to convert the velocity of a conditioned token into its clean prediction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CleanPrediction {
-    /// The token's own: the step's times 1 minus the token's strength (Lightricks).
+    /// The token's noise level: the step's sigma times 1 minus the token's strength (Lightricks).
     #[default]
     Token,
-    /// The step's, for every token (diffusers).
+    /// The step's sigma for every token (diffusers).
     Step,
 }
 
-/// Sizes and choices that fix both programs; everything else is their input.
+/// Everything that determines the `prepare` and `denoise` programs; all other values are program inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenoiseShape {
-    /// Videos denoised together.
+    /// Videos per batch.
     pub(crate) batch: usize,
-    /// Predictions a step, the conditional one first; where steps differ, those of all.
+    /// Guidance branches, the conditional one first; if steps differ, the union over all steps.
     pub(crate) branches: Vec<Branch>,
-    /// The different sets of branches that steps run; none where all run the same.
+    /// The distinct branch sets of the steps; empty if all steps run the same branches.
     pub(crate) sets: Vec<BranchSet>,
-    /// Whether each step has scales of its own.
+    /// Whether guidance scales vary by step.
     pub(crate) scales_by_step: bool,
-    /// Makes the term of the negative prompt.
+    /// Computes the negative-prompt term of guidance.
     pub(crate) guider: GuiderKind,
     /// Latent tokens.
     pub(crate) tokens: Av<usize>,
@@ -55,29 +55,28 @@ pub struct DenoiseShape {
     pub(crate) text: usize,
     /// Channels of the text embeddings.
     pub(crate) text_channels: Av<usize>,
-    /// Layers that the perturbed branch perturbs in each stream.
+    /// Layers with perturbed self-attention in the perturbed branch (STG), per stream.
     pub(crate) stg_blocks: Av<Vec<usize>>,
-    /// Scope of the rescale term's standard deviations.
+    /// Scope of the standard deviations in guidance rescale.
     pub(crate) rescale: RescaleScope,
-    /// Number of noise levels that tokens have in a step: the step's own, and one for each strength of a condition.
+    /// Number of distinct noise levels of tokens in a step: the step's sigma, plus one for each conditioning strength.
     pub(crate) levels: usize,
-    /// Streams with tokens of several levels.
+    /// Streams whose tokens have different noise levels.
     pub(crate) conditioned: Av<bool>,
-    /// Whether the loop has a mask of the video tokens that are a single frame each.
+    /// Whether the loop has an input that marks video tokens that represent a single frame.
     pub keyframes: bool,
-    /// Whether the attention among the video's tokens is weighed.
+    /// Whether the video self-attention has an additive mask.
     pub(crate) self_mask: bool,
-    /// Role of each stream.
     pub(crate) roles: Av<StreamRole>,
-    /// Noise level that the attention between the streams sees.
+    /// Noise levels that modulate the cross-stream attention.
     pub(crate) cross: CrossTimestep,
-    /// Noise level that turns velocities of conditioned tokens into clean predictions.
+    /// Noise level used to convert the velocities of conditioned tokens into clean predictions.
     pub(crate) clean_prediction: CleanPrediction,
     pub(crate) sampler: AnySampler,
 }
 
 impl DenoiseShape {
-    /// One video by Euler's steps, nothing perturbed and nothing conditioned.
+    /// Returns the shape for one video, sampled with Euler, without perturbed layers or conditioning.
     pub fn plain(branches: Vec<Branch>, tokens: Av<usize>, text: usize, text_channels: Av<usize>) -> Self {
         DenoiseShape {
             batch: 1,
@@ -101,7 +100,7 @@ impl DenoiseShape {
         }
     }
 
-    /// Number of noise levels of a part of a stream's modulation.
+    /// Returns the number of noise levels in the modulation part `part` of a stream.
     pub(super) fn levels_of(&self, part: &str, conditioned: bool) -> usize {
         let own = match part {
             "cross" => self.cross != CrossTimestep::Cross,
@@ -112,33 +111,34 @@ impl DenoiseShape {
         if own && conditioned { self.levels } else { 1 }
     }
 
-    /// Streams that there are.
+    /// Returns which streams exist.
     pub(super) fn present(&self) -> Av<bool> {
         self.roles.map(|role| role != StreamRole::Absent)
     }
 
-    /// Streams whose latents change.
     pub(super) fn denoised(&self) -> Av<bool> {
         self.roles.map(|role| role == StreamRole::Denoised)
     }
 
-    /// Names of the tensors that the loop carries for each stream.
+    /// Returns the names of the tensors that the loop carries for each stream.
     pub(crate) fn carried(&self) -> impl Iterator<Item = &str> {
         std::iter::once("latents").chain(self.sampler.state().iter().copied()).chain(self.guidance_state())
     }
 
-    /// Those of them that are guidance's: the guider's, and the last prediction, where steps take it over.
+    /// Returns the names of the carried tensors that belong to guidance: the guider's state, and the last prediction if
+    /// steps reuse it.
     pub(super) fn guidance_state(&self) -> impl Iterator<Item = &str> {
-        let takes_over = self.takes_over().then_some(TAKEN_OVER);
-        self.guider.state().iter().copied().chain(takes_over)
+        let reuses_predictions = self.reuses_predictions().then_some(REUSED_PREDICTION);
+        self.guider.state().iter().copied().chain(reuses_predictions)
     }
 
-    /// Whether steps take over the prediction of an earlier one.
-    pub(super) fn takes_over(&self) -> bool {
+    /// Returns whether any step reuses an earlier prediction.
+    pub(super) fn reuses_predictions(&self) -> bool {
         self.sets.iter().any(|set| set.predicted != Av::both(true))
     }
 
-    /// Declares the guidance scales, and behind them the guider's parameters: `scales [2, 4]`, or of each step.
+    /// Declares the input with the guidance scales, followed by the guider's parameters: `[2, k]`, or `[257, 2, k]` if
+    /// they vary by step.
     pub(super) fn scales_input(&self, p: &Params) -> Value {
         let own = [2, 4 + self.guider.parameters()];
         let dims = if self.scales_by_step { vec![MAX_STEPS + 1, own[0], own[1]] } else { own.to_vec() };
@@ -146,13 +146,13 @@ impl DenoiseShape {
         p.input("scales", Type::new(DType::F32, dims), &axes)
     }
 
-    /// Declares the parts of a step's noise level, `levels [k]`, where there are several.
+    /// Declares the input `levels [k]`: the factors of the step's sigma that tokens use. `None` if there is only one.
     pub(super) fn levels_input(&self, p: &Params) -> Option<Value> {
         (self.levels > 1).then(|| p.input("levels", Type::new(DType::F32, [self.levels]), &[Axis::Replicated]))
     }
 }
 
-/// Name, size and axes of a stream's latents `[b, n, c]`.
+/// Name, dimensions and axes of a stream's latents `[b, n, c]`.
 #[derive(Clone, Copy)]
 pub(super) struct Latents {
     pub(crate) name: &'static str,

@@ -1,13 +1,14 @@
-//! Noise schedules: the descending sigmas of a run, `steps` values and a closing zero, in single precision.
+//! Noise schedules: decreasing sigmas, one per step and a final 0, in single precision.
 //!
-//! Two conventions exist for the same model, and they give different schedules at the same settings:
+//! Two conventions exist for the same model. They return different schedules for the same settings:
 //!
-//! - [`official`]: Lightricks' scheduler, shifted for a fixed count of 4096 tokens whatever the resolution;
-//! - [`FlowMatch`]: the diffusers scheduler with the model's own `scheduler_config.json`, shifted for the real count.
+//! - [`official`]: Lightricks' scheduler, with a shift for 4096 tokens at every resolution.
+//! - [`FlowMatch`]: the diffusers scheduler with the model's `scheduler_config.json`, with a shift for the actual token
+//!   count.
 //!
-//! Both are computed with the operations of the reference, in its order and precision (f64 scalars, f32 tables), so
-//! the tables agree bit for bit. Only a single step differs, which cannot be stretched because its start is its end
-//! (the references divide 0 by 0, or by a rounding error): here it is left where it starts, `[1, 0]` in both.
+//! Both use the operations of their reference implementation, in the same order and precision (f64 scalars, f32
+//! tables), so the tables are bitwise equal. The exception is a schedule of one step, for which the references divide
+//! by 0 or by a rounding error: both conventions return `[1, 0]` here.
 
 use std::path::Path;
 
@@ -16,10 +17,11 @@ use serde::Deserialize;
 use super::{MAX_STEPS, SamplingError};
 use crate::models::ranges;
 
-/// The token count that the official pipelines shift for.
+/// Token count for which the official pipelines shift the schedule.
 pub const OFFICIAL_TOKENS: usize = 4096;
 
-/// The official shift grows linearly from 0.95 at 1024 tokens to 2.05 at 4096, unclamped; schedules end at 0.1.
+/// The official shift is linear in the token count, from 0.95 at 1024 tokens to 2.05 at 4096, unclamped; the last
+/// non-zero sigma is 0.1.
 const OFFICIAL: FlowMatch = FlowMatch {
     num_train_timesteps: 1000,
     shift: 1.0,
@@ -32,11 +34,12 @@ const OFFICIAL: FlowMatch = FlowMatch {
     time_shift_type: TimeShift::Exponential,
 };
 
-/// Lightricks' schedule: `steps + 1` sigmas for a shift of `tokens` video tokens ([`OFFICIAL_TOKENS`] except where a
-/// pipeline passes the latent).
+/// Returns Lightricks' schedule: `steps + 1` sigmas, shifted for `tokens` video tokens ([`OFFICIAL_TOKENS`], except in
+/// pipelines that use the token count of the latents).
 ///
 /// # Errors
-/// [`SamplingError::Steps`], and [`SamplingError::NotFinite`] where the token count overflows the shift.
+/// Returns [`SamplingError::Steps`] if `steps` is not 1 to [`MAX_STEPS`], and [`SamplingError::NotFinite`] if the token
+/// count overflows the shift.
 pub fn official(steps: usize, tokens: usize) -> Result<Vec<f32>, SamplingError> {
     check_steps(steps)?;
     if steps == 1 {
@@ -44,25 +47,26 @@ pub fn official(steps: usize, tokens: usize) -> Result<Vec<f32>, SamplingError> 
     }
     let e = OFFICIAL.mu(tokens).exp() as f32;
     let step = -1.0 / steps as f32;
-    // torch.linspace(1, 0, steps + 1) counts from both ends, one rounding a value.
+    // torch.linspace(1, 0, steps + 1) counts from both ends and rounds each value once.
     let half = steps.div_ceil(2);
     let uniform = (0..steps).map(|i| if i < half { step.mul_add(i as f32, 1.0) } else { -(step * (steps - i) as f32) });
-    // A scalar divided by a tensor is a product with the reciprocal in torch: two roundings.
+    // torch computes scalar / tensor as a product with the reciprocal, which rounds twice.
     let shifted: Vec<f32> = uniform.map(|s| (1.0 / (e + (1.0 / s - 1.0))) * e).collect();
     OFFICIAL.finish(shifted, tokens)
 }
 
-/// A given list used as it is; a closing zero is appended unless it is there.
+/// Returns the sigmas of `list` unchanged, followed by 0 unless the list already ends with 0.
 ///
 /// # Errors
-/// [`SamplingError::SigmaList`] unless the sigmas fall strictly within (0, 1]; [`SamplingError::Steps`].
+/// Returns [`SamplingError::SigmaList`] if the sigmas are not strictly decreasing within (0, 1], and
+/// [`SamplingError::Steps`] if their number is not 1 to [`MAX_STEPS`].
 pub(crate) fn verbatim(list: &[f64]) -> Result<Vec<f32>, SamplingError> {
     let mut sigmas = checked_list(list)?;
     sigmas.push(0.0);
     Ok(sigmas)
 }
 
-/// Form of the shift of the sigmas by `mu`.
+/// Formula that shifts a sigma `s` by `mu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum TimeShift {
@@ -73,16 +77,16 @@ pub(crate) enum TimeShift {
     Linear,
 }
 
-/// The parts of diffusers' `FlowMatchEulerDiscreteScheduler` configuration that LTX-2 pipelines use; the defaults are
-/// that class's.
+/// The fields of diffusers' `FlowMatchEulerDiscreteScheduler` configuration that LTX-2 pipelines use, with the defaults
+/// of that class.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct FlowMatch {
-    /// Timesteps are sigmas times this.
+    /// Ratio of timesteps to sigmas.
     pub(crate) num_train_timesteps: usize,
-    /// The constant shift, used without dynamic shifting.
+    /// Constant shift, used without `use_dynamic_shifting`.
     pub(crate) shift: f64,
-    /// Shift by the token count instead.
+    /// Whether the shift depends on the token count.
     pub(crate) use_dynamic_shifting: bool,
     /// `mu` at `base_image_seq_len` tokens.
     pub(crate) base_shift: f64,
@@ -92,9 +96,9 @@ pub struct FlowMatch {
     pub(crate) base_image_seq_len: usize,
     /// See `max_shift`.
     pub(crate) max_image_seq_len: usize,
-    /// The last non-zero sigma, reached by stretching; none (or 0) stretches nothing.
+    /// The last non-zero sigma, to which the schedule is stretched; `None` or 0: not stretched.
     pub(crate) shift_terminal: Option<f64>,
-    /// The form of the dynamic shift.
+    /// Formula of the dynamic shift.
     pub(crate) time_shift_type: TimeShift,
 }
 
@@ -114,7 +118,7 @@ impl Default for FlowMatch {
     }
 }
 
-/// The keys of [`FlowMatch`], and those it must not find switched on.
+/// Supported keys; those in `OFF` must be null or false.
 const KEYS: [&str; 9] = [
     "num_train_timesteps",
     "shift",
@@ -131,11 +135,11 @@ const OFF: [&str; 5] =
 const CLASS: &str = "FlowMatchEulerDiscreteScheduler";
 
 impl FlowMatch {
-    /// Parses the text of a `scheduler_config.json`; `file` is named in errors.
+    /// Parses a `scheduler_config.json`; `file` is the path shown in errors.
     ///
     /// # Errors
-    /// [`SamplingError::Scheduler`] for another scheduler class, a switched-on option that LTX-2 does not use, an
-    /// unknown key that is not null or false, or a value of the wrong type.
+    /// Returns [`SamplingError::Scheduler`] if the scheduler class is different, an unsupported option is enabled, an
+    /// unknown key has a value other than null or false, or a value has the wrong type or is out of range.
     pub fn from_json(text: &str, file: &Path) -> Result<Self, SamplingError> {
         let fail = |why: String| SamplingError::Scheduler { file: file.to_path_buf(), why };
         let mut json: serde_json::Map<String, serde_json::Value> =
@@ -152,16 +156,18 @@ impl FlowMatch {
             } else if !KEYS.contains(&key.as_str()) && !key.starts_with('_') && !idle {
                 let near = KEYS.iter().max_by(|a, b| strsim::jaro(a, key).total_cmp(&strsim::jaro(b, key)));
                 let near = near.expect("some keys are known");
-                return Err(fail(format!("unknown key `{key}` (nearest known: `{near}`); remove it")));
+                return Err(fail(format!("unknown key `{key}` (the nearest known key is `{near}`); remove it")));
             }
         }
-        // A null stands for the default, except for the terminal, where it is one.
+        // A null means the default; for `shift_terminal`, null is the default.
         json.retain(|_, value| !value.is_null());
         let json = json.into();
         ranges::check("scheduler", &json, |key| KEYS.contains(&key)).map_err(|e| fail(e.to_string()))?;
         let config: Self = serde_json::from_value(json).map_err(|e| fail(e.to_string()))?;
         if config.use_dynamic_shifting && config.base_image_seq_len == config.max_image_seq_len {
-            return Err(fail("base_image_seq_len equals max_image_seq_len; no shift can be drawn between them".into()));
+            return Err(fail(
+                "use_dynamic_shifting requires base_image_seq_len and max_image_seq_len to differ".into(),
+            ));
         }
         if config.shift_terminal.is_some_and(|t| !(0.0..1.0).contains(&t)) {
             return Err(fail("shift_terminal must be null or in [0, 1)".into()));
@@ -169,17 +175,18 @@ impl FlowMatch {
         Ok(config)
     }
 
-    /// The dynamic shift for a token count: a line through the two anchors, not clamped.
+    /// Returns the dynamic shift for a token count: linear through the two anchor points, unclamped.
     pub(crate) fn mu(&self, tokens: usize) -> f64 {
         let (low, high) = (self.base_image_seq_len as f64, self.max_image_seq_len as f64);
         let slope = (self.max_shift - self.base_shift) / (high - low);
         tokens as f64 * slope + (self.base_shift - slope * low)
     }
 
-    /// `steps + 1` sigmas for `tokens` video tokens (the packed length), from uniform ones.
+    /// Returns `steps + 1` sigmas: a uniform schedule, shifted for `tokens` video tokens (after packing).
     ///
     /// # Errors
-    /// [`SamplingError::Steps`] and [`SamplingError::NotFinite`].
+    /// Returns [`SamplingError::Steps`] if `steps` is not 1 to [`MAX_STEPS`], and [`SamplingError::NotFinite`] if a
+    /// shifted sigma is not finite.
     pub fn sigmas(&self, steps: usize, tokens: usize) -> Result<Vec<f32>, SamplingError> {
         check_steps(steps)?;
         let last = 1.0 / steps as f64;
@@ -188,7 +195,7 @@ impl FlowMatch {
         self.shift_all(uniform.map(|s| s as f32).collect(), tokens)
     }
 
-    /// A given list, shifted and stretched as diffusers does with explicit sigmas; a closing zero is optional.
+    /// Shifts and stretches an explicit list like diffusers does; a final 0 is optional.
     pub(crate) fn shifted(&self, list: &[f64], tokens: usize) -> Result<Vec<f32>, SamplingError> {
         self.shift_all(checked_list(list)?, tokens)
     }
@@ -207,7 +214,7 @@ impl FlowMatch {
         self.finish(sigmas.into_iter().map(shift).collect(), tokens)
     }
 
-    /// Stretches so that the last sigma is the terminal one, checks, and closes with zero.
+    /// Stretches the sigmas so that the last is `shift_terminal`, checks that all are finite, and appends 0.
     fn finish(&self, mut sigmas: Vec<f32>, tokens: usize) -> Result<Vec<f32>, SamplingError> {
         let room = 1.0 - sigmas.last().copied().unwrap_or_default();
         if let Some(terminal) = self.shift_terminal.filter(|t| *t != 0.0 && sigmas.len() > 1) {
@@ -226,7 +233,7 @@ fn check_steps(steps: usize) -> Result<(), SamplingError> {
     if (1..=MAX_STEPS).contains(&steps) { Ok(()) } else { Err(SamplingError::Steps(steps)) }
 }
 
-/// The sigmas of a user's list, without a closing zero.
+/// Checks a list of sigmas and returns it without a final 0.
 fn checked_list(list: &[f64]) -> Result<Vec<f32>, SamplingError> {
     let body = list.strip_suffix(&[0.0]).unwrap_or(list);
     check_steps(body.len())?;
@@ -235,7 +242,7 @@ fn checked_list(list: &[f64]) -> Result<Vec<f32>, SamplingError> {
         let why = if !(value > 0.0 && value <= 1.0) {
             "is not in (0, 1]"
         } else if value >= above {
-            "does not fall"
+            "is not below the previous sigma"
         } else {
             above = value;
             continue;
@@ -277,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn schedules_are_the_references_bit_for_bit() {
+    fn schedules_match_references_bitwise() {
         let fixture: Fixture =
             serde_json::from_str(include_str!("../../tests/fixtures/sigmas/sigmas.json")).expect("the fixture parses");
         for case in fixture.official {
@@ -299,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn every_step_count_gives_a_falling_schedule() {
+    fn official_schedule_decreases_for_every_step_count() {
         for steps in 1..=MAX_STEPS {
             let sigmas = official(steps, OFFICIAL_TOKENS).expect("legal steps");
             assert_eq!((sigmas.len(), sigmas[steps]), (steps + 1, 0.0));
@@ -309,13 +316,13 @@ mod tests {
         assert_eq!(official(1, OFFICIAL_TOKENS).expect("one step"), [1.0, 0.0]);
         assert_eq!(OFFICIAL.sigmas(1, 6144).expect("one step"), [1.0, 0.0]);
         let message = |steps| official(steps, OFFICIAL_TOKENS).expect_err("out of range").to_string();
-        assert_eq!(message(0), "0 steps asked for; the step count must be 1 to 256");
-        assert_eq!(message(257), "257 steps asked for; the step count must be 1 to 256");
+        assert_eq!(message(0), "0 steps requested; the step count must be 1 to 256");
+        assert_eq!(message(257), "257 steps requested; the step count must be 1 to 256");
         assert!(matches!(official(4, 10_000_000), Err(SamplingError::NotFinite { steps: 4, .. })));
     }
 
     #[test]
-    fn lists_are_used_verbatim_and_checked() {
+    fn explicit_sigmas_are_validated_and_unchanged() {
         let distilled = [1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875];
         let closed = verbatim(&distilled).expect("a schedule");
         assert_eq!(closed.len(), 9);
@@ -324,7 +331,7 @@ mod tests {
         let message = |list: &[f64]| verbatim(list).expect_err("not a schedule").to_string();
         assert_eq!(
             message(&[0.9, 0.95]),
-            "sigmas[1] = 0.95 does not fall; sigmas fall strictly from at most 1 towards 0"
+            "sigmas[1] = 0.95 is not below the previous sigma; sigmas must be in (0, 1] and strictly decreasing"
         );
         assert!(message(&[1.5]).starts_with("sigmas[0] = 1.5 is not in (0, 1]"));
         assert!(message(&[f64::NAN]).starts_with("sigmas[0] = NaN is not in (0, 1]"));
@@ -332,15 +339,15 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_the_file_have_ranges() {
+    fn out_of_range_scheduler_values_are_rejected() {
         ranges::assert_covers::<FlowMatch>("scheduler");
         let error = config(r#"{"max_image_seq_len": 0}"#).expect_err("no tokens").to_string();
-        let said = "max_image_seq_len = 0 is out of range: it must be 1 to 2147483648";
-        assert_eq!(error, format!("scheduler/scheduler_config.json: {said}"));
+        let reason = "max_image_seq_len = 0 is out of range: it must be 1 to 2147483648";
+        assert_eq!(error, format!("scheduler/scheduler_config.json: {reason}"));
     }
 
     #[test]
-    fn unsupported_configurations_are_named() {
+    fn unsupported_scheduler_options_are_rejected() {
         let message = |text| config(text).expect_err("unsupported").to_string();
         let file = "scheduler/scheduler_config.json: ";
         assert_eq!(
@@ -349,7 +356,7 @@ mod tests {
         );
         assert_eq!(
             message(r#"{"shift_terminl": 0.1}"#),
-            format!("{file}unknown key `shift_terminl` (nearest known: `shift_terminal`); remove it")
+            format!("{file}unknown key `shift_terminl` (the nearest known key is `shift_terminal`); remove it")
         );
         assert!(message(r#"{"_class_name": "DDIMScheduler"}"#).contains("only FlowMatchEulerDiscreteScheduler"));
         assert!(message(r#"{"time_shift_type": "cubic"}"#).contains("cubic"));

@@ -1,4 +1,4 @@
-//! The access log: a line a request, written when its answer has been sent.
+//! The access log: one line per request, written when its response has been sent.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use serde_json::json;
 
 use super::traffic::Traffic;
 
-/// A request and its answer. No prompt, no key, no name of a file is in it.
+/// Access-log line for a request and its response. Contains no prompt, API key or file name.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) since: Instant,
     pub(super) request_id: String,
     pub(super) traceparent: Option<String>,
     pub(super) method: &'static str,
-    /// The route's template, not what the client wrote.
+    /// Template of the matched route, such as `/v1/videos/{id}`, instead of the path that the client sent.
     pub(super) route: &'static str,
     pub(super) status: u16,
-    /// Of an error.
+    /// Error code of the response; `None` if the request succeeded.
     pub(super) code: Option<&'static str>,
-    /// Name of the key.
+    /// Name of the API key; empty if the request had none. The key itself is never logged.
     pub(super) key: String,
     pub(super) job: Option<String>,
     pub(super) peer: Option<SocketAddr>,
@@ -29,10 +29,9 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Writes it.
     pub(super) fn write(&self) {
         let line = if self.json { self.as_json() } else { self.as_text() };
-        // Those who only ask whether the server lives would fill the log.
+        // Logged at `debug`, because health probes and metrics scrapes would flood the log at `info`.
         match self.route {
             "/live" | "/health" | "/ready" | "/metrics" => tracing::debug!(target: "ltx2::serve::access", "{line}"),
             _ => tracing::info!(target: "ltx2::serve::access", "{line}"),
@@ -91,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_json_is_one_object() {
+    fn json_line_is_one_object() {
         let line = Line {
             since: Instant::now(),
             request_id: "req_1".into(),

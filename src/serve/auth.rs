@@ -1,4 +1,5 @@
-//! Who may ask: keys of a file, and the cookies that the page trades them for.
+//! Authentication: API keys from a file or the environment, and session cookies that the web page receives in exchange
+//! for a key.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,18 +14,18 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 use super::jobs::Caller;
 use crate::text_file;
 
-/// Life of a cookie.
+/// Lifetime of a session cookie.
 const SESSION: Duration = Duration::from_secs(12 * 3600);
-/// Cookies at once; beyond them the oldest goes.
+/// Maximum number of sessions. Beyond it, a new session evicts the oldest one.
 const SESSIONS: usize = 1024;
-/// Name of the key that the environment gives.
+/// Name of the API key from the environment variable.
 const ENV: &str = "env";
-/// Characters of a key at least.
-const SHORTEST: usize = 8;
-/// Bytes of a file of keys.
+/// Minimum length of a key in characters.
+const MIN_KEY_LENGTH: usize = 8;
+/// Maximum size of a key file in bytes.
 const FILE_LIMIT: u64 = 1 << 20;
 
-/// SHA-256 of a key or a cookie: what is kept of it.
+/// SHA-256 of a key or cookie. The key or cookie itself is not stored.
 type Digest256 = [u8; 32];
 
 struct Key {
@@ -34,15 +35,15 @@ struct Key {
 }
 
 struct Session {
-    /// Digest of the key that it stands for.
+    /// Digest of the API key that the session was created with.
     key: Digest256,
     until: Instant,
 }
 
-/// The keys of a server, and its cookies.
+/// API keys and session cookies of a server.
 pub struct Keys {
     file: Option<PathBuf>,
-    /// Digest of the environment's.
+    /// Digest of the API key from the environment.
     single: Option<Digest256>,
     keys: RwLock<Arc<Vec<Key>>>,
     sessions: Mutex<HashMap<Digest256, Session>>,
@@ -55,15 +56,15 @@ impl fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Keys of a file of lines `name:key`, and a single one, named `env`.
+    /// Reads the keys from a file of `name:key` lines and adds the key `single` under the name `env`.
     ///
     /// # Errors
-    /// A file that others may read, cannot be read, or has a line of another form; a key that is too short. No key is in the
-    /// text.
+    /// Returns an error if the file cannot be read, is readable by other users or has an invalid line, or if a key is
+    /// too short. The message contains no key.
     pub fn open(file: Option<&Path>, single: Option<&str>) -> Result<Self, String> {
         let single = single.filter(|key| !key.is_empty());
-        if single.is_some_and(|key| key.chars().count() < SHORTEST) {
-            return Err(format!("LTX2_API_KEY: it has fewer than {SHORTEST} characters"));
+        if single.is_some_and(|key| key.chars().count() < MIN_KEY_LENGTH) {
+            return Err(format!("LTX2_API_KEY has fewer than {MIN_KEY_LENGTH} characters; use a longer key"));
         }
         let single = single.map(digest);
         let keys = read_keys(file, single)?;
@@ -71,10 +72,10 @@ impl Keys {
         Ok(Keys { file: file.map(Path::to_path_buf), single, keys: RwLock::new(Arc::new(keys)), sessions })
     }
 
-    /// Reads the file again. Where it is wrong, the keys stay as they were.
+    /// Reads the key file again and returns the number of keys. After an error, the current keys remain in use.
     ///
     /// # Errors
-    /// As [`Keys::open`].
+    /// Same as [`Keys::open`].
     pub fn reread(&self) -> Result<usize, String> {
         let keys = read_keys(self.file.as_deref(), self.single)?;
         let count = keys.len();
@@ -82,28 +83,28 @@ impl Keys {
         Ok(count)
     }
 
-    /// Whether a key is needed at all.
+    /// Returns whether requests need an API key.
     pub fn needed(&self) -> bool {
         self.file.is_some() || self.single.is_some()
     }
 
-    /// Number of keys.
+    /// Returns the number of keys.
     pub fn count(&self) -> usize {
         self.read().len()
     }
 
-    /// Whose key it is. All keys are compared, in a time that does not tell how much of one is right.
-    pub fn of_bearer(&self, presented: &str) -> Option<Caller> {
-        self.of_digest(&digest(presented))
+    /// Returns the caller that a bearer token identifies. The token is compared with all keys in constant time.
+    pub fn caller_for_key(&self, presented: &str) -> Option<Caller> {
+        self.caller_for_digest(&digest(presented))
     }
 
-    /// A new cookie for a key.
+    /// Creates a session and returns its cookie; `None` if the API key is invalid.
     ///
     /// # Errors
-    /// No source of random numbers.
+    /// Returns an error if the system's random number generator fails.
     pub fn begin_session(&self, presented: &str) -> std::io::Result<Option<String>> {
         let key = digest(presented);
-        if self.of_digest(&key).is_none() {
+        if self.caller_for_digest(&key).is_none() {
             return Ok(None);
         }
         let mut random = [0; 32];
@@ -122,22 +123,23 @@ impl Keys {
         Ok(Some(cookie))
     }
 
-    /// Whose cookie it is: that of a key that is still there.
-    pub fn of_cookie(&self, presented: &str) -> Option<Caller> {
+    /// Returns the caller that a session cookie identifies; `None` if the session has expired or its key has been
+    /// removed.
+    pub fn caller_for_cookie(&self, presented: &str) -> Option<Caller> {
         let key = {
             let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-            // The map is asked for the digest, whose place an attacker cannot steer by parts of a cookie.
+            // Sessions are looked up by digest, so the timing reveals nothing about the cookie.
             let session = sessions.get(&digest(presented))?;
             (session.until > Instant::now()).then_some(session.key)?
         };
-        self.of_digest(&key)
+        self.caller_for_digest(&key)
     }
 
     fn read(&self) -> Arc<Vec<Key>> {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn of_digest(&self, presented: &Digest256) -> Option<Caller> {
+    fn caller_for_digest(&self, presented: &Digest256) -> Option<Caller> {
         let keys = self.read();
         let place = place_of(&keys, |key| key.digest.ct_eq(presented));
         let key = keys.get(usize::try_from(place).ok()?.checked_sub(1)?)?;
@@ -145,7 +147,8 @@ impl Keys {
     }
 }
 
-/// Place of the last key that fits, from 1; 0: none fits. Every key is compared, and a [`Choice`] is nothing to branch on.
+/// Returns the 1-based index of the last key that `fits` accepts, or 0 if it accepts none. Tests every key and never
+/// branches on a [`Choice`], so that the time does not depend on the keys.
 fn place_of(keys: &[Key], mut fits: impl FnMut(&Key) -> Choice) -> u64 {
     let mut place = 0_u64;
     for (index, key) in (1_u64..).zip(keys) {
@@ -164,9 +167,11 @@ fn read_keys(file: Option<&Path>, single: Option<Digest256>) -> Result<Vec<Key>,
         None => Vec::new(),
     };
     if let Some(digest) = single {
-        // One key alone sees everything: there are no others whose videos it could see.
+        // If this is the only key, its caller sees all videos, because there are no other callers.
         if keys.iter().any(|other| other.name == ENV || other.digest == digest) {
-            return Err(format!("LTX2_API_KEY: the file has its key, or one that is named '{ENV}' as it is"));
+            return Err(format!(
+                "LTX2_API_KEY: the key file already contains this key or the name '{ENV}'; remove one of them"
+            ));
         }
         keys.push(Key { name: ENV.into(), sees_all: keys.is_empty(), digest });
     }
@@ -174,23 +179,24 @@ fn read_keys(file: Option<&Path>, single: Option<Digest256>) -> Result<Vec<Key>,
 }
 
 fn read_private(file: &Path) -> Result<String, String> {
-    let fault = |error: std::io::Error| format!("{}: cannot be read: {error}", file.display());
+    let fault = |error: std::io::Error| format!("cannot read {}: {error}", file.display());
     let opened = std::fs::File::open(file).map_err(fault)?;
     let metadata = opened.metadata().map_err(fault)?;
     if !metadata.is_file() {
-        return Err(format!("{}: no file", file.display()));
+        return Err(format!("{}: not a regular file", file.display()));
     }
     if metadata.mode() & 0o077 != 0 {
         let mode = metadata.mode() & 0o777;
-        return Err(format!("{}: others may read it (mode {mode:03o}): chmod 600 it", file.display()));
+        return Err(format!("{}: readable by other users (mode {mode:03o}); run chmod 600 on it", file.display()));
     }
     if metadata.len() > FILE_LIMIT {
-        return Err(format!("{}: more than {FILE_LIMIT} bytes", file.display()));
+        return Err(format!("{}: more than {FILE_LIMIT} bytes, the maximum size of a key file", file.display()));
     }
     text_file::read_from(opened, FILE_LIMIT).map_err(fault)
 }
 
-/// Lines `name:key`; empty ones and those that begin with `#` are skipped.
+/// Parses `name:key` lines. Skips empty lines and comments, which start with `#`. The caller of a key whose name ends
+/// with `*` sees the videos of all callers.
 fn parse(text: &str) -> Result<Vec<Key>, String> {
     let mut keys: Vec<Key> = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
@@ -198,23 +204,27 @@ fn parse(text: &str) -> Result<Vec<Key>, String> {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        let (name, key) = line.split_once(':').ok_or_else(|| format!("line {number}: write name:key"))?;
+        let (name, key) = line.split_once(':').ok_or_else(|| format!("line {number}: expected name:key"))?;
         let (name, sees_all) = name.trim().strip_suffix('*').map_or((name.trim(), false), |name| (name, true));
         let legal = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         if name.is_empty() || name.len() > 64 || !name.chars().all(legal) {
-            return Err(format!("line {number}: a name has 1 to 64 letters, digits, dots, dashes"));
+            return Err(format!(
+                "line {number}: a key name must consist of 1 to 64 letters, digits, dots, dashes or underscores"
+            ));
         }
         let key = key.trim();
-        if key.chars().count() < SHORTEST {
-            return Err(format!("line {number}: the key of '{name}' has fewer than {SHORTEST} characters"));
+        if key.chars().count() < MIN_KEY_LENGTH {
+            return Err(format!(
+                "line {number}: the key of '{name}' has fewer than {MIN_KEY_LENGTH} characters; use a longer key"
+            ));
         }
         let digest = digest(key);
         if keys.iter().any(|other| other.name == name || other.digest == digest) {
-            return Err(format!("line {number}: '{name}' or its key is there before"));
+            return Err(format!("line {number}: the name '{name}' or its key occurs twice; remove one"));
         }
         keys.push(Key { name: name.into(), sees_all, digest });
     }
-    if keys.is_empty() { Err("no key in it".into()) } else { Ok(keys) }
+    if keys.is_empty() { Err("contains no key; add a line name:key".into()) } else { Ok(keys) }
 }
 
 #[cfg(test)]
@@ -232,21 +242,21 @@ mod tests {
     }
 
     #[test]
-    fn a_key_names_its_caller() {
+    fn key_identifies_its_caller() {
         let (_folder, path) = file("# team\nanna:secret-one\n\nroot*: secret-two \n", 0o600);
         let keys = Keys::open(Some(&path), None).expect("keys");
         assert!(keys.needed());
         let anna = Caller { name: "anna".into(), sees_all: false };
-        assert_eq!(keys.of_bearer("secret-one"), Some(anna));
-        assert_eq!(keys.of_bearer("secret-two").map(|caller| caller.sees_all), Some(true));
+        assert_eq!(keys.caller_for_key("secret-one"), Some(anna));
+        assert_eq!(keys.caller_for_key("secret-two").map(|caller| caller.sees_all), Some(true));
         for wrong in ["", "secret-on", "secret-one ", "secret-one0", "anna:secret-one"] {
-            assert_eq!(keys.of_bearer(wrong), None, "{wrong}");
+            assert_eq!(keys.caller_for_key(wrong), None, "{wrong}");
         }
     }
 
-    /// A key of the environment is another's than those of the file.
+    /// Neither the name nor the value of the environment's key may occur in the key file.
     #[test]
-    fn a_key_of_the_environment_is_its_own() {
+    fn environment_key_must_differ_from_file_keys() {
         for (lines, key) in [("env:secret-one", "secret-two"), ("anna:secret-one", "secret-one")] {
             let (_folder, path) = file(lines, 0o600);
             let error = Keys::open(Some(&path), Some(key)).expect_err("refused");
@@ -258,14 +268,15 @@ mod tests {
         assert!(Keys::open(Some(&path), None).expect_err("refused").contains("more than 1048576 bytes"));
     }
 
-    /// The number of comparisons tells nothing of the key; each is `subtle`'s, of digests of one length.
+    /// The number of comparisons does not depend on which key matches. Each compares two digests of equal length with
+    /// `subtle`.
     #[test]
-    fn every_key_is_compared_whichever_fits() {
-        // The first, the last, and none of many.
+    fn all_keys_are_compared_whether_or_not_one_matches() {
+        // Tests the first, a middle and the last of 100 keys, and a key that is not among them.
         let lines: String = (0..100).map(|n| format!("k{n}:secret-{n:04}\n")).collect();
         let (_folder, path) = file(&lines, 0o600);
         let keys = Keys::open(Some(&path), None).expect("keys");
-        let name = |key: &str| keys.of_bearer(key).map(|caller| caller.name);
+        let name = |key: &str| keys.caller_for_key(key).map(|caller| caller.name);
         assert_eq!(name("secret-0000").as_deref(), Some("k0"));
         assert_eq!(name("secret-0099").as_deref(), Some("k99"));
         assert_eq!(name("secret-0100"), None);
@@ -280,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_others_may_read_is_refused_and_no_key_is_shown() {
+    fn key_file_readable_by_others_is_rejected_without_leaking_keys() {
         for mode in [0o640, 0o604, 0o644] {
             let (_folder, path) = file("anna:secret-one", mode);
             let error = Keys::open(Some(&path), None).expect_err("refused");
@@ -295,31 +306,31 @@ mod tests {
     }
 
     #[test]
-    fn keys_change_when_the_file_is_read_again_and_stay_where_it_is_wrong() {
+    fn rereading_updates_keys_and_invalid_file_keeps_them() {
         let (_folder, path) = file("anna:secret-one", 0o600);
         let keys = Keys::open(Some(&path), None).expect("keys");
         let cookie = keys.begin_session("secret-one").expect("random").expect("a cookie");
         assert_eq!(keys.begin_session("secret-two").expect("random"), None);
-        assert_eq!(keys.of_cookie(&cookie).map(|caller| caller.name), Some("anna".into()));
+        assert_eq!(keys.caller_for_cookie(&cookie).map(|caller| caller.name), Some("anna".into()));
         std::fs::write(&path, "nonsense").expect("written");
         assert!(keys.reread().is_err());
-        assert!(keys.of_bearer("secret-one").is_some());
+        assert!(keys.caller_for_key("secret-one").is_some());
         std::fs::write(&path, "bert:secret-two").expect("written");
         assert_eq!(keys.reread(), Ok(1));
-        assert_eq!(keys.of_bearer("secret-one"), None);
-        assert_eq!(keys.of_cookie(&cookie), None, "a cookie goes with its key");
-        assert!(keys.of_bearer("secret-two").is_some());
+        assert_eq!(keys.caller_for_key("secret-one"), None);
+        assert_eq!(keys.caller_for_cookie(&cookie), None, "a cookie goes with its key");
+        assert!(keys.caller_for_key("secret-two").is_some());
     }
 
     #[test]
-    fn cookies_are_bounded() {
+    fn number_of_sessions_is_bounded() {
         let keys = Keys::open(None, Some("secret-one")).expect("keys");
         let first = keys.begin_session("secret-one").expect("random").expect("a cookie");
         for _ in 0..SESSIONS {
             keys.begin_session("secret-one").expect("random").expect("a cookie");
         }
         assert_eq!(keys.sessions.lock().expect("whole").len(), SESSIONS);
-        assert_eq!(keys.of_cookie(&first), None);
-        assert_eq!(keys.of_cookie("secret-one"), None);
+        assert_eq!(keys.caller_for_cookie(&first), None);
+        assert_eq!(keys.caller_for_cookie("secret-one"), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Bodies on their way: a request's, with limits of size and rate, and an answer's, counted.
+//! Request bodies with limits on size and rate, and response bodies that count the bytes sent.
 
 use std::future::Future;
 use std::io;
@@ -17,17 +17,17 @@ use super::access::Line;
 use super::connection::{Connection, Limits};
 use super::traffic::{Cut, Traffic};
 
-/// How long what nobody wants of a body is read, before the connection is closed.
+/// How long the server reads and discards the unread rest of a request body before it closes the connection.
 const DRAIN: Duration = Duration::from_secs(5);
-/// Bytes of it.
+/// Maximum number of bytes of a request body that are discarded.
 const DRAIN_BYTES: u64 = 64 << 20;
 
-/// A request's body with its limits.
+/// Request body with a maximum size and a minimum rate, which reading enforces.
 pub(super) struct Asked {
     inner: Option<Incoming>,
     traffic: Arc<Traffic>,
     limits: Limits,
-    /// End of the window over which the rate is judged, and the bytes that had come when it began.
+    /// Timer for the current interval in which the rate is measured, and the number of bytes received before it.
     timer: Option<(Pin<Box<Sleep>>, u64)>,
 }
 
@@ -49,12 +49,12 @@ impl Asked {
         *self.traffic.cut.lock().unwrap_or_else(PoisonError::into_inner) = Some(cut);
         match cut {
             Cut::Slow => io::ErrorKind::TimedOut.into(),
-            Cut::Long => io::Error::other("the body is too long"),
+            Cut::Long => io::Error::other("the request body exceeds the limit"),
         }
     }
 
-    /// Ready once less than the minimum rate arrived in a window.
-    fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    /// Becomes ready when the rate during an interval is below the minimum.
+    fn poll_timeout(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let window = self.limits.body_window;
         let (received, rate) = (self.traffic.received(), self.traffic.rate.load(Ordering::Relaxed));
         let (end, before) = self.timer.get_or_insert_with(|| (Box::pin(tokio::time::sleep(window)), received));
@@ -88,7 +88,7 @@ impl hyper::body::Body for Asked {
             Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(io::Error::other(error)))),
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => {
-                ready!(self.poll_patience(cx));
+                ready!(self.poll_timeout(cx));
                 Poll::Ready(Some(Err(self.cut(Cut::Slow))))
             }
         }
@@ -110,7 +110,7 @@ impl Drop for Asked {
     }
 }
 
-/// Reads what was left of a body, within bounds.
+/// Reads and discards the rest of a request body, up to [`DRAIN_BYTES`] bytes and for at most [`DRAIN`].
 pub(super) async fn drain(traffic: &Traffic) {
     let left = traffic.left.lock().unwrap_or_else(PoisonError::into_inner).take();
     let slow = *traffic.cut.lock().unwrap_or_else(PoisonError::into_inner) == Some(Cut::Slow);
@@ -123,16 +123,16 @@ pub(super) async fn drain(traffic: &Traffic) {
             bytes += frame.data_ref().map_or(0, Bytes::len) as u64;
         }
     };
-    // A client that takes longer loses the answer.
+    // If the body takes longer, the connection closes and the client may lose the response.
     let _ = tokio::time::timeout(DRAIN, all).await;
 }
 
-/// An answer's body; its end leaves the connection idle.
+/// Response body. Dropping it marks the connection as idle.
 pub(super) struct Answer {
     inner: Body,
     connection: Arc<Connection>,
     traffic: Arc<Traffic>,
-    /// Written with the body's end.
+    /// Access log line, which is written when this body is dropped.
     line: Option<Arc<Line>>,
 }
 

@@ -1,4 +1,4 @@
-//! A connection: its limits, and what it is at.
+//! State and limits of one connection.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,20 +10,21 @@ use tokio::sync::Notify;
 /// Limits of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// From a connection's or a request's first byte to the end of its headers.
+    /// How long a client may take to send the headers, measured from the first byte of the connection or request.
     pub headers: Duration,
-    /// Bytes of headers.
+    /// Maximum size of the headers in bytes.
     pub header_bytes: usize,
-    /// Time over which the rate of a body (`serve.min_upload_rate`) is judged. Its whole duration is not limited.
+    /// Interval over which a body must reach the minimum rate (`serve.min_upload_rate`). The total duration of an
+    /// upload is not limited.
     pub body_window: Duration,
-    /// Without progress of a write.
+    /// Timeout for a write that makes no progress.
     pub write: Duration,
-    /// Between two requests.
+    /// Timeout for the next request on an idle connection.
     pub idle: Duration,
-    /// Connections at once.
+    /// Maximum number of open connections.
     pub connections: usize,
-    /// For downloads under way when the server ends.
-    pub farewell: Duration,
+    /// How long the server waits at shutdown for open responses to finish.
+    pub shutdown_grace: Duration,
 }
 
 impl Default for Limits {
@@ -35,33 +36,33 @@ impl Default for Limits {
             write: Duration::from_secs(60),
             idle: Duration::from_secs(75),
             connections: 1024,
-            farewell: Duration::from_secs(10),
+            shutdown_grace: Duration::from_secs(10),
         }
     }
 }
 
-/// States of a connection.
+/// Values of [`Connection::at`].
 pub(super) const HEADERS: u8 = 0;
 pub(super) const HANDLING: u8 = 1;
 pub(super) const IDLE: u8 = 2;
 
-/// A connection, as others see it.
+/// State of a connection, shared by its stream, its requests and the listener.
 #[derive(Debug, Default)]
 pub(super) struct Connection {
     pub(super) at: AtomicU8,
-    /// Tells it to end, for another that waits.
+    /// Notified when the connection must close to free a slot for another.
     pub(super) evicted: Notify,
-    /// Whether it was told so.
+    /// Whether the connection has been selected for eviction.
     pub(super) is_leaving: AtomicBool,
-    /// Reader that waits without a timer while a request is handled.
+    /// Waker of the task that reads the connection. While a request is handled, reading has no timeout.
     pub(super) reader: Mutex<Option<Waker>>,
 }
 
 impl Connection {
-    /// Its answer was sent to the end.
+    /// Marks the connection as idle after its response has been sent.
     pub(super) fn answered(&self) {
         self.at.store(IDLE, Ordering::Release);
-        // Its patience begins now.
+        // Wakes the reader, which then starts the idle timeout.
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(reader) = reader {
             reader.wake();

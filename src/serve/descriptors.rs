@@ -1,7 +1,8 @@
-//! Open files of the process: the limit is raised at the start, and a reserve is kept for jobs.
+//! Limit of open files. It is raised at startup, and some file descriptors are reserved for jobs.
 //!
-//! The kernel gives each new descriptor the lowest free number. A client's socket or file whose number is in the reserve is closed at
-//! once, so clients never hold more than the numbers below it, and nothing is counted on the way of a request.
+//! The kernel gives each new descriptor the lowest free number. If a client's socket or file gets a number in the
+//! reserved range, the server closes it at once. So clients can only use the numbers below, and the server need not
+//! count descriptors.
 
 use std::error::Error;
 use std::fs;
@@ -13,18 +14,19 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::error::ApiError;
 
-/// Descriptors that clients leave to jobs, ffmpeg and the store; half of the limit where that is less.
+/// Number of descriptors reserved for jobs, ffmpeg and the store. At most half of the limit is reserved.
 const RESERVE: u64 = 256;
-/// Descriptors below the reserve that connections leave to the server's own files, and to those that clients send and fetch.
+/// Number of unreserved descriptors that connections leave for the server's own files, uploads and downloads.
 const OWN: u64 = 64;
-/// A limit below which the operator is warned: a model on several GPUs opens hundreds of files.
+/// Minimum recommended limit. Below it the server logs a warning, because a model on several GPUs opens hundreds of
+/// files.
 const FEW: u64 = 4096;
 
-/// The limit of open files, and the part of it that clients may use.
+/// The process's limit of open files, and the part of it that clients may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptors {
     limit: u64,
-    /// First number that belongs to the reserve.
+    /// First descriptor number of the reserved range.
     ceiling: u64,
 }
 
@@ -35,46 +37,45 @@ impl Descriptors {
         if found.current != found.maximum
             && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: found.maximum, ..found })
         {
-            tracing::warn!("the limit of open files cannot be raised: {error}");
+            tracing::warn!("cannot raise the limit of open files: {error}");
         }
         let files = Descriptors::of(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX));
         if files.limit < FEW {
             let limit = files.limit;
-            tracing::warn!("at most {limit} open files (ulimit -Hn): {FEW} or more are recommended");
+            tracing::warn!("the limit of open files is {limit} (ulimit -Hn); {FEW} or more is recommended");
         }
         files
     }
 
-    /// Those of a limit.
     pub(super) fn of(limit: u64) -> Self {
         Descriptors { limit, ceiling: limit - RESERVE.min(limit / 2) }
     }
 
-    /// Whether a client's new descriptor is one of the reserve.
+    /// Returns whether a new descriptor of a client is in the reserved range.
     pub(super) fn is_short(&self, new: &impl AsFd) -> bool {
         number(new) >= self.ceiling
     }
 
-    /// Connections for which there are descriptors beside what is open now.
-    pub(super) fn for_connections(&self) -> usize {
+    /// Returns the number of connections that the free descriptors allow, at least 1.
+    pub(super) fn connection_limit(&self) -> usize {
         let open = open_files().unwrap_or(0);
         usize::try_from(self.ceiling.saturating_sub(open + OWN)).unwrap_or(usize::MAX).max(1)
     }
 
-    /// Why jobs may soon find no descriptor; `None`: there are enough.
+    /// Returns a description of the shortage if at least half of the reserve is in use or no file can be opened.
     pub(super) fn shortage(&self) -> Option<String> {
         let scarce = self.limit - (self.limit - self.ceiling) / 2;
         match open_files() {
             Ok(open) if open >= scarce => {
-                Some(format!("{open} of the {} open files of the process are in use", self.limit))
+                Some(format!("{open} of the {} file descriptors that the process may open are in use", self.limit))
             }
-            Err(error) if is_exhausted(&error) => Some(format!("no file can be opened: {error}")),
+            Err(error) if is_exhausted(&error) => Some(format!("the process cannot open files: {error}")),
             _ => None,
         }
     }
 }
 
-/// Descriptors of this process, without the one that they are counted by.
+/// Returns the number of open descriptors, excluding the one that reads the directory.
 fn open_files() -> io::Result<u64> {
     Ok((fs::read_dir("/proc/self/fd")?.count() as u64).saturating_sub(1))
 }
@@ -83,12 +84,13 @@ fn number(new: &impl AsFd) -> u64 {
     u64::try_from(new.as_fd().as_raw_fd()).unwrap_or(0)
 }
 
-/// Whether an error says that the process, or the system, has no descriptor left.
+/// Returns whether an error means that the process or the system has run out of file descriptors.
 pub(super) fn is_exhausted(error: &io::Error) -> bool {
     [Errno::MFILE, Errno::NFILE].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// The same of an error and its causes. Some keep of a cause only its text, in which the standard library writes the number.
+/// Returns whether [`is_exhausted`] holds for an error or one of its sources. Also searches the messages for the OS
+/// error number, because some errors keep only the text of their cause.
 pub(super) fn is_caused_by_exhaustion(error: &(dyn Error + 'static)) -> bool {
     std::iter::successors(Some(error), |&error| error.source()).any(|error| {
         let text = error.to_string();
@@ -99,9 +101,9 @@ pub(super) fn is_caused_by_exhaustion(error: &(dyn Error + 'static)) -> bool {
     })
 }
 
-/// The answer to a request for which there is no descriptor.
+/// Returns the error for a request that needs a file descriptor when none is free.
 pub(super) fn busy() -> ApiError {
-    ApiError::new(503, "busy", "the server has too many files open: try again later").retry_after(2)
+    ApiError::new(503, "busy", "the server has too many files open; try again later").retry_after(2)
 }
 
 #[cfg(test)]
@@ -109,22 +111,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_leave_a_reserve() {
+    fn clients_cannot_use_reserved_descriptors() {
         for (limit, ceiling) in [(1024, 768), (1 << 20, (1 << 20) - 256), (100, 50), (1, 1)] {
             assert_eq!(Descriptors::of(limit), Descriptors { limit, ceiling });
         }
         let file = fs::File::open("/dev/null").expect("a file");
         assert!(!Descriptors::of(u64::MAX).is_short(&file) && Descriptors::of(2).is_short(&file));
         assert!(Descriptors::of(u64::MAX).shortage().is_none());
-        assert!(Descriptors::of(2).shortage().expect("none are left").contains("of the 2 open files"));
+        assert!(Descriptors::of(2).shortage().expect("none are left").contains("of the 2 file descriptors"));
         assert_eq!(
-            (Descriptors::of(2).for_connections(), Descriptors::of(u64::MAX).for_connections() > 1000),
+            (Descriptors::of(2).connection_limit(), Descriptors::of(u64::MAX).connection_limit() > 1000),
             (1, true)
         );
     }
 
     #[test]
-    fn exhaustion_is_found_behind_other_errors() {
+    fn descriptor_exhaustion_is_found_in_error_chain() {
         for errno in [Errno::MFILE, Errno::NFILE] {
             let error = io::Error::from(errno);
             assert!(is_exhausted(&error));

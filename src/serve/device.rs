@@ -1,4 +1,4 @@
-//! Devices that run jobs: a model on those of a plugin, or a script of tests.
+//! Interface of the devices that run jobs. A device is either a model on PJRT devices or a scripted device for tests.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use std::time::Duration;
 use super::error::Failure;
 use super::job::{Accepted, JobPhase, Produced};
 
-/// Jobs that are made together: they differ in prompt and seed only.
+/// A batch of jobs for a device. The jobs differ only in prompt and seed.
 #[derive(Clone, Debug)]
 pub struct Order {
     pub jobs: Vec<Arc<Accepted>>,
-    /// Where the steps behind them are kept; none keeps no steps.
+    /// Path of the step checkpoint. `None`: no checkpoint is written.
     pub steps: Option<PathBuf>,
-    /// Whether such a file of an ended run is gone on from.
+    /// Whether to resume from the checkpoint that an interrupted run left.
     pub resume: bool,
 }
 
-/// Moment of a run: a stage, steps behind it and in all.
+/// Progress of a run: its stage, completed steps and total steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moment {
     pub stage: JobPhase,
@@ -26,79 +26,81 @@ pub struct Moment {
     pub steps: usize,
 }
 
-/// Why a run is to stop.
+/// Reason why a run is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// Nobody wants its videos any more: nothing is kept.
+    /// All jobs of the batch are cancelled. The device discards the checkpoint.
     Cancelled,
-    /// The server ends: steps are kept.
+    /// The server is shutting down. The device keeps a checkpoint.
     Draining,
 }
 
-/// Told of a run's moments; its answer says whether to go on.
+/// Progress callback. It returns whether the run continues.
 pub type Watch<'a> = &'a mut dyn FnMut(Moment) -> ControlFlow<Stop>;
 
-/// Why an order brought no videos.
+/// Why a run produced no videos.
 #[derive(Debug)]
 pub enum RunError {
-    /// The watch said so.
+    /// The progress callback stopped the run.
     Stopped(Stop),
-    /// Its own fault: other jobs go on.
+    /// The job failed; other jobs can run.
     Job(Failure),
-    /// The device's fault: nothing runs on it any more.
+    /// The device failed and cannot run other jobs.
     Device(String),
 }
 
-/// Counts, times and memory of a device, since it was last asked.
+/// Measurements of a device. Counts and durations start at the previous call of [`Device::figures`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// Programs that it holds.
+    /// Number of programs that are loaded now.
     pub programs: usize,
-    /// Programs that were compiled.
+    /// Number of programs compiled.
     pub compiled: u64,
-    /// Programs that came from the compile cache.
+    /// Number of programs loaded from the compile cache.
     pub cached: u64,
-    /// Times that steps were kept.
+    /// Number of step checkpoints written.
     pub checkpoints: u64,
-    /// Orders that went on from kept steps.
+    /// Number of runs resumed from a checkpoint.
     pub resumed: u64,
-    /// Time of each change of the LoRAs.
+    /// Duration of each change of the merged LoRAs.
     pub lora_switches: Vec<Duration>,
-    /// Bytes by device and kind.
+    /// Memory measurements: name of the device, kind of measurement, and value in bytes.
     pub memory: Vec<(String, &'static str, u64)>,
 }
 
-/// A device with a model, owned by one thread.
+/// A device with a loaded model. One thread owns it.
 pub trait Device {
-    /// Compiles, loads and runs once what a warm shape needs.
+    /// Compiles and loads the programs for the shape of a batch and runs them once.
     ///
     /// # Errors
-    /// A shape that does not fit, with the memory plan's text; errors of the device.
+    /// Returns an error if the shape does not fit in memory (the message describes the memory plan), or if the device
+    /// fails.
     fn warm(&mut self, order: &Order) -> Result<(), RunError>;
 
-    /// Makes the videos of an order, one for each job in turn.
+    /// Generates the videos of a batch, in the order of its jobs. Reports progress to `watch`.
     ///
     /// # Errors
     /// See [`RunError`].
     fn run(&mut self, order: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError>;
 
-    /// Drops the programs of a shape.
+    /// Unloads the programs of a shape.
     fn evict(&mut self, shape: &str);
 
-    /// Figures since the last call.
+    /// Returns the device's measurements; counts and durations start at the previous call.
     fn figures(&mut self) -> Figures;
 }
 
-/// A video that is made and not written. It belongs to no device any more.
+/// A generated video that has not been written. It uses no device memory.
 pub trait Made: Send {
-    /// Writes `video.mp4`, `video.json`, `thumb.jpg`, `sprite.jpg` and, where there is a sound track, `audio.wav` into a folder,
-    /// each under a temporary name first. It may be called again after a failure.
+    /// Writes `video.mp4`, `video.json`, `thumb.jpg`, `sprite.jpg` and, if the video has audio, `audio.wav` to a
+    /// folder. Each file is written under a temporary name and then renamed. Can be called again after a failure.
     ///
     /// # Errors
-    /// A full disk as `storage_full`; whatever else as `internal`.
+    /// Returns `storage_full` if the disk is full, `out_of_files` if the process is out of file descriptors, and
+    /// `internal` otherwise.
     fn write(&mut self, folder: &Path) -> Result<Produced, Failure>;
 
-    /// Keeps frames, samples and latents of a video that cannot be written as one of [`KEPT`](super::store::KEPT) in its folder, and
-    /// logs where.
+    /// Saves the results of a video that cannot be written (frames, audio samples and latents) in `folder`, under one
+    /// of the names in [`KEPT`](super::store::KEPT), and logs the path.
     fn keep(&mut self, folder: &Path);
 }

@@ -1,61 +1,62 @@
-//! Errors that clients are told: OpenAI's object, with the status that it is sent with.
+//! API errors: OpenAI's error object with an HTTP status.
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// An error of a request.
+/// Error response to a request.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
     /// HTTP status.
     pub status: u16,
-    /// Word that programs tell errors apart by.
+    /// Machine-readable error code.
     pub code: &'static str,
-    /// One line for people. No path, host name or key is in it.
+    /// One-line message; contains no path, host name or key.
     pub message: String,
-    /// The client's own name of the field.
+    /// The invalid field, under the name that the client used.
     pub param: Option<String>,
-    /// Seconds after which to try again.
+    /// Seconds after which to retry (`Retry-After`).
     pub retry_after: Option<u32>,
-    /// Whether clients may try again, where their own rule would be wrong.
+    /// Whether clients should retry (`x-should-retry`). `None`: the header is not sent and clients apply their own
+    /// rule.
     pub should_retry: Option<bool>,
 }
 
 impl ApiError {
-    /// An error without a field.
+    /// Returns an error that does not concern a particular field.
     pub fn new(status: u16, code: &'static str, message: impl Into<String>) -> Self {
         ApiError { status, code, message: message.into(), param: None, retry_after: None, should_retry: None }
     }
 
-    /// An error of a field, as the client names it.
+    /// Returns an error with status 400 about a field, under the name that the client used.
     pub fn field(code: &'static str, param: impl Into<String>, message: impl Into<String>) -> Self {
         ApiError { param: Some(param.into()), ..ApiError::new(400, code, message) }
     }
 
-    /// A video that is not there, or not the caller's.
+    /// Returns the error for a video that does not exist or belongs to another caller.
     pub fn video_not_found() -> Self {
-        ApiError::new(404, "video_not_found", "there is no such video")
+        ApiError::new(404, "video_not_found", "video not found")
     }
 
-    /// The same, to be tried again later.
+    /// Sets the number of seconds after which clients should retry (`Retry-After`).
     #[must_use]
     pub fn retry_after(self, seconds: u32) -> Self {
         ApiError { retry_after: Some(seconds), ..self }
     }
 
-    /// The same, with whether it may be tried again.
+    /// Sets whether clients should retry (`x-should-retry`).
     #[must_use]
     pub fn should_retry(self, may: bool) -> Self {
         ApiError { should_retry: Some(may), ..self }
     }
 
-    /// The body that is sent, with OpenAI's keys.
+    /// Returns the response body, which is OpenAI's error object.
     pub fn to_json(&self) -> Value {
         json!({"error": {"message": self.message, "type": kind(self.status), "param": self.param, "code": self.code}})
     }
 }
 
-/// OpenAI's type of an error.
+/// Returns OpenAI's `type` for errors with this status.
 fn kind(status: u16) -> &'static str {
     match status {
         401 => "authentication_error",
@@ -66,22 +67,22 @@ fn kind(status: u16) -> &'static str {
     }
 }
 
-/// Why a job failed, as clients are told.
+/// Why a job failed, as reported to clients.
 #[derive(Clone, Debug, PartialEq, Serialize, serde::Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
     /// One of [`FAILURES`].
     pub code: String,
     pub message: String,
-    /// The field that is to be mended, where it is one.
+    /// Request field that caused the failure, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub param: Option<String>,
 }
 
-/// Code of a job that found no open file, after it waited for one.
+/// Failure code of a job for which no file could be opened, because the process had no free file descriptor.
 pub const OUT_OF_FILES: &str = "out_of_files";
 
-/// Codes of failed jobs, each with the status of a request that waited for its job.
+/// Failure codes of jobs. Each has the HTTP status of a synchronous request whose job fails with the code.
 pub const FAILURES: [(&str, u16); 11] = [
     ("cancelled", 409),
     ("too_large", 400),
@@ -101,29 +102,29 @@ impl Failure {
         Failure { code: code.into(), message: message.into(), param: None }
     }
 
-    /// No file could be opened: too many are open.
+    /// Returns the failure of a job for which no file could be opened.
     pub fn out_of_files() -> Self {
         Failure::new(OUT_OF_FILES, "the server has too many files open")
     }
 
-    /// Whether it may end by itself: waiting for room on the disk, or for an open file, is worth it.
-    pub fn is_passing(&self) -> bool {
+    /// Returns whether the cause may disappear, so that waiting for disk space or a file descriptor can help.
+    pub fn is_transient(&self) -> bool {
         self.code == "storage_full" || self.code == OUT_OF_FILES
     }
 
-    /// A failure that a field of the request caused.
+    /// Returns a failure that a field of the request caused.
     pub fn field(code: &str, param: &str, message: impl Into<String>) -> Self {
         Failure { param: Some(param.into()), ..Failure::new(code, message) }
     }
 
-    /// The error of a failed video's object.
+    /// Returns the `error` object of a failed video.
     pub fn to_json(&self) -> Value {
         let own = FAILURES.iter().find(|(code, status)| *code == self.code && *status == 400);
         let kind = kind(own.map_or(500, |(_, status)| *status));
         json!({"code": self.code, "message": self.message, "param": self.param, "type": kind})
     }
 
-    /// The same as the answer to a request that waited.
+    /// Returns the error response to a synchronous request whose job failed.
     pub fn to_error(&self) -> ApiError {
         let known = FAILURES.iter().find(|(code, _)| *code == self.code);
         let (code, status) = known.copied().unwrap_or(("video_failed", 500));

@@ -1,12 +1,11 @@
-//! From the fields of a request to a job, field by field.
+//! Converts the fields of a request into a job.
 //!
-//! [`table`] has a row for each field. A body's fields are read by it into one form (`given`), laid over the server's
-//! configuration as a layer of YAML is (`layer`), and the result is checked by the same code; its errors come back in the client's
-//! words (`faults`).
+//! [`table`] has a row for each field. The module `request_fields` reads and normalises the fields of a body according
+//! to this table, `layer` merges them as a YAML layer over the server's configuration, which is then validated like any
+//! other configuration, and `faults` maps validation errors back to the client's field names.
 
 mod card;
 mod faults;
-mod given;
 mod keys;
 mod layer;
 mod limits;
@@ -14,6 +13,7 @@ mod loras;
 mod media;
 mod read;
 mod remix;
+mod request_fields;
 mod resolve;
 mod schema;
 mod span;
@@ -36,7 +36,7 @@ use super::inputs::Inputs;
 use super::job::Accepted;
 use super::jobs::Caller;
 use crate::config::{Config, Loaded, Pipeline, Serve, ServeSeed};
-use given::RequestFields;
+use request_fields::RequestFields;
 use resolve::Resolver;
 
 pub use card::{Card, Limits};
@@ -44,7 +44,7 @@ pub use limits::Shape;
 pub(in crate::serve) use media::takes_file;
 pub use schema::request_schema;
 
-/// Fields of requests, read against the server's configuration and its limits (`config.serve`).
+/// Converts requests into jobs for a server with this configuration and its limits (`config.serve`).
 pub struct Fields {
     loaded: Loaded,
     inputs: Arc<Inputs>,
@@ -52,29 +52,28 @@ pub struct Fields {
     resolver: Resolver,
 }
 
-/// A finished job that a request starts from.
+/// Finished job whose video an edit or extension uses as input.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
     pub accepted: &'a Accepted,
-    /// Its MP4.
+    /// Path of the job's MP4.
     pub video: &'a Path,
 }
 
-/// Kind of request that fields are of.
+/// Endpoint to which the fields were sent.
 #[derive(Clone, Copy, Debug)]
 pub enum Endpoint<'a> {
-    /// `POST /v1/videos`, `/sync`.
+    /// `POST /v1/videos` and `/v1/videos/sync`.
     Create,
-    /// `POST /v1/videos/{id}/remix`, of a finished job.
+    /// `POST /v1/videos/{id}/remix`, with the finished job that it repeats.
     Remix(&'a Accepted),
-    /// `POST /v1/videos/edits`: a retake; of a finished job's video ([`source_video`]), or a given one.
+    /// `POST /v1/videos/edits`: a retake of the video of a finished job (see [`source_video`]) or of an uploaded video.
     Edit(Option<Source<'a>>),
-    /// `POST /v1/videos/extensions`.
+    /// `POST /v1/videos/extensions`, which extends the video of a finished job or an uploaded video.
     Extend(Option<Source<'a>>),
 }
 
 impl Endpoint<'_> {
-    /// The job that the request's own is made from.
     fn origin(&self) -> Option<&VideoId> {
         match self {
             Endpoint::Create => None,
@@ -84,10 +83,11 @@ impl Endpoint<'_> {
     }
 }
 
-/// The finished job that an edit or an extension names as its video, in `video` or a synonym: an id, or `{id}`.
+/// Returns the id of the finished job whose video an edit or extension uses; `None` if the request uploads a video. The
+/// field `video` or an alias of it contains the id as text or as `{id}`.
 ///
 /// # Errors
-/// `video_not_found` for text that looks like an id and is none.
+/// Returns `video_not_found` if the text starts with `video_` but is not a valid id.
 pub fn source_video(form: &Form) -> Result<Option<VideoId>, ApiError> {
     let spec = table::find("input_video").map_or(&[][..], |spec| spec.aliases);
     let Some(value) = spec.iter().chain([&"input_video"]).find_map(|name| form.fields.get(*name)) else {
@@ -105,7 +105,7 @@ pub fn source_video(form: &Form) -> Result<Option<VideoId>, ApiError> {
 }
 
 impl Fields {
-    /// Fields over a server's configuration.
+    /// Returns a converter for a server with the configuration `loaded`.
     pub fn new(loaded: Loaded, inputs: Arc<Inputs>, ids: Ids) -> Self {
         let resolver = Resolver::of(&loaded.config);
         Fields { loaded, inputs, ids, resolver }
@@ -115,10 +115,10 @@ impl Fields {
         &self.loaded.config.serve
     }
 
-    /// The job of a request. Reads and writes files: not to be called where waiting is forbidden.
+    /// Converts a request into a job. Reads and writes files, which blocks: do not call it from async code.
     ///
     /// # Errors
-    /// What is wrong with a field, by the client's name of it.
+    /// Returns an error that contains the name of the invalid field as the client wrote it.
     pub fn accept(&self, form: Form, endpoint: Endpoint, caller: &Caller) -> Result<Accepted, ApiError> {
         let Form { fields, parts, body_sha256 } = form;
         let mut given = RequestFields::read(fields)?;
@@ -127,7 +127,7 @@ impl Fields {
             let loras = self.read_loras(&name, named)?;
             given.put("lora", Some(name), loras);
         }
-        given.spell_duration()?;
+        given.expand_auto_duration()?;
         if let Endpoint::Remix(accepted) = endpoint {
             given = given.over(accepted);
         }
@@ -137,18 +137,20 @@ impl Fields {
         let mut warnings = Vec::new();
         self.fill_retake(&mut given, endpoint, &mut warnings)?;
         let loaded = self.laid(&given, endpoint, &mut warnings)?;
-        // Fields that a remix takes over are the earlier request's.
-        let effect = loaded.check_request_effect(|field| given.has_written(field));
+        // Only fields of this request are checked, not the fields that a remix inherits.
+        let effect = loaded.check_request_effect(|field| given.uses_name(field));
         effect.map_err(|error| faults::of_config(error, &given))?;
-        let (config, inputs) = self.own_config(&loaded.config);
+        let (config, inputs) = self.request_config(&loaded.config);
         self.check(&loaded, &given)?;
         let expected = self.resolver.check(&loaded.config, self.serve(), &given)?;
-        let id = self.ids.next().map_err(|_| ApiError::new(500, "internal", "no random numbers for an id"))?;
+        let id = self.ids.next().map_err(|_| {
+            ApiError::new(500, "internal", "cannot create an id: the system's random number generator failed")
+        })?;
         let metadata = given.get("metadata").and_then(Value::as_object).cloned().unwrap_or_default();
         let user = given.text("user").map(String::from);
         let mut fields = kept(given.values);
         if !matches!(endpoint, Endpoint::Create) {
-            // A remix of it has no such endpoint to say so.
+            // Record the pipeline that this endpoint implies, because a remix of the job uses another endpoint.
             fields.insert("pipeline".into(), config.pipeline.name().into());
         }
         Ok(Accepted {
@@ -173,7 +175,7 @@ impl Fields {
         })
     }
 
-    /// Names that clients may give the model, the first where they give none.
+    /// Returns the names by which clients may refer to the model. The first is the default.
     pub fn model_names(&self) -> Vec<String> {
         if !self.serve().served_model_name.is_empty() {
             return self.serve().served_model_name.clone();
@@ -192,17 +194,17 @@ impl Fields {
             Some(name) if self.serve().any_model || names.iter().any(|own| own == name) => Ok(name.into()),
             Some(_) => {
                 let field = given.name("model");
-                let why = format!("{field}: this server has no such model; it has {}", names.join(", "));
+                let why = format!("{field}: no such model; available: {}", names.join(", "));
                 Err(ApiError { status: 404, ..ApiError::field("model_not_found", field, why) })
             }
         }
     }
 
-    /// Pipelines that requests may have.
+    /// Returns the pipelines that requests may use.
     pub fn pipelines(&self) -> Vec<Pipeline> {
         let mut all = vec![self.loaded.config.pipeline];
         all.extend(&self.serve().pipelines);
-        // The same weights and preset.
+        // The two pipelines share weights and preset, so a server that enables one of them also accepts the other.
         for (one, other) in
             [(Pipeline::TextToVideo, Pipeline::ImageToVideo), (Pipeline::ImageToVideo, Pipeline::TextToVideo)]
         {
@@ -220,10 +222,10 @@ impl Fields {
         all
     }
 
-    /// Writes the seed that a request leaves open.
+    /// Chooses a random seed if the request has none.
     fn draw_seed(&self, given: &mut RequestFields) -> Result<(), ApiError> {
         let by_tree = || given.get("ltx2").and_then(|tree| tree.get("request")?.get("seed")).is_some();
-        // A field holds before a key, one that asks for a drawn seed, too.
+        // A field overrides a YAML key, even if the field requests a random seed.
         if given.get("seed").map_or_else(by_tree, |seed| *seed != -1) {
             return Ok(());
         }
@@ -231,9 +233,10 @@ impl Fields {
             ServeSeed::Fixed => self.loaded.config.request.seed,
             ServeSeed::Random => {
                 let mut bytes = [0; 8];
-                getrandom::fill(&mut bytes)
-                    .map_err(|_| ApiError::new(500, "internal", "no random numbers for a seed"))?;
-                // JavaScript keeps 53 bits of a number.
+                getrandom::fill(&mut bytes).map_err(|_| {
+                    ApiError::new(500, "internal", "cannot draw a seed: the system's random number generator failed")
+                })?;
+                // Seeds have 53 bits, so that clients that store numbers as JavaScript does can represent them exactly.
                 u64::from_le_bytes(bytes) >> 11
             }
         };
@@ -241,8 +244,9 @@ impl Fields {
         Ok(())
     }
 
-    /// The run of a request alone, nothing of the server: its files by their names in the store, and those names.
-    fn own_config(&self, effective: &Config) -> (Config, Vec<String>) {
+    /// Returns the configuration to store with a job, and the names of its input files. Server settings are removed,
+    /// and paths of input files are replaced by their names in the store.
+    fn request_config(&self, effective: &Config) -> (Config, Vec<String>) {
         let mut own = effective.clone();
         own.serve = Serve::default();
         own.extends = None;
@@ -259,7 +263,7 @@ impl Fields {
     }
 }
 
-/// Fields that a remix takes over: none that the answer alone repeats.
+/// Returns the fields that a remix inherits: all except those that are only echoed in responses.
 fn kept(mut fields: Map<String, Value>) -> Map<String, Value> {
     fields.retain(|name, _| !matches!(name.as_str(), "user" | "metadata" | "model"));
     fields

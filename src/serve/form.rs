@@ -1,4 +1,4 @@
-//! The body of a request as one tree, whether it came as JSON or as a form.
+//! Parses a request body, which is JSON or a multipart form, into a tree of fields.
 
 mod brackets;
 mod json;
@@ -14,32 +14,32 @@ use super::error::ApiError;
 
 pub(crate) use json::parse as parse_json;
 
-/// Fields of a body.
+/// Maximum number of fields in a body.
 pub const MAX_FIELDS: usize = 128;
-/// File parts of a form.
+/// Maximum number of file parts in a form.
 pub const MAX_PARTS: usize = 64;
-/// Bytes of a field's name.
+/// Maximum length of a field name, in bytes.
 pub const MAX_NAME: usize = 64;
-/// Brackets of a field's name.
+/// Maximum number of brackets in a field name.
 pub const MAX_DEPTH: usize = 8;
-/// Bytes of all fields of a form that are text: images as text count, too.
+/// Maximum total size of a form's text fields, in bytes. Images that are sent as text count too.
 const MAX_TEXT: u64 = 48 << 20;
 
-/// A body: fields, and files that came beside them.
+/// A parsed body: its fields and the uploaded files.
 #[derive(Debug, Default)]
 pub struct Form {
-    /// Fields, brackets unfolded. Nulls and empty fields of forms are left out.
+    /// Fields of the body as a tree, with brackets in names expanded. Null values and empty form fields are omitted.
     pub fields: Map<String, Value>,
-    /// File parts, by the name of their field.
+    /// File parts of a form, in the order in which they were sent.
     pub parts: Vec<FilePart>,
-    /// SHA-256 of what was sent, independent of a form's boundary.
+    /// SHA-256 of the fields and files, independent of a form's boundary and file names.
     pub body_sha256: String,
 }
 
 impl Form {
-    /// Whether it carries files, as parts or in its fields, which take time to decode.
+    /// Returns whether the body contains files, as form parts or as text. Files take time to decode.
     pub fn has_files(&self) -> bool {
-        /// Texts above this many bytes are no prompts.
+        /// Text longer than this many bytes is taken for the contents of a file, not for a prompt.
         const LONG: usize = 16 << 10;
         fn holds(value: &Value) -> bool {
             match value {
@@ -53,20 +53,20 @@ impl Form {
     }
 }
 
-/// A file of a form, on disk.
+/// An uploaded file on disk.
 #[derive(Debug)]
 pub struct FilePart {
-    /// Name of its field, without brackets.
+    /// Field name, without brackets.
     pub field: String,
-    /// The client's name of the file, without folders; empty where it gave none.
+    /// File name that the client sent, without folders; empty if it sent none.
     pub name: String,
-    /// Temporary file, closed; it is removed with this.
+    /// Path of the temporary file, which is closed. The file is deleted on drop.
     pub file: tempfile::TempPath,
     pub bytes: u64,
 }
 
 impl FilePart {
-    /// An error of the file, with the client's name of it.
+    /// Adds the client's file name to an error about this file.
     pub fn named(&self, error: ApiError) -> ApiError {
         let field = error.param.as_deref().unwrap_or(&self.field);
         if self.name.is_empty() || error.status != 400 {
@@ -77,45 +77,45 @@ impl FilePart {
         ApiError { message, ..error }
     }
 
-    /// Where it is.
+    /// Returns the path of the temporary file.
     pub fn path(&self) -> PathBuf {
         self.file.to_path_buf()
     }
 }
 
-/// A field whose value cannot be used.
 fn invalid(field: &str, why: impl Into<String>) -> ApiError {
     ApiError::field("invalid_value", field, why)
 }
 
-/// A body with more fields than are read.
 fn too_many(what: &str, most: usize) -> ApiError {
-    ApiError::new(400, "invalid_value", format!("the request has more than {most} {what}"))
+    ApiError::new(400, "invalid_value", format!("the request exceeds the limit of {most} {what}"))
 }
 
-/// A name as errors show it: cut, and without what is no plain text.
+/// Shortens a name for error messages and replaces control characters and quotes.
 fn shown(name: &str) -> String {
     let plain = |c: char| if c.is_control() || c == '\'' { '?' } else { c };
     name.chars().take(MAX_NAME).map(plain).collect()
 }
 
-/// Refuses names that are too long, or not of plain text.
+/// Rejects names that are empty, too long, or contain control characters.
 fn check_name(name: &str) -> Result<(), ApiError> {
     if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
-        let why = format!("field '{}': a name has 1 to {MAX_NAME} bytes, none a control character", shown(name));
+        let why = format!("field '{}': names must have 1 to {MAX_NAME} bytes and no control characters", shown(name));
         return Err(invalid(&shown(name), why));
     }
     Ok(())
 }
 
-/// Refuses text that holds a NUL, at any depth.
+/// Rejects values that contain NUL characters, at any depth.
 fn check_text(field: &str, value: &Value) -> Result<(), ApiError> {
     match value {
-        Value::String(text) if text.contains('\0') => Err(invalid(field, format!("field '{field}' holds a NUL"))),
+        Value::String(text) if text.contains('\0') => {
+            Err(invalid(field, format!("field '{field}' contains a NUL character")))
+        }
         Value::Array(items) => items.iter().try_for_each(|item| check_text(field, item)),
         Value::Object(map) => map.iter().try_for_each(|(key, item)| {
             if key.contains('\0') {
-                Err(invalid(field, format!("field '{field}' holds a NUL")))
+                Err(invalid(field, format!("field '{field}' contains a NUL character")))
             } else {
                 check_text(field, item)
             }

@@ -1,28 +1,28 @@
-//! Whether the server can do its work.
+//! Health of the server, as reported by the probes.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// How far the server is.
+/// Condition of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// The model is loaded and its warm shapes are compiled.
+    /// The model is loading and the warm-up shapes are compiling.
     Starting,
-    /// Videos are made.
+    /// The server can generate videos.
     Ready,
-    /// The device failed; the text is for clients.
+    /// The device failed; contains a message for clients.
     Failed(String),
 }
 
-/// State of the server, as probes are told.
+/// Condition of the server and, if the device failed, the reason for the failure.
 #[derive(Debug)]
 pub struct Health {
     condition: watch::Sender<Condition>,
-    /// A failure, as the log and the operator are told.
+    /// Reason of the device failure, for the log and the operator.
     failure: Mutex<Option<String>>,
-    /// How long the device may stand, whatever it takes as a rule.
+    /// Minimum time without progress before the device counts as stuck.
     patience: Duration,
 }
 
@@ -33,22 +33,23 @@ impl Default for Health {
 }
 
 impl Health {
-    /// A server that starts, whose device may stand so long.
+    /// Returns the health of a server that is starting. `patience` is the minimum time without progress before the
+    /// device counts as stuck.
     pub fn new(patience: Duration) -> Self {
         Health { condition: watch::Sender::new(Condition::Starting), failure: Mutex::default(), patience }
     }
 
-    /// How long the device may stand, whatever it takes as a rule.
+    /// Returns the minimum time without progress before the device counts as stuck.
     pub fn patience(&self) -> Duration {
         self.patience
     }
 
-    /// The condition now.
+    /// Returns the current condition.
     pub fn now(&self) -> Condition {
         self.condition.borrow().clone()
     }
 
-    /// Warm shapes are warm. A device that failed stays failed.
+    /// Marks the server as ready. Has no effect after a device failure.
     pub fn ready(&self) {
         self.condition.send_if_modified(|condition| {
             let was = *condition == Condition::Starting;
@@ -59,18 +60,18 @@ impl Health {
         });
     }
 
-    /// The device failed, for a reason that may name files.
+    /// Records a device failure. `why` may contain file names; clients receive a fixed message instead.
     pub fn fail(&self, why: &str) {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| why.into());
-        self.condition.send_replace(Condition::Failed("the device failed; the server ends".into()));
+        self.condition.send_replace(Condition::Failed("the device failed; the server is shutting down".into()));
     }
 
-    /// Why the device failed.
+    /// Returns the reason for the device failure; `None` if the device has not failed.
     pub fn failure(&self) -> Option<String> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The condition as it changes.
+    /// Returns a receiver that is notified when the condition changes.
     pub fn watch(&self) -> watch::Receiver<Condition> {
         self.condition.subscribe()
     }

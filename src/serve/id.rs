@@ -1,4 +1,4 @@
-//! Ids of videos: `video_` and a ULID, so that they sort by time.
+//! Video ids: `video_` plus a ULID. Ids sort by creation time.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -6,25 +6,25 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// Crockford's base 32, lower case.
+/// Digits of Crockford's base 32, in lower case.
 const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 const PREFIX: &str = "video_";
 
-/// Id of a video: `video_` and 26 characters. Ids sort by the time they were made.
+/// Video id: `video_` and 26 base-32 digits. Ids sort by creation time.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VideoId(String);
 
 impl VideoId {
-    /// The id in a path or a query; nothing for text that no server made.
+    /// Parses an id; `None` if the text is not a valid id.
     pub fn parse(text: &str) -> Option<Self> {
         let digits = text.strip_prefix(PREFIX)?;
-        // 128 bits are 25.6 digits: the first is at most 7.
+        // The 26 digits hold 130 bits but an id has 128, so the first digit is at most 7.
         let legal = digits.len() == 26 && digits.bytes().all(|b| DIGITS.contains(&b)) && digits.as_bytes()[0] <= b'7';
         legal.then(|| VideoId(text.into()))
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -51,7 +51,7 @@ impl fmt::Debug for VideoId {
 impl TryFrom<String> for VideoId {
     type Error = String;
     fn try_from(text: String) -> Result<Self, String> {
-        VideoId::parse(&text).ok_or_else(|| format!("{text} is no id of a video"))
+        VideoId::parse(&text).ok_or_else(|| format!("invalid video id: {text}"))
     }
 }
 
@@ -61,32 +61,32 @@ impl From<VideoId> for String {
     }
 }
 
-/// Maker of ids, each of which sorts behind those before it, also where the clock is set back.
+/// Id generator. Each id sorts after all earlier ones, even if the clock is set back.
 #[derive(Debug)]
 pub struct Ids {
     last: Mutex<(u64, u128)>,
 }
 
 impl Ids {
-    /// Ids behind `last`, where there is one.
+    /// Returns a generator whose ids sort after `last`, if there is an earlier id.
     pub fn behind(last: Option<&VideoId>) -> Self {
         let bits = last.map_or(0, |id| {
-            let digit = |b: u8| DIGITS.iter().position(|d| *d == b).expect("ids are of these digits") as u128;
+            let digit = |b: u8| DIGITS.iter().position(|d| *d == b).expect("ids contain only these digits") as u128;
             id.0.bytes().skip(PREFIX.len()).fold(0, |bits: u128, b| bits << 5 | digit(b))
         });
         Ids { last: Mutex::new(((bits >> 80) as u64, bits & ((1 << 80) - 1))) }
     }
 
-    /// A new id. The low bits are random, so that nobody guesses the next.
+    /// Returns a new id. Its low bits are random, so clients cannot guess the next id.
     ///
     /// # Errors
-    /// No source of random numbers.
+    /// Returns an error if the system's random number generator fails.
     pub fn next(&self) -> std::io::Result<VideoId> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
         let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // The top bit stays free for the steps of a millisecond.
+        // Keep the top bit clear, because ids of the same millisecond increment the random bits.
         let drawn = u128::from_le_bytes(random) & ((1 << 79) - 1);
         let (millis, low) = *last;
         *last = if now > millis { (now, drawn) } else { (millis, low + 1 + (drawn & ((1 << 60) - 1))) };
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_sort_by_time_also_where_the_clock_is_set_back() {
+    fn ids_stay_sorted_when_the_clock_is_set_back() {
         let future = VideoId::of(1 << 46, 7);
         let ids = Ids::behind(Some(&future));
         let made: Vec<VideoId> = (0..1000).map(|_| ids.next().expect("an id")).collect();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn other_text_is_no_id() {
+    fn invalid_ids_are_rejected() {
         let good = Ids::behind(None).next().expect("an id").to_string();
         assert_eq!(good.len(), 32);
         for bad in ["", "video_", "video_../../../etc/passwd", &good.to_uppercase(), &good[1..], &format!("{good}0")] {

@@ -1,4 +1,4 @@
-//! Files that requests give, by the SHA-256 of their contents.
+//! Input files of requests, stored under the SHA-256 of their contents.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -12,22 +12,20 @@ use super::descriptors::{busy, is_exhausted};
 use super::error::ApiError;
 use crate::media::{self, ClipInfo, ImageKind};
 
-/// Bytes of an image.
+/// Maximum size of an image in bytes.
 const MAX_IMAGE_BYTES: u64 = 16 << 20;
-/// Pixels of an image.
 const MAX_IMAGE_PIXELS: u64 = 40_000_000;
-/// Pixels along an image's shorter side, below which nothing is to be seen.
-const LEAST_SIDE: u64 = 2;
-/// Bytes of a video's decoded frames, which are in memory at once.
+/// Minimum length of an image's shorter side in pixels.
+const MIN_IMAGE_SIDE: u64 = 2;
+/// Maximum total size of a video's decoded frames in bytes. All frames are in memory at once.
 const MAX_VIDEO_BYTES: u64 = 2 << 30;
-/// Pixels of a video's frame.
 const MAX_VIDEO_PIXELS: u64 = 40_000_000;
-/// Seconds of a sound behind its start that are decoded before a job is accepted.
-const MOST_CHECKED: f64 = 3600.0;
-/// Files that are decoded at once: an image takes up to 120 MB twice.
+/// How many seconds of audio after the start offset are decoded before a job is accepted.
+const MAX_CHECKED_SECONDS: f64 = 3600.0;
+/// Maximum number of concurrent decodes. Decoding an image may need two buffers of 120 MB.
 const DECODERS: usize = 2;
 
-/// Folder of given files, `STATE/inputs`.
+/// Store of input files in the folder `STATE/inputs`.
 pub struct Inputs {
     folder: PathBuf,
     decoders: Gate,
@@ -35,34 +33,36 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Inputs in a folder, which is made where it is not there.
+    /// Opens the folder; creates it if it does not exist.
     ///
     /// # Errors
-    /// A folder that cannot be made.
+    /// Returns an error if the folder cannot be created.
     pub fn open(folder: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&folder)?;
         let decode_video = |file: &Path| media::decode_upload(file, Path::new("ffmpeg"), MAX_VIDEO_PIXELS);
         Ok(Inputs { folder, decoders: Gate::of(DECODERS), decode_video })
     }
 
-    /// The same, which takes a video for what its header says: for tests of what follows on hosts without ffmpeg.
+    /// Makes the store accept videos by their headers without decoding them, for tests on hosts without ffmpeg.
     #[cfg(test)]
-    pub(in crate::serve) fn trusting_headers(self) -> Self {
+    pub(in crate::serve) fn accepting_headers(self) -> Self {
         Inputs { decode_video: |file| media::probe_clip(file, Path::new("/dev/null/ffmpeg")), ..self }
     }
 
-    /// Checks an image by its contents and keeps it as PNG, upright; its name.
+    /// Decodes an image, stores it as PNG in its display orientation and returns the name of the stored file.
     ///
     /// # Errors
-    /// `invalid_image`, `image_too_large`, of the field.
+    /// Returns `invalid_image` or `image_too_large` for `field`.
     pub fn keep_image(&self, field: &str, file: &Path) -> Result<String, ApiError> {
         check_image(field, BufReader::new(File::open(file).map_err(|e| unkept(&e))?))?;
-        let frames = self.decoders.within(|| media::read_image_up_to(file, MAX_IMAGE_PIXELS));
+        let frames = self.decoders.within(|| media::read_image_limited(file, MAX_IMAGE_PIXELS));
         let frames = frames.map_err(|error| {
             let why = match error {
                 media::Error::Image { message, .. } => message,
                 _ => {
-                    format!("it cannot be decoded: it is damaged, cut short or of more than {MAX_IMAGE_PIXELS} pixels")
+                    format!(
+                        "cannot decode the image: it is damaged, truncated or has more than {MAX_IMAGE_PIXELS} pixels"
+                    )
                 }
             };
             ApiError::field("invalid_image", field, format!("{field}: {}", one_line(&why)))
@@ -70,112 +70,117 @@ impl Inputs {
         check_image_size(field, frames.width() as u64, frames.height() as u64)?;
         let rgb = frames.iter().next().unwrap_or_default();
         let png = media::png_bytes(rgb, frames.width(), frames.height());
-        let png =
-            png.map_err(|_| ApiError::field("invalid_image", field, format!("{field}: it cannot be kept as PNG")))?;
+        let png = png.map_err(|_| {
+            ApiError::field("invalid_image", field, format!("{field}: cannot convert the image to PNG"))
+        })?;
         self.keep(&mut Cursor::new(png), "png")
     }
 
-    /// The same of bytes.
+    /// Same as [`Inputs::keep_image`], for an image in memory.
     ///
     /// # Errors
-    /// As [`Inputs::keep_image`].
+    /// Same as [`Inputs::keep_image`].
     pub fn keep_image_bytes(&self, field: &str, bytes: &[u8]) -> Result<String, ApiError> {
         self.with_file(bytes, |file| self.keep_image(field, file))
     }
 
-    /// Checks that the sound of a file can be decoded whole and does not end before second `start`, and keeps the file; its name.
+    /// Checks that the audio of a file can be decoded completely and is longer than `start` seconds, stores the file
+    /// and returns the name of the stored file.
     ///
     /// # Errors
-    /// `invalid_audio`, of the field.
-    pub fn keep_sound(&self, field: &str, file: &Path, start: f64) -> Result<String, ApiError> {
+    /// Returns `invalid_audio` for `field`.
+    pub fn keep_audio(&self, field: &str, file: &Path, start: f64) -> Result<String, ApiError> {
         let fault = |why: &str| ApiError::field("invalid_audio", field, format!("{field}: {}", one_line(why)));
-        let length = self.length_of_sound(file, start).map_err(|why| fault(&why))?.unwrap_or(0.0);
+        let length = self.decoded_audio_seconds(file, start).map_err(|why| fault(&why))?.unwrap_or(0.0);
         if length <= 0.0 {
-            return Err(fault("it has no sound"));
+            return Err(fault("the file has no audio"));
         }
         if start >= length {
-            return Err(fault(&format!("its sound ends after {length:.3} s, before its start, {start} s")));
+            return Err(fault(&format!("the audio ends after {length:.3} s, before its start offset of {start} s")));
         }
         self.keep(&mut File::open(file).map_err(|e| unkept(&e))?, "sound")
     }
 
-    /// Checks that the sound of a video, where it has one, can be decoded whole.
+    /// Checks that the audio of a video, if any, can be decoded completely.
     ///
     /// # Errors
-    /// `invalid_video`, of the field.
-    pub fn check_sound_of_video(&self, field: &str, file: &Path) -> Result<(), ApiError> {
+    /// Returns `invalid_video` for `field`.
+    pub fn check_video_audio(&self, field: &str, file: &Path) -> Result<(), ApiError> {
         let fault = |why: &str| ApiError::field("invalid_video", field, format!("{field}: {}", one_line(why)));
-        self.length_of_sound(file, 0.0).map(drop).map_err(|why| fault(&format!("its sound track: {why}")))
+        self.decoded_audio_seconds(file, 0.0).map(drop).map_err(|why| fault(&format!("audio track: {why}")))
     }
 
-    /// Seconds of a file's sound, which is decoded to [`MOST_CHECKED`] seconds behind second `start`, and not kept in memory; `None`:
-    /// it has no sound.
-    ///
-    /// # Errors
-    /// Why it cannot be decoded whole. How the server decodes is no part of that.
-    fn length_of_sound(&self, file: &Path, start: f64) -> Result<Option<f64>, String> {
-        let read = || media::read_sound_from(file, Path::new("ffmpeg"), f64::MAX, Some(start + MOST_CHECKED));
+    /// Decodes up to [`MAX_CHECKED_SECONDS`] seconds of a file's audio after `start`, without keeping the samples.
+    /// Returns the duration of the audio in seconds; `None` if there is none. The error message is for clients and does
+    /// not mention the server's tools.
+    fn decoded_audio_seconds(&self, file: &Path, start: f64) -> Result<Option<f64>, String> {
+        let read = || media::read_sound_from(file, Path::new("ffmpeg"), f64::MAX, Some(start + MAX_CHECKED_SECONDS));
         match self.decoders.within(read) {
-            Ok(Some(part)) if part.damage.is_some() => Err("it is damaged, and cannot be decoded whole".into()),
+            Ok(Some(part)) if part.damage.is_some() => {
+                Err("the audio is damaged and cannot be decoded completely".into())
+            }
             Ok(part) => Ok(part.map(|part| part.length)),
             Err(media::Error::Sound { reason, .. }) => Err(reason),
             Err(error) => {
-                tracing::info!("a given sound is refused: {error}");
-                Err("it is no sound that this server decodes; give WAV, FLAC, MP3, AAC, ALAC or Vorbis".into())
+                tracing::info!("rejected an audio file: {error}");
+                Err("unsupported audio format; use WAV, FLAC, MP3, AAC, ALAC or Vorbis".into())
             }
         }
     }
 
-    /// Checks that a file is a video that ffmpeg decodes whole, of a size that can be in memory, and keeps it; its name.
+    /// Checks that ffmpeg can decode a video completely and that its frames fit in memory, stores the file and returns
+    /// the name of the stored file.
     ///
     /// # Errors
-    /// `invalid_video`, of the field.
+    /// Returns `invalid_video` for `field`.
     pub fn keep_video(&self, field: &str, file: &Path) -> Result<String, ApiError> {
         let fault = |why: &str| ApiError::field("invalid_video", field, format!("{field}: {}", one_line(why)));
         let info = self.decoders.within(|| (self.decode_video)(file)).map_err(|error| match error {
             media::Error::Clip { reason, .. } => fault(&reason),
-            media::Error::FrameRate(rate) => fault(&format!("its frame rate {rate} is not between 0.01 and 1000")),
-            media::Error::NoDecoder { .. } => fault("this server has no ffmpeg, which decodes videos"),
-            _ => fault("it cannot be decoded whole: it is no video, or damaged; convert it, e.g. ffmpeg -i IN OUT.mp4"),
+            media::Error::FrameRate(rate) => {
+                fault(&format!("the frame rate {rate} is not between 0.01 and 1000 frames per second"))
+            }
+            media::Error::NoDecoder { .. } => fault("this server cannot decode videos: ffmpeg is not installed"),
+            _ => fault("cannot decode the video: it is damaged or not a video; convert it, e.g. ffmpeg -i IN OUT.mp4"),
         })?;
         let bytes = [info.width, info.height, info.frames].iter().fold(3u64, |all, n| all.saturating_mul(*n as u64));
         if bytes > MAX_VIDEO_BYTES {
             let (w, h, n) = (info.width, info.height, info.frames);
             return Err(fault(&format!(
-                "{n} frames of {w}x{h} are more than the server decodes; give a smaller or shorter one"
+                "{n} frames of {w}x{h} exceed the server's limit for decoded video; use a smaller or shorter video"
             )));
         }
         self.keep(&mut File::open(file).map_err(|e| unkept(&e))?, "mp4")
     }
 
-    /// Bytes as a file, for as long as it is looked at.
+    /// Writes bytes to a temporary file and calls `look` with its path.
     ///
     /// # Errors
-    /// A full disk; those of `look`.
+    /// Returns an error if the file cannot be written, or the error that `look` returns.
     pub fn with_file<T>(&self, bytes: &[u8], look: impl FnOnce(&Path) -> Result<T, ApiError>) -> Result<T, ApiError> {
         let file = tempfile::Builder::new().prefix(NEW).tempfile_in(&self.folder).map_err(|e| unkept(&e))?;
         fs::write(file.path(), bytes).map_err(|e| unkept(&e))?;
         look(file.path())
     }
 
-    /// The path of a file that is kept.
+    /// Returns the path of a stored file with this name.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// The name of a file that is kept, by its path.
+    /// Returns the name of a stored file with this path; `None` if the path is outside the folder.
     pub fn name<'a>(&self, path: &'a str) -> Option<&'a str> {
         Path::new(path).strip_prefix(&self.folder).ok()?.to_str()
     }
 
-    /// Keeps contents under their hash.
+    /// Stores contents under their hash and returns the name of the stored file.
     fn keep(&self, contents: &mut impl Read, extension: &str) -> Result<String, ApiError> {
         let mut file = tempfile::Builder::new().prefix(NEW).tempfile_in(&self.folder).map_err(|e| unkept(&e))?;
         io::copy(contents, &mut file).map_err(|e| unkept(&e))?;
         let hash = media::sha256_of(file.path()).map_err(|_| unkept(&io::ErrorKind::Other.into()))?;
         let name = format!("{hash}.{extension}");
         let path = self.path(&name);
-        // One that is there is as new: what goes over old ones leaves it to this request.
+        // Update the time of an existing file, so that the sweep of old files does not remove it during this request.
         if File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now())).is_ok() {
             return Ok(name);
         }
@@ -186,60 +191,59 @@ impl Inputs {
     }
 }
 
-/// Prefix of files that are not whole yet.
+/// Prefix of the names of files that are not completely written.
 const NEW: &str = ".new-";
 
-/// Refuses an image by its first bytes, before its pixels are decoded.
+/// Rejects an unsupported, oversized or too small image by its header, before the pixels are decoded.
 fn check_image(field: &str, mut file: BufReader<File>) -> Result<(), ApiError> {
     let invalid = |why: String| ApiError::field("invalid_image", field, format!("{field}: {}", one_line(&why)));
     let bytes = file.get_ref().metadata().map_err(|e| unkept(&e))?.len();
     if bytes > MAX_IMAGE_BYTES {
-        let why = format!("{field}: {bytes} bytes; an image has at most {MAX_IMAGE_BYTES}");
+        let why = format!("{field}: the image has {bytes} bytes; the maximum is {MAX_IMAGE_BYTES} bytes");
         return Err(ApiError::field("image_too_large", field, why));
     }
     let is_other = ImageKind::of(file.fill_buf().map_err(|e| unkept(&e))?).is_some();
     let reader = ImageReader::new(file).with_guessed_format().map_err(|e| unkept(&e))?;
     if !matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Jpeg | ImageFormat::WebP)) {
-        let none = "it is none of PNG, JPEG, WebP, HEIC, AVIF, GIF, BMP, TIFF; convert it, e.g. ffmpeg -i IN OUT.png";
+        let none = "unsupported image format; use PNG, JPEG, WebP, HEIC, AVIF, GIF, BMP or TIFF, or convert it, e.g. ffmpeg -i IN OUT.png";
         return if is_other { Ok(()) } else { Err(invalid(none.into())) };
     }
     let (width, height) = reader.into_dimensions().map_err(|error| invalid(error.to_string()))?;
     check_image_size(field, width.into(), height.into())
 }
 
-/// Refuses an image with too many pixels or with hardly any.
 fn check_image_size(field: &str, width: u64, height: u64) -> Result<(), ApiError> {
     if width * height > MAX_IMAGE_PIXELS {
-        let why = format!("{field}: {width}x{height}; an image has at most {MAX_IMAGE_PIXELS} pixels");
+        let why = format!("{field}: the image has {width}x{height} pixels; the maximum is {MAX_IMAGE_PIXELS}");
         return Err(ApiError::field("image_too_large", field, why));
     }
-    if width.min(height) < LEAST_SIDE {
-        let why = format!("{field}: {width}x{height} is too small for a frame");
+    if width.min(height) < MIN_IMAGE_SIDE {
+        let why = format!("{field}: the image has {width}x{height} pixels; each side needs at least {MIN_IMAGE_SIDE}");
         return Err(ApiError::field("invalid_image", field, why));
     }
     Ok(())
 }
 
-/// A file that cannot be kept.
+/// Converts the error of storing a file into a response.
 fn unkept(error: &io::Error) -> ApiError {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            ApiError::new(507, "insufficient_storage", "the server's disk is full").should_retry(false)
+            ApiError::new(507, "insufficient_storage", "the server's disk is full: delete videos, or try again later")
+                .should_retry(false)
         }
         _ if is_exhausted(error) => busy(),
         _ => {
-            tracing::error!("a given file cannot be kept: {error}");
-            ApiError::new(500, "internal", "a file of the request cannot be kept")
+            tracing::error!("cannot store an input file: {error}");
+            ApiError::new(500, "internal", "the server cannot store a file of the request")
         }
     }
 }
 
-/// Text on one line.
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Lets so many through at once.
+/// Counting semaphore for code that blocks.
 struct Gate {
     left: Mutex<usize>,
     freed: Condvar,
@@ -251,7 +255,7 @@ impl Gate {
     }
 
     fn within<T>(&self, work: impl FnOnce() -> T) -> T {
-        /// Gives the place back, also where the work panics.
+        /// Guard of a [`Gate`] permit, which is released on drop, also during a panic.
         struct Place<'a>(&'a Gate);
         impl Drop for Place<'_> {
             fn drop(&mut self) {
@@ -276,9 +280,9 @@ mod tests {
     use super::*;
     use crate::media::{Audio, WavFormat, write_wav};
 
-    /// A sound's header is looked at before it costs anything.
+    /// The sample rate in the header is checked before any audio is decoded.
     #[test]
-    fn a_sound_of_an_impossible_rate_is_refused() {
+    fn audio_with_invalid_sample_rate_is_rejected() {
         let folder = tempfile::tempdir().expect("a folder");
         let inputs = Inputs::open(folder.path().join("inputs")).expect("a folder");
         let file = folder.path().join("a.wav");
@@ -288,7 +292,7 @@ mod tests {
         let kept = |rate: u32| {
             let header = [&plain[..24], &rate.to_le_bytes(), &plain[28..]].concat();
             fs::write(&file, header).expect("written");
-            inputs.keep_sound("input_audio", &file, 0.0)
+            inputs.keep_audio("input_audio", &file, 0.0)
         };
         assert!(kept(8000).is_ok() && kept(384_000).is_ok());
         for rate in [7999, 999_983, 4_294_967_291] {

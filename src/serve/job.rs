@@ -1,4 +1,4 @@
-//! A job: what was asked, kept as `request.json`, and how far it is, kept as `job.json`.
+//! A job: its request, stored as `request.json`, and its state, stored as `job.json`.
 
 use std::sync::Arc;
 
@@ -10,66 +10,67 @@ use super::id::VideoId;
 use crate::config::Config;
 use crate::pipeline::Phase;
 
-/// A request that was accepted; it never changes.
+/// An accepted request, which never changes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Accepted {
     pub id: VideoId,
-    /// Seconds since 1970.
+    /// Creation time, as Unix time in seconds.
     pub created_at: u64,
-    /// Name of the key that asked; empty on a server without keys.
+    /// Name of the API key with which the request was sent; empty on a server without keys.
     pub owner: String,
-    /// Name that the client gave the model, or the server's first.
+    /// Model name that the client sent, or the server's default name.
     pub model: String,
-    /// The run: one prompt, one seed, files by their names in the store.
+    /// Configuration of the run, with one prompt and one seed. It refers to input files by their names in the store.
     pub config: Config,
-    /// The finished video, where no prediction decides; absent of requests that an earlier release kept.
+    /// Size of the finished video; `None` if the model predicts its length, and in requests that an earlier release
+    /// stored.
     #[serde(default)]
     pub expected: Option<Expected>,
-    /// The request's fields, as its remix takes them: unfolded, without files' contents.
+    /// Normalised request fields without file contents. A remix inherits them.
     pub fields: Map<String, Value>,
-    /// Length as the client wrote it.
+    /// Duration in the client's own notation; `None` if the request set none.
     pub seconds: Option<String>,
     pub user: Option<String>,
     pub metadata: Map<String, Value>,
-    /// What the client should know, such as an alias of a size.
+    /// Warnings for the client, for example that the size is an alias of another one.
     pub warnings: Vec<String>,
     pub remixed_from: Option<VideoId>,
-    /// Given files in the store, by name.
+    /// Names of the job's input files in the store.
     pub inputs: Vec<String>,
-    /// Of the body, for `Idempotency-Key`.
+    /// SHA-256 of the request body. Requests with the same `Idempotency-Key` must have the same body.
     pub body_sha256: String,
     pub idempotency_key: Option<String>,
-    /// W3C trace context.
+    /// W3C trace context of the request.
     pub traceparent: Option<String>,
-    /// Requests of one shape run the same programs.
+    /// Shape key: requests with equal keys run the same programs.
     pub shape: String,
-    /// Requests of one batch key differ in prompt and seed only.
+    /// Batch key: requests with equal keys differ only in prompt and seed and can run in one batch.
     pub batch_key: String,
 }
 
 impl Accepted {
-    /// The prompt; a request has one.
+    /// Returns the prompt.
     pub fn prompt(&self) -> &str {
         self.config.request.prompt.as_deref().unwrap_or_default()
     }
 
-    /// Frames of the finished video, where they are not predicted.
+    /// Returns the number of frames of the finished video; `None` if the model predicts it.
     pub fn num_frames(&self) -> Option<usize> {
         self.expected.map(|video| video.num_frames).or_else(|| self.config.request.num_frames.count())
     }
 }
 
-/// Size, length and rate of a video before it is made.
+/// Size, number of frames and frame rate that a video will have.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Expected {
     pub width: usize,
     pub height: usize,
     pub num_frames: usize,
-    /// Frames a second.
+    /// Frames per second.
     pub fps: f64,
 }
 
-/// Where a job is.
+/// State of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
@@ -80,12 +81,12 @@ pub enum State {
 }
 
 impl State {
-    /// Whether it stays so.
+    /// Returns whether the job has ended, so that its state cannot change again.
     pub fn is_terminal(self) -> bool {
         matches!(self, State::Completed | State::Failed)
     }
 
-    /// OpenAI's word.
+    /// Returns the name of the state in OpenAI's API.
     pub fn name(self) -> &'static str {
         match self {
             State::Queued => "queued",
@@ -96,26 +97,26 @@ impl State {
     }
 }
 
-/// How far a job is, as far as it is kept on disk.
+/// State of a job, as stored on disk. All times are Unix times in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub state: State,
     pub started_at: Option<u64>,
     pub completed_at: Option<u64>,
-    /// When record and files go.
+    /// When the job and its files will be removed.
     pub expires_at: Option<u64>,
-    /// Why it failed.
+    /// Why the job failed.
     pub failure: Option<Failure>,
-    /// Times that it was begun.
+    /// How many times the job has been started.
     pub attempts: u32,
-    /// Videos made together with it, itself included.
+    /// Number of videos in the batch of the job, including its own.
     pub batch: usize,
-    /// The files that were made.
+    /// The finished video.
     pub produced: Option<Produced>,
 }
 
 impl Record {
-    /// Of a job that waits.
+    /// Returns the state of a new job.
     pub fn queued() -> Self {
         Record {
             state: State::Queued,
@@ -130,32 +131,32 @@ impl Record {
     }
 }
 
-/// A finished video, as its files are.
+/// Properties of a finished video.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Produced {
     pub width: usize,
     pub height: usize,
     pub num_frames: usize,
-    /// Frames a second.
+    /// Frames per second.
     pub fps: f64,
-    /// Bytes of all its files.
+    /// Total size of the video's files, in bytes.
     pub bytes: u64,
-    /// SHA-256 of the raw frames.
+    /// SHA-256 of the decoded frames.
     pub frames_sha256: String,
-    /// SHA-256 of the raw samples.
+    /// SHA-256 of the decoded audio samples.
     pub samples_sha256: String,
-    /// Phases, as the sidecar has them.
+    /// Durations of the phases, in the format of the sidecar.
     pub timings: Value,
     pub warnings: Vec<String>,
 }
 
-/// Part of a run that a job is at.
+/// Stage of a run, as reported to clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobPhase {
     #[default]
     Queued,
-    /// Too little room on the disk.
+    /// The job is queued because the disk has too little free space.
     WaitingForDisk,
     Compiling,
     Loading,
@@ -165,12 +166,12 @@ pub enum JobPhase {
     Refine,
     VideoDecoder,
     AudioDecoder,
-    /// The files are written.
+    /// The video's files are being written.
     Encoding,
 }
 
 impl JobPhase {
-    /// The stage that a phase of the pipeline belongs to.
+    /// Returns the stage that contains a pipeline phase.
     pub fn of(phase: Phase) -> Self {
         match phase.name() {
             "text_encoder" | "connectors" => JobPhase::TextEncoder,
@@ -183,25 +184,25 @@ impl JobPhase {
     }
 }
 
-/// How far a running job is. Nothing of it is kept on disk.
+/// Progress of a running job. It is not stored on disk.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Progress {
     pub stage: JobPhase,
-    /// Steps behind it, of this stage.
+    /// Number of finished steps of the current stage.
     pub step: usize,
     pub steps: usize,
-    /// 0 to 99; 100 once the files are there.
+    /// Progress of the job in percent: 0 to 99 until the files are written, then 100.
     pub percent: u8,
-    /// Seconds that are left, where they can be told.
+    /// Estimated remaining time in seconds; `None` if unknown.
     pub eta_s: Option<f64>,
 }
 
-/// A job at one moment.
+/// State of a job at one point in time.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     pub accepted: Arc<Accepted>,
     pub record: Arc<Record>,
     pub progress: Progress,
-    /// Jobs before it.
+    /// Number of jobs ahead of this one in the queue; `None` if it is not queued.
     pub queue_position: Option<usize>,
 }

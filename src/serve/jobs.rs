@@ -1,7 +1,8 @@
-//! All jobs of a server, in memory, with their durable transitions.
+//! The server's jobs: an index in memory whose state transitions are also written to disk.
 //!
-//! A transition is on the disk before anyone sees it; progress never is. The index is locked for moments only: a thread that
-//! writes a job's state marks it as busy, writes without the lock, and shows the new state then.
+//! A transition is written to disk before it becomes visible; progress is not stored. The index lock is held only
+//! briefly: a thread that changes a job's state marks the job as busy, writes without the lock, then publishes the new
+//! state.
 
 mod end;
 mod index;
@@ -32,66 +33,66 @@ use super::job::{Accepted, Record, Snapshot, State};
 use super::store::{JobStore, Variant, is_full};
 use crate::config::Serve;
 
-/// Whose request it is.
+/// The client that sends a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Name of its key; empty on a server without keys.
+    /// Name of the client's API key; empty on a server without keys.
     pub name: String,
-    /// Whether it sees every key's videos.
+    /// Whether the client may see the videos of all keys.
     pub sees_all: bool,
 }
 
 impl Caller {
-    /// Whether a job is its own to see.
+    /// Returns whether the caller may see a job.
     pub fn sees(&self, accepted: &Accepted) -> bool {
         self.sees_all || self.name == accepted.owner
     }
 }
 
-/// A place in the queue that is held while a request's body is read; dropped, it is free again.
+/// Guard that reserves a slot in the queue while a request is processed; dropping it frees the slot.
 pub struct Ticket {
     jobs: Arc<Jobs>,
     owner: String,
-    /// Whether its job has the place now.
+    /// Whether a submitted job has taken over the slot.
     is_used: bool,
-    /// Whether its client waits for the job.
+    /// Whether the client waits for the job in a synchronous request.
     waits: bool,
 }
 
-/// Result of a request to make a video.
+/// Result of submitting a job.
 #[derive(Clone, Debug)]
 pub enum Submitted {
     New(Snapshot),
-    /// The same `Idempotency-Key` and body came before.
+    /// The request had been submitted before: the earlier job with the same `Idempotency-Key` and body.
     Again(Snapshot),
 }
 
-/// A page of jobs.
+/// One page of a list of jobs.
 #[derive(Clone, Debug)]
 pub struct Page {
     pub jobs: Vec<Snapshot>,
     pub has_more: bool,
 }
 
-/// Part of the list that is wanted.
+/// Which jobs a list request selects.
 #[derive(Clone, Debug)]
 pub struct ListQuery {
-    /// Ids behind this one, in the order of the list; it need not be there any more.
+    /// Id after which the page starts, in list order. The job with this id may have been removed.
     pub after: Option<VideoId>,
     pub limit: usize,
-    /// Newest first.
+    /// Whether the newest jobs come first.
     pub descending: bool,
     pub state: Option<State>,
 }
 
-/// Times that tests have shorter, and the wall's clock.
+/// Clock and timing parameters. Tests use shorter ones.
 #[derive(Clone)]
 pub struct Pace {
-    /// Finished jobs that are younger stay, however full the disk is.
+    /// Minimum age of a finished job before it is removed because the disk is full.
     pub young: Duration,
-    /// How long a finished video waits for room on the disk.
+    /// How long a job waits for disk space or a file descriptor before it fails.
     pub patience: Duration,
-    /// Seconds since 1970.
+    /// Returns the Unix time in seconds.
     pub clock: Arc<dyn Fn() -> u64 + Send + Sync>,
 }
 
@@ -102,40 +103,40 @@ impl Default for Pace {
     }
 }
 
-/// Jobs of a server.
+/// The jobs of a server, with their queue, their runs and their store.
 pub struct Jobs {
     store: Arc<dyn JobStore>,
     settings: Serve,
     pace: Pace,
     index: Mutex<Index>,
-    /// A state was written, or a job came that a request waits for.
+    /// Notified when a job is no longer busy, when storing a new job succeeds or fails, and when the server drains.
     freed: Condvar,
-    /// There may be work for the device.
+    /// Notified when there may be work for the device.
     work: Condvar,
     version: watch::Sender<u64>,
     is_draining: AtomicBool,
     has_failed: AtomicBool,
-    /// Calls of [`Jobs::sweep`] that were asked for.
+    /// Whether a [`Jobs::sweep`] is requested, and a condition variable that is notified of requests.
     sweeps: (Mutex<bool>, Condvar),
-    /// Held by a request that has the disk swept.
+    /// Held while a request sweeps a full disk, so that only one request does.
     sweeping: Mutex<()>,
 }
 
 pub use self::run::Running;
 pub use self::waiters::Waiter;
 
-/// For HTTP.
+/// Operations that the HTTP endpoints use.
 impl Jobs {
-    /// A job, where it is the caller's.
+    /// Returns a job that the caller may see.
     ///
     /// # Errors
-    /// `video_not_found`; `expired` for one that was there, as long as that is known.
+    /// Returns `video_not_found`, or `expired` for a job that was removed recently.
     pub fn get(&self, caller: &Caller, id: &VideoId) -> Result<Snapshot, ApiError> {
         let index = self.lock();
         index.seen(caller, id).map(|entry| index.snapshot(entry)).ok_or_else(|| missing(&index, caller, id))
     }
 
-    /// A page of the caller's jobs.
+    /// Returns a page of the jobs that the caller may see.
     pub fn list(&self, caller: &Caller, query: &ListQuery) -> Page {
         let index = self.lock();
         let wanted = |(id, _): (&VideoId, _)| -> Option<Snapshot> {
@@ -154,10 +155,11 @@ impl Jobs {
         Page { jobs, has_more }
     }
 
-    /// A job's snapshots as they come, the latest wins; it ends when the job is removed.
+    /// Returns a receiver of a job's snapshots, which may skip some of them. The channel closes when the job is
+    /// removed.
     ///
     /// # Errors
-    /// As [`Jobs::get`].
+    /// Same as [`Jobs::get`].
     pub fn watch(&self, caller: &Caller, id: &VideoId) -> Result<watch::Receiver<Snapshot>, ApiError> {
         let mut index = self.lock();
         let snapshot = match index.seen(caller, id) {
@@ -168,20 +170,21 @@ impl Jobs {
         Ok(entry.sender.get_or_insert_with(|| watch::channel(snapshot).0).subscribe())
     }
 
-    /// A file of a job, open. No link is followed; whether it is the caller's and finished, its snapshot says.
+    /// Opens a file of a job without following symbolic links. Checks neither whether the caller may see the job nor
+    /// the job's state.
     ///
     /// # Errors
-    /// No such file.
+    /// Returns an error if the file does not exist.
     pub fn open_file(&self, id: &VideoId, variant: Variant) -> io::Result<File> {
         self.store.open(id, variant)
     }
 
-    /// A number that grows with every change of any job.
+    /// Returns a receiver of a counter that increases with every change of any job.
     pub fn version(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
 
-    /// The caller's running and waiting jobs, in order.
+    /// Returns the running and the queued jobs that the caller may see, in order.
     pub fn queue(&self, caller: &Caller) -> (Vec<Snapshot>, Vec<Snapshot>) {
         let index = self.lock();
         let running = index.runs.values().flat_map(|run| &run.members);
@@ -190,7 +193,7 @@ impl Jobs {
         (running.map(|entry| index.snapshot(entry)).collect(), index.queued(caller))
     }
 
-    /// The caller's jobs that nobody wants any more and that the device has not left yet, deleted ones too.
+    /// Returns the cancelled or deleted jobs of the caller that still run on the device.
     pub fn stopping(&self, caller: &Caller) -> Vec<VideoId> {
         let index = self.lock();
         let on_device = index.runs.values().filter(|run| !run.is_made).flat_map(|run| &run.members);
@@ -198,22 +201,22 @@ impl Jobs {
         entries.filter(|entry| entry.record.state.is_terminal()).map(|entry| entry.accepted.id.clone()).collect()
     }
 
-    /// Folder of a job's files.
+    /// Returns the folder of a job's files.
     pub fn folder(&self, id: &VideoId) -> PathBuf {
         self.store.folder(id)
     }
 
-    /// How long a finished video waits for room on the disk.
+    /// Returns how long a job waits for disk space or a file descriptor before it fails.
     pub fn patience(&self) -> Duration {
         self.pace.patience
     }
 
-    /// Whether the disk has too little room for another video, as it was last seen.
+    /// Returns whether the disk had too little space for another video when it was last checked.
     pub fn is_short_of_disk(&self) -> bool {
         self.lock().is_short
     }
 
-    /// Why nothing runs any more, where the device failed.
+    /// Returns why the device failed; `None` if it has not failed.
     pub fn device_failure(&self) -> Option<String> {
         self.lock().failed.clone()
     }
@@ -221,7 +224,7 @@ impl Jobs {
 
 impl Jobs {
     fn lock(&self) -> MutexGuard<'_, Index> {
-        // What a thread changes under the lock is whole at every step that can panic.
+        // A poisoned index is usable, because it is consistent at every point that can panic.
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -233,7 +236,8 @@ impl Jobs {
         self.version.send_modify(|version| *version += 1);
     }
 
-    /// Makes the state of a job this thread's to write, once no other does. False for a job that is not there.
+    /// Waits until no other thread is changing the job's state, then marks the job as busy. Returns false if the job
+    /// does not exist.
     fn claim<'a>(&'a self, mut index: MutexGuard<'a, Index>, id: &VideoId) -> (MutexGuard<'a, Index>, bool) {
         loop {
             match index.jobs.get_mut(id) {
@@ -247,7 +251,7 @@ impl Jobs {
         }
     }
 
-    /// Gives a claimed job back, with its new state where there is one, and tells of it.
+    /// Ends the exclusive access that [`Jobs::claim`] granted, publishes the new state, if any, and notifies watchers.
     fn settle(&self, index: &mut Index, id: &VideoId, record: Option<Record>) {
         if let Some(entry) = index.jobs.get_mut(id) {
             entry.is_busy = false;
@@ -266,12 +270,13 @@ impl Jobs {
             }
         }
         self.freed.notify_all();
-        // One whose end could not be kept still waits, and may be all that the device's thread saw.
+        // If a cancellation could not be written to disk, the job is still queued and may be the only work for the
+        // device thread.
         self.work.notify_all();
         self.is_changed();
     }
 
-    /// Writes a state; on a full disk into the room that is kept for that.
+    /// Writes a job's state. If the disk is full, frees the disk reserve and tries again.
     fn write(&self, id: &VideoId, record: &Record) -> io::Result<()> {
         match self.store.transition(id, record) {
             Err(error) if is_full(&error) => {
@@ -282,8 +287,9 @@ impl Jobs {
         }
     }
 
-    /// The same for the threads of device and finisher: where too many files are open, it waits for one.
-    fn write_patiently(&self, id: &VideoId, record: &Record) -> io::Result<()> {
+    /// Same as [`Jobs::write`], but retries for up to [`Pace::patience`] if too many files are open. Blocks: for the
+    /// device and finisher threads only.
+    fn write_with_retry(&self, id: &VideoId, record: &Record) -> io::Result<()> {
         let until = Instant::now() + self.pace.patience;
         loop {
             match self.write(id, record) {
@@ -294,14 +300,14 @@ impl Jobs {
     }
 }
 
-/// Between two attempts to write a state where no file can be opened.
+/// Retry interval for writing a job's state while no file descriptor is available.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Seconds until the running job should end.
+/// Returns the `Retry-After` of a full queue: the estimated remaining seconds of the running batch.
 fn retry_after(index: &Index) -> u32 {
     let ids = index.runs.values().filter(|run| !run.is_made).flat_map(|run| &run.members);
     let left = ids.filter_map(|id| index.jobs.get(id)?.progress.eta_s).reduce(f64::max);
-    // Beyond two minutes clients give up; what is not known yet may be short.
+    // Clients give up after two minutes. If the remaining time is unknown, it may be short.
     left.map_or(5, |left| left.ceil().clamp(1.0, 120.0) as u32)
 }
 
@@ -312,7 +318,7 @@ fn missing(index: &Index, caller: &Caller, id: &VideoId) -> ApiError {
     }
 }
 
-/// Too little room on the disk.
+/// Returns the error for a full disk.
 fn no_room() -> ApiError {
     ApiError::new(507, "insufficient_storage", "the server's disk is full: delete videos, or try again later")
         .should_retry(false)

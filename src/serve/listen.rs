@@ -1,7 +1,7 @@
-//! Connections: HTTP/1.1 over TCP, with a limit for everything a client can be slow at.
+//! Serves HTTP/1.1 over TCP, with a timeout for every phase in which a client can be slow.
 //!
-//! `axum::serve` gives hyper no timer, and hyper's own has one limit for headers and idle connections alike; so a stream of our
-//! own keeps the time, by what its connection is at.
+//! `axum::serve` gives hyper no timer, and hyper's own timer has one limit for both headers and idle connections. So a
+//! wrapper around the TCP stream enforces timeouts that depend on the connection's state.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -40,7 +40,7 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Number of open connections.
+    /// Returns the number of open connections.
     pub fn count(&self) -> usize {
         self.lock().len()
     }
@@ -56,8 +56,8 @@ impl Connections {
         (number, connection)
     }
 
-    /// Ends the oldest connection on which no request runs: idle clients and slow senders of headers cannot keep others out.
-    /// Whether there is one.
+    /// Closes the oldest connection that is not handling a request, so that idle clients and clients that send headers
+    /// slowly cannot block others. Returns whether there was one.
     fn evict(&self) -> bool {
         let open = self.lock();
         let quiet = |connection: &&Arc<Connection>| {
@@ -70,7 +70,7 @@ impl Connections {
     }
 }
 
-/// Leaves the list when its connection ends, however it does.
+/// Guard of an open connection. Dropping it removes the connection from the list and releases its permit.
 struct Entered {
     connections: Arc<Connections>,
     number: u64,
@@ -83,7 +83,7 @@ impl Drop for Entered {
     }
 }
 
-/// Answers the connections of a listener until `ending` says so, then those that are open to the end of their answers.
+/// Serves connections until `ending` is true, then waits up to [`Limits::shutdown_grace`] for open responses to finish.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -92,7 +92,7 @@ pub async fn serve(
     connections: Arc<Connections>,
     mut ending: watch::Receiver<bool>,
 ) {
-    let most = limits.connections.min(files.for_connections());
+    let most = limits.connections.min(files.connection_limit());
     let places = Arc::new(Semaphore::new(most));
     loop {
         let accepted = tokio::select! {
@@ -105,14 +105,15 @@ pub async fn serve(
         tokio::spawn(answer(stream, peer, connection, router.clone(), limits, entered, ending.clone()));
     }
     drop(listener);
-    // All places are free once all connections have ended.
+    // All permits are available once every connection has closed.
     let all = u32::try_from(most).unwrap_or(u32::MAX);
-    if tokio::time::timeout(limits.farewell, places.acquire_many(all)).await.is_err() {
-        tracing::warn!("{} connections were cut", connections.count());
+    if tokio::time::timeout(limits.shutdown_grace, places.acquire_many(all)).await.is_err() {
+        tracing::warn!("shutdown timeout expired; closed {} open connections", connections.count());
     }
 }
 
-/// The next connection, once there is a place for it.
+/// Accepts the next connection. If the maximum number of connections is open, closes one that handles no request and
+/// waits up to a second for its permit. `None`: the connection was not accepted or was closed at once.
 async fn accept(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
@@ -122,17 +123,17 @@ async fn accept(
     let (stream, peer) = match listener.accept().await {
         Ok(accepted) => accepted,
         Err(error) => {
-            // Out of file descriptors, mostly: idle clients make room.
+            // The process is usually out of file descriptors; closing an idle connection frees one.
             connections.evict();
-            tracing::warn!("a connection was not accepted: {error}");
+            tracing::warn!("cannot accept a connection: {error}");
             tokio::time::sleep(Duration::from_millis(100)).await;
             return None;
         }
     };
     if files.is_short(&stream) {
-        // The next finds room.
+        // Frees a descriptor for the next connection.
         connections.evict();
-        tracing::debug!("a connection was closed: the open files that are left are kept for jobs");
+        tracing::debug!("closed a new connection: the remaining file descriptors are reserved for jobs");
         return None;
     }
     let permit = match Arc::clone(places).try_acquire_owned() {
@@ -143,7 +144,7 @@ async fn accept(
             waited.ok()?.ok()?
         }
     };
-    // Events are small, and are wanted at once.
+    // Server-sent events are small and must not be delayed.
     let _ = stream.set_nodelay(true);
     Some((stream, peer, permit))
 }
@@ -157,7 +158,7 @@ async fn answer(
     entered: Entered,
     mut ending: watch::Receiver<bool>,
 ) {
-    let io = TokioIo::new(Paced::new(stream, Arc::clone(&connection), limits));
+    let io = TokioIo::new(TimedStream::new(stream, Arc::clone(&connection), limits));
     let at = Arc::clone(&connection);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         at.at.store(HANDLING, Ordering::Release);
@@ -171,10 +172,10 @@ async fn answer(
     let mut ends = false;
     loop {
         tokio::select! {
-            // A client that is slow, or has gone, is nothing to report.
+            // The error of a slow or disconnected client is not logged.
             _ = served.as_mut() => break,
             () = connection.evicted.notified() => {
-                // A request that has come since is answered.
+                // If a request has arrived since the eviction, the connection stays open until it is answered.
                 if connection.at.load(Ordering::Acquire) != HANDLING {
                     break;
                 }
@@ -189,8 +190,8 @@ async fn answer(
     drop(entered);
 }
 
-/// A request to its answer. What of its body nobody has read is read and dropped first: a client that still sends when the
-/// connection is closed would lose the answer.
+/// Handles a request. Before the response is sent, reads and discards the unread part of the request body: if the
+/// connection closed while the client was still sending, the client would lose the response.
 async fn handle(
     request: hyper::Request<Incoming>,
     router: Router,
@@ -205,47 +206,47 @@ async fn handle(
     request.extensions_mut().insert(ConnectInfo(peer));
     request.extensions_mut().insert(Arc::clone(&state));
     let Ok(response) = router.oneshot(request).await;
-    // A client that waits for the word to go on has sent nothing, if nobody has asked for it.
+    // If a client waits for `100 Continue` and the body was never polled, the client has not sent the body.
     if !waits || state.begun() {
         drain(&state).await;
     }
     Ok(Answer::of(response, connection, state))
 }
 
-/// Waits until a server says that it ends, or is gone.
+/// Waits until the server shuts down or the sender is dropped.
 pub(super) async fn ended(ending: &mut watch::Receiver<bool>) {
     let _ = ending.wait_for(|ends| *ends).await;
 }
 
-/// A stream that ends with its client's patience.
-struct Paced {
+/// TCP stream with a timeout for a client that makes no progress.
+struct TimedStream {
     inner: TcpStream,
     connection: Arc<Connection>,
     limits: Limits,
-    /// State that the timer of reads runs for.
+    /// State of the connection for which the read timer was started.
     reading: u8,
     read: Pin<Box<Sleep>>,
     write: Pin<Box<Sleep>>,
-    /// Whether the timer of writes runs.
+    /// Whether the write timer is running.
     writing: bool,
 }
 
-impl Paced {
+impl TimedStream {
     fn new(inner: TcpStream, connection: Arc<Connection>, limits: Limits) -> Self {
         let sleep = |time| Box::pin(tokio::time::sleep(time));
         let (read, write) = (sleep(limits.headers), sleep(limits.write));
-        Paced { inner, connection, limits, reading: HEADERS, read, write, writing: false }
+        TimedStream { inner, connection, limits, reading: HEADERS, read, write, writing: false }
     }
 
-    /// Nothing came: how long may this go on?
-    fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// Applies the read timeout for the connection's state. Called when no data is available.
+    fn poll_timeout(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let at = self.connection.at.load(Ordering::Acquire);
         if at != self.reading {
             self.reading = at;
             let time = if at == IDLE { self.limits.idle } else { self.limits.headers };
             self.read.as_mut().reset(Instant::now() + time);
         }
-        // Bodies have limits of their own, and a client may wait for its answer as long as that takes.
+        // Request bodies have their own limits, and a client may wait for a response for any length of time.
         if at == HANDLING {
             let waker = context.waker().clone();
             *self.connection.reader.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);
@@ -255,7 +256,7 @@ impl Paced {
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// After a poll of a write: progress stops the timer, waiting starts it.
+    /// Updates the write timer after a poll of the stream: a pending write starts the timer, progress stops it.
     fn judge<T>(&mut self, context: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if polled.is_ready() {
             self.writing = false;
@@ -270,22 +271,22 @@ impl Paced {
     }
 }
 
-impl AsyncRead for Paced {
+impl AsyncRead for TimedStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match Pin::new(&mut self.inner).poll_read(cx, buffer) {
             Poll::Ready(result) => {
-                // The first bytes of the next request.
+                // These are the first bytes of the next request.
                 if self.connection.at.load(Ordering::Acquire) == IDLE {
                     self.connection.at.store(HEADERS, Ordering::Release);
                 }
                 Poll::Ready(result)
             }
-            Poll::Pending => self.poll_patience(cx),
+            Poll::Pending => self.poll_timeout(cx),
         }
     }
 }
 
-impl AsyncWrite for Paced {
+impl AsyncWrite for TimedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.inner).poll_write(cx, bytes);
         self.judge(cx, polled)

@@ -1,6 +1,7 @@
-//! Figures of the server, as Prometheus reads them.
+//! Prometheus metrics of the server.
 //!
-//! Buckets are fixed and labels are words of the program's own: never ids, prompts or sizes, of which there is no end.
+//! Histogram buckets are fixed. Label values come from fixed sets; ids, prompts and sizes are never labels, because the
+//! number of their values is unbounded.
 
 mod observed;
 mod process;
@@ -22,7 +23,7 @@ pub use observed::{ObservedDevice, ObservedStore, Pulse};
 use super::device::Figures;
 use super::store::Usage;
 
-/// Reasons for which a request to make a video finds no place.
+/// Error codes of the rejected requests that `queue_rejected` counts.
 const REJECTIONS: [&str; 4] = ["queue_full", "key_queue_full", "draining", "insufficient_storage"];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -76,17 +77,17 @@ struct ProgramSource {
 
 type Seconds<L> = Family<L, Histogram, fn() -> Histogram>;
 
-/// From a millisecond to half a minute: answers, transitions.
+/// Returns a histogram with buckets from 1 ms to half a minute, for responses and state transitions.
 fn short() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 16))
 }
 
-/// From 50 ms to four hours: phases, runs, waiting.
+/// Returns a histogram with buckets from 50 ms to four hours, for phases, runs and time in the queue.
 fn long() -> Histogram {
     Histogram::new(exponential_buckets(0.05, 2.0, 19))
 }
 
-/// All figures.
+/// All metrics of the server.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -121,11 +122,11 @@ pub struct Metrics {
     resident: Gauge,
     descriptors: Gauge,
     started: Gauge<f64, AtomicU64>,
-    /// Open streams of events.
+    /// Number of open event streams.
     open_streams: AtomicI64,
 }
 
-/// Figures that are asked for when they are read.
+/// Values that are measured when the metrics are read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Now {
     pub connections: usize,
@@ -133,7 +134,7 @@ pub struct Now {
 }
 
 impl Metrics {
-    /// Figures of a server for a model.
+    /// Creates the metrics of a server with the given platform, model and maximum queue length.
     pub fn new(platform: &str, model: &str, queue_limit: usize) -> Self {
         let mut metrics = Metrics {
             registry: Registry::with_prefix("ltx2"),
@@ -173,7 +174,7 @@ impl Metrics {
         metrics.queue_limit.set(i64::try_from(queue_limit).unwrap_or(i64::MAX));
         metrics.started.set(process::start_time());
         for reason in REJECTIONS {
-            // A series that is there from the start shows its first change.
+            // Creating the series at startup makes its first increment visible to Prometheus.
             metrics.rejected.get_or_create_owned(&Reason { reason });
         }
         for source in ["compiled", "cache"] {
@@ -189,55 +190,71 @@ impl Metrics {
         let mut registry = std::mem::take(&mut self.registry);
         let all = &mut registry;
         all.register("build", "Release, platform and model", build);
-        all.register("http_requests", "Answered requests", self.requests.clone());
-        all.register("http_request_seconds", "From a request to its answer's headers", self.request_seconds.clone());
+        all.register("http_requests", "Requests answered", self.requests.clone());
+        all.register(
+            "http_request_seconds",
+            "Seconds from a request to its response headers",
+            self.request_seconds.clone(),
+        );
         all.register("http_connections", "Open connections", self.connections.clone());
-        all.register("http_streams", "Open streams of events", self.streams.clone());
-        // OpenMetrics has one name for one of them: a counter `jobs` is `jobs_total`.
+        all.register("http_streams", "Open event streams", self.streams.clone());
+        // OpenMetrics exports the counter `jobs` as `jobs_total`, so this gauge needs a different name.
         all.register("jobs_held", "Jobs by state", self.jobs.clone());
-        all.register("jobs", "Jobs that ended", self.jobs_ended.clone());
-        all.register("queue_limit", "Jobs that may wait", self.queue_limit.clone());
-        all.register("queue_rejected", "Requests that found no place", self.rejected.clone());
-        all.register("queue_seconds", "From accepted to begun", self.queue_seconds.clone());
-        all.register("run_seconds", "A batch on the device", self.run_seconds.clone());
-        all.register("phase_seconds", "A phase of a batch", self.phase_seconds.clone());
-        all.register("step_seconds", "A denoising step", self.step_seconds.clone());
-        all.register("batch_videos", "Videos made together", self.batch_videos.clone());
-        all.register("overhead_seconds", "A job without queue, device and encoding", self.overhead_seconds.clone());
-        all.register("device_busy_seconds", "Time that the device ran jobs", self.busy_seconds.clone());
-        all.register("device_memory_bytes", "Memory of a device", self.device_memory.clone());
-        all.register("programs", "Programs that are loaded", self.programs.clone());
-        all.register("compiles", "Programs made ready", self.compiles.clone());
-        all.register("lora_switch_seconds", "A change of LoRAs", self.lora_switch_seconds.clone());
-        all.register("compile_seconds", "Compiling for a batch", self.compile_seconds.clone());
-        all.register("frames", "Frames made", self.frames.clone());
-        all.register("video_seconds", "Seconds of video made", self.video_seconds.clone());
-        all.register("store_bytes", "Bytes of jobs and inputs", self.store_bytes.clone());
+        all.register("jobs", "Finished jobs by outcome", self.jobs_ended.clone());
+        all.register("queue_limit", "Maximum number of queued jobs", self.queue_limit.clone());
+        all.register("queue_rejected", "Requests rejected for lack of capacity", self.rejected.clone());
+        all.register("queue_seconds", "Seconds from acceptance of a job to its start", self.queue_seconds.clone());
+        all.register("run_seconds", "Seconds that a batch ran on the device", self.run_seconds.clone());
+        all.register("phase_seconds", "Duration of each phase of a batch in seconds", self.phase_seconds.clone());
+        all.register("step_seconds", "Duration of a denoising step in seconds", self.step_seconds.clone());
+        all.register("batch_videos", "Videos per batch", self.batch_videos.clone());
+        all.register(
+            "overhead_seconds",
+            "Seconds that a job spent outside the queue, the device and encoding",
+            self.overhead_seconds.clone(),
+        );
+        all.register("device_busy_seconds", "Seconds that the device ran jobs", self.busy_seconds.clone());
+        all.register("device_memory_bytes", "Device memory in bytes, by kind", self.device_memory.clone());
+        all.register("programs", "Programs loaded", self.programs.clone());
+        all.register("compiles", "Programs compiled or loaded from the compile cache", self.compiles.clone());
+        all.register("lora_switch_seconds", "Seconds to switch the merged LoRAs", self.lora_switch_seconds.clone());
+        all.register("compile_seconds", "Seconds spent compiling for a batch", self.compile_seconds.clone());
+        all.register("frames", "Frames generated", self.frames.clone());
+        all.register("video_seconds", "Total duration of the generated videos in seconds", self.video_seconds.clone());
+        all.register("store_bytes", "Disk space of jobs and input files in bytes", self.store_bytes.clone());
         all.register("store_free_bytes", "Free bytes of the store's disk", self.store_free.clone());
-        all.register("store_write_seconds", "A durable transition", self.store_write_seconds.clone());
-        all.register("store_errors", "Transitions that failed", self.store_errors.clone());
-        all.register("checkpoints", "Times that steps were kept", self.checkpoints.clone());
-        all.register("resumed", "Batches that went on from kept steps", self.resumed.clone());
+        all.register(
+            "store_write_seconds",
+            "Seconds to write a state transition to disk",
+            self.store_write_seconds.clone(),
+        );
+        all.register("store_errors", "State transitions that failed", self.store_errors.clone());
+        all.register("checkpoints", "Step checkpoints written", self.checkpoints.clone());
+        all.register("resumed", "Batches resumed from a checkpoint", self.resumed.clone());
         all.register("process_resident_memory_bytes", "Resident memory", self.resident.clone());
         all.register("process_open_fds", "Open file descriptors", self.descriptors.clone());
-        all.register("process_start_time_seconds", "Start, since 1970", self.started.clone());
+        all.register(
+            "process_start_time_seconds",
+            "Start time of the process in seconds since 1970",
+            self.started.clone(),
+        );
         self.registry = registry;
     }
 
-    /// A request was answered.
+    /// Records a request that was answered.
     pub fn request(&self, route: &'static str, method: &'static str, status: u16, took: Duration) {
         self.requests.get_or_create(&HttpLabels { route, method, status }).inc();
         self.request_seconds.get_or_create(&Route { route }).observe(took.as_secs_f64());
     }
 
-    /// A request was refused; only for want of a place it counts here.
+    /// Records a rejected request. Ignores error codes that are not in `REJECTIONS`.
     pub fn refused(&self, code: &str) {
         if let Some(reason) = REJECTIONS.into_iter().find(|reason| *reason == code) {
             self.rejected.get_or_create(&Reason { reason }).inc();
         }
     }
 
-    /// Figures of the device.
+    /// Adds the measurements of the device.
     fn device(&self, figures: &Figures) {
         self.programs.set(i64::try_from(figures.programs).unwrap_or(i64::MAX));
         for (source, count) in [("compiled", figures.compiled), ("cache", figures.cached)] {
@@ -252,12 +269,12 @@ impl Metrics {
         }
     }
 
-    /// A stream of events begins (1) or ends (-1).
+    /// Adds `change` to the number of open event streams: 1 when one starts, -1 when one ends.
     pub fn stream(&self, change: i64) {
         self.open_streams.fetch_add(change, Ordering::Relaxed);
     }
 
-    /// All figures as text, for now.
+    /// Returns all metrics in the OpenMetrics text format.
     pub fn text(&self, now: Now) -> String {
         let whole = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         self.connections.set(whole(now.connections as u64));
@@ -267,7 +284,7 @@ impl Metrics {
         process::resident_bytes().map(|bytes| self.resident.set(whole(bytes)));
         process::open_descriptors().map(|count| self.descriptors.set(whole(count)));
         let mut text = String::new();
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = encode(&mut text, &self.registry);
         text
     }
@@ -278,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_have_their_names() {
+    fn metrics_export_expected_series() {
         let metrics = Metrics::new("cpu", "nano", 64);
         metrics.request("/v1/videos", "POST", 429, Duration::from_millis(3));
         metrics.refused("queue_full");
@@ -316,7 +333,7 @@ mod tests {
             assert!(text.contains(line), "{line}:\n{text}");
         }
         assert!(!text.contains("invalid_size"));
-        // A name of two families would be no OpenMetrics.
+        // Two metric families with the same name would be invalid OpenMetrics.
         let mut families: Vec<&str> = text.lines().filter(|line| line.starts_with("# TYPE ")).collect();
         let names: std::collections::BTreeSet<&str> =
             families.iter().filter_map(|line| line.split(' ').nth(2)).collect();

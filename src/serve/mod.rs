@@ -1,12 +1,13 @@
-//! The HTTP server of `ltx2 serve`: videos as jobs, in the dialect of OpenAI's `/v1/videos`.
+//! The HTTP server of `ltx2 serve`. Videos are generated as jobs; the API follows OpenAI's `/v1/videos`.
 //!
 //! ```text
 //! HTTP (tokio) -> Jobs (index in memory) -> device thread -> finisher thread -> store
 //!    polls, SSE, files    durable transitions     owns the model    MP4, JPEG, sidecar
 //! ```
 //!
-//! No handler knows the pipeline, no device knows HTTP. [`fields`] turns a request into an [`Accepted`](job::Accepted) job, [`Jobs`](jobs::Jobs) holds every
-//! job and its state, [`worker`] runs them in the order that [`schedule`] gives on a [`Device`](device::Device), [`store`] keeps them.
+//! HTTP handlers do not depend on the pipeline, and devices do not depend on HTTP. [`fields`] converts a request into
+//! an [`Accepted`](job::Accepted) job, [`Jobs`](jobs::Jobs) holds every job and its state, [`worker`] runs jobs on a
+//! [`Device`](device::Device) in the order that [`schedule`] chooses, and [`store`] persists them.
 
 mod access;
 mod api;

@@ -1,11 +1,11 @@
-//! Answers to clients: OpenAI's objects, and what the server says beside them.
+//! API objects: OpenAI's video and list objects, with additional fields.
 
 use serde_json::{Map, Value, json};
 
 use super::error::Failure;
 use super::job::{Accepted, JobPhase, Progress, Snapshot, State};
 
-/// A video as an object of the API. All of OpenAI's fields are always there.
+/// Returns the API object of a job's video. All of OpenAI's fields are always present.
 pub fn video(snapshot: &Snapshot) -> Value {
     let Snapshot { accepted, record, progress, queue_position } = snapshot;
     let request = &accepted.config.request;
@@ -56,7 +56,7 @@ pub fn video(snapshot: &Snapshot) -> Value {
     })
 }
 
-/// Progress of a job, as its events say it.
+/// Returns the progress of a job in the format of `progress` events.
 pub fn progress(snapshot: &Snapshot) -> Value {
     let Snapshot { accepted, record, progress, queue_position } = snapshot;
     json!({
@@ -70,7 +70,7 @@ pub fn progress(snapshot: &Snapshot) -> Value {
     })
 }
 
-/// A page of a list.
+/// Returns the list object for one page of videos.
 pub fn list(videos: &[Snapshot], has_more: bool) -> Value {
     let id = |snapshot: Option<&Snapshot>| snapshot.map(|s| s.accepted.id.clone());
     json!({
@@ -82,7 +82,8 @@ pub fn list(videos: &[Snapshot], has_more: bool) -> Value {
     })
 }
 
-/// A sidecar as clients may see it: names of files in place of paths, nothing of the server and of other hosts.
+/// Returns a copy of a sidecar for clients: paths are reduced to file names, and the keys `serve` and `distributed`,
+/// which describe the server and other hosts, are removed.
 pub fn without_paths(value: Value) -> Value {
     match value {
         Value::String(text) => Value::String(name_of(&text).to_string()),
@@ -90,9 +91,9 @@ pub fn without_paths(value: Value) -> Value {
         Value::Object(map) => {
             let shown = map.into_iter().filter(|(key, _)| !["serve", "distributed"].contains(&key.as_str()));
             let cut = shown.map(|(key, value)| match key.as_str() {
-                // What the client wrote; it may hold slashes.
+                // Prompts contain the client's own text, in which slashes do not indicate paths.
                 "prompt" | "negative_prompt" => (key, value),
-                // Keys of `inputs` are paths.
+                // Keys are reduced too, because the keys of `inputs` are paths.
                 _ => (name_of(&key).to_string(), without_paths(value)),
             });
             Value::Object(cut.collect())
@@ -101,7 +102,7 @@ pub fn without_paths(value: Value) -> Value {
     }
 }
 
-/// The last part of a path; text without slashes as it is.
+/// Returns the last component of a path. Text without slashes is returned unchanged.
 fn name_of(text: &str) -> &str {
     let path = text.trim_end_matches('/');
     path.rsplit_once('/').map_or(if path.is_empty() { text } else { path }, |(_, name)| name)
@@ -115,7 +116,7 @@ fn percent(state: State, progress: &Progress) -> u8 {
     }
 }
 
-/// The stage of a job that is not over.
+/// Returns the current stage of a job, or null if the job has ended.
 fn phase(state: State, progress: &Progress) -> Value {
     match state {
         State::Completed | State::Failed => Value::Null,
@@ -124,23 +125,24 @@ fn phase(state: State, progress: &Progress) -> Value {
     }
 }
 
-/// As it was asked for, else in whole seconds: clients read it as an integer.
+/// Returns the duration as the client requested it. If the client requested none, returns the video's duration rounded
+/// to seconds, because OpenAI's clients parse the field as an integer.
 fn seconds(accepted: &Accepted, duration: Option<f64>) -> String {
     accepted.seconds.clone().unwrap_or_else(|| format!("{:.0}", duration.unwrap_or_default().max(1.0)))
 }
 
-/// Steps of the first stage.
+/// Returns the number of steps of the first denoising pass.
 fn steps(accepted: &Accepted) -> usize {
     let sampler = &accepted.config.sampler;
     sampler.sigmas.as_ref().map_or(sampler.steps, |levels| levels.iter().filter(|level| **level != 0.0).count())
 }
 
-/// Three decimals are enough for people and clients.
+/// Rounds a number to three decimal places.
 fn short(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// The times of a sidecar without its time line and its programs.
+/// Returns the timings of a sidecar without its keys `timeline` and `programs`.
 fn phases(timings: &Value) -> Value {
     let mut shown = rounded(timings);
     if let Value::Object(map) = &mut shown {
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_of_the_reference_client_is_there_in_every_state() {
+    fn openai_fields_are_present_in_every_state() {
         for state in [State::Queued, State::InProgress, State::Completed, State::Failed] {
             let object = video(&snapshot(Record { state, ..Record::queued() }));
             for field in ["id", "created_at", "model", "object", "progress", "seconds", "size", "status"] {
@@ -225,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_99_until_the_files_are_there() {
+    fn progress_stays_at_99_until_completed() {
         let running = video(&snapshot(Record { state: State::InProgress, ..Record::queued() }));
         assert_eq!(
             (&running["progress"], &running["phase"], &running["step"]),
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_an_object() {
+    fn failure_is_serialized_as_error_object() {
         let failure = Some(Failure::new("cancelled", "it was cancelled"));
         let object = video(&snapshot(Record { state: State::Failed, failure, ..Record::queued() }));
         assert_eq!(object["error"]["code"], "cancelled");
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn sidecars_show_names_of_files_only() {
+    fn sidecars_show_only_file_names() {
         let sidecar = json!({
             "config": {
                 "model": {"path": "/srv/my models/LTX-2/", "upsampler": "up/x2.safetensors"},

@@ -1,27 +1,27 @@
-//! The query of a URL, percent-decoded.
+//! Query parameters of URLs, with percent-decoding.
 
 use super::error::ApiError;
 use super::id::VideoId;
 use super::job::State as JobState;
 use super::jobs::ListQuery;
 
-/// Videos of a page.
+/// Default number of videos per page.
 const PAGE: usize = 20;
-const LONGEST_PAGE: usize = 100;
+const MAX_PAGE: usize = 100;
 
-/// The parameters of a query, decoded. Those that no endpoint knows are refused by name.
+/// Parses and decodes the parameters of a query. Skips parameters with empty values.
 ///
 /// # Errors
-/// Another name, a name twice, text that is not UTF-8.
+/// Returns an error for a name that is not in `known`, a repeated name, or invalid UTF-8.
 pub(crate) fn parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(String, String)>, ApiError> {
     let mut found: Vec<(String, String)> = Vec::new();
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let bad = || ApiError::new(400, "invalid_value", "the query is not UTF-8 in percent-encoding");
+        let bad = || ApiError::new(400, "invalid_value", "the query is not valid percent-encoded UTF-8");
         let (name, value) = (decode(name).ok_or_else(bad)?, decode(value).ok_or_else(bad)?);
         if !known.contains(&name.as_str()) {
             let shown: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
-            let message = format!("there is no query parameter '{shown}'; there are {}", known.join(", "));
+            let message = format!("unknown query parameter '{shown}'; supported: {}", known.join(", "));
             return Err(ApiError::field("unknown_field", shown, message));
         }
         if found.iter().any(|(other, _)| *other == name) {
@@ -35,7 +35,7 @@ pub(crate) fn parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(Str
     Ok(found)
 }
 
-/// Undoes the percent-encoding of a query.
+/// Decodes percent-encoded text; `None` if it is malformed, not UTF-8 or contains NUL.
 fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -53,10 +53,10 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
 }
 
-/// The part of the list of videos that a query asks for.
+/// Parses the query of the list endpoint.
 ///
 /// # Errors
-/// Another name, a name twice, text that is not UTF-8; a value that cannot be used.
+/// Returns an error for an unknown or repeated parameter, invalid UTF-8 or an invalid value.
 pub fn list_query(query: Option<&str>) -> Result<ListQuery, ApiError> {
     let parameters = parameters(query, &["after", "limit", "order", "status"])?;
     let mut query = ListQuery { after: None, limit: PAGE, descending: true, state: None };
@@ -64,23 +64,23 @@ pub fn list_query(query: Option<&str>) -> Result<ListQuery, ApiError> {
         let wrong = |why: &str| ApiError::field("invalid_value", name.clone(), format!("{name}: {why}"));
         match name.as_str() {
             "after" => {
-                query.after = Some(VideoId::parse(value).ok_or_else(|| wrong("it must be the id of a video"))?);
+                query.after = Some(VideoId::parse(value).ok_or_else(|| wrong("must be a video id"))?);
             }
             "limit" => {
-                let limit = value.parse().ok().filter(|limit| (1..=LONGEST_PAGE).contains(limit));
-                query.limit = limit.ok_or_else(|| wrong("it must be a number from 1 to 100"))?;
+                let limit = value.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
+                query.limit = limit.ok_or_else(|| wrong("must be a number from 1 to 100"))?;
             }
             "order" => {
                 query.descending = match value.as_str() {
                     "desc" => true,
                     "asc" => false,
-                    _ => return Err(wrong("it must be asc or desc")),
+                    _ => return Err(wrong("must be asc or desc")),
                 };
             }
             _ => {
                 let states = [JobState::Queued, JobState::InProgress, JobState::Completed, JobState::Failed];
                 let state = states.into_iter().find(|state| state.name() == value);
-                let why = "it must be queued, in_progress, completed or failed";
+                let why = "must be queued, in_progress, completed or failed";
                 query.state = Some(state.ok_or_else(|| wrong(why))?);
             }
         }
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_asked_for_by_its_query() {
+    fn list_query_parses_its_parameters() {
         let query = read("limit=100&order=asc&status=in%5Fprogress&after=").expect("a query");
         assert_eq!((query.limit, query.descending, query.state), (100, false, Some(JobState::InProgress)));
         assert_eq!(query.after, None);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_query_is_said_by_name() {
+    fn query_errors_name_the_parameter() {
         for (bad, param) in [
             ("limit=0", "limit"),
             ("limit=101", "limit"),

@@ -1,42 +1,44 @@
-//! The order of jobs: first come first served, with those that can be made together.
+//! Job scheduling: jobs run in the order of arrival, except that compatible jobs run as one batch and jobs whose
+//! programs are loaded may overtake a few others.
 
 use std::sync::Arc;
 
-/// Jobs behind the first that are looked at.
+/// How many of the jobs after the first one in the queue the scheduler considers.
 pub const AHEAD: usize = 64;
-/// Jobs that may overtake one because they need no new program and no other LoRA.
-pub const OVERTAKING: usize = 4;
+/// How often a job may be overtaken by jobs that need no new program and no LoRA switch.
+pub const MAX_OVERTAKEN: usize = 4;
 
-/// Properties of a job that its order depends on.
+/// Properties of a job that determine when it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Jobs of one shape run the same programs.
+    /// Shape key: jobs with equal keys run the same programs.
     pub shape: Arc<str>,
-    /// Jobs of one batch key can be made together.
+    /// Batch key: jobs with equal keys can run in one batch.
     pub batch_key: Arc<str>,
-    /// The LoRAs that it is made with.
+    /// The LoRAs of the job, as text.
     pub loras: Arc<str>,
-    /// Jobs that have overtaken it.
+    /// Number of jobs that have overtaken this one.
     pub overtaken: usize,
 }
 
-/// Programs and LoRAs that the device holds.
+/// Programs and LoRAs that are loaded on the device.
 #[derive(Clone, Debug, Default)]
 pub struct Loaded {
-    /// Shapes whose programs are loaded, the last used at the end.
+    /// Shapes whose programs are loaded. The most recently used shape is last.
     shapes: Vec<Arc<str>>,
-    /// The LoRAs that are merged.
+    /// LoRAs that are merged into the weights; `None` until the device has run a job.
     loras: Option<Arc<str>>,
 }
 
 impl Loaded {
-    /// Whether a job needs neither a new program nor other LoRAs.
+    /// Returns whether a job needs neither a new program nor a LoRA switch.
     fn suits(&self, job: &Candidate) -> bool {
-        // A device that has run nothing switches for any.
+        // Before the first run, every job needs a LoRA switch, so the switch gives no job an advantage.
         self.shapes.contains(&job.shape) && self.loras.as_ref().is_none_or(|loras| *loras == job.loras)
     }
 
-    /// Notes that a shape is used now; those that go for it, of which `most` stay.
+    /// Marks a shape as the most recently used one. Keeps the `most` shapes that were used last; returns the others,
+    /// which must be evicted.
     pub fn use_shape(&mut self, shape: &Arc<str>, most: usize) -> Vec<Arc<str>> {
         self.shapes.retain(|known| known != shape);
         self.shapes.push(Arc::clone(shape));
@@ -44,21 +46,21 @@ impl Loaded {
         self.shapes.drain(..surplus).collect()
     }
 
-    /// Notes that a shape's programs are not there.
+    /// Records that the programs for a shape are not loaded.
     pub fn forget(&mut self, shape: &str) {
         self.shapes.retain(|known| &**known != shape);
     }
 
-    /// Notes the LoRAs that are merged now.
+    /// Records which LoRAs are merged into the weights.
     pub fn use_loras(&mut self, loras: &Arc<str>) {
         self.loras = Some(Arc::clone(loras));
     }
 }
 
-/// The jobs to be made next, by their places in the queue, in order; nothing of an empty queue.
+/// Returns the queue indices of the jobs in the next batch, in ascending order; empty if the queue is empty.
 ///
-/// The first that waits decides, unless a few behind it need no new program and no other LoRA while it does. With the one that
-/// decides go those of its batch key, up to `most`.
+/// The first job leads the batch, unless it needs a new program or a LoRA switch and a later job, which needs neither,
+/// may still overtake it. Jobs with the leader's batch key join the batch, which has at most `most` jobs.
 pub fn pick(waiting: &[Candidate], loaded: &Loaded, most: usize) -> Vec<usize> {
     let waiting = &waiting[..waiting.len().min(AHEAD + 1)];
     let Some(first) = waiting.first() else { return Vec::new() };
@@ -69,9 +71,9 @@ pub fn pick(waiting: &[Candidate], loaded: &Loaded, most: usize) -> Vec<usize> {
     };
     if !loaded.suits(first) {
         let suited = (1..waiting.len()).find(|n| loaded.suits(&waiting[*n]));
-        // Every one of the batch overtakes each job before its leader.
+        // Every job of the batch overtakes all jobs before the leader.
         let room = |leader: usize| {
-            OVERTAKING.saturating_sub(waiting[..leader].iter().map(|job| job.overtaken).max().unwrap_or(0))
+            MAX_OVERTAKEN.saturating_sub(waiting[..leader].iter().map(|job| job.overtaken).max().unwrap_or(0))
         };
         if let Some(leader) = suited.filter(|leader| room(*leader) > 0) {
             return with(leader, most.min(room(leader)));
@@ -80,7 +82,8 @@ pub fn pick(waiting: &[Candidate], loaded: &Loaded, most: usize) -> Vec<usize> {
     with(0, most)
 }
 
-/// Jobs that `picked` overtakes, by their places in the queue.
+/// Returns the queue indices of the jobs that a batch overtakes. `picked` contains the queue indices of the batch's
+/// jobs.
 pub fn overtaken(picked: &[usize]) -> std::ops::Range<usize> {
     0..picked.first().copied().unwrap_or(0)
 }
@@ -105,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_decides_and_its_like_go_with_it() {
+    fn first_job_leads_and_jobs_with_its_batch_key_join() {
         let all = loaded(&["s", "t"], "");
         let nothing = Loaded::default();
         let cases: [(&[&str], &Loaded, usize, &[usize]); 9] = [
@@ -114,13 +117,13 @@ mod tests {
             (&["s a ", "s b ", "s a ", "t c ", "s a "], &all, 4, &[0, 2, 4]),
             (&["s a ", "s a ", "s a "], &all, 2, &[0, 1]),
             (&["s a ", "s a "], &all, 0, &[0]),
-            // A device that holds nothing takes the first.
+            // If no program is loaded, the first job runs.
             (&["s a ", "t b "], &nothing, 1, &[0]),
-            // What needs no new program goes first.
+            // A job that needs no new program runs first.
             (&["x a ", "s b ", "s b "], &all, 4, &[1, 2]),
-            // Nor another LoRA.
+            // A job that needs no LoRA switch runs first.
             (&["s a lora", "s b ", "s c "], &all, 4, &[1]),
-            // Where none does without, the first.
+            // If every job needs a new program, the first job runs.
             (&["x a ", "y b "], &all, 4, &[0]),
         ];
         for (waiting, loaded, most, expected) in cases {
@@ -129,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_overtaken_four_times_at_most() {
+    fn job_is_overtaken_at_most_four_times() {
         let loaded = loaded(&["s"], "");
         let mut waiting = jobs(&["x a ", "s b ", "s b ", "s b "]);
         for (overtaken, expected) in [(0, &[1, 2, 3][..]), (2, &[1, 2]), (3, &[1]), (4, &[0])] {
@@ -140,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_next_64_are_looked_at() {
+    fn scheduler_considers_only_the_next_64_jobs() {
         let mut waiting = jobs(&["s a "]);
         waiting.extend((0..100).map(|_| job("s b ")));
         waiting[AHEAD] = job("s a ");
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shape_that_was_not_used_longest_goes() {
+    fn least_recently_used_shape_is_evicted() {
         let mut loaded = Loaded::default();
         let names = |shapes: Vec<Arc<str>>| shapes.iter().map(ToString::to_string).collect::<Vec<_>>();
         for shape in ["a", "b", "a"] {
@@ -157,7 +160,7 @@ mod tests {
         }
         assert_eq!(names(loaded.use_shape(&Arc::from("c"), 2)), ["b"]);
         assert_eq!(names(loaded.use_shape(&Arc::from("d"), 1)), ["a", "c"]);
-        // One that did not fit leaves its place, and is no reason to overtake.
+        // A shape that did not fit in memory frees its slot, and jobs of that shape do not overtake others.
         loaded.use_shape(&Arc::from("e"), 2);
         loaded.forget("e");
         assert!(!loaded.suits(&job("e  ")) && loaded.suits(&job("d  ")));
@@ -165,7 +168,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes behind it, a job runs once those before it have, and at most four more.
+        /// However many jobs arrive later, a job waits only for the jobs before it and for at most four jobs that
+        /// overtake it.
         #[test]
         fn no_job_starves(
             first in prop::collection::vec((0..5usize, 0..3usize, 0..2usize), 1..20),
@@ -181,7 +185,8 @@ mod tests {
             let mut arriving = later.into_iter();
             let mut waiting: Vec<(usize, Candidate)> = first.into_iter().map(candidate).enumerate().collect();
             let (mut number, mut orders) = (waiting.len(), 0);
-            // Orders that had run, and jobs that waited, when a job came.
+            // For each job when it arrived: the number of batches that had run, and the number of jobs before it in the
+            // queue.
             let mut came: Vec<[usize; 2]> = (0..number).map(|before| [0, before]).collect();
             while !waiting.is_empty() {
                 let queue: Vec<Candidate> = waiting.iter().map(|(_, job)| job.clone()).collect();
@@ -191,18 +196,18 @@ mod tests {
                 prop_assert!(picked.iter().all(|n| queue[*n].batch_key == queue[picked[0]].batch_key));
                 for n in overtaken(&picked) {
                     waiting[n].1.overtaken += picked.len();
-                    prop_assert!(waiting[n].1.overtaken <= OVERTAKING);
+                    prop_assert!(waiting[n].1.overtaken <= MAX_OVERTAKEN);
                 }
                 loaded.use_shape(&queue[picked[0]].shape, shapes);
                 loaded.use_loras(&queue[picked[0]].loras);
                 orders += 1;
                 for n in picked.into_iter().rev() {
                     let (id, _) = waiting.remove(n);
-                    // Each before it leads one order at most, and four may overtake.
+                    // Each earlier job leads at most one batch, and at most four jobs overtake.
                     let [since, before] = came[id];
-                    prop_assert!(orders - since <= before + OVERTAKING + 1, "job {id}");
+                    prop_assert!(orders - since <= before + MAX_OVERTAKEN + 1, "job {id}");
                 }
-                // More come than are made: two for each order.
+                // Two jobs arrive during each batch, so the queue grows.
                 for new in arriving.by_ref().take(2) {
                     waiting.push((number, candidate(new)));
                     came.push([orders, waiting.len() - 1]);

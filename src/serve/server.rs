@@ -1,4 +1,4 @@
-//! A server from its start to its end, in a process of its own or within a test.
+//! Starts, runs and stops a server, as a process or within a test.
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,36 +28,36 @@ use super::warm;
 use super::worker::{Factory, Status, Worker};
 use crate::config::{Drain, Loaded, Serve};
 
-/// Exit codes of a server.
+/// Exit code of a server that has drained.
 const DRAINED: u8 = 0;
 const FAILED: u8 = 1;
-/// Of a server whose work was not done in time.
+/// Exit code of a server whose drain timeout expired, or that was told to stop at once.
 pub const CUT: u8 = 130;
-/// Threads that wait for disks.
+/// Maximum number of threads for blocking work such as disk access.
 const BLOCKING: usize = 64;
-/// Between two looks at the threads that end.
+/// Polling interval while the server waits for its threads to end.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long a compilation is all that is waited for, before a draining server leaves it.
-const COMPILES: Duration = Duration::from_millis(300);
+/// How long a draining server waits for a running compilation.
+const COMPILATION_GRACE: Duration = Duration::from_millis(300);
 
-/// Options of a server that are no part of its configuration.
+/// Server options that are not part of the configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// A key beside those of the file, as the environment gives it.
+    /// API key from the environment, which is valid in addition to the keys in the key file.
     pub key: Option<String>,
-    /// Limits of connections.
+    /// Connection limits.
     pub limits: Limits,
-    /// How long the device may stand before the server is ill; nothing for half a minute.
+    /// Minimum time without progress before the device counts as stuck. `None`: 30 seconds.
     pub patience: Option<Duration>,
 }
 
-/// Why a server does not start.
+/// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// For the user to mend: exit code 2.
+    /// The options are invalid: exit code 2.
     #[error("{0}")]
     Usage(String),
-    /// A folder, a port.
+    /// I/O error of a folder, socket or thread.
     #[error("{what}: {source}")]
     Io { what: String, source: io::Error },
 }
@@ -76,7 +76,7 @@ pub struct Server {
     address: SocketAddr,
     metrics_address: Option<SocketAddr>,
     state: PathBuf,
-    /// Ends streams; then, connections.
+    /// Set to true to end event streams. Connections end later, through `closing`.
     ending: watch::Sender<bool>,
     closing: watch::Sender<bool>,
     worker: Worker,
@@ -84,10 +84,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts to listen, reads the jobs that are there, and begins to load the model, which goes on behind this.
+    /// Starts a server: listens for connections, loads the stored jobs, and loads the model in the background.
     ///
     /// # Errors
-    /// A configuration that cannot be served, a folder that is in use, a port.
+    /// Returns an error if the configuration cannot be served, the state folder is in use, or an address cannot be
+    /// bound.
     pub fn start(loaded: Loaded, options: Options, factory: Factory) -> Result<Server, StartError> {
         let serve = loaded.config.serve.clone();
         let keys = Arc::new(keys(&serve, &options)?);
@@ -96,7 +97,7 @@ impl Server {
         let figures = figures.map(|place| self::address(place, "serve.metrics_listen")).transpose()?;
         for (flag, place) in [("--listen", Some(wanted)), ("--metrics-listen", figures)] {
             if let Some(place) = place.filter(|place| !place.ip().is_loopback() && !keys.needed() && !serve.insecure) {
-                let why = "other machines could use the server without a key; give --api-key-file, or --insecure";
+                let why = "other machines could use the server without a key; pass --api-key-file or --insecure";
                 return Err(StartError::Usage(format!("{flag} {place}: {why}")));
             }
         }
@@ -107,7 +108,7 @@ impl Server {
             .thread_name("http")
             .enable_all()
             .build()
-            .map_err(StartError::io("threads"))?;
+            .map_err(StartError::io("cannot start threads"))?;
         let listener = bind(&runtime, wanted)?;
         let address = listener.local_addr().map_err(StartError::io("--listen"))?;
         let (ending, streams_end) = watch::channel(false);
@@ -130,66 +131,66 @@ impl Server {
         app.fields.warm_shapes().map_err(StartError::Usage)?;
         let serving = listen::serve(listener, router, options.limits, files, connections, connections_end);
         listeners.push(runtime.spawn(serving));
-        // What a warm-up starts from is made first, which takes its time.
-        let worker = begin_work(&app, factory)?;
-        runtime.spawn(tell_health(worker.status(), Arc::clone(&app.health)));
+        // The warm-up batches are created by this call, before the device thread starts.
+        let worker = start_worker(&app, factory)?;
+        runtime.spawn(update_health(worker.status(), Arc::clone(&app.health)));
         let state = state_folder(&serve)?;
         Ok(Server { app, runtime, address, metrics_address, state, ending, closing, worker, listeners })
     }
 
-    /// Where it listens.
+    /// Returns the address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where its figures are alone.
+    /// Returns the address of the separate metrics listener; `None` if there is none.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics_address
     }
 
-    /// Folder of its jobs.
+    /// Returns the path of the state folder.
     pub fn state(&self) -> &Path {
         &self.state
     }
 
-    /// Names of its model.
+    /// Returns the names of the served model.
     pub fn names(&self) -> &[String] {
         &self.app.names
     }
 
-    /// Number of its keys.
+    /// Returns the number of API keys.
     pub fn keys(&self) -> usize {
         self.app.keys.count()
     }
 
-    /// All jobs that it has.
+    /// Returns the server's jobs.
     pub fn jobs(&self) -> &Arc<Jobs> {
         &self.app.jobs
     }
 
-    /// Reads the file of keys again.
+    /// Reads the key file again and returns the number of keys.
     ///
     /// # Errors
-    /// A file that is wrong: the keys stay as they were.
+    /// Returns an error if the file is invalid. The current keys then remain in use.
     pub fn reread_keys(&self) -> Result<usize, String> {
         self.app.keys.reread()
     }
 
-    /// Whether it can do its work.
+    /// Returns the server's health.
     pub fn health(&self) -> &Arc<Health> {
         &self.app.health
     }
 
-    /// Waits until the model is warm.
+    /// Waits until the warm-up shapes are compiled and loaded.
     ///
     /// # Errors
-    /// Why it is not.
+    /// Returns an error if the device fails or `longest` expires.
     pub fn wait_ready(&self, longest: Duration) -> Result<(), String> {
         let mut condition = self.app.health.watch();
         let known = async {
             tokio::time::timeout(longest, condition.wait_for(|now| *now != Condition::Starting))
                 .await
-                .map_err(|_| "the model is not ready in time".to_string())?
+                .map_err(|_| "timed out waiting for the model to become ready".to_string())?
                 .map(|now| now.clone())
                 .map_err(|error| error.to_string())
         };
@@ -199,33 +200,35 @@ impl Server {
         }
     }
 
-    /// Whether the device failed: the server has nothing left to do.
+    /// Returns whether the device has failed, so that the server can only exit.
     pub fn has_failed(&self) -> bool {
         matches!(&*self.worker.status().borrow(), Status::Failed(_))
     }
 
-    /// Takes no more videos, ends what runs as the configuration says, and answers what is asked meanwhile.
+    /// Stops accepting videos, and stops or finishes the running video according to `serve.drain`. Other requests are
+    /// still answered.
     pub fn drain(&self) {
         self.app.jobs.drain();
         self.ending.send_replace(true);
     }
 
-    /// Whether the device is still built and warmed, which no video waits for.
+    /// Returns whether the device is still starting.
     pub fn is_starting(&self) -> bool {
         matches!(&*self.worker.status().borrow(), Status::Starting)
     }
 
-    /// Drains, waits for the end, and gives the exit code. `hurry` is asked whether to wait no longer.
+    /// Drains the server, waits for running work, and returns the exit code. While it waits, it stops early if `hurry`
+    /// returns true.
     pub fn end(self, hurry: impl Fn() -> bool) -> u8 {
-        self.end_or_leave(hurry, || false)
+        self.end_unless_compiling(hurry, || false)
     }
 
-    /// The same, which leaves the device's thread where `compiles` says that it only compiles, and nothing that is not kept would be
-    /// lost: nothing can stop a compilation. The running video is queued again.
-    pub fn end_or_leave(self, hurry: impl Fn() -> bool, compiles: impl Fn() -> bool) -> u8 {
+    /// Same as [`Server::end`], but does not wait for compilations, which cannot be interrupted. `compiles` returns
+    /// whether the device is only compiling: stopping then loses no work, and the running video returns to the queue.
+    pub fn end_unless_compiling(self, hurry: impl Fn() -> bool, compiles: impl Fn() -> bool) -> u8 {
         self.drain();
         let until = Instant::now() + self.app.serve.drain_timeout.duration();
-        // One thread may have failed while another hangs.
+        // Check both threads, because one may have failed while the other hangs.
         let mut compiles_since = None;
         while !self.worker.is_over() {
             let is_left = self.app.serve.drain == Drain::Checkpoint && compiles();
@@ -233,14 +236,14 @@ impl Server {
             if !is_left {
                 compiles_since = None;
             }
-            if is_left && since.elapsed() >= COMPILES {
-                tracing::warn!("a compilation is not waited for: the running video is queued again");
+            if is_left && since.elapsed() >= COMPILATION_GRACE {
+                tracing::warn!("not waiting for a running compilation; the running video is queued again");
                 self.app.jobs.requeue_running();
                 self.runtime.shutdown_background();
                 return DRAINED;
             }
             if hurry() || Instant::now() >= until {
-                tracing::warn!("the running video is left as it is: the next start goes on with it");
+                tracing::warn!("stopping without waiting for the running video; it resumes at the next start");
                 self.runtime.shutdown_background();
                 return CUT;
             }
@@ -256,7 +259,7 @@ impl Server {
         };
         let ends = async {
             for listener in self.listeners {
-                // One that panicked has ended, too.
+                // A listener that panicked counts as stopped.
                 let _ = listener.await;
             }
         };
@@ -266,7 +269,7 @@ impl Server {
     }
 }
 
-/// Parts of a server that are there before its jobs are.
+/// Parts of a server that are created before its jobs are loaded.
 struct Opened {
     keys: Arc<Keys>,
     address: SocketAddr,
@@ -275,7 +278,7 @@ struct Opened {
     connections: Arc<Connections>,
 }
 
-/// Reads the jobs that are there, and puts together what endpoints share.
+/// Loads the stored jobs and creates the state that the endpoints share.
 fn open_app(loaded: Loaded, options: &Options, opened: Opened) -> Result<App, StartError> {
     let serve = loaded.config.serve.clone();
     let state = state_folder(&serve)?;
@@ -285,9 +288,9 @@ fn open_app(loaded: Loaded, options: &Options, opened: Opened) -> Result<App, St
     let metrics = Arc::new(metrics);
     let pulse = Pulse::new(Arc::clone(&metrics));
     let store: Arc<dyn JobStore> = Arc::new(ObservedStore::new(Arc::new(files), Arc::clone(&pulse)));
-    let jobs = Jobs::open(Arc::clone(&store), serve.clone()).map_err(StartError::io("the jobs"))?;
+    let jobs = Jobs::open(Arc::clone(&store), serve.clone()).map_err(StartError::io("cannot load the stored jobs"))?;
     let ids = Ids::behind(jobs.last_id().as_ref());
-    let inputs = Arc::new(Inputs::open(inputs).map_err(StartError::io("the inputs"))?);
+    let inputs = Arc::new(Inputs::open(inputs).map_err(StartError::io("cannot open the folder of input files"))?);
     let fields = Arc::new(Fields::new(loaded.clone(), inputs, ids));
     let [bodies, entries] = App::places(&serve);
     Ok(App {
@@ -314,16 +317,16 @@ fn open_app(loaded: Loaded, options: &Options, opened: Opened) -> Result<App, St
     })
 }
 
-/// Starts the threads of device and finisher.
-fn begin_work(app: &Arc<App>, factory: Factory) -> Result<Worker, StartError> {
+/// Starts the worker threads.
+fn start_worker(app: &Arc<App>, factory: Factory) -> Result<Worker, StartError> {
     let warm = warm::orders(&app.fields).map_err(StartError::Usage)?;
     let pulse = Arc::clone(&app.pulse);
     let observed = || -> Result<Box<dyn Device>, String> { Ok(Box::new(ObservedDevice::new(factory()?, pulse))) };
-    Worker::start(&app.jobs, Box::new(observed), warm).map_err(StartError::io("threads"))
+    Worker::start(&app.jobs, Box::new(observed), warm).map_err(StartError::io("cannot start threads"))
 }
 
-/// Tells probes how the device's threads are.
-async fn tell_health(mut status: watch::Receiver<Status>, health: Arc<Health>) {
+/// Sets the health of the server whenever the status of the worker threads changes.
+async fn update_health(mut status: watch::Receiver<Status>, health: Arc<Health>) {
     loop {
         match &*status.borrow_and_update() {
             Status::Starting => {}
@@ -342,7 +345,7 @@ fn keys(serve: &Serve, options: &Options) -> Result<Keys, StartError> {
 }
 
 fn address(text: &str, key: &str) -> Result<SocketAddr, StartError> {
-    let wrong = || StartError::Usage(format!("{key}: {text}: give an address and a port, such as 127.0.0.1:8000"));
+    let wrong = || StartError::Usage(format!("{key}: {text}: expected an address and a port, such as 127.0.0.1:8000"));
     let text = text.strip_prefix("localhost").map_or(text.to_string(), |port| format!("127.0.0.1{port}"));
     text.parse().map_err(|_| wrong())
 }
@@ -351,17 +354,18 @@ fn bind(runtime: &Runtime, address: SocketAddr) -> Result<TcpListener, StartErro
     runtime.block_on(TcpListener::bind(address)).map_err(StartError::io(format!("cannot listen on {address}")))
 }
 
-/// The folder of a server's jobs: the one that is given, else the user's.
+/// Returns the state folder: `serve.state` if it is set, otherwise `ltx2/serve` in the user's state folder.
 ///
 /// # Errors
-/// None is given, and the user has no home.
+/// Returns an error if `serve.state` is not set and neither `XDG_STATE_HOME` nor `HOME` is an absolute path.
 pub fn state_folder(serve: &Serve) -> Result<PathBuf, StartError> {
     if let Some(state) = &serve.state {
         return std::path::absolute(state).map_err(StartError::io("--state"));
     }
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let states = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
-    let missing = || StartError::Usage("--state: give a folder: neither XDG_STATE_HOME nor HOME is set".into());
+    let missing =
+        || StartError::Usage("no state folder: neither XDG_STATE_HOME nor HOME is set; pass --state DIR".into());
     states.map(|states| states.join("ltx2/serve")).ok_or_else(missing)
 }
 

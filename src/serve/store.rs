@@ -1,9 +1,9 @@
-//! Jobs on disk: a folder each.
+//! Persistent storage of jobs, with one folder for each job.
 //!
 //! ```text
 //! STATE/  lock  format  reserve  trash/  damaged/  tmp/  inputs/SHA256.EXT
 //!   jobs/video_01k9…/  request.json  job.json  order.json  steps.safetensors  video.mp4  video.json  thumb.jpg  sprite.jpg  audio.wav
-//!                      video.mp4.kept.safetensors  video.mp4.kept.latents.safetensors
+//!       video.mp4.kept.safetensors  video.mp4.kept.latents.safetensors
 //! ```
 
 mod files;
@@ -23,14 +23,14 @@ use super::job::{Accepted, Produced, Record};
 pub use files::FileStore;
 pub(super) use files::job_folder;
 
-/// File of the steps behind a running batch, in the folder of its first job.
+/// Step checkpoint of a running batch, stored in the folder of the batch's first job.
 pub const STEPS: &str = "steps.safetensors";
 
-/// Files of results whose video could not be written, in its job's folder: after a failed decoder, and after a failed writer. They go
-/// with the job, or when another attempt completes it.
+/// Results of a video that could not be written, saved in its job's folder: the latents if decoding failed, the frames
+/// if writing failed. They are removed with the job, or when a later attempt succeeds.
 pub const KEPT: [&str; 2] = ["video.mp4.kept.latents.safetensors", "video.mp4.kept.safetensors"];
 
-/// A file of a job that clients may have.
+/// File of a job that clients can download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Variant {
     Video,
@@ -41,7 +41,7 @@ pub enum Variant {
 }
 
 impl Variant {
-    /// Each with the name that clients give it, its file, and its type.
+    /// API name, file name and media type of each variant.
     const ALL: [(Variant, &str, &str, &str); 5] = [
         (Variant::Video, "video", "video.mp4", "video/mp4"),
         (Variant::Thumbnail, "thumbnail", "thumb.jpg", "image/jpeg"),
@@ -50,12 +50,12 @@ impl Variant {
         (Variant::Audio, "audio", "audio.wav", "audio/wav"),
     ];
 
-    /// The variant of that name.
+    /// Returns the variant with this API name.
     pub fn named(name: &str) -> Option<Self> {
         Variant::ALL.iter().find(|(_, own, ..)| *own == name).map(|(variant, ..)| *variant)
     }
 
-    /// All of them.
+    /// Returns an iterator over all variants.
     pub fn each() -> impl Iterator<Item = Self> {
         Variant::ALL.iter().map(|(variant, ..)| *variant)
     }
@@ -65,99 +65,101 @@ impl Variant {
         (name, file, media_type)
     }
 
-    /// The name that clients give it.
+    /// Returns the name of the variant in the API.
     pub fn name(self) -> &'static str {
         self.row().0
     }
 
-    /// Its file in the job's folder.
+    /// Returns the name of the file in the job's folder.
     pub fn file(self) -> &'static str {
         self.row().1
     }
 
-    /// Its media type.
+    /// Returns the media type (MIME type) of the file.
     pub fn media_type(self) -> &'static str {
         self.row().2
     }
 }
 
-/// A job as it was found at the start.
+/// A job as it is loaded at startup.
 #[derive(Clone, Debug)]
 pub struct Stored {
     pub accepted: Accepted,
     pub record: Record,
-    /// Ids of the batch it ran in, itself included, in order.
+    /// Ids of all jobs in the batch that this job ran in, in batch order.
     pub order: Vec<VideoId>,
-    /// Whether there are steps to go on from.
+    /// Whether the job's folder contains a step checkpoint.
     pub has_steps: bool,
-    /// The video, where all files of a finished one are there though nothing says that it is finished.
+    /// The video, if all its files are complete although the job is recorded as running.
     pub produced: Option<Produced>,
 }
 
-/// Bytes of the store and of its disk.
+/// Disk usage of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Of all jobs and inputs.
+    /// Size of all jobs and input files, in bytes.
     pub bytes: u64,
-    /// Free on the disk.
+    /// Free space on the disk, in bytes.
     pub free: u64,
 }
 
-/// Keeps jobs. What a call has returned from survives a crash.
+/// Durable store of jobs. Once a call has returned, its effect survives a crash.
 pub trait JobStore: Send + Sync {
-    /// Keeps a new job, in state queued.
+    /// Stores a new job in the state `queued`.
     ///
     /// # Errors
-    /// A full disk, or any other; then nothing of it is left.
+    /// Returns an error if the disk is full or another I/O error occurs. No files of the job remain.
     fn create(&self, accepted: &Accepted) -> io::Result<()>;
 
-    /// Keeps a job's state.
+    /// Stores the new state of a job.
     ///
     /// # Errors
-    /// As [`JobStore::create`]; the state before is still there.
+    /// Returns an error if the disk is full or another I/O error occurs. The previous state then remains.
     fn transition(&self, id: &VideoId, record: &Record) -> io::Result<()>;
 
-    /// Keeps the batch that a job begins with; it survives a crash once the members' transitions do.
+    /// Stores which jobs start together as a batch. The record becomes durable with the state transitions of the jobs.
     ///
     /// # Errors
-    /// As [`JobStore::transition`].
+    /// Same as [`JobStore::transition`].
     fn begin(&self, members: &[VideoId]) -> io::Result<()>;
 
-    /// Removes a job with all its files; what takes long is done later.
+    /// Removes a job: moves its folder to the trash, where the files are deleted in the background.
     ///
     /// # Errors
-    /// A folder that cannot be moved.
+    /// Returns an error if the folder cannot be moved.
     fn remove(&self, id: &VideoId) -> io::Result<()>;
 
-    /// All jobs, by id; those that cannot be read are moved aside, with a line in the log.
+    /// Returns all jobs, sorted by id. Logs jobs that cannot be read and moves them to `damaged`.
     ///
     /// # Errors
-    /// A folder that cannot be read.
+    /// Returns an error if a folder cannot be read.
     fn load_all(&self) -> io::Result<Vec<Stored>>;
 
-    /// Bytes taken and free.
+    /// Returns how much disk space is used and free.
     fn usage(&self) -> Usage;
 
-    /// Frees what is kept for the case that the disk is full, so that states can be recorded; takes it again where there is room.
+    /// If `free`, frees the disk reserve, so that states can be recorded on a full disk; otherwise allocates the
+    /// reserve again.
     fn give_reserve(&self, free: bool);
 
-    /// Removes what only a run needs: its steps and its order; and what was written of a video that is not kept.
+    /// Removes the step checkpoint and the record of the batch from a job's folder and, unless `keep_video`, also the
+    /// video's files.
     fn forget_run(&self, id: &VideoId, keep_video: bool);
 
-    /// Removes given files that are not in use and not new.
+    /// Removes input files that are not in `used` and were not stored recently.
     fn sweep(&self, used: &BTreeSet<String>);
 
-    /// A file of a job. No link is followed.
+    /// Opens a file of a job without following symbolic links.
     ///
     /// # Errors
-    /// One that is not there, or no plain file.
+    /// Returns an error if the file does not exist or is not a regular file.
     fn open(&self, id: &VideoId, variant: Variant) -> io::Result<File>;
 
-    /// Folder of a job's files.
+    /// Returns the folder of a job's files.
     fn folder(&self, id: &VideoId) -> PathBuf;
 }
 
-/// Whether an error says that the disk is full.
+/// Returns whether an error means that the disk is full.
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

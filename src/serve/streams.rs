@@ -1,4 +1,4 @@
-//! Streams of events that are open, shared among clients.
+//! Limits the number of open event streams and shares them fairly among clients.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::jobs::Caller;
 
-/// Who holds a stream: a key or, on a server without keys, an address. Of IPv6 its network: a host may take any address of that.
+/// Owner of an event stream: an API key or, on a server without keys, an IP address. IPv6 addresses of one /64 network
+/// count as one client, because a host can use any address of its network.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Client {
     Key(String),
@@ -14,7 +15,6 @@ pub(super) enum Client {
 }
 
 impl Client {
-    /// The client of a request.
     pub(super) fn of(caller: &Caller, peer: Option<SocketAddr>) -> Self {
         if !caller.name.is_empty() {
             return Client::Key(caller.name.clone());
@@ -29,33 +29,29 @@ impl Client {
     }
 }
 
-/// The places for streams.
+/// The open event streams and their maximum number.
 #[derive(Debug)]
 pub(super) struct Streams {
     most: usize,
     held: Mutex<HashMap<Client, usize>>,
 }
 
-/// Why a client gets no further stream.
+/// Why a client cannot open another event stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// All places are taken.
+    /// All event streams of the server are in use.
     Full,
-    /// The client has as many as are left for all others: so many.
+    /// The client already has the contained number of streams, which is at least the number of free streams.
     Share(usize),
 }
 
 impl Streams {
-    /// So many places.
     pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Streams { most, held: Mutex::default() })
     }
 
-    /// A place for a client. Each may hold as many as stay free for others: alone it gets half of all, and whoever comes later half
-    /// of what is left.
-    ///
-    /// # Errors
-    /// No place is left, or none for this client.
+    /// Reserves an event stream for a client, which may hold at most as many streams as are free. A single client can
+    /// therefore use half of all streams, and the next client half of the rest.
     pub(super) fn enter(self: &Arc<Self>, client: Client) -> Result<Place, Refused> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let free = self.most - held.values().sum::<usize>();
@@ -71,7 +67,7 @@ impl Streams {
     }
 }
 
-/// A place that is taken until it is dropped.
+/// Guard of a reserved event stream. Dropping it frees the stream.
 #[derive(Debug)]
 pub(super) struct Place {
     streams: Arc<Streams>,
@@ -100,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn one_client_leaves_places_to_others() {
+    fn one_client_cannot_take_all_streams() {
         let streams = Streams::new(8);
         let enter = |address| streams.enter(client(address));
         let mut first: Vec<Place> = (0..4).map(|_| enter("10.0.0.1:1").expect("a place")).collect();
@@ -116,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_keys_or_networks() {
+    fn clients_are_identified_by_key_or_network() {
         assert_eq!(client("[2001:db8::1]:1"), client("[2001:db8::2:3]:9"));
         assert_eq!(client("[::ffff:10.0.0.1]:1"), client("10.0.0.1:2"));
         assert_ne!(client("[2001:db8::1]:1"), client("[2001:db8:0:1::1]:1"));

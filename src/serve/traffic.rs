@@ -1,4 +1,4 @@
-//! The bytes of a request and its answer, counted.
+//! Byte counters and limits for a request and its response.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -7,67 +7,68 @@ use hyper::body::Incoming;
 
 use super::error::ApiError;
 
-/// Why a body ended early.
+/// Why a request body was not read completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
-    /// Less than the minimum rate arrived in a window.
+    /// The body arrived more slowly than the minimum rate.
     Slow,
-    /// It is longer than it may be.
+    /// The body exceeds the maximum size.
     Long,
 }
 
-/// A request's body, as its handlers and its connection share it.
+/// State of a request body and its response, shared by the handler and the connection.
 #[derive(Debug)]
 pub(super) struct Traffic {
-    /// Left here by the handler that did not read to the end.
+    /// The rest of a request body that the handler did not read.
     pub(super) left: Mutex<Option<Incoming>>,
     pub(super) cut: Mutex<Option<Cut>>,
     pub(super) begun: AtomicBool,
     pub(super) limit: AtomicU64,
-    /// Bytes a second that have to arrive.
+    /// Minimum rate in bytes per second.
     pub(super) rate: AtomicU64,
     pub(super) received: AtomicU64,
     pub(super) sent: AtomicU64,
 }
 
 impl Traffic {
-    /// Bytes that came.
+    /// Returns how many bytes of the request body have been received.
     pub(super) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the answer's body that were taken to be sent.
+    /// Returns how many bytes of the response body have been passed to the connection.
     pub(super) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Bytes that the body may have.
+    /// Sets the maximum size of the request body in bytes.
     pub(super) fn limit(&self, bytes: u64) {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes a second that the body must arrive at.
+    /// Sets the minimum rate of the request body in bytes per second.
     pub(super) fn at_least(&self, rate: u64) {
         self.rate.store(rate, Ordering::Relaxed);
     }
 
-    /// Whether anyone has asked for the body.
+    /// Returns whether reading of the request body has begun.
     pub(super) fn begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Answer to a client whose body could not be read, where the body itself was at fault.
+    /// Returns the error response if the request body was too slow or too large.
     pub(super) fn fault(&self) -> Option<ApiError> {
         let cut = *self.cut.lock().unwrap_or_else(PoisonError::into_inner);
         cut.map(|cut| match cut {
             Cut::Slow => {
                 let rate = self.rate.load(Ordering::Relaxed);
-                let why = format!("the body of the request came too slowly: at least {rate} bytes a second are needed");
+                let why = format!("the request body arrived too slowly; at least {rate} bytes per second are required");
                 ApiError::new(408, "request_timeout", why)
             }
             Cut::Long => {
                 let limit = self.limit.load(Ordering::Relaxed);
-                ApiError::new(413, "body_too_large", format!("the body may have {limit} bytes")).should_retry(false)
+                ApiError::new(413, "body_too_large", format!("the request body exceeds the limit of {limit} bytes"))
+                    .should_retry(false)
             }
         })
     }

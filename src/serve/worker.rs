@@ -1,6 +1,7 @@
-//! The threads of device and finisher.
+//! Worker threads of the server.
 //!
-//! One thread builds the device and alone touches it; another writes what is made while the next order runs; a third sweeps.
+//! The `device` thread creates and exclusively owns the device. The `finisher` thread writes the videos of a batch
+//! while the next batch runs. The `sweeper` thread removes expired jobs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
@@ -19,38 +20,38 @@ use super::id::VideoId;
 use super::job::Produced;
 use super::jobs::{Jobs, Running};
 use super::store::is_full;
-use crate::contained::panic_message;
+use crate::catch_panic::panic_message;
 
-/// Builds the device, on the thread that owns it.
+/// Creates the device. Called on the thread that will own it.
 pub type Factory = Box<dyn FnOnce() -> Result<Box<dyn Device>, String> + Send>;
 
-/// How often a video tries again on a full disk, or where no file can be opened.
-const TRY_AGAIN: Duration = Duration::from_millis(500);
+/// Retry interval while the disk is full or the process is out of file descriptors.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Where the threads are.
+/// Status of the worker threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// The device is built, and its warm shapes run.
+    /// The device is being created and the warm-up batches run.
     Starting,
-    /// Orders are taken.
+    /// The device runs jobs.
     Ready,
-    /// The server drained: every state is written.
+    /// The server has drained: all job states are written to disk.
     Drained,
-    /// Nothing runs any more, and the process is to end with exit code 1, after [`Worker::join`].
+    /// The device failed for this reason. The process should call [`Worker::join`] and exit with code 1.
     Failed(String),
 }
 
-/// The running threads.
+/// Handles of the running threads.
 pub struct Worker {
     status: watch::Receiver<Status>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Worker {
-    /// Starts them. The device is warmed by each of the orders first.
+    /// Starts the threads. The device runs the batches in `warm` before any job.
     ///
     /// # Errors
-    /// A thread that cannot be started.
+    /// Returns an error if a thread cannot be started.
     pub fn start(jobs: &Arc<Jobs>, factory: Factory, warm: Vec<Order>) -> std::io::Result<Worker> {
         let (status, told) = watch::channel(Status::Starting);
         let status = Arc::new(status);
@@ -65,7 +66,7 @@ impl Worker {
         };
         let sweeper = {
             let jobs = Arc::clone(jobs);
-            move || jobs.sweep_for_good()
+            move || jobs.sweep_until_stopped()
         };
         let named = |name: &str| std::thread::Builder::new().name(name.into());
         let threads =
@@ -73,20 +74,20 @@ impl Worker {
         Ok(Worker { status: told, threads })
     }
 
-    /// Where they are, as it changes.
+    /// Returns a receiver that is notified when the status changes.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.clone()
     }
 
-    /// Whether all of them have ended.
+    /// Returns whether all threads have ended.
     pub fn is_over(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Waits until they have ended: after [`Jobs::drain`], or because the device failed.
+    /// Waits until the threads have ended. Call it after [`Jobs::drain`] or a device failure.
     ///
     /// # Errors
-    /// Why the device failed.
+    /// Returns the reason if the device has failed.
     pub fn join(self) -> Result<(), String> {
         for thread in self.threads {
             thread.join().map_err(|panic| panic_message(&*panic))?;
@@ -98,7 +99,7 @@ impl Worker {
     }
 }
 
-/// A video on its way to its files.
+/// A generated video that the finisher thread has to write.
 struct Finishing {
     id: VideoId,
     made: Box<dyn Made>,
@@ -109,7 +110,7 @@ struct Finishing {
 
 type Told = Arc<watch::Sender<Status>>;
 
-/// Says that nothing runs any more.
+/// Records a device failure, after which nothing runs.
 fn fail(jobs: &Jobs, status: &Told, reason: &str) {
     tracing::error!("the device failed: {reason}");
     jobs.device_failed(reason);
@@ -124,7 +125,7 @@ fn fail(jobs: &Jobs, status: &Told, reason: &str) {
 
 fn own_device(jobs: &Jobs, status: &Told, factory: Factory, warm: &[Order], finisher: SyncSender<Finishing>) {
     let mut owned: Option<Box<dyn Device>> = None;
-    let mut says_farewell = false;
+    let mut tells_other_processes = false;
     let work = AssertUnwindSafe(|| -> Result<(), String> {
         let device = owned.insert(factory()?);
         for order in warm {
@@ -134,9 +135,9 @@ fn own_device(jobs: &Jobs, status: &Told, factory: Factory, warm: &[Order], fini
             match device.warm(order) {
                 Ok(()) => order.jobs.iter().for_each(|job| jobs.is_warm(job)),
                 Err(RunError::Stopped(_)) => return Ok(()),
-                // A shape that does not fit, in all processes alike: they are told to end.
+                // No process has enough memory for the shape, so all have ended the call and can be told to exit.
                 Err(RunError::Job(failure)) => {
-                    says_farewell = true;
+                    tells_other_processes = true;
                     return Err(failure.message);
                 }
                 Err(RunError::Device(reason)) => return Err(reason),
@@ -153,49 +154,47 @@ fn own_device(jobs: &Jobs, status: &Told, factory: Factory, warm: &[Order], fini
     });
     if let Err(reason) = catch_unwind(work).unwrap_or_else(|panic| Err(panic_message(&*panic))) {
         fail(jobs, status, &reason);
-        // One that failed says no farewell to its other processes, which may wait for something else: they end by its loss.
-        if !says_farewell {
+        // After a device failure, skip the device's destructor, which would tell the other processes to exit: they may
+        // be in another call. They exit when they lose the connection to this process.
+        if !tells_other_processes {
             std::mem::forget(owned);
         }
     }
 }
 
-/// Runs an order and hands on what it made.
-///
-/// # Errors
-/// The device is of no use any more.
+/// Runs a batch and passes its videos to the finisher thread. An error means that the device is unusable.
 fn run(jobs: &Jobs, device: &mut dyn Device, running: Running, finisher: &SyncSender<Finishing>) -> Result<(), String> {
     let running = Arc::new(running);
-    let result = run_and_hand_on(jobs, device, &running, finisher);
+    let result = run_and_hand_to_finisher(jobs, device, &running, finisher);
     if let Err(reason) = &result {
         for job in &running.order.jobs {
-            jobs.failed(&job.id, Failure::new("device_error", "the device failed while the video was made"));
+            jobs.failed(&job.id, Failure::new("device_error", "the device failed while generating the video"));
         }
-        tracing::error!("an order failed: {reason}");
+        tracing::error!("a batch failed: {reason}");
     }
     jobs.left(&running);
     result
 }
 
-fn run_and_hand_on(
+fn run_and_hand_to_finisher(
     jobs: &Jobs,
     device: &mut dyn Device,
     running: &Arc<Running>,
     finisher: &SyncSender<Finishing>,
 ) -> Result<(), String> {
-    match run_patiently(jobs, device, running) {
+    match run_with_retries(jobs, device, running) {
         Ok(made) => {
-            // It may have been noted as not loaded: another job of its shape did not fit.
+            // The shape may be marked as not loaded, because another job of this shape did not fit.
             running.order.jobs.iter().for_each(|job| jobs.is_warm(job));
             jobs.made(running);
-            hand_on(jobs, running, made, finisher)
+            hand_to_finisher(jobs, running, made, finisher)
         }
         Err(RunError::Stopped(Stop::Draining)) => {
             jobs.requeue(running);
             Ok(())
         }
         Err(RunError::Stopped(Stop::Cancelled)) => Ok(()),
-        // The next start may find what this one lacks.
+        // Return the jobs to the queue: the next server process may have enough file descriptors.
         Err(RunError::Job(failure)) if failure.code == OUT_OF_FILES && jobs.is_draining() => {
             jobs.requeue(running);
             Ok(())
@@ -210,16 +209,20 @@ fn run_and_hand_on(
             jobs.failed(&job.id, failure);
             Ok(())
         }
-        // One of them is at fault, and the others are not to fail for it.
+        // One job of the batch caused the failure. Run each job alone, so that the others can succeed.
         Err(RunError::Job(_)) => {
             let each = running.alone().into_iter().filter(|alone| !alone.is_unwanted());
-            each.map(Arc::new).try_for_each(|alone| run_and_hand_on(jobs, device, &alone, finisher))
+            each.map(Arc::new).try_for_each(|alone| run_and_hand_to_finisher(jobs, device, &alone, finisher))
         }
     }
 }
 
-/// Runs an order. Where no file can be opened, it is tried again for a while.
-fn run_patiently(jobs: &Jobs, device: &mut dyn Device, running: &Arc<Running>) -> Result<Vec<Box<dyn Made>>, RunError> {
+/// Runs a batch. Retries for up to [`Jobs::patience`] if the process is out of file descriptors.
+fn run_with_retries(
+    jobs: &Jobs,
+    device: &mut dyn Device,
+    running: &Arc<Running>,
+) -> Result<Vec<Box<dyn Made>>, RunError> {
     let until = Instant::now() + jobs.patience();
     loop {
         let mut watch = |moment| jobs.moment(running, moment);
@@ -231,16 +234,16 @@ fn run_patiently(jobs: &Jobs, device: &mut dyn Device, running: &Arc<Running>) -
         };
         match &result {
             Err(RunError::Job(failure)) if waits(failure) => {
-                tracing::warn!("too many files are open: the running video waits");
-                std::thread::sleep(TRY_AGAIN);
+                tracing::warn!("too many open files; the running video waits for a free file descriptor");
+                std::thread::sleep(RETRY_INTERVAL);
             }
             _ => return result,
         }
     }
 }
 
-/// Hands videos to the finisher; waits while it has two.
-fn hand_on(
+/// Passes videos to the finisher thread. Blocks while the thread's queue is full.
+fn hand_to_finisher(
     jobs: &Jobs,
     running: &Arc<Running>,
     made: Vec<Box<dyn Made>>,
@@ -254,22 +257,22 @@ fn hand_on(
         }
         let (id, cancelled) = (job.id.clone(), Arc::clone(cancelled));
         let finishing = Finishing { folder: jobs.folder(&id), id, made, cancelled, run: Arc::clone(running) };
-        jobs.handed_on(running);
-        finisher.send(finishing).map_err(|_| "the thread that writes videos is gone".to_string())?;
+        jobs.handed_to_finisher(running);
+        finisher.send(finishing).map_err(|_| "the thread that writes videos has ended".to_string())?;
     }
     for job in running.order.jobs.iter().skip(count) {
-        jobs.failed(&job.id, Failure::new("internal", "the device made no video"));
+        jobs.failed(&job.id, Failure::new("internal", "the device returned no video"));
     }
     Ok(())
 }
 
-/// Writes videos until the device's thread has ended; then says how it all ended.
+/// Runs the finisher thread: writes videos until the device thread has ended, then sets the final status.
 fn finish_all(jobs: &Jobs, status: &Told, receiver: &Receiver<Finishing>) {
     while let Ok(finishing) = receiver.recv() {
         let (id, run) = (finishing.id.clone(), Arc::clone(&finishing.run));
         let finished = catch_unwind(AssertUnwindSafe(|| finish(jobs, finishing)));
         if let Err(panic) = finished {
-            jobs.failed(&id, Failure::new("internal", "the video could not be written"));
+            jobs.failed(&id, Failure::new("internal", "writing the video failed"));
             fail(jobs, status, &panic_message(&*panic));
         }
         jobs.written(&run);
@@ -283,7 +286,8 @@ fn finish_all(jobs: &Jobs, status: &Told, receiver: &Receiver<Finishing>) {
     });
 }
 
-/// Writes a video. On a full disk it frees what there is, and tries for a while; so it does where no file can be opened.
+/// Writes a video. If the disk is full or the process is out of file descriptors, retries for up to [`Jobs::patience`].
+/// Frees disk space before it retries on a full disk.
 fn finish(jobs: &Jobs, mut finishing: Finishing) {
     let Finishing { id, made, folder, cancelled, .. } = &mut finishing;
     let until = Instant::now() + jobs.patience();
@@ -305,29 +309,31 @@ fn finish(jobs: &Jobs, mut finishing: Finishing) {
         };
         let kept = attempt.and_then(|()| match written.clone().map(|produced| jobs.completed(id, produced)) {
             None | Some(Ok(())) => Ok(()),
-            Some(Err(error)) if is_full(&error) => Err(Failure::new("storage_full", "the server's disk is full")),
+            Some(Err(error)) if is_full(&error) => {
+                Err(Failure::new("storage_full", "the server's disk is full: delete videos, or try again later"))
+            }
             Some(Err(error)) if is_exhausted(&error) => Err(Failure::out_of_files()),
             Some(Err(error)) => {
-                tracing::error!(%id, "its end cannot be kept: {error}");
-                Err(Failure::new("internal", "the job's end could not be kept"))
+                tracing::error!(%id, "cannot write the job's state: {error}");
+                Err(Failure::new("internal", "the server cannot store the job's state"))
             }
         });
         match kept {
             Ok(()) => return,
-            Err(failure) if failure.is_passing() && Instant::now() < until => {
+            Err(failure) if failure.is_transient() && Instant::now() < until => {
                 if jobs.is_draining() {
-                    // The next start finds it running, with its steps.
-                    tracing::warn!(%id, "{}: the video is made again at the next start", failure.message);
+                    // The next start of the server finds that the job was running, and resumes it from its checkpoint.
+                    tracing::warn!(%id, "the video is generated again at the next start: {}", failure.message);
                     return;
                 }
                 if failure.code != OUT_OF_FILES {
                     jobs.make_room();
                 }
-                std::thread::sleep(TRY_AGAIN);
+                std::thread::sleep(RETRY_INTERVAL);
             }
             Err(failure) => {
-                // A full disk has no room for them either.
-                if written.is_none() && !failure.is_passing() {
+                // On a full disk there is no space for the frames and latents either.
+                if written.is_none() && !failure.is_transient() {
                     made.keep(folder);
                 }
                 jobs.failed(id, failure);

@@ -1,19 +1,20 @@
-//! Agreement of predicted with measured step times.
+//! Measures how well predicted step times agree with measured ones.
 
 use std::collections::BTreeSet;
 
 use super::case_result::CaseResult;
 
-/// Agreement of predictions with measurements, over the cases that have both.
+/// Agreement of predicted and measured times over the cases that have both.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Agreement {
     pub(crate) rows: usize,
-    /// Spearman's rank correlation; none for fewer than three cases, or where all are equal.
+    /// Spearman's rank correlation; `None` if there are fewer than three cases or all values are equal.
     pub(crate) rank: Option<f64>,
     /// Median of the relative errors `|predicted / measured - 1|`.
     pub(crate) median_error: f64,
     pub(crate) worst_error: f64,
-    /// Slowdown of the case predicted fastest against the one measured fastest: 0 where they are the same.
+    /// How much slower the case with the lowest prediction is than the case with the lowest measurement, as a fraction;
+    /// 0 if they are the same case.
     pub(crate) choice_loss: f64,
 }
 
@@ -21,8 +22,8 @@ impl Agreement {
     pub(crate) fn text(&self) -> String {
         let rank = self.rank.map_or(String::new(), |r| format!("rank correlation {r:.3}, "));
         format!(
-            "predicted against measured, {} cases: {rank}median error {:.1} %, worst {:.1} %; the case predicted fastest \
-             takes {:.1} % longer than the fastest",
+            "predicted against measured, {} cases: {rank}median error {:.1} %, worst {:.1} %; the case predicted to be fastest \
+             is {:.1} % slower than the fastest",
             self.rows,
             self.median_error * 100.0,
             self.worst_error * 100.0,
@@ -31,12 +32,13 @@ impl Agreement {
     }
 }
 
-/// Agreement within a group; none where fewer than two cases have both times.
+/// Returns the agreement over the cases of a group; `None` if fewer than two cases have both times.
 pub(crate) fn agreement(rows: &[CaseResult]) -> Option<Agreement> {
     of(&pairs(rows))
 }
 
-/// Predicted and measured milliseconds of each case that has both; cases of one program, which was measured once, are one.
+/// Returns the predicted and measured milliseconds of each case that has both. Cases with the same program count once,
+/// because the program was measured only once.
 pub(super) fn pairs(rows: &[CaseResult]) -> Vec<(f64, f64)> {
     let mut seen = BTreeSet::new();
     rows.iter()
@@ -77,7 +79,7 @@ fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
     (spread > 0.0).then(|| sum(&a, &b) / spread)
 }
 
-/// Ranks from 1; equal values share the mean of theirs.
+/// Returns ranks from 1; equal values share the mean of their ranks.
 fn ranks(values: &[f64]) -> Vec<f64> {
     let place = |v: &f64| {
         let below = values.iter().filter(|o| *o < v).count();
@@ -92,24 +94,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn by_hand() {
-        // Ranks 1 2 3 4 5 against 2 1 4 3 5: differences 1 1 1 1 0, so 1 - 6 * 4 / (5 * 24) = 0.8.
+    fn agreement_matches_hand_computed_values() {
+        // The ranks are 1 2 3 4 5 and 2 1 4 3 5, which differ by 1 1 1 1 0, so the correlation is 1 - 6 * 4 / (5 * 24)
+        // = 0.8.
         let pairs = [(10.0, 12.5), (11.0, 11.0), (20.0, 40.0), (24.0, 30.0), (50.0, 100.0)];
         let a = of(&pairs).unwrap();
         assert_eq!(a.rows, 5);
         assert!((a.rank.unwrap() - 0.8).abs() < 1e-12, "{a:?}");
-        // Errors 0.2, 0, 0.5, 0.2, 0.5.
+        // The relative errors are 0.2, 0, 0.5, 0.2 and 0.5.
         assert!((a.median_error - 0.2).abs() < 1e-12, "{a:?}");
         assert!((a.worst_error - 0.5).abs() < 1e-12, "{a:?}");
-        // The best predicted took 12.5, the fastest 11.
+        // The case with the lowest prediction took 12.5, the fastest case 11.
         assert!((a.choice_loss - 1.5 / 11.0).abs() < 1e-12, "{a:?}");
         assert!(a.text().contains("5 cases: rank correlation 0.800, median error 20.0 %"), "{}", a.text());
-        assert!(a.text().ends_with("13.6 % longer than the fastest"), "{}", a.text());
+        assert!(a.text().ends_with("13.6 % slower than the fastest"), "{}", a.text());
     }
 
     #[test]
-    fn ties_and_few_rows() {
-        // Ranks 1.5 1.5 3 against 1 2 3: covariance 1.5, spreads 1.5 and 2.
+    fn agreement_averages_tied_ranks_and_requires_three_rows() {
+        // The ranks are 1.5 1.5 3 and 1 2 3: sum of products 1.5, sums of squares 1.5 and 2.
         let tied = of(&[(1.0, 1.0), (1.0, 2.0), (2.0, 3.0)]).unwrap();
         assert!((tied.rank.unwrap() - 1.5 / 3f64.sqrt()).abs() < 1e-12, "{tied:?}");
         let reversed = of(&[(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]).unwrap();

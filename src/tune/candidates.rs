@@ -1,5 +1,5 @@
-//! Candidate layouts: single-rule changes that could remove collectives, each with an upper bound of its gain. Nothing is
-//! compiled here; changes that cannot gain or cannot fit are pruned by arithmetic.
+//! Candidate layouts: changes of one rule that may remove collectives, each with an upper bound of the time saved.
+//! Nothing is compiled here; arithmetic excludes changes that cannot save time or do not fit into memory.
 
 use std::collections::BTreeSet;
 
@@ -8,21 +8,21 @@ use crate::analysis::LoopLevel;
 use crate::config::LayoutSource;
 use crate::nn::{Axis, ContextParallelKind, Override, Role, Rule};
 
-/// Layout with one rule changed.
+/// A layout in which one rule is changed.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
-    /// Change in the syntax of a layout file.
+    /// The change, in the syntax of a layout file.
     pub(crate) change: String,
     pub(crate) layout: LayoutSource,
-    /// Upper bound of the gain: cost in a step of the collectives that the change could remove.
+    /// Upper bound of the cost saved: the cost per step of the collectives that the change may remove.
     pub(crate) bound: f64,
-    /// Number of tensor families that the change reaches.
+    /// Number of tensor families (see [`family`]) that the change affects.
     pub(crate) families: usize,
-    /// Collectives that the change could remove, as indices into the report's list.
+    /// Collectives that the change may remove, as indices into the report's list.
     pub(crate) collectives: Vec<usize>,
 }
 
-/// Candidates that could save at least the fraction `least` of a step, the most promising first.
+/// Returns the candidates that may save at least the fraction `least` of a step, in descending order of their bounds.
 pub(crate) fn candidates(source: &LayoutSource, base: &CompileReport, least: f64) -> Vec<Candidate> {
     let around = Around { source, base };
     let mut all = around.rules();
@@ -34,11 +34,12 @@ pub(crate) fn candidates(source: &LayoutSource, base: &CompileReport, least: f64
     all
 }
 
-/// Family of a tensor as a pattern of a layout file, e.g. `transformer.*ff*` for all feed-forward layers.
+/// Returns the family of a tensor: a pattern, as in a layout file, that matches all tensors of the same kind. For
+/// example, `transformer.*ff*` matches those of all feed-forward layers.
 pub(super) fn family(tensor: &str) -> Option<String> {
     let (component, rest) = tensor.split_once('.')?;
     let module = match rest.split_once("*.") {
-        // Within a layer stack, modules that differ in prefix and number are one family.
+        // Within the transformer blocks, modules whose names differ only in a prefix or a number form one family.
         Some((_, inner)) => {
             let module = inner.split('.').next()?;
             return Some(format!("{component}.*{}*", kin(module)));
@@ -48,13 +49,14 @@ pub(super) fn family(tensor: &str) -> Option<String> {
     Some(format!("{component}.{module}*"))
 }
 
-/// `attn` of `audio_attn1`, `ff` of `audio_ff`.
+/// Returns the base name of a module: `attn` for `audio_attn1`, `ff` for `audio_ff`.
 fn kin(module: &str) -> &str {
     let last = module.rsplit('_').next().unwrap_or(module);
     last.trim_end_matches(|c: char| c.is_ascii_digit())
 }
 
-/// Family that a collective serves, by its tensor, else by its name scope among the blocks.
+/// Returns the family of the tensor that a collective moves, or else of the block's module in the collective's name
+/// scope.
 fn family_of(e: &CollectiveEntry) -> Option<String> {
     let by_scope = || {
         let mut parts = e.scope.split('/').skip_while(|p| *p != "blocks").skip(1);
@@ -80,7 +82,7 @@ impl Around<'_> {
     }
 
     fn cost(&self, collectives: &[usize]) -> f64 {
-        // Of all blocks, whatever part of them was compiled.
+        // If only some blocks were compiled, scale to all of them.
         let blocks = self.base.needed.layers as f64 / self.base.layers.max(1) as f64;
         let each = collectives.iter().map(|&n| &self.base.collectives.list[n]);
         each.map(|e| e.step_cost() * if e.per == LoopLevel::Block { blocks } else { 1.0 }).sum()
@@ -99,8 +101,8 @@ impl Around<'_> {
         rule.mesh_axes.iter().filter_map(|a| self.base.mesh.get(a)).product()
     }
 
-    /// Whether replicating an axis would repeat work, because activations are sharded along it. Such a change helps only
-    /// where the repeated matmuls take less time than the step.
+    /// Returns whether removing a rule would repeat work on several devices because activations are sharded along its
+    /// axis. Such a change can help only if the repeated matmuls take less time than the step.
     fn repeats_work(&self, rule: &Rule) -> bool {
         let name = rule.axis.name();
         let rows = matches!(rule.axis, Axis::Batch | Axis::Branch);
@@ -114,7 +116,7 @@ impl Around<'_> {
         self.base.tensors.iter().any(computes) && repeated.unwrap_or(true)
     }
 
-    /// Whether the parameters that a pattern names fit into memory once they are replicated along an axis.
+    /// Returns whether the parameters that `covers` selects fit into device memory if they are not sharded by the rule.
     fn has_room(&self, rule: &Rule, covers: impl Fn(&str) -> bool) -> bool {
         let Some(capacity) = self.base.memory.capacity else { return true };
         let name = rule.axis.name();
@@ -135,7 +137,8 @@ impl Around<'_> {
         self.base.needed.bytes as f64 + grown <= capacity as f64
     }
 
-    /// Changes of general rules: dropped for one family, dropped, or mapped to another mesh axis.
+    /// Returns changes of the general rules: a rule removed for one family, a rule removed, or a rule mapped to a
+    /// different mesh axis.
     fn rules(&self) -> Vec<Candidate> {
         let mut all = Vec::new();
         for (n, rule) in self.source.rules.iter().enumerate() {
@@ -163,7 +166,7 @@ impl Around<'_> {
                     continue;
                 }
                 let mut layout = self.source.clone();
-                // The first override that matches wins.
+                // Insert it first, because the first matching override applies.
                 layout.overrides.insert(0, replicated);
                 all.push(self.candidate(format!("tensors: \"{pattern}\": {{{axis}: []}}"), layout, collectives));
             }
@@ -175,15 +178,16 @@ impl Around<'_> {
         all
     }
 
-    /// Collectives of a rule, and those it may cause where no tensor is annotated: the partitioner propagates a weight's
-    /// sharding to what is computed with it.
+    /// Returns the collectives in `touched` and those along the rule's mesh axes, which the rule may cause: the
+    /// partitioner propagates a weight's sharding to unannotated tensors that are computed from it.
     fn carried(&self, rule: &Rule, touched: Vec<usize>) -> Vec<usize> {
         let along = |e: &CollectiveEntry| e.axes.iter().any(|a| rule.mesh_axes.contains(a));
         let all = self.picked(|e| along(e) && !e.is_attention()).into_iter().chain(touched);
         all.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Layout without a general rule, and without the overrides that only replicated its axis.
+    /// Returns the layout without one general rule. If no override maps the rule's axis to a mesh axis, also drops the
+    /// overrides that replicate it.
     fn without(&self, rule: usize) -> LayoutSource {
         let mut layout = self.source.clone();
         let axis = layout.rules.remove(rule).axis;
@@ -207,7 +211,7 @@ impl Around<'_> {
             .collect()
     }
 
-    /// Overrides, each dropped alone and with the others of the same family and axes.
+    /// Returns layouts without one override, and layouts without all overrides that affect the same families and axes.
     fn overrides(&self) -> Vec<Candidate> {
         let axes = |e: &Override| e.rules.iter().map(|r| r.axis).collect::<Vec<_>>();
         let reach = |e: &Override| -> BTreeSet<String> {
@@ -261,9 +265,10 @@ impl Around<'_> {
         };
         let mut all = Vec::new();
         let kind = |kind| crate::nn::ContextParallelPolicy { kind, ..crate::nn::ContextParallelPolicy::default() };
-        // On n devices, an all-to-all of tokens for heads moves 2 / n of what gathering keys and values does, so the way
-        // back cannot gain. A ring moves as much as gathering, over one link of a torus instead of two; behind a switch it may
-        // gain, which a search finds: here it would hide the rule that is wrong.
+        // On n devices, an all-to-all that exchanges a token shard for a head shard moves 2 / n of the bytes of
+        // gathering keys and values, so changing from it to a gather cannot gain. A ring moves as many bytes as a
+        // gather, but over one link of a torus instead of two. With a switch, a ring may gain. Only a search tries it:
+        // in a diagnosis, a gain from it would distract from the rule that causes the collective.
         if now.kind != ContextParallelKind::Ulysses {
             all.push(with("kind: ulysses", kind(ContextParallelKind::Ulysses)));
         }
@@ -281,7 +286,7 @@ mod tests {
     use crate::tune::compile_report::tests::{gather, placed, report};
 
     #[test]
-    fn modules_of_one_kind_are_one_family() {
+    fn modules_of_the_same_kind_form_one_family() {
         let blocks = "transformer.transformer_blocks.*.";
         let of = |name: &str| family(&format!("{blocks}{name}")).unwrap();
         assert_eq!(of("audio_to_video_attn.to_k.weight+to_v.weight"), "transformer.*attn*");
@@ -292,7 +297,8 @@ mod tests {
         assert_eq!(family("latents"), None);
     }
 
-    /// A weight sharded over the devices that shard the tokens it is used with, gathered by two families.
+    /// Returns a report on a weight that is sharded over the same devices as the tokens that it is multiplied with. Two
+    /// families of weights are gathered.
     fn base(place: &str, gathered: f64) -> CompileReport {
         let embed = format!("{place}:4: embed: [context]");
         let tokens = format!("{place}:3: video_sequence: [context]");
@@ -320,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_gain_or_has_no_room_is_not_compiled() {
+    fn candidates_without_gain_or_memory_are_pruned() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("l.yml").to_str().unwrap().to_string();
         let text = "mesh: {context: -1}\nrules:\n  video_sequence: [context]\n  embed: [context]\n\
@@ -330,28 +336,28 @@ mod tests {
         let changes = |base: &CompileReport| {
             candidates(&source, base, 0.01).into_iter().map(|c| (c.change, c.bound, c.families)).collect::<Vec<_>>()
         };
-        // Tokens stay sharded: eight times the matmuls would take longer than the step.
+        // No candidate replicates the tokens: the matmuls, repeated on eight devices, would take longer than the step.
         let named = |change: &str, bound, families| (change.to_string(), bound, families);
         assert_eq!(
             changes(&base(&path, 3.0)),
             [
-                // The sharding that was propagated to the audio may end with it.
+                // Removing the rule may also remove the sharding that was propagated to the audio stream.
                 named("rules: without embed", 5.5, 3),
                 named("tensors: \"transformer.*ff*\": {embed: []}", 3.0, 1),
                 named("tensors: \"transformer.*attn*\": {embed: []}", 2.0, 1),
                 named("context_parallel: kind: ulysses", 1.0, 1),
             ]
         );
-        // A collective of less than a hundredth of the step; then a device with no room for the replicated weight.
+        // A collective costs less than 1 % of the step; then, a device has no room for the replicated weight.
         assert!(!changes(&base(&path, 0.09)).iter().any(|c| c.0.contains("*ff*")));
         let mut full = base(&path, 3.0);
         full.memory.capacity = Some(89);
         assert!(!changes(&full).iter().any(|c| c.0.contains("*ff*") || c.0.contains("without")));
-        // Of a block they count as often as the model has blocks.
+        // A collective in the compiled block counts once for each block of the model.
         let mut deep = base(&path, 3.0);
         deep.needed.layers = 16 * deep.layers;
         assert_eq!(changes(&deep)[0], named("rules: without embed", 16.0 * 5.5, 3));
-        // Without the rule its overrides are empty.
+        // The override that only replicated the rule's axis is removed with the rule.
         let without = candidates(&source, &base(&path, 3.0), 0.01).remove(0).layout;
         assert_eq!(
             without.to_yaml(&[]),

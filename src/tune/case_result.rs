@@ -1,4 +1,4 @@
-//! Results of cases, ranked among those that can be compared.
+//! Results of an experiment's cases, ranked within groups of comparable cases.
 
 use std::path::Path;
 
@@ -6,29 +6,30 @@ use super::compile_report::CompileReport;
 use super::diagnose::Diagnosis;
 use crate::config::Case;
 
-/// One case of an experiment: its compile report, measured step time in seconds, or error.
+/// Result of one case of an experiment: its compile report, its measured step time in seconds, or its error.
 #[derive(Clone, Debug)]
 pub struct CaseResult {
     pub(crate) case: Case,
     pub(crate) label: String,
-    /// Element types, where they are not bf16: other types are another product, not a faster layout.
+    /// Element types; `None` if they are all bf16. Cases with different types are not comparable as layouts.
     pub(crate) precision: Option<String>,
     pub report: Option<CompileReport>,
     pub(crate) measured: Option<f64>,
     pub error: Option<String>,
-    /// Compiler of the target, with its version; none where the target cannot be opened.
+    /// Compiler of the target, with its version; `None` if the target cannot be opened.
     pub(crate) compiler: Option<String>,
-    /// Bytes of a device that the program may use, where that is less than the device has.
+    /// Bytes of device memory that the program may use; `None`: all of it.
     pub(crate) room: Option<i64>,
 }
 
 impl CaseResult {
-    /// Predicted milliseconds per step with all blocks, where the chip is known.
+    /// Returns the predicted milliseconds per step with all blocks; `None` if the chip is unknown.
     pub(crate) fn predicted(&self) -> Option<f64> {
         self.report.as_ref()?.all_blocks().map(|p| p.step)
     }
 
-    /// Milliseconds per step, measured, else predicted; received bytes where the chip is unknown.
+    /// Returns the milliseconds per step: measured, or else predicted. If the chip is unknown, returns received bytes
+    /// instead.
     pub(crate) fn cost(&self) -> Option<f64> {
         let measured = self.measured.map(|s| s * 1e3);
         measured.or(self.predicted()).or_else(|| self.report.as_ref().map(CompileReport::whole_cost))
@@ -39,22 +40,24 @@ impl CaseResult {
         self.report.as_ref().is_some_and(|f| f.fits() && in_room(f))
     }
 
-    /// Whether the layout is that of the configuration or the slice.
-    pub(super) fn has_own_layout(&self) -> bool {
+    /// Returns whether the case sets no layout. Its layout then comes from the configuration or from the file of the
+    /// TPU slice.
+    pub(super) fn uses_default_layout(&self) -> bool {
         self.case.layout.is_none()
     }
 }
 
-/// Cases that differ in layout, mesh and flags alone, whatever slice names them; the fastest first.
+/// Cases that differ only in layout, mesh and flags, fastest first. They may be on different TPU slices.
 pub(crate) struct Group {
-    /// Devices, configuration and shape; empty where no case names one, or all cases have the same configuration.
+    /// Devices, configuration and shape, which form the group's name. A part is empty if no case sets it; the
+    /// configuration is also empty if all cases have the same.
     pub(crate) parts: [String; 3],
     pub(crate) rows: Vec<CaseResult>,
-    /// Diagnosis of the fastest case that fits, where it was asked for.
+    /// Diagnosis of the fastest case that fits into device memory; `None` if not requested.
     pub(crate) diagnosis: Option<GroupDiagnosis>,
 }
 
-/// Diagnosis of one case of a group, or why it failed.
+/// Diagnosis of one case of a group, or the reason why it failed.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupDiagnosis {
     pub(crate) label: String,
@@ -62,7 +65,7 @@ pub(crate) struct GroupDiagnosis {
 }
 
 impl Group {
-    /// Name of a case with its group's, where the group has one.
+    /// Prefixes a case's label with the parts of its group's name.
     pub(super) fn name_of(&self, label: &str) -> String {
         self.parts
             .iter()
@@ -73,7 +76,7 @@ impl Group {
             .join(", ")
     }
 
-    /// The fastest case that fits into device memory.
+    /// Returns the fastest case that fits into device memory.
     pub(super) fn fastest(&self) -> Option<&CaseResult> {
         self.rows.iter().find(|row| row.fits())
     }
@@ -82,8 +85,8 @@ impl Group {
         self.parts.iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join(", ")
     }
 
-    /// How much longer than the fastest a step of each case takes; none for what does not fit, was not measured where the
-    /// fastest was, or is alone.
+    /// Returns how much slower each case is than the fastest, as a fraction. `None` if the case does not fit into
+    /// memory, if it was not measured although the fastest was, or if it is the only case.
     pub(super) fn behind(&self) -> Vec<Option<f64>> {
         let measured = self.rows.first().is_some_and(|first| first.measured.is_some());
         let comparable = |row: &CaseResult| row.fits() && row.measured.is_some() == measured;
@@ -95,18 +98,18 @@ impl Group {
     }
 }
 
-/// Last part of a path without its extension.
 pub(super) fn stem(path: &str) -> String {
     Path::new(path).file_stem().map_or(path.into(), |s| s.to_string_lossy().into_owned())
 }
 
-/// Devices of a case and, where cases differ in them, its element types.
+/// Returns the devices of a case. If `types_differ`, appends the element types.
 fn devices(row: &CaseResult, types_differ: bool) -> String {
     let types = row.precision.as_ref().filter(|_| types_differ);
     row.case.target.iter().chain(types).cloned().collect::<Vec<_>>().join(", ")
 }
 
-/// Results by group, in their order: the fastest first; then those that do not fit, then failures.
+/// Groups results; groups keep the order of their first results. Within a group, the order is: fastest first, then
+/// cases that do not fit into memory, then failures.
 pub(crate) fn ranked(rows: Vec<CaseResult>) -> Vec<Group> {
     let of = |row: &CaseResult| [&row.case.target, &row.precision, &row.case.config, &row.case.shape].map(Clone::clone);
     let several = rows.iter().any(|row| row.case.config != rows[0].case.config);
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn files_for_the_same_devices_are_compared_and_other_types_are_not() {
+    fn cases_group_by_devices_and_element_types() {
         let (v6e, v5e) = ("tpu:v6e:2x4", "tpu:v5e:4x4");
         let groups = ranked(vec![
             result("v6e-8", v6e, None, 0.3),

@@ -1,14 +1,15 @@
-//! Attribution of a collective to the tensor it moves and the layout rules that shard it.
+//! Finds the tensor that a collective moves and the layout rules that shard the tensor.
 
 use crate::analysis::{Collective, CollectiveKind};
 use crate::hlo::Mesh;
 use crate::nn::Placement;
 
-/// Placement that a collective most likely serves: of the tensors sharded along its axes, the one with the longest
-/// common name scope; of those, one of as many bytes. `layers` is the length of layer stacks.
+/// Returns the placement of the tensor that a collective most likely moves. Candidates are the tensors that are sharded
+/// along the collective's axes. The best candidate shares the longest prefix of the name scope; among equals, one with
+/// the same number of bytes is preferred. `layers` is the leading dimension of stacked layer weights.
 ///
-/// This is an inference: the compiler keeps the scope of the operation that needed the collective, not the tensor's name.
-/// None where no scope agrees.
+/// This is an inference: the compiler keeps the scope of the operation that needed the collective, not the tensor's
+/// name. `None` if no scope matches.
 pub(crate) fn cause<'a>(
     c: &Collective,
     placements: &'a [Placement],
@@ -25,12 +26,12 @@ pub(crate) fn cause<'a>(
         let common = scope.iter().zip(&of).take_while(|(a, b)| a == b).count();
         (common > 0).then(|| (common, fits(c, p, mesh, layers), usize::MAX - of.len()))
     };
-    // Of equals the last one wins here, which is the first placement.
+    // `max_by_key` returns the last of several equal elements; iterating in reverse makes that the first placement.
     let scored = placements.iter().rev().filter_map(|p| Some((score(p)?, p)));
     scored.max_by_key(|(score, _)| *score).map(|(_, p)| p)
 }
 
-/// Whether a collective of this kind on the tensor has as many bytes.
+/// Returns whether a collective of this kind on the tensor would have the observed number of bytes.
 fn fits(c: &Collective, p: &Placement, mesh: &Mesh, layers: usize) -> bool {
     let split = |keep: &dyn Fn(&String) -> bool| -> usize {
         p.sharding.0.iter().flatten().filter(|a| keep(a)).filter_map(|a| mesh.size(a)).product()
@@ -64,7 +65,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A collective along `context`, in a block.
+    /// Returns a collective along the axis `context` in a block.
     pub(in crate::tune) fn collective(kind: CollectiveKind, scope: &str) -> Collective {
         Collective {
             kind,
@@ -82,7 +83,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_nearest_tensor_of_the_right_size_is_named() {
+    fn cause_is_the_nearest_tensor_of_matching_size() {
         let mesh = Mesh::new(&[("cfg", 2), ("fsdp", 4)]);
         let all = [
             placement("blocks/ff/proj", "w1", &[6, 64, 256], &[&[], &["fsdp"], &[]]),

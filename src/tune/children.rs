@@ -1,4 +1,4 @@
-//! Child processes of this binary: several at a time, each with a time limit.
+//! Runs commands of this binary as child processes: several at a time, each with a timeout.
 
 use std::collections::VecDeque;
 use std::io::{Read, Seek, SeekFrom};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::error::{Result, TuneError};
 
-/// Command of this binary that prints JSON.
+/// A command of this binary that prints JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Task {
     /// Hash of everything that the result depends on.
@@ -24,36 +24,38 @@ pub(crate) struct Task {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TaskResult {
     pub(crate) result: Option<Value>,
-    /// Last message of a task that failed. A program that does not fit its devices has a result and a message.
+    /// Last message of a task that failed. A program that does not fit into device memory has both a result and a
+    /// message.
     pub(crate) error: Option<String>,
-    /// Whether it crashed by itself; neither an interruption nor a timeout is a crash.
+    /// Whether the process crashed. An interruption or a timeout is not a crash.
     pub(crate) crashed: bool,
     pub(crate) seconds: f64,
 }
 
-/// Signals by which a user ends a process.
+/// Signals with which users stop a process.
 const SIGINT: i32 = 2;
 const SIGTERM: i32 = 15;
-/// Signal of the out-of-memory killer.
+/// Signal that the kernel's out-of-memory killer sends.
 const SIGKILL: i32 = 9;
 
-/// Bytes reserved for one compilation of the published model: 1.2 GB are seen for TPUs.
+/// Bytes of memory reserved per compilation of the published model. TPU compilations were observed to use 1.2 GB.
 const MEMORY: u64 = 2_000_000_000;
 
-/// Number of children that cores and free memory allow.
+/// Returns the number of child processes that the cores and the free memory allow; at least 1.
 pub(crate) fn default_jobs() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let free = crate::host::free_memory();
     cores.min(free.map_or(cores, |bytes| usize::try_from(bytes / MEMORY).unwrap_or(cores))).max(1)
 }
 
-/// Environment variable that a worker's children get in addition to this process's.
+/// Environment variable that is set for the children of one worker.
 pub(crate) type Variable = Option<(&'static str, String)>;
 
-/// Runs tasks, one at a time for each of `workers`; calls `done` for each as it ends, in the calling thread.
+/// Runs tasks, one at a time per worker. Calls `done` on the calling thread when a task ends.
 ///
 /// # Errors
-/// This binary cannot be started, or what `done` returns; no further task is begun then.
+/// Returns an error if this binary cannot be started, or the error of `done`. In both cases, no further task is
+/// started.
 pub(crate) fn run_tasks(
     binary: &Path,
     tasks: Vec<Task>,
@@ -91,15 +93,16 @@ pub(crate) fn run_tasks(
     })
 }
 
-/// Start of the error of a command that was ended at its limit.
+/// Start of the error message of a task that timed out.
 const TIMED_OUT: &str = "timed out after ";
 
-/// Whether an error says nothing of what was run: it may be quicker on another day.
-pub(super) fn is_no_answer(error: &str) -> bool {
+/// Returns whether an error is a timeout. A timeout says nothing about the program, which may compile in time on
+/// another run.
+pub(super) fn is_timeout(error: &str) -> bool {
     error.starts_with(TIMED_OUT)
 }
 
-/// Runs one command to its end or its limit.
+/// Runs one command until it ends or times out.
 fn run(binary: &Path, command: &[String], variable: &Variable, limit: Duration) -> Result<TaskResult> {
     let fail = || |source| TuneError::Start { path: binary.into(), source };
     let (mut out, mut log) = (tempfile::tempfile().map_err(fail())?, tempfile::tempfile().map_err(fail())?);
@@ -116,7 +119,7 @@ fn run(binary: &Path, command: &[String], variable: &Variable, limit: Duration) 
         match child.try_wait().map_err(fail())? {
             Some(status) => break Some(status),
             None if started.elapsed() > limit => {
-                // It may have ended just now.
+                // The child may have just exited.
                 let _ = child.kill();
                 let _ = child.wait();
                 break None;
@@ -138,17 +141,17 @@ fn run(binary: &Path, command: &[String], variable: &Variable, limit: Duration) 
         None => Some(format!("{TIMED_OUT}{:.0} s", limit.as_secs_f64())),
     };
     let interrupted = |s: &ExitStatus| s.signal().is_some_and(|n| [SIGINT, SIGTERM, SIGKILL].contains(&n));
-    // A timeout is no crash: it may be quicker on another day.
+    // A timeout is not a crash: another run may be faster.
     let crashed = status.is_some_and(|s| !matches!(s.code(), Some(0..=2)) && !interrupted(&s));
     Ok(TaskResult { result, error, crashed, seconds })
 }
 
-/// Last message of a child, on one line.
+/// Returns the last message of a child process, on one line.
 fn message(log: &str, status: ExitStatus) -> String {
     const LONGEST: usize = 500;
     let mut lines = log.lines().map(str::trim).filter(|l| !l.is_empty());
     let said = lines.clone().rev().find_map(|l| l.strip_prefix("error: "));
-    // A crash prints a stack trace behind its reason.
+    // A crash prints its reason before a stack trace.
     let fatal = || lines.find(|l| l.starts_with('F') && l.contains("] ")).or_else(|| log.lines().last());
     let text: String = said.or_else(fatal).unwrap_or_default().chars().take(LONGEST).collect();
     match (status.code(), text.is_empty()) {
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_crashes_or_hangs_is_one_case() {
+    fn crash_or_timeout_fails_only_one_task() {
         let scripts = ["echo '{\"a\": 1}'", "echo error: no such >&2; exit 1", "kill -6 $$", "sleep 600", "kill -2 $$"];
         let mut all = Vec::new();
         let limit = Duration::from_secs(5);
@@ -182,16 +185,16 @@ mod tests {
         let message = |n: usize| all[n].1.error.clone().unwrap();
         assert!(message(2).contains("signal: 6"), "{}", message(2));
         assert_eq!(message(3), "timed out after 5 s");
-        assert_eq!([1, 2, 3].map(|n| is_no_answer(&message(n))), [false, false, true]);
-        // What the user ends, or takes too long, says nothing of the case.
+        assert_eq!([1, 2, 3].map(|n| is_timeout(&message(n))), [false, false, true]);
+        // Interruptions and timeouts are not crashes.
         assert_eq!(all.iter().map(|(_, done)| done.crashed).collect::<Vec<_>>(), [false, false, true, false, false]);
     }
 
     #[test]
-    fn each_worker_has_its_variable() {
+    fn each_worker_sets_its_own_variable() {
         let workers = ["a", "b"].map(|value| Some(("LTX2_OF_A_WORKER", value.to_string())));
         let mut said = Vec::new();
-        // The first goes on when the second began, so that one worker cannot do both.
+        // The first task waits until the second has started, so one worker cannot run both.
         let dir = tempfile::tempdir().unwrap();
         let began = dir.path().join("began").display().to_string();
         let say = "echo \\\"$LTX2_OF_A_WORKER\\\"";
@@ -209,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_cannot_be_kept_ends_the_rest() {
+    fn error_of_done_callback_stops_remaining_tasks() {
         let mut seen = 0;
         let tasks = vec![task("echo 1"), task("echo 2"), task("echo 3")];
         let error = run_tasks(Path::new("/bin/sh"), tasks, &[None], Duration::from_secs(9), |_, _| {

@@ -1,5 +1,5 @@
-//! Compilation of many cases. Stored modules are analysed here, anew each time, so that reports are always this version's;
-//! missing modules are compiled first, by child processes that add them to the store.
+//! Compiles many cases. Missing modules are compiled by child processes, which add them to the store. Stored modules
+//! are analysed here on each run, so that reports always come from this version of the analysis.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,19 +29,19 @@ pub(super) struct CompileTask {
     pub(crate) given: CliOverrides,
     pub(crate) target: Target,
     pub(crate) program: ProgramKind,
-    /// Number of transformer blocks; none for all.
+    /// Number of transformer blocks; `None`: all.
     pub(crate) layers: Option<usize>,
-    /// Arguments of a child that compiles the same.
+    /// Arguments with which a child process compiles the same program.
     pub(crate) command: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Compiled {
-    /// Everything that the module depends on; none where no program was built.
+    /// Key of the module; `None` if the program could not be built.
     pub(crate) key: Option<CompileKey>,
-    /// Also of a program that does not fit.
+    /// The report. It is also set if the program does not fit into device memory.
     pub(crate) report: Option<CompileReport>,
-    /// Message of a failure, or what does not fit.
+    /// Message of a failure, or the statement that the program does not fit into device memory.
     pub(crate) error: Option<String>,
 }
 
@@ -51,30 +51,31 @@ impl Compiled {
     }
 }
 
-/// Results that are known, and the programs that are not.
+/// Results that are stored already, and programs that must be compiled.
 pub(super) struct Plan {
-    /// A result of each task; none where its program is still to be compiled.
+    /// Result of each task; `None` if its program must be compiled.
     results: Vec<Option<Compiled>>,
-    /// Programs to compile, each with the tasks that it is of.
+    /// Programs to compile, each with the indices of the tasks that need it.
     open: Vec<(CompileKey, Vec<usize>)>,
     known: usize,
 }
 
 impl Plan {
-    /// Number of cases, of programs to compile, and of cases that do not come to one.
+    /// Returns a text with the number of cases, of programs to compile, and of cases whose program cannot be built.
     pub(crate) fn count(&self) -> String {
         let without = self.results.iter().flatten().filter(|compiled| compiled.key.is_none()).count();
-        let without = if without == 0 { String::new() } else { format!(", cases without a program: {without}") };
+        let without =
+            if without == 0 { String::new() } else { format!(", cases whose program cannot be built: {without}") };
         format!("cases: {}, programs to compile: {}{without}", self.results.len(), self.open.len())
     }
 }
 
-enum Looked {
+enum Lookup {
     Done(Box<Compiled>),
     Missing(CompileKey),
 }
 
-/// Results, modules and open targets of one folder.
+/// Compiles cases; holds the results, modules and opened targets of one folder.
 pub(super) struct Compiler<'a> {
     options: &'a Options,
     pub(crate) results: Store,
@@ -84,14 +85,14 @@ pub(super) struct Compiler<'a> {
 
 impl<'a> Compiler<'a> {
     /// # Errors
-    /// A folder that cannot be written, or that another process holds.
+    /// Returns an error if the folder cannot be written or another process holds its lock.
     pub(crate) fn open(options: &'a Options) -> Result<Self> {
         let own = options.folder.join("modules");
         let modules = ModuleStore::new(options.modules.as_deref().unwrap_or(&own));
         Ok(Compiler { options, results: Store::open(&options.folder)?, modules, machines: BTreeMap::new() })
     }
 
-    /// Devices of a target, opened once; or why they cannot be.
+    /// Returns the devices of a target, or why the target cannot be opened. Each target is opened only once.
     pub(crate) fn machine(&mut self, target: &Target) -> std::result::Result<Rc<OpenTarget>, String> {
         let open = || {
             if target.platform() == Platform::Tpu && !prepare_absent_tpus() {
@@ -102,15 +103,15 @@ impl<'a> Compiler<'a> {
         self.machines.entry(target.to_string()).or_insert_with(open).clone()
     }
 
-    /// Compiler of a target, with its version; none where the target cannot be opened.
+    /// Returns the compiler of a target with its version; `None` if the target cannot be opened.
     pub(crate) fn version(&mut self, target: &Target) -> Option<String> {
         self.machine(target).ok().map(|machine| machine.toolchain().to_string())
     }
 
-    /// Key of a task's module; or why its program cannot be built.
+    /// Returns the key of a task's module, or why the program cannot be built.
     ///
     /// # Errors
-    /// A configuration that cannot be read.
+    /// Returns an error if the configuration cannot be read.
     pub(crate) fn key(&mut self, task: &CompileTask) -> Result<std::result::Result<CompileKey, String>> {
         let config = load(&task.given)?.config;
         let machine = match self.machine(&task.target) {
@@ -120,10 +121,11 @@ impl<'a> Compiler<'a> {
         Ok(compile::key(&config, &options(task, &self.modules), &machine, &self.modules).map_err(|e| one_line(&e)))
     }
 
-    /// Compiles programs without a module, equal ones once, and analyses all, in order.
+    /// Compiles the programs that have no stored module, each once, and returns the results of all tasks in order. A
+    /// program that fails to compile is a result, not an error.
     ///
     /// # Errors
-    /// A configuration that cannot be read, a folder that cannot be written. A program that fails is a result.
+    /// Returns an error if a configuration cannot be read or the folder cannot be written to.
     pub(crate) fn compile(
         &mut self,
         tasks: &[CompileTask],
@@ -134,23 +136,23 @@ impl<'a> Compiler<'a> {
         self.carry_out(plan, tasks, workers, timeout)
     }
 
-    /// Analyses what is stored, and finds what is missing.
+    /// Analyses the stored modules and determines which are missing.
     ///
     /// # Errors
-    /// A configuration that cannot be read, a folder that cannot be written.
+    /// Returns an error if a configuration cannot be read or the folder cannot be written to.
     pub(crate) fn plan(&mut self, tasks: &[CompileTask]) -> Result<Plan> {
         let mut results: Vec<Option<Compiled>> = vec![None; tasks.len()];
         let mut known = 0;
         let mut open: Vec<(CompileKey, Vec<usize>)> = Vec::new();
         for (n, task) in tasks.iter().enumerate() {
             match self.look(task, self.options.retry)? {
-                Looked::Done(compiled) => {
-                    // A task that does not come to a program is known if it was met before.
+                Lookup::Done(compiled) => {
+                    // A program that cannot be built was already known if the log contains the same result.
                     let new = self.log(task, &compiled, 0.0)?;
                     known += usize::from(compiled.key.is_some() || !new);
                     results[n] = Some(*compiled);
                 }
-                Looked::Missing(key) => match open.iter_mut().find(|(other, _)| *other == key) {
+                Lookup::Missing(key) => match open.iter_mut().find(|(other, _)| *other == key) {
                     Some((_, same)) => same.push(n),
                     None => open.push((key, vec![n])),
                 },
@@ -159,10 +161,10 @@ impl<'a> Compiler<'a> {
         Ok(Plan { results, open, known })
     }
 
-    /// Compiles what a plan of the same tasks lacks.
+    /// Compiles the programs of `plan` whose modules are missing. `tasks` must be those of [`Compiler::plan`].
     ///
     /// # Errors
-    /// Those of [`Compiler::compile`].
+    /// Returns an error in the cases of [`Compiler::compile`].
     pub(crate) fn carry_out(
         &mut self,
         plan: Plan,
@@ -172,7 +174,7 @@ impl<'a> Compiler<'a> {
     ) -> Result<Vec<Compiled>> {
         let Plan { results: mut all, open, known } = plan;
         if known > 0 {
-            tracing::info!("{known} of {} are known", tasks.len());
+            tracing::info!("{known} of {} results are already stored", tasks.len());
         }
         let (count, mut ended) = (open.len(), 0);
         let (binary, limit) = (&self.options.binary, Duration::from_secs(timeout));
@@ -187,7 +189,7 @@ impl<'a> Compiler<'a> {
             }
             Ok(())
         })?;
-        Ok(all.into_iter().map(|compiled| compiled.expect("a result of each task")).collect())
+        Ok(all.into_iter().map(|compiled| compiled.expect("every task has a result")).collect())
     }
 
     fn child(&self, key: &CompileKey, task: &CompileTask) -> Task {
@@ -196,12 +198,13 @@ impl<'a> Compiler<'a> {
         Task { key: key.hash(), label: task.label.clone(), command }
     }
 
-    /// Result of a child's compilation. A crash is stored as the compiler's answer; errors outside of the compiler are not.
+    /// Returns the result of a child's compilation. A crash of the child is stored as a compiler failure; errors
+    /// outside of the compiler are not stored.
     fn left(&mut self, task: &CompileTask, done: &TaskResult) -> Result<Compiled> {
-        let words = || done.error.clone().unwrap_or_else(|| "no module was stored".into());
+        let words = || done.error.clone().unwrap_or_else(|| "the compiler stored no module".into());
         let missing = match self.look(task, false)? {
-            Looked::Done(compiled) => return Ok(*compiled),
-            Looked::Missing(key) => key,
+            Lookup::Done(compiled) => return Ok(*compiled),
+            Lookup::Missing(key) => key,
         };
         if done.crashed {
             self.modules.put(&missing, &CompileOutcome::Failure(words())).map_err(TuneError::Modules)?;
@@ -209,12 +212,12 @@ impl<'a> Compiler<'a> {
         Ok(Compiled::failed(Some(missing), words()))
     }
 
-    /// Known result of a program, analysed anew. With `forget`, stored compiler failures are dropped.
-    fn look(&mut self, task: &CompileTask, forget: bool) -> Result<Looked> {
+    /// Analyses the stored result of a program. If `forget` is true, first deletes stored compiler failures.
+    fn look(&mut self, task: &CompileTask, forget: bool) -> Result<Lookup> {
         let config = load(&task.given)?.config;
         let machine = match self.machine(&task.target) {
             Ok(machine) => machine,
-            Err(why) => return Ok(Looked::Done(Compiled::failed(None, why).into())),
+            Err(why) => return Ok(Lookup::Done(Compiled::failed(None, why).into())),
         };
         let options = options(task, &self.modules);
         let mut analysed = analyse(&config, &options, &machine);
@@ -228,19 +231,22 @@ impl<'a> Compiler<'a> {
                 let key = done.key.clone();
                 Compiled { key, report: Some(CompileReport::of(done, &task.target)), error }
             }
-            Err(PipelineError::NotCompiled(key)) => return Ok(Looked::Missing(*key)),
+            Err(PipelineError::NotCompiled(key)) => return Ok(Lookup::Missing(*key)),
             Err(PipelineError::Refused { key, message, .. }) => Compiled::failed(Some(*key), short(&message)),
             Err(e) => Compiled::failed(None, short(&one_line(&e))),
         };
-        Ok(Looked::Done(compiled.into()))
+        Ok(Lookup::Done(compiled.into()))
     }
 
-    /// Adds a line to the log unless the last one of the same case and program is equal; whether it did.
+    /// Adds a line to the log unless the last line for the same case and program is equal. Returns whether it added a
+    /// line.
     fn log(&mut self, task: &CompileTask, compiled: &Compiled, seconds: f64) -> Result<bool> {
         let key = digest(&json!([task.command, compiled.key]));
-        // In the form that the log is read in, so that the two can be compared.
-        let text =
-            compiled.report.as_ref().map(|report| serde_json::to_string(report).expect("a struct has a JSON form"));
+        // Parse the serialized text again, as the log is parsed, so that the two results compare equal.
+        let text = compiled
+            .report
+            .as_ref()
+            .map(|report| serde_json::to_string(report).expect("the report serializes to JSON"));
         let result = text.and_then(|text| serde_json::from_str(&text).ok());
         let (identity, error) = (compiled.key.clone(), compiled.error.clone());
         if self.results.get(&key).is_some_and(|r| r.result == result && r.error == error) {
@@ -257,10 +263,11 @@ fn options<'a>(task: &CompileTask, modules: &'a ModuleStore) -> CompileOptions<'
     CompileOptions { target, kind, layers, dump: None, save: None, modules: Some(modules) }
 }
 
-/// Writes a layout below `folder`, named by its contents, so that equal layouts are compiled once.
+/// Writes a layout to a file in a subfolder of `folder`. The file name is a hash of the contents, so that equal layouts
+/// are compiled once.
 ///
 /// # Errors
-/// A folder that cannot be written.
+/// Returns an error if the folder cannot be written to.
 pub(super) fn write_layout(folder: &Path, layout: &LayoutSource) -> Result<PathBuf> {
     let text = layout.to_yaml(&[]);
     let name = hex::encode(&Sha256::digest(&text)[..6]);
@@ -270,15 +277,16 @@ pub(super) fn write_layout(folder: &Path, layout: &LayoutSource) -> Result<PathB
     Ok(path)
 }
 
-/// Key of a line of the log: the hash of what it is of.
+/// Returns the key of a log line: a hash of the values that determine the result.
 pub(super) fn digest(of: &Value) -> String {
     hex::encode(Sha256::digest(of.to_string().as_bytes()))
 }
 
-/// Beginning of a compiler's message, on one line.
+/// Returns the first line of a compiler's message, truncated.
 fn short(message: &str) -> String {
     const LONGEST: usize = 500;
-    let line = message.lines().map(str::trim).find(|l| !l.is_empty()).unwrap_or("the compiler failed");
+    let line =
+        message.lines().map(str::trim).find(|l| !l.is_empty()).unwrap_or("the compiler failed without a message");
     line.chars().take(LONGEST).collect()
 }
 

@@ -1,4 +1,5 @@
-//! Diagnosis of a program's collectives: the reason of each, and compiled single-rule changes that remove them.
+//! Diagnoses a program's collectives: finds the reason for each, and compiles changes of one layout rule that remove
+//! them.
 
 use std::path::{Path, PathBuf};
 
@@ -19,73 +20,73 @@ use crate::runtime::Target;
 
 #[derive(Clone, Debug)]
 pub(crate) struct DiagnoseRequest {
-    /// Configuration with overrides; layout and mesh among them.
+    /// Configuration with all overrides, including layout and mesh.
     pub(crate) given: CliOverrides,
-    /// Arguments that give a child the same, without the layout.
+    /// Arguments that give a child process the same configuration, except for the layout.
     pub(crate) settings: Vec<String>,
     pub(crate) target: String,
-    /// Chip that times are predicted with, in place of the target's.
+    /// Chip for which times are predicted; `None`: the target's chip.
     pub(crate) chip: Option<crate::analysis::Chip>,
     pub(crate) program: ProgramKind,
     pub(crate) layers: usize,
-    /// Number, from 1, of the only collective to remove.
+    /// Number (from 1) of the one collective that changes must remove; `None`: any collective.
     pub(crate) collective: Option<usize>,
     pub(crate) budget: usize,
     pub(crate) timeout: u64,
 }
 
-/// Changes that are compiled unless the user says otherwise.
+/// Default number of changes to compile.
 pub(crate) const BUDGET: usize = 6;
 
-/// Minimum gain of a suggestion, as a fraction of the step.
+/// Minimum cost saved by a suggestion, as a fraction of the step.
 pub(crate) const MIN_GAIN: f64 = 0.01;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum TradeOff {
-    /// Neither memory nor new collectives.
+    /// Needs no additional memory and no other collectives.
     None,
     Memory,
-    /// Other collectives instead of those removed.
+    /// Replaces the removed collectives with other collectives.
     #[serde(rename = "exchanges")]
     OtherCollectives,
 }
 
-/// Compiled change of the layout.
+/// A layout change that was compiled and makes the step faster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Suggestion {
     pub(crate) change: String,
     #[serde(rename = "price")]
     pub(crate) trade_off: TradeOff,
-    /// Number of tensor families that it reaches.
+    /// Number of tensor families (groups of similar tensors) that the change affects.
     pub(crate) families: usize,
-    /// Milliseconds per step of all blocks before and after; received bytes where the chip is unknown.
+    /// Milliseconds per step with all blocks, before and after the change; received bytes if the chip is unknown.
     pub(crate) cost: [f64; 2],
-    /// Bytes of collectives per block before and after.
+    /// Output bytes of one block's collectives, before and after the change.
     pub(crate) block_bytes: [f64; 2],
     pub(crate) difference: Difference,
-    /// Numbers, from 1, of the collectives that the change targets.
+    /// Numbers (from 1) of the collectives that the change is meant to remove.
     pub(crate) collectives: Vec<usize>,
     pub(crate) layout: String,
 }
 
 impl Suggestion {
-    /// Gain as a fraction of the step.
+    /// Returns the cost saved, as a fraction of the step.
     pub(crate) fn gain(&self) -> f64 {
         1.0 - self.cost[1] / self.cost[0]
     }
 }
 
-/// Estimates of the layout and of shipped ones on the same devices, for the diagnosed program. Nothing is compiled for them.
+/// Cost estimates of the layout and of shipped layouts on the same devices. They need no compilation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct ShippedLayouts {
-    /// Estimated milliseconds of a step; received bytes where the chip is unknown.
+    /// Estimated milliseconds per step of the diagnosed layout; received bytes if the chip is unknown.
     pub(crate) estimate: f64,
-    /// Fastest shipped layout on any mesh of the devices.
+    /// Fastest shipped layout, on the mesh of these devices on which it is fastest.
     pub(crate) fastest: EstimatedLayout,
-    /// Rules of shipped layouts that the layout lacks and that would make it faster, the best first.
+    /// Rules of shipped layouts that are missing in the diagnosed layout and would make it faster, best first.
     pub(crate) additions: Vec<EstimatedLayout>,
-    /// All in words: a faster layout, and rules that are missing.
+    /// The findings as text: a faster shipped layout, and missing rules.
     pub(crate) lines: Vec<String>,
 }
 
@@ -94,9 +95,9 @@ pub(crate) struct EstimatedLayout {
     /// Name of a shipped layout.
     pub(crate) layout: String,
     pub(crate) mesh: String,
-    /// Rules that are added to the diagnosed layout; empty of the shipped layout itself.
+    /// Rules that would be added to the diagnosed layout; empty for the shipped layout itself.
     pub(crate) rules: Vec<String>,
-    /// Milliseconds of a step; received bytes where the chip is unknown.
+    /// Estimated milliseconds per step; received bytes if the chip is unknown.
     pub(crate) estimate: f64,
 }
 
@@ -125,23 +126,23 @@ impl From<&Comparison> for ShippedLayouts {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Diagnosis {
-    /// Report of the unchanged program; rules name the requested layout file.
+    /// Report on the unchanged program. Its rules refer to lines of the requested layout file.
     pub(crate) base: CompileReport,
-    /// Changes that gain, the largest gain first; of equal ones that of fewer families.
+    /// Changes that save time, in descending order. Among equals, a change that affects fewer families comes first.
     pub(crate) suggestions: Vec<Suggestion>,
-    /// Compiled changes below the minimum gain, with their gain.
+    /// Compiled changes that save less than [`MIN_GAIN`], each with the saved fraction.
     pub(crate) no_gain: Vec<(String, f64)>,
-    /// Changes that are invalid, fail to compile or do not fit, with the reason.
+    /// Changes that are invalid, fail to compile or do not fit into device memory, each with the reason.
     pub(crate) rejected: Vec<(String, String)>,
     pub(crate) not_compiled: Vec<String>,
-    /// `None`: the program or layout cannot be estimated.
+    /// Comparison with shipped layouts; `None` if the program or the layout cannot be estimated.
     pub(crate) shipped: Option<ShippedLayouts>,
 }
 
-/// Diagnoses a program. Layout files of the changes, modules and results are kept in `options.folder`.
+/// Diagnoses a program. Writes the changed layouts, modules and results to `options.folder`.
 ///
 /// # Errors
-/// Invalid configuration or layout; a program that does not compile unchanged.
+/// Returns an error if the configuration or layout is invalid, or if the unchanged program does not compile.
 pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<Diagnosis> {
     let target = Target::of(&request.target, request.chip.as_ref())?;
     let mut compiler = Compiler::open(options)?;
@@ -150,7 +151,7 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
     if config.layout == AUTO {
         let machine = compiler.machine(&target).map_err(TuneError::Base)?;
         config = resolved(&config, &machine)?;
-        // The mesh that was decided; one that was given stays.
+        // Keep the mesh that `auto` chose for the unchanged layout; a mesh that was set explicitly is the same anyway.
         let mesh = config.placement(machine.devices.len())?.mesh;
         request.given.mesh = Some(mesh_name(&mesh));
         if let Some(at) = request.settings.iter().position(|word| word == "--mesh") {
@@ -161,11 +162,11 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
     let asked = read_layout_source(&config.layout)?;
     let request = &request;
     let jobs = Jobs { request, options, target };
-    // A copy named by its contents, so that equal layouts are compiled once whatever their files are called.
+    // Copy the layout to a file named after a hash of its contents, so that equal layouts are compiled once.
     let (source, path) = jobs.write(&asked)?;
     let task = jobs.task(&path, &config.layout);
     let compiled = compiler.compile(std::slice::from_ref(&task), &[None], request.timeout)?;
-    let base = compiled.into_iter().next().expect("a result of each task");
+    let base = compiled.into_iter().next().expect("every task has a result");
     let unchanged = base.key;
     let compared = compared(&config, request, &jobs.target);
     let base = base.report.ok_or_else(|| {
@@ -180,7 +181,7 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
     if let Some(number) = request.collective {
         if number == 0 || number > base.collectives.list.len() {
             let count = base.collectives.list.len();
-            return Err(TuneError::Base(format!("--collective {number}: there are 1 to {count}")));
+            return Err(TuneError::Base(format!("--collective {number}: must be 1 to {count}")));
         }
         all.retain(|c| c.collectives.contains(&(number - 1)));
     }
@@ -191,7 +192,7 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
     for candidate in all {
         let (_, path) = jobs.write(&candidate.layout)?;
         let task = jobs.task(&path, &candidate.change);
-        // A program that cannot be written, or is the same, is known without compiling.
+        // A change that cannot be built, or that gives the same program, is not compiled.
         match compiler.key(&task)? {
             Err(why) => diagnosis.rejected.push((candidate.change, why)),
             Ok(key) if Some(&key) == unchanged.as_ref() => diagnosis.no_gain.push((candidate.change, 0.0)),
@@ -219,7 +220,7 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
         }
     }
     diagnosis.suggestions.sort_by(|a, b| b.gain().total_cmp(&a.gain()).then(a.families.cmp(&b.families)));
-    name_as_asked(&mut diagnosis.base, &asked, &source);
+    restore_rule_places(&mut diagnosis.base, &asked, &source);
     diagnosis.base.layout = config.layout;
     Ok(diagnosis)
 }
@@ -228,18 +229,19 @@ fn no_report(error: Option<String>) -> String {
     error.unwrap_or_else(|| "the compiler returned no report".into())
 }
 
-/// The layout compared with the shipped ones by the diagnosed program; `None`: it cannot be estimated.
+/// Compares the layout with the shipped layouts for the diagnosed program; `None` if costs cannot be estimated.
 fn compared(config: &Config, request: &DiagnoseRequest, target: &Target) -> Option<Comparison> {
     let (toolchain, count, capacity) = target.described();
     let chip = target.chip();
     let devices = Devices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
     compare(config, devices, Some(request.program)).unwrap_or_else(|why| {
-        tracing::debug!("the layout is not compared with the shipped ones: {why}");
+        tracing::debug!("cannot compare the layout with the shipped layouts: {why}");
         None
     })
 }
 
-/// Rules that the layout lacks as candidates. Their bound is what they save by estimates, where these are times.
+/// Returns candidates that add rules which shipped layouts have and the layout lacks. The bound of each is its
+/// estimated saving. Returns nothing if times cannot be estimated.
 fn additions(found: &Comparison, source: &LayoutSource, base: &CompileReport) -> Vec<Candidate> {
     let worth = found.additions.iter().filter(|addition| found.is_timed() && addition.saved >= MIN_GAIN);
     worth
@@ -267,7 +269,8 @@ fn suggestion(candidate: &Candidate, base: &CompileReport, f: &CompileReport) ->
     }
 }
 
-/// Trade-off: a kind of collective that grows by more than the minimum gain, else memory.
+/// Returns the trade-off of a change: other collectives if those of any kind grow by more than [`MIN_GAIN`], or else
+/// memory if it grows.
 fn trade_off(base: &CompileReport, f: &CompileReport, difference: &Difference) -> TradeOff {
     let least = MIN_GAIN * base.collectives.per_step_bytes;
     let grown = difference.by_kind().into_iter().any(|(_, bytes)| bytes > least);
@@ -278,8 +281,8 @@ fn trade_off(base: &CompileReport, f: &CompileReport, difference: &Difference) -
     }
 }
 
-/// Replaces the file and lines of the copy by those of the requested layout.
-fn name_as_asked(base: &mut CompileReport, asked: &LayoutSource, copy: &LayoutSource) {
+/// Rewrites rule locations from the file and lines of the copied layout to those of the requested layout file.
+fn restore_rule_places(base: &mut CompileReport, asked: &LayoutSource, copy: &LayoutSource) {
     let places = |s: &LayoutSource| -> Vec<String> {
         let all = s.rules.iter().chain(&s.storage).chain(s.overrides.iter().flat_map(|e| &e.rules));
         all.map(|r| r.place.clone()).collect()
@@ -302,7 +305,7 @@ struct Jobs<'a> {
 }
 
 impl Jobs<'_> {
-    /// Writes a layout and reads it back, with the line numbers of its copy.
+    /// Writes a layout and reads it back, so that its rules have the line numbers of the written file.
     fn write(&self, layout: &LayoutSource) -> Result<(LayoutSource, PathBuf)> {
         let path = write_layout(&self.options.folder, layout)?;
         Ok((read_layout_source(&path.to_string_lossy())?, path))

@@ -1,4 +1,5 @@
-//! Diagnosis report: a diagnosis as `why --json` writes it. The one declaration of its keys; `ltx2 schema --of why` prints it.
+//! The diagnosis report, written by `why --json`. The report's keys are declared only here; `ltx2 schema --of why`
+//! prints its JSON Schema.
 
 use std::sync::OnceLock;
 
@@ -10,50 +11,51 @@ use super::compile_report::CollectiveEntry;
 use super::diagnose::{Diagnosis, ShippedLayouts, Suggestion};
 use crate::analysis::Predicted;
 
-/// Version of the report's form; it grows when a key is renamed, removed or given another meaning.
+/// Version of the report format; incremented when a key is renamed, removed or changes its meaning.
 const VERSION: u32 = 2;
 
 /// Collectives of a program with their reasons, and the layout changes that were tried.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiagnosisReport {
-    /// Version of this form.
+    /// Version of the report format.
     version: u32,
-    /// Devices that it is compiled for.
+    /// Devices that the program is compiled for.
     target: String,
     layout: String,
-    /// Number of transformer blocks compiled.
+    /// Number of transformer blocks that were compiled.
     layers: usize,
-    /// Output bytes of a block's collectives.
+    /// Total output bytes of one block's collectives.
     per_layer_bytes: f64,
-    /// Predicted milliseconds of a step of the compiled blocks, where the chip is known.
+    /// Predicted milliseconds per step with only the compiled blocks; null if the chip is unknown.
     predicted_ms: Option<Predicted>,
-    /// The same with all blocks, as the text and `advice` have it.
+    /// Predicted milliseconds per step with all blocks of the model, as in the text output and in `advice`; null if the
+    /// chip is unknown.
     predicted_all_ms: Option<Predicted>,
     /// Collectives of the unchanged program.
     collectives: Vec<Numbered>,
-    /// Compiled changes that gain, the largest gain first.
+    /// Compiled changes that make the step faster, in descending order of the time saved.
     advice: Vec<Suggestion>,
-    /// Compiled changes below the minimum gain, each with its gain as a fraction of the step.
+    /// Compiled changes that save less than the minimum, each with the saved fraction of the step (negative: slower).
     no_gain: Vec<(String, f64)>,
-    /// Changes that are invalid, fail to compile or do not fit, each with the reason.
+    /// Changes that are invalid, fail to compile or do not fit into device memory, each with the reason.
     refused: Vec<(String, String)>,
-    /// Changes beyond the budget.
+    /// Changes that were not compiled because the number of compilations reached `--budget`.
     not_compiled: Vec<String>,
-    /// Estimates of the layout and of the shipped ones on the same devices; null where it cannot be estimated.
+    /// Cost estimates of the layout and of shipped layouts on the same devices; null if the layout cannot be estimated.
     shipped: Option<ShippedLayouts>,
 }
 
-/// Collective with its number in the table.
+/// A collective with its number in the table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 struct Numbered {
-    /// Number, from 1, as `--collective` takes it.
+    /// Number from 1, as passed to `--collective`.
     number: usize,
     #[serde(flatten)]
     collective: CollectiveEntry,
 }
 
-/// JSON Schema of [`DiagnosisReport`].
+/// Returns the JSON Schema of [`DiagnosisReport`].
 pub fn diagnosis_schema() -> &'static Value {
     static SCHEMA: OnceLock<Value> = OnceLock::new();
     SCHEMA.get_or_init(|| schemars::schema_for!(DiagnosisReport).to_value())
@@ -90,7 +92,7 @@ mod tests {
     use crate::tune::difference::{CollectiveDelta, Difference};
 
     #[test]
-    fn a_report_is_read_as_it_was_written_and_another_form_is_not() {
+    fn diagnosis_report_round_trips_and_rejects_unknown_fields() {
         let mut base = report("cpu:2");
         base.collectives.list = vec![gather("blocks/ff", None, 0.5), gather("blocks/attn1", None, 0.25)];
         let lost = vec![CollectiveDelta { kind: "all-gather".into(), what: "blocks/ff".into(), runs: 1.0, bytes: 1.0 }];

@@ -1,4 +1,4 @@
-//! Text of a diagnosis.
+//! Formats a diagnosis as text.
 
 use std::fmt::Write;
 
@@ -7,12 +7,13 @@ use super::diagnose::{Diagnosis, MIN_GAIN, Suggestion, TradeOff};
 use super::table::columns;
 
 const MB: f64 = 1e6;
-/// Minimum of bytes that are named.
+/// Minimum size in bytes of a collective that gets its own row.
 const SHOWN: f64 = 5e4;
-/// Fraction of the total cost below which collectives are summed up in one line.
+/// Minimum cost, as a fraction of the total, of a collective that gets its own row. The others are summed in one line.
 const SMALL: f64 = 0.002;
 
-/// Table of collectives with their reasons, then the suggestions. `only` is the number of a single collective.
+/// Formats a table of collectives with their reasons, followed by the suggestions. If `only` is set, lists only the
+/// collective with this number.
 pub(crate) fn diagnosis_text(diagnosis: &Diagnosis, only: Option<usize>) -> String {
     let base = &diagnosis.base;
     let mut out = String::new();
@@ -21,7 +22,7 @@ pub(crate) fn diagnosis_text(diagnosis: &Diagnosis, only: Option<usize>) -> Stri
     // Writing to a string cannot fail.
     let _ = writeln!(
         out,
-        "{}, layout {}: {} per step of {} blocks by {} compiled, {:.1} MB of collectives per block, {memory:.2}{capacity} GiB per device\n",
+        "{}, layout {}: {} per step of {} blocks (compiled: {}), {:.1} MB of collectives per block, {memory:.2}{capacity} GiB per device\n",
         base.target,
         base.layout,
         base.cost_unit().text(base.whole_cost()),
@@ -34,12 +35,12 @@ pub(crate) fn diagnosis_text(diagnosis: &Diagnosis, only: Option<usize>) -> Stri
         let (unit, best) = (base.cost_unit(), &shipped.fastest);
         let (own, fastest) = (unit.text(shipped.estimate), unit.text(best.estimate));
         out.push_str("\nshipped layouts, estimated without compiling:\n");
-        let _ = writeln!(out, "fastest is {} ({}), {fastest} per step; this one takes {own}", best.layout, best.mesh);
+        let _ = writeln!(out, "the fastest is {} ({}): {fastest} per step; this layout: {own}", best.layout, best.mesh);
         shipped.lines.iter().for_each(|line| out += &format!("{line}\n"));
     }
     out.push_str("\nsingle-rule changes, each compiled:\n");
     if diagnosis.suggestions.is_empty() {
-        let _ = writeln!(out, "none gains {:.0} % of the step or more", MIN_GAIN * 100.0);
+        let _ = writeln!(out, "no change gains {:.0} % of the step or more", MIN_GAIN * 100.0);
     }
     for (n, suggestion) in diagnosis.suggestions.iter().enumerate() {
         out.push_str(&one(n + 1, suggestion, base));
@@ -90,12 +91,13 @@ fn collectives(base: &CompileReport, only: Option<usize>) -> String {
     }
     let mut out = columns(&rows, 0..4);
     if small.0 > 0 {
-        let _ = writeln!(out, "and {} small ones, {:.3} MB per step", small.0, small.1 / MB);
+        let _ = writeln!(out, "and {} small collectives, {:.3} MB per step in total", small.0, small.1 / MB);
     }
     out
 }
 
-/// Suggestions of a diagnosis, and what shipped layouts have that the layout lacks, as lines of a Markdown list.
+/// Formats the suggestions of a diagnosis, and the rules that shipped layouts have and the layout lacks, as items of a
+/// Markdown list.
 pub(super) fn suggestion_lines(diagnosis: &Diagnosis) -> Vec<String> {
     let unit = diagnosis.base.cost_unit();
     let line = |s: &Suggestion| {
@@ -109,9 +111,9 @@ pub(super) fn suggestion_lines(diagnosis: &Diagnosis) -> Vec<String> {
 
 fn trade_off(suggestion: &Suggestion) -> &'static str {
     match suggestion.trade_off {
-        TradeOff::None => "free: no more memory, no other collectives",
-        TradeOff::Memory => "costs memory",
-        TradeOff::OtherCollectives => "other collectives instead",
+        TradeOff::None => "free: no extra memory, no other collectives",
+        TradeOff::Memory => "needs more memory",
+        TradeOff::OtherCollectives => "replaces collectives by others",
     }
 }
 

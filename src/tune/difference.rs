@@ -1,4 +1,4 @@
-//! Difference of two compiled programs in collectives and memory.
+//! Compares the collectives and the memory of two compiled programs.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::compile_report::CompileReport;
 
-/// Change of the collectives of one kind for one tensor or name scope.
+/// How much the collectives of one kind on one tensor (or in one name scope) differ.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct CollectiveDelta {
     pub(crate) kind: String,
-    /// Tensor, else the name scope.
+    /// Tensor, or the name scope if the tensor is unknown.
     pub(crate) what: String,
     pub(crate) runs: f64,
     pub(crate) bytes: f64,
@@ -19,15 +19,15 @@ pub(crate) struct CollectiveDelta {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Difference {
-    /// Collectives that the first has more of, the largest first.
+    /// Collectives that run less often after the change, or no longer; largest first.
     pub(crate) lost: Vec<CollectiveDelta>,
-    /// Collectives that the second has more of, the largest first.
+    /// Collectives that are new or run more often after the change, largest first.
     pub(crate) gained: Vec<CollectiveDelta>,
-    /// Additional bytes per device, with all blocks.
+    /// Additional bytes per device with all blocks; negative if the change saves memory.
     pub(crate) memory: i64,
 }
 
-/// Runs and bytes of collectives per step, by kind and tensor or name scope.
+/// Returns the runs and bytes of collectives per step, by kind and by tensor or name scope.
 fn moved(f: &CompileReport) -> BTreeMap<(&str, &str), (f64, f64)> {
     let mut all = BTreeMap::new();
     for e in &f.collectives.list {
@@ -67,7 +67,7 @@ pub(crate) fn difference(a: &CompileReport, b: &CompileReport) -> Difference {
 }
 
 impl Difference {
-    /// Additional bytes per step (negative for fewer) by kind of collective, the largest first.
+    /// Returns the additional bytes per step of each kind of collective (negative: fewer bytes), largest change first.
     pub(crate) fn by_kind(&self) -> Vec<(String, f64)> {
         let mut kinds: BTreeMap<&str, f64> = BTreeMap::new();
         self.gained.iter().for_each(|m| *kinds.entry(&m.kind).or_default() += m.bytes);

@@ -1,25 +1,26 @@
-//! Errors of tuning as a whole; a case that fails is a result.
+//! Errors that stop an experiment, a search or a diagnosis. If one case fails, the failure is recorded as its result
+//! instead.
 
 use std::path::PathBuf;
 
-/// Error that ends an experiment, a search or a diagnosis.
+/// Error that stops an experiment, a search or a diagnosis.
 #[derive(Debug, thiserror::Error)]
 pub enum TuneError {
     #[error(transparent)]
     Config(#[from] crate::config::ConfigError),
-    #[error("{}: {source}", path.display())]
+    #[error("cannot access {}: {source}", path.display())]
     File { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Write(#[from] crate::media::Error),
-    #[error("optimized modules: {0}")]
+    #[error("cannot access the stored optimized modules: {0}")]
     Modules(crate::runtime::cache::CacheError),
-    #[error("{}: another run writes into this folder", .0.display())]
+    #[error("{}: another process is using this folder; wait until it ends, or use another folder", .0.display())]
     Busy(PathBuf),
     #[error("cannot start {}: {source}", path.display())]
     Start { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Target(#[from] crate::runtime::UnknownTarget),
-    #[error("--memory-fit: the device memory of '{0}' is unknown; leave it out, or use a TPU or CUDA target")]
+    #[error("--memory-fit: the device memory of '{0}' is unknown; remove the flag, or use a TPU or CUDA target")]
     Capacity(String),
     #[error(transparent)]
     Pipeline(#[from] crate::pipeline::PipelineError),
@@ -27,7 +28,6 @@ pub enum TuneError {
     Base(String),
 }
 
-/// Result of tuning.
 pub(crate) type Result<T> = std::result::Result<T, TuneError>;
 
 impl TuneError {

@@ -1,4 +1,4 @@
-//! Experiments: cases compiled, measured where their devices are present, and ranked.
+//! Experiments: compile cases, measure those whose devices are present, and rank them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 use serde_json::{Value, json};
 
 use super::case_result::{CaseResult, stem};
-use super::children::{Task, TaskResult, Variable, is_no_answer, run_tasks};
+use super::children::{Task, TaskResult, Variable, is_timeout, run_tasks};
 use super::compile_report::CompileReport;
 use super::compiler::{CompileTask, Compiler, digest};
 use super::error::Result;
@@ -21,8 +21,8 @@ use crate::pipeline::programs::ProgramKind;
 use crate::pjrt::discover::Platform;
 use crate::runtime::{CompileKey, platform};
 
-/// Layout, mesh and flags. A compiled case is named by what was compiled, where its own layout or its slice's mesh says it;
-/// one with its own layout names its slice.
+/// Returns the label of a case from its layout, mesh and flags. If there is a report, the label has the layout and mesh
+/// that were compiled and, unless the case sets a layout, the TPU slice in parentheses.
 fn name(case: &Case, report: Option<&CompileReport>) -> String {
     let mut parts = match (&case.layout, report) {
         (Some(layout), _) => vec![stem(layout)],
@@ -40,7 +40,7 @@ fn name(case: &Case, report: Option<&CompileReport>) -> String {
     parts.join(" ")
 }
 
-/// Element types of a configuration, where they are not bf16.
+/// Returns the element types of a configuration; `None` if they are all bf16.
 fn precision(config: &Config) -> Option<String> {
     let Runtime { dtype, weights, activations, .. } = &config.runtime;
     let wide = (*dtype == Dtype::F32).then_some("f32");
@@ -54,13 +54,13 @@ fn precision(config: &Config) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-/// Axes of more than one device, as `--mesh` takes them.
+/// Formats the mesh axes with more than one device in the syntax of `--mesh`.
 fn mesh_name(mesh: &IndexMap<String, usize>) -> String {
     let axes = mesh.iter().filter(|(_, size)| **size > 1).map(|(axis, size)| format!("{axis}={size}"));
     axes.collect::<Vec<_>>().join(",")
 }
 
-/// Name of a case among all: with those of its keys in which another differs.
+/// Returns the label of a case, including the keys in which the cases differ.
 fn label(case: &Case, cases: &[Case]) -> String {
     let differing = |key: fn(&Case) -> &Option<String>| {
         key(case).clone().filter(|value| cases.iter().any(|other| key(other).as_ref() != Some(value)))
@@ -71,11 +71,11 @@ fn label(case: &Case, cases: &[Case]) -> String {
 }
 
 fn flag_text(value: &crate::config::FlagValue) -> String {
-    let value = serde_json::to_value(value).expect("a flag came from such a value");
+    let value = serde_json::to_value(value).expect("flag values serialize to JSON");
     value.as_str().map_or_else(|| value.to_string(), str::to_string)
 }
 
-/// Arguments that `compile` and `bench` share.
+/// Returns the arguments that `compile` and `bench` share.
 pub(super) fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
     let files = case.config.iter().chain(&case.slice);
     let mut args: Vec<String> = files.flat_map(|name| ["-c".to_string(), name.clone()]).collect();
@@ -89,7 +89,7 @@ pub(super) fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
     Ok(args)
 }
 
-/// The configuration of a case, as `settings` give it to a child.
+/// Returns the configuration of a case, equal to the one that a child process gets from the arguments of [`settings`].
 pub(crate) fn given(case: &Case, file: &Experiment) -> Result<CliOverrides> {
     let settings = settings(case, file)?;
     let after =
@@ -101,7 +101,7 @@ pub(crate) fn given(case: &Case, file: &Experiment) -> Result<CliOverrides> {
 }
 
 fn compilation(case: &Case, cases: &[Case], file: &Experiment, options: &Options) -> Result<CompileTask> {
-    let target = case.target.clone().expect("a file whose cases lack one is refused");
+    let target = case.target.clone().expect("files with a case that has no target are rejected");
     let parsed = options.target(&target)?;
     let program = ProgramKind::named(&file.program).map_err(ConfigError::Flag)?;
     let mut command = vec!["-q".to_string(), "compile".into(), "--json".into(), "-".into(), "--target".into(), target];
@@ -110,23 +110,24 @@ fn compilation(case: &Case, cases: &[Case], file: &Experiment, options: &Options
     command.extend(file.layers.iter().flat_map(|n| ["--layers".to_string(), n.to_string()]));
     command.extend(settings(case, file)?);
     let given = given(case, file)?;
-    // A wrong layout is an error of the file, not of the case.
+    // An invalid layout is an error of the experiment file, not of the case.
     read_layout_source(&load(&given)?.config.layout)?;
     Ok(CompileTask { label: label(case, cases), given, target: parsed, program, layers: file.layers, command })
 }
 
 #[derive(Clone)]
 struct Measurement {
-    /// Key of the program that runs.
+    /// Key of the program to measure.
     identity: CompileKey,
     device_kind: String,
-    /// Random weights, steps of the denoising loop alone.
+    /// Benchmark of only the denoising loop, with random weights.
     run: Task,
-    /// Compilation of the loop into the compile cache, where there is one.
+    /// Compilation of the loop into the compile cache; `None` if there is no cache.
     ahead: Option<Task>,
 }
 
-/// The measurement of a compiled case, on the mesh that was compiled for; none where the whole program cannot be written.
+/// Returns the tasks that measure a compiled case on the mesh that it was compiled for; `None` if the complete program
+/// cannot be built.
 fn measurement(
     compiler: &mut Compiler,
     compiled: &CompileTask,
@@ -143,12 +144,12 @@ fn measurement(
     let identity = match compiler.key(&whole)? {
         Ok(identity) => identity,
         Err(why) => {
-            tracing::warn!("{} cannot be measured: {why}", compiled.label);
+            tracing::warn!("cannot measure {}: {why}", compiled.label);
             return Ok(None);
         }
     };
     let measured = ["--weights", "random", "--programs", ProgramKind::Denoise.flag(), "--runs", "3"];
-    // Noise levels are inputs of the program; how many there are says what a run is.
+    // Noise levels are inputs of the program, so the key includes the settings that determine how many there are.
     let key = digest(&json!([identity, measured, config.sampler.steps, config.sampler.sigmas]));
     let mut command: Vec<String> = ["-q", "bench", "--json", "-"].map(str::to_string).into();
     command.extend(measured.map(str::to_string));
@@ -168,15 +169,16 @@ fn measurement(
     let device_kind = match compiler.machine(target) {
         Ok(machine) => machine.device_kind.clone(),
         Err(why) => {
-            tracing::warn!("{} cannot be measured: {why}", compiled.label);
+            tracing::warn!("cannot measure {}: {why}", compiled.label);
             return Ok(None);
         }
     };
     Ok(Some(Measurement { identity, device_kind, run, ahead }))
 }
 
-/// One worker per GPU, with that GPU first, so that not all start on one.
-fn workers_of_gpus() -> Vec<Variable> {
+/// Returns one worker per GPU. Each worker lists its own GPU first, so that the workers do not all start on the same
+/// GPU.
+fn gpu_workers() -> Vec<Variable> {
     let gpus = match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(listed) if !listed.is_empty() => listed.split(',').map(str::to_string).collect(),
         _ => (0..platform::cuda_devices().map_or(0, |names| names.len())).map(|n| n.to_string()).collect::<Vec<_>>(),
@@ -185,22 +187,24 @@ fn workers_of_gpus() -> Vec<Variable> {
     (0..gpus.len()).map(|n| Some(("CUDA_VISIBLE_DEVICES", beginning_with(n)))).collect()
 }
 
-/// Whether a case's devices are here: of GPUs, those of the same kind, so that no card is measured for another.
+/// Checks that the devices of a case are present. GPUs must be of the same kind: a measurement on another kind would
+/// not be that of the target.
 fn check_present(kind: Platform, device_kind: &str) -> std::result::Result<(), String> {
     match kind {
         Platform::Cpu => Ok(()),
         Platform::Cuda => match platform::cuda_devices()? {
             here if here.iter().all(|name| name == device_kind) => Ok(()),
-            here => Err(format!("the target's devices are {device_kind}, here are {}", here.join(", "))),
+            here => Err(format!("the target's devices are {device_kind}, but this machine has {}", here.join(", "))),
         },
         kind => platform::hardware(kind).map(|_| ()),
     }
 }
 
-/// Compiles and measures what an experiment lacks, and returns the results of all cases.
+/// Compiles and measures the cases that have no stored result, and returns the results of all cases. A case that fails
+/// is a result, not an error.
 ///
 /// # Errors
-/// An invalid case; a folder that cannot be written. A case that fails is a result.
+/// Returns an error if a case is invalid or the folder cannot be written to.
 pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult>> {
     let cases = file.cases();
     let tasks = cases.iter().map(|c| compilation(c, &cases, file, options)).collect::<Result<Vec<_>>>()?;
@@ -222,21 +226,22 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult
             let Some(measurement) = measurement else { continue };
             match check_present(task.target.platform(), &measurement.device_kind) {
                 Ok(()) => here.push(measurement.clone()),
-                Err(why) => tracing::warn!("{} is not measured: {why}", task.label),
+                Err(why) => tracing::warn!("not measuring {}: {why}", task.label),
             }
         }
-        // Compilation is mostly host work: as many at a time as there are GPUs. Failures are reported by the measurement.
+        // Compilation is mostly host work, so one task per GPU runs in parallel. A failure is reported by the
+        // measurement that follows.
         let open = here.iter().filter(|m| !is_known(results, &m.run, options));
         let ahead: Vec<Task> = open.filter_map(|m| m.ahead.clone()).collect();
-        let workers = workers_of_gpus();
+        let workers = gpu_workers();
         if workers.len() > 1 && ahead.len() > 1 {
             run_missing(results, JobKind::Ahead, ahead, &[], &workers, file.timeout, options)?;
         }
-        // One at a time: they share the devices.
+        // Measure one at a time, because measurements share the devices.
         let (runs, programs): (Vec<Task>, Vec<CompileKey>) = here.into_iter().map(|m| (m.run, m.identity)).unzip();
         run_missing(results, JobKind::Measure, runs, &programs, &[None], file.timeout, options)?;
     }
-    // Earlier measurements, also of other machines, are shown without `--measure` too.
+    // Even without `--measure`, show earlier measurements, including those of other machines.
     let configs = tasks.iter().map(|task| Ok(load(&task.given)?.config)).collect::<Result<Vec<_>>>()?;
     let rows = cases.into_iter().zip(all).zip(measurements).zip(compilers).zip(&configs);
     let rows = rows.map(|((((case, compiled), measurement), compiler), config)| {
@@ -251,11 +256,11 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult
 }
 
 fn is_known(results: &Store, task: &Task, options: &Options) -> bool {
-    let is_final = |error: &String| !options.retry && !is_no_answer(error);
+    let is_final = |error: &String| !options.retry && !is_timeout(error);
     results.get(&task.key).is_some_and(|r| r.error.as_ref().is_none_or(is_final))
 }
 
-/// Runs tasks without a known result; `programs` are the keys of what they run, if given.
+/// Runs the tasks that have no stored result. `programs`: keys of the programs that the tasks run; may be empty.
 fn run_missing(
     results: &mut Store,
     kind: JobKind,
@@ -275,7 +280,7 @@ fn run_missing(
         }
     }
     if open.len() < all {
-        tracing::info!("{} of {all} are known", all - open.len());
+        tracing::info!("{} of {all} results are already stored", all - open.len());
     }
     let (count, mut n) = (open.len(), 0);
     run_tasks(&options.binary, open, workers, Duration::from_secs(timeout), |task, done| {
@@ -285,7 +290,9 @@ fn run_missing(
         let identity = identities.get(&key).cloned();
         let ran = done.result.as_ref().and_then(|r| r.pointer("/programs/denoise_loop/program/hash")?.as_str());
         let other = ran.zip(identity.as_ref()).filter(|(ran, meant)| *ran != meant.program);
-        let error = done.error.or(other.map(|(ran, meant)| format!("program {ran} ran, not {}", meant.program)));
+        let error = done
+            .error
+            .or(other.map(|(ran, meant)| format!("program {ran} was measured instead of program {}", meant.program)));
         results.add(Record { key, kind, label, command, seconds: done.seconds, identity, result: done.result, error })
     })
 }

@@ -1,4 +1,4 @@
-//! Diagnosis of the fastest case of each group of an experiment.
+//! Diagnoses the fastest case of each group of an experiment.
 
 use super::case_result::{CaseResult, Group, GroupDiagnosis};
 use super::diagnose::{BUDGET, DiagnoseRequest, MIN_GAIN, diagnose};
@@ -6,15 +6,13 @@ use super::diagnosis_text::{diagnosis_text, suggestion_lines};
 use super::error::{Result, TuneError};
 use super::experiment::{given, settings};
 use super::options::Options;
-use super::table::in_a_line;
+use super::table::escaped_line;
 use crate::config::{Case, ConfigError, Experiment};
 use crate::pipeline::programs::ProgramKind;
 
-/// Diagnoses the fastest case that fits of each group, with the experiment's modules; results and layout files are in `why` in
-/// its folder, as its own results are locked by one process at a time.
-///
-/// # Errors
-/// A folder that cannot be written. A diagnosis that fails is a result.
+/// Diagnoses the fastest case of each group that fits into device memory, using the experiment's modules. Writes
+/// results and layout files to the subfolder `why`, because the experiment's own results file is locked. A diagnosis
+/// that fails is a result, not an error.
 pub(crate) fn diagnose_groups(groups: &mut [Group], file: &Experiment, options: &Options) -> Result<()> {
     let modules = options.modules.clone().unwrap_or_else(|| options.folder.join("modules"));
     let options =
@@ -32,37 +30,38 @@ pub(crate) fn diagnose_groups(groups: &mut [Group], file: &Experiment, options: 
     Ok(())
 }
 
-/// Question about a case: its configuration, and the arguments that give a child the same without the layout.
+/// Returns the diagnosis request for a case: its configuration, and the arguments that give a child process the same
+/// configuration except for the layout.
 fn request(row: &CaseResult, file: &Experiment, options: &Options) -> Result<DiagnoseRequest> {
     let mut arguments = options.chip_arguments();
     arguments.extend(settings(&Case { layout: None, ..row.case.clone() }, file)?);
     Ok(DiagnoseRequest {
         given: given(&row.case, file)?,
         settings: arguments,
-        target: row.case.target.clone().expect("a file whose cases lack one is refused"),
+        target: row.case.target.clone().expect("files with a case that has no target are rejected"),
         chip: options.chip.as_ref().map(|(_, chip)| chip.clone()),
         program: ProgramKind::named(&file.program).map_err(ConfigError::Flag)?,
-        layers: row.report.as_ref().expect("what fits was compiled").layers,
+        layers: row.report.as_ref().expect("a case that fits has a report").layers,
         collective: None,
         budget: BUDGET,
         timeout: file.timeout,
     })
 }
 
-/// Texts of the groups' diagnoses, one below the other.
+/// Formats the diagnoses of all groups as text.
 pub(crate) fn group_diagnosis_text(groups: &[Group]) -> String {
     let text = |group: &Group| {
         let diagnosed = group.diagnosis.as_ref()?;
         let said = match &diagnosed.result {
             Ok(diagnosis) => diagnosis_text(diagnosis, None),
-            Err(why) => format!("not diagnosed: {why}\n"),
+            Err(why) => format!("diagnosis failed: {why}\n"),
         };
         Some(format!("\n{}\n{said}", group.name_of(&diagnosed.label)))
     };
     groups.iter().filter_map(text).collect()
 }
 
-/// The suggestions as sections of the Markdown page.
+/// Formats the suggestions as sections of the Markdown page.
 pub(crate) fn suggestions_markdown(groups: &[Group]) -> String {
     groups.iter().map(suggestions).collect()
 }
@@ -71,10 +70,10 @@ fn suggestions(group: &Group) -> String {
     let Some(diagnosed) = &group.diagnosis else { return String::new() };
     let lines = match &diagnosed.result {
         Ok(diagnosis) => suggestion_lines(diagnosis),
-        Err(why) => vec![format!("not diagnosed: {why}")],
+        Err(why) => vec![format!("diagnosis failed: {why}")],
     };
-    let none = || vec![format!("no single-rule change gains {:.0} % of the step", MIN_GAIN * 100.0)];
+    let none = || vec![format!("no single-rule change gains {:.0} % of the step or more", MIN_GAIN * 100.0)];
     let lines = if lines.is_empty() { none() } else { lines };
-    let list: String = lines.iter().map(|line| format!("- {}\n", in_a_line(line))).collect();
-    format!("\n## Suggestions: {}\n\n{list}", in_a_line(&group.name_of(&diagnosed.label)))
+    let list: String = lines.iter().map(|line| format!("- {}\n", escaped_line(line))).collect();
+    format!("\n## Suggestions: {}\n\n{list}", escaped_line(&group.name_of(&diagnosed.label)))
 }

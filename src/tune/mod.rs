@@ -1,8 +1,8 @@
-//! Layout tuning: many programs compiled, measured and compared; layout changes found, compiled and ranked.
+//! Layout tuning: compiles, measures and compares many programs, and searches for faster layouts.
 //!
-//! Each case runs in a child process of this binary (`compile --json -`, `bench --json -`), so a compiler that crashes
-//! or hangs costs one case. Optimized modules are stored and never compiled twice; reports are read from them anew each
-//! time. Each result is one line of [`Store`].
+//! Each case runs in a child process of this binary (`compile --json -`, `bench --json -`), so that a compiler that
+//! crashes or hangs affects only one case. Optimized modules are stored and never compiled twice; reports are derived
+//! from them on each run. Each result is one line of the results file, [`Store`].
 
 mod agreement;
 mod candidates;

@@ -1,5 +1,3 @@
-//! Options of an experiment.
-
 use std::path::PathBuf;
 
 use super::children::Variable;
@@ -7,27 +5,27 @@ use super::error::Result;
 use crate::analysis::Chip;
 use crate::runtime::Target;
 
-/// Options of an experiment or a search, as its flags give them.
+/// Options of an experiment or a search, from command-line flags.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub binary: PathBuf,
     pub folder: PathBuf,
-    /// Folder of optimized modules [default: `modules` in the folder of results].
+    /// Folder of the stored optimized modules; `None`: the subfolder `modules` of `folder`.
     pub modules: Option<PathBuf>,
     pub jobs: usize,
     pub measure: bool,
     pub retry: bool,
-    /// Chip to predict times with, and the flag's value that names it [default: each target's].
+    /// Name and performance figures of the chip for which times are predicted; `None`: each target's chip.
     pub chip: Option<(String, Chip)>,
 }
 
 impl Options {
-    /// A target by name, with the chip that its times are predicted by.
+    /// Returns a target by name, together with the chip for which its times are predicted.
     pub(super) fn target(&self, name: &str) -> Result<Target> {
         Ok(Target::of(name, self.chip.as_ref().map(|(_, chip)| chip))?)
     }
 
-    /// Arguments of a child that compiles for the same chip.
+    /// Returns the arguments that make a child process use the same chip.
     pub(super) fn chip_arguments(&self) -> Vec<String> {
         self.chip.iter().flat_map(|(name, _)| ["--chip".to_string(), name.clone()]).collect()
     }

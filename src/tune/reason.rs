@@ -1,37 +1,37 @@
-//! Reason of a collective: which property of the placements requires it.
+//! Infers the reason for a collective: the property of the tensors' shardings that requires it.
 
 use std::fmt;
 
 use crate::analysis::{Collective, CollectiveKind};
 use crate::nn::{Axis, Placement, Role};
 
-/// Reason of a collective. Like [`super::cause`], an inference from name scope, axes and kind.
+/// Reason of a collective. Like [`super::cause`], it is inferred from name scope, axes and kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// FSDP-sharded parameter, gathered before use.
+    /// An FSDP-sharded parameter is gathered before it is used.
     FsdpSharded,
-    /// Sharded contracting dimension: each device has a partial sum.
+    /// A matmul's contracting dimension is sharded, so each device has a partial sum.
     Contracting {
         axis: String,
     },
-    /// Two operands sharded over the same devices along different dimensions.
+    /// Two operands are sharded over the same devices, but along different dimensions.
     ShardingMismatch {
-        /// Tensor that moves, and its sharded dimension.
+        /// The tensor that is moved, and its sharded dimension.
         moved: String,
         other: String,
     },
     ContextParallel,
-    /// Reduction over a sharded dimension: statistics of a norm or of guidance.
+    /// An operation reduces over a sharded dimension, such as the statistics of a norm or of guidance.
     Reduction,
-    /// Size that the mesh axis does not divide.
+    /// The size of a dimension is not divisible by that of its mesh axis.
     Padding {
         note: String,
     },
-    /// Operation that requires a sharded dimension replicated.
+    /// The next operation requires a sharded dimension to be replicated.
     RequiresReplicated {
         axis: String,
     },
-    /// No annotated tensor nearby.
+    /// No tensor with a known sharding is near the collective.
     Unknown,
 }
 
@@ -50,7 +50,8 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Reason of a collective. `cause` is the tensor it serves, `notes` what the layout could not shard.
+/// Infers the reason for a collective. `cause` is the placement of the tensor that it moves; `notes` lists dimensions
+/// that the layout could not shard.
 pub(crate) fn reason(c: &Collective, cause: Option<&Placement>, all: &[Placement], notes: &[String]) -> Reason {
     let Some(p) = cause else { return Reason::Unknown };
     if let Some(note) = notes.iter().find(|n| n.contains(&format!("'{}'", p.tensor))) {
@@ -81,15 +82,15 @@ fn is_vector(p: &Placement) -> bool {
     p.axes.iter().filter(|a| **a != Axis::Layers).count() < 2
 }
 
-/// Logical axis of a tensor that is sharded over the collective's devices.
+/// Returns the logical axis along which a tensor is sharded over the collective's devices.
 fn split_axis(p: &Placement, c: &Collective) -> Option<Axis> {
     p.axes.iter().zip(&p.sharding.0).find(|(_, s)| s.iter().any(|a| c.axes.contains(a))).map(|(axis, _)| *axis)
 }
 
-/// Nearest activation that is sharded over the same devices along an axis that the tensor lacks.
+/// Returns the nearest activation that is sharded over the same devices along an axis that the tensor does not have.
 fn meets<'a>(p: &Placement, c: &Collective, all: &'a [Placement]) -> Option<(&'a Placement, Axis)> {
     let own = scope_of(p);
-    // Of equals the last one wins here, which is the first placement.
+    // `max_by_key` returns the last of several equal elements; iterating in reverse makes that the first placement.
     let near = all.iter().rev().filter(|o| o.role == Role::Activation).filter_map(|o| {
         let axis = split_axis(o, c).filter(|a| !p.axes.contains(a))?;
         let common = own.iter().zip(scope_of(o)).take_while(|(a, b)| **a == *b).count();
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_is_told() {
+    fn each_reason_is_inferred() {
         let weight = placement("blocks/ff/proj", Role::Parameter, &[Axis::Mlp, Axis::Embed], &[&[], &["context"]]);
         let tokens = placement(
             "blocks/ff",

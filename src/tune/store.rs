@@ -1,5 +1,5 @@
-//! Log of results: one JSON line a job, appended whole, so that a killed run loses only its current jobs. Only measurements
-//! are read back; reports of compiled programs are made anew from their modules.
+//! Log of results: one JSON line per job, appended atomically, so that a killed run loses only the jobs in progress.
+//! Only measurements are read back; compile reports are derived from the stored modules.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -16,16 +16,16 @@ use crate::runtime::CompileKey;
 #[serde(rename_all = "snake_case")]
 pub(crate) enum JobKind {
     Compile,
-    /// Compilation into the compile cache, for the devices of a following measurement.
+    /// Compilation into the compile cache, for the devices of the measurement that follows.
     Ahead,
     Measure,
 }
 
-/// Line of the log: result of a job.
+/// A line of the log: the result of one job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Hash of the job: of a compilation its command and program, of a measurement its program and options. The last line
-    /// of a key is valid.
+    /// Hash that identifies the job: of the command and the program for a compilation, of the program and the options
+    /// for a measurement. If several lines have the same key, the last one counts.
     pub key: String,
     #[serde(rename = "work")]
     pub(crate) kind: JobKind,
@@ -34,16 +34,16 @@ pub struct Record {
     pub(crate) seconds: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<CompileKey>,
-    /// JSON report; none where the job failed.
+    /// JSON report; `None` if the job failed.
     pub result: Option<Value>,
-    /// Last message of a failure, or what does not fit.
+    /// Message of a failure, or the statement that the program does not fit into device memory.
     pub error: Option<String>,
 }
 
-/// Name of the file of results.
+/// Name of the results file.
 pub(crate) const LOG: &str = "results.jsonl";
 
-/// File of results, locked by one process at a time.
+/// The results file, which only one process can lock at a time.
 pub struct Store {
     path: PathBuf,
     file: File,
@@ -51,10 +51,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens or creates `results.jsonl` in a folder. A line written in part is cut off.
+    /// Opens or creates `results.jsonl` in a folder. Removes an incomplete last line.
     ///
     /// # Errors
-    /// A folder that cannot be written, or that another process holds.
+    /// Returns an error if the folder cannot be written to or another process holds the lock.
     pub(crate) fn open(folder: &Path) -> Result<Self> {
         std::fs::create_dir_all(folder).map_err(TuneError::file(folder))?;
         let path = folder.join(LOG);
@@ -73,7 +73,7 @@ impl Store {
             file.seek(SeekFrom::End(0)).map_err(fail())?;
         }
         let lines = bytes[..whole].split(|b| *b == b'\n');
-        // A line of another version of this program counts as missing.
+        // Ignores lines that other versions of this program wrote and this one cannot parse.
         let known = lines.filter_map(|line| serde_json::from_slice::<Record>(line).ok());
         let records = known.map(|r| (r.key.clone(), r)).collect();
         Ok(Store { path, file, records })
@@ -84,7 +84,7 @@ impl Store {
     }
 
     pub(crate) fn add(&mut self, record: Record) -> Result<()> {
-        let mut line = serde_json::to_vec(&record).expect("structs of texts and numbers have a JSON form");
+        let mut line = serde_json::to_vec(&record).expect("structs of strings and numbers serialize to JSON");
         line.push(b'\n');
         let written = self.file.write_all(&line).and_then(|()| self.file.sync_data());
         written.map_err(TuneError::file(&self.path))?;
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_in_part_is_done_again() {
+    fn partial_last_line_is_discarded() {
         let folder = tempfile::tempdir().unwrap();
         let mut store = Store::open(folder.path()).unwrap();
         assert!(matches!(Store::open(folder.path()), Err(TuneError::Busy(_))));

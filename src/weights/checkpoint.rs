@@ -1,4 +1,4 @@
-//! Safetensors files: a dictionary from tensor names to bytes that stay on disk until read.
+//! Safetensors checkpoints: tensors are found by name, and their data stays on disk until it is read.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,37 +13,37 @@ use safetensors::tensor::Metadata;
 use serde_json::Value;
 
 use super::error::{Misscaled, WeightsError};
-use crate::foreign;
+use crate::file_kind;
 use crate::hlo::DType;
 use crate::tensor::Tensor;
 use crate::text_file;
 
 mod e5m2;
 mod find;
+mod raw_bytes;
 mod rows;
-mod stored;
 mod torchao;
 
 use find::{FLASHPACK, Found, find_weights, is_flashpack};
 use rows::EightBits;
 
-/// The format's own limit on the header, which keeps a damaged length from asking for the whole memory.
+/// Maximum header size of the format in bytes; prevents a damaged length field from allocating all memory.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// One file. It is read, not mapped: of a file that is cut short a read tells, and a mapping ends the process.
+/// One open file. It is not memory-mapped, because access to a mapping of a truncated file would crash the process.
 #[derive(Debug)]
 struct Shard {
     path: PathBuf,
     file: File,
     size: u64,
-    /// When it was last written to, as far as the file system says.
+    /// Modification time, if the file system provides it.
     written: Option<SystemTime>,
     header: Metadata,
-    /// Where the tensors' bytes begin.
+    /// Offset of the tensor data.
     data: u64,
 }
 
-/// Place of a tensor: its shard and the bytes in it.
+/// Location and storage form of a tensor: its shard and the byte range in it.
 #[derive(Clone, Debug)]
 struct Entry {
     shard: usize,
@@ -51,9 +51,9 @@ struct Entry {
     dtype: Dtype,
     shape: Arc<[usize]>,
     range: Range<u64>,
-    /// A tensor that its rows are multiplied by: a number for each, or one for all.
+    /// Tensor of factors by which the rows are multiplied: one per row, or one for all.
     factors: Option<Box<Entry>>,
-    /// How the file holds it, where that is in 8 bits that are read as another type.
+    /// Storage form of 8-bit values that are read as another type.
     eight_bits: Option<EightBits>,
 }
 
@@ -73,13 +73,13 @@ pub struct TensorView {
     shape: Arc<[usize]>,
     shard: Arc<Shard>,
     range: Range<u64>,
-    /// A factor of each row, or of all.
+    /// Factors by which the rows are multiplied: one per row, or one for all.
     factors: Option<Box<TensorView>>,
     eight_bits: Option<EightBits<TensorView>>,
 }
 
 impl TensorView {
-    /// The name in the file; keys may be renamed.
+    /// Returns the tensor's name in the file, before any renaming.
     pub(crate) fn key(&self) -> &str {
         &self.key
     }
@@ -92,16 +92,16 @@ impl TensorView {
         &self.shape
     }
 
-    /// Bytes of its numbers. In the file they are as many, but of 8 bits that are read as another type.
+    /// Returns the size of the values in bytes; larger than in the file for 8-bit values that are read as another type.
     pub(crate) fn size(&self) -> usize {
         let bytes = (self.range.end - self.range.start) as usize;
         if self.eight_bits.is_some() { bytes * self.dtype.size() } else { bytes }
     }
 
-    /// Reads its row-major little-endian bytes from `offset` on.
+    /// Reads row-major little-endian bytes from `offset`. Panics if the range exceeds the tensor.
     ///
     /// # Errors
-    /// Past its end; a file that cannot be read or was written to since it was opened.
+    /// Returns an error if the file cannot be read or has changed since it was opened.
     pub(crate) fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), WeightsError> {
         assert!(offset + into.len() <= self.size(), "{} is {} bytes", self.key, self.size());
         if let Some(form) = &self.eight_bits {
@@ -110,16 +110,16 @@ impl TensorView {
         }
         let (path, file) = (&self.shard.path, &self.shard.file);
         let read = file.read_exact_at(into, self.range.start + offset as u64);
-        // What was changed while it was read may be half of each.
+        // A read during a change may return a mix of old and new data.
         self.shard.check()?;
         read.map_err(WeightsError::io(path, "cannot read"))?;
         self.factors.as_ref().map_or(Ok(()), |factors| self.multiply(factors, offset, into))
     }
 
-    /// All its row-major little-endian bytes.
+    /// Reads all row-major little-endian bytes.
     ///
     /// # Errors
-    /// A file that cannot be read or was written to since it was opened.
+    /// Returns an error if the file cannot be read or has changed since it was opened.
     pub fn read(&self) -> Result<Vec<u8>, WeightsError> {
         let mut bytes = vec![0; self.size()];
         self.read_at(0, &mut bytes)?;
@@ -130,15 +130,15 @@ impl TensorView {
         &self.shard.path
     }
 
-    /// Host tensor with its values.
+    /// Reads the tensor into host memory.
     ///
     /// # Errors
-    /// A file that cannot be read or was written to since it was opened.
+    /// Returns an error if the file cannot be read or has changed since it was opened.
     pub fn to_tensor(&self) -> Result<Tensor, WeightsError> {
         self.with_bytes(&self.read()?)
     }
 
-    /// Host tensor of its bytes, which were read before.
+    /// Creates a host tensor from bytes that were read before.
     pub(super) fn with_bytes(&self, bytes: &[u8]) -> Result<Tensor, WeightsError> {
         Tensor::from_bytes(self.dtype, &self.shape, bytes).map_err(|source| WeightsError::Tensor {
             path: self.file().to_path_buf(),
@@ -147,7 +147,7 @@ impl TensorView {
         })
     }
 
-    /// This tensor, when it has the given shape.
+    /// Returns the tensor if it has the given shape, otherwise an error.
     pub(crate) fn expect_shape(self, want: &[usize]) -> Result<Self, WeightsError> {
         if *self.shape == *want {
             return Ok(self);
@@ -169,24 +169,24 @@ impl Shard {
         let bad = |reason: String| WeightsError::NotSafetensors { path: path.to_path_buf(), reason };
         if got < 8 {
             return Err(bad(match got {
-                0 => "it is empty, as unfinished downloads are; download it again".into(),
-                _ => format!("{got} bytes, shorter than the header's length field"),
+                0 => "it is empty, possibly an unfinished download; download it again".into(),
+                _ => format!("it has {got} bytes, fewer than the length field of the header (8)"),
             }));
         }
         let read = |into: &mut [u8], at| file.read_exact_at(into, at).map_err(WeightsError::io(path, "cannot read"));
         let mut length = [0; 8];
         read(&mut length, 0)?;
         let length = u64::from_le_bytes(length);
-        let mut start = vec![0; got.min(foreign::TELLING as u64) as usize];
+        let mut start = vec![0; got.min(file_kind::SIGNATURE_BYTES as u64) as usize];
         read(&mut start, 0)?;
-        // Behind the length there is a brace in every safetensors file.
+        // In every safetensors file, a brace follows the length field.
         let is_foreign = length > MAX_HEADER || start.get(8) != Some(&b'{');
-        if let Some(kind) = foreign::kind(&start).filter(|_| is_foreign) {
+        if let Some(kind) = file_kind::kind(&start).filter(|_| is_foreign) {
             return Err(bad(format!("it is {kind}")));
         }
         if length > MAX_HEADER {
             return Err(bad(
-                "it is of another kind, or damaged: no header has the length that its first 8 bytes give".into()
+                "it is in another format or damaged: its first 8 bytes are not a valid header length".into()
             ));
         }
         let data = 8 + length;
@@ -199,7 +199,7 @@ impl Shard {
             });
         }
         let header: Metadata = serde_json::from_slice(&header).map_err(|e| bad(format!("damaged header: {e}")))?;
-        // Tensors follow one another without gaps: the reader has checked that, so the last one's end is the file's.
+        // `Metadata` has checked that tensors are contiguous, so the end of the last one is the end of the file.
         let want = data.checked_add(header.data_len() as u64).ok_or_else(|| bad("sizes overflow".into()))?;
         let path = path.to_path_buf();
         match want.cmp(&got) {
@@ -209,7 +209,7 @@ impl Shard {
         }
     }
 
-    /// Whether the file is still the one that was opened; a file that took its name since is another matter.
+    /// Returns an error if the open file has changed. A new file under the same path does not matter.
     fn check(&self) -> Result<(), WeightsError> {
         let about = self.file.metadata().map_err(WeightsError::io(&self.path, "cannot read its size"))?;
         match about.len() == self.size && about.modified().ok() == self.written {
@@ -220,13 +220,15 @@ impl Shard {
 }
 
 impl Checkpoint {
-    /// Opens one file, or a folder: an index with its shards, or one file.
+    /// Opens a weight file, an index, or a folder that contains either.
     ///
-    /// In a folder `diffusion_pytorch_model` and `model` are looked for, plain before `bf16` before `fp16` variants, an
-    /// index before a file; else the folder's only index, only safetensors file, or only set of shards without an index.
+    /// In a folder, the names `diffusion_pytorch_model` and `model` are tried first, without a variant, then with the
+    /// variants `bf16` and `fp16`; an index takes precedence over a weight file. Otherwise the folder must contain
+    /// exactly one index, one safetensors file, or one complete set of shards without an index.
     ///
     /// # Errors
-    /// Nothing there, or a file that is missing, truncated, no safetensors file, or not as its index says.
+    /// Returns an error if there are no weights, or if a file is missing, truncated, not safetensors, or different from
+    /// its index.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
         let meta = fs::metadata(path).map_err(WeightsError::io(path, "cannot open"))?;
         if is_flashpack(path) {
@@ -241,7 +243,7 @@ impl Checkpoint {
         Ok(checkpoint.with_torchao_weights()?.with_e5m2_weights())
     }
 
-    /// All tensors of some files.
+    /// Collects the tensors of several files; a duplicate name is an error.
     fn open_files(origin: &Path, files: &[PathBuf]) -> Result<Self, WeightsError> {
         let mut checkpoint = Checkpoint { origin: origin.to_path_buf(), shards: vec![], tensors: Arc::default() };
         for file in files {
@@ -269,9 +271,9 @@ impl Checkpoint {
         let folder = index.parent().unwrap_or(Path::new(""));
         let mut checkpoint = Checkpoint { origin: index.to_path_buf(), shards: vec![], tensors: Arc::default() };
         for (file, keys) in shards {
-            // An index is data from elsewhere: it may name its neighbours only.
+            // The index is untrusted: it may only refer to files in its own folder.
             if !Path::new(file).components().all(|p| matches!(p, path::Component::Normal(_))) {
-                return Err(bad(&format!("shard `{file}` is outside the folder")));
+                return Err(bad(&format!("shard `{file}` is outside the folder of the index")));
             }
             let path = folder.join(file);
             let missing = || WeightsError::MissingShard {
@@ -320,10 +322,10 @@ impl Checkpoint {
         WeightsError::MissingTensor { path: self.origin.clone(), key: key.into() }
     }
 
-    /// The same files under other names: `rename` gives a key's new name, or none to leave it out.
+    /// Returns the checkpoint with renamed tensors; `rename` returns the new name, or `None` to omit a tensor.
     ///
     /// # Errors
-    /// Two keys with one new name.
+    /// Returns an error if two tensors get the same name.
     pub(crate) fn renamed(&self, rename: impl Fn(&str) -> Option<String>) -> Result<Self, WeightsError> {
         let mut tensors: BTreeMap<String, Entry> = BTreeMap::new();
         for (key, entry) in self.tensors.iter() {
@@ -340,10 +342,10 @@ impl Checkpoint {
         Ok(Checkpoint { origin: self.origin.clone(), shards: self.shards.clone(), tensors: Arc::new(tensors) })
     }
 
-    /// These tensors and those of `other`, under the names that they have.
+    /// Combines these tensors with those of `other`.
     ///
     /// # Errors
-    /// A name that both have.
+    /// Returns an error if both contain a tensor of the same name.
     pub(super) fn joined(&self, other: &Checkpoint) -> Result<Self, WeightsError> {
         let mut joined = self.clone();
         let tensors = Arc::make_mut(&mut joined.tensors);
@@ -362,12 +364,12 @@ impl Checkpoint {
         Ok(joined)
     }
 
-    /// The file, or the index of the files.
+    /// Returns the path of the file, or of the index.
     pub(crate) fn path(&self) -> &Path {
         &self.origin
     }
 
-    /// Every file with its size in bytes.
+    /// Iterates over the files, each with its size in bytes.
     #[cfg(test)]
     pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, u64)> {
         self.shards.iter().map(|s| (&*s.path, s.size))
@@ -385,11 +387,12 @@ impl Checkpoint {
         self.tensors.contains_key(name)
     }
 
-    /// The dequantization scales of the 8-bit floats of `name`, one number or one a row: the tensor `….weight_scale`, as
-    /// Lightricks' files have it. `None`: the files hold none.
+    /// Returns the dequantization scales of the 8-bit weight `name`, one number or one per row: the tensor
+    /// `….weight_scale`, as in Lightricks' files. `None`: the weight has no scales.
     ///
     /// # Errors
-    /// Scales of another shape, as those of blocks, or that are not floats.
+    /// Returns an error if there is neither one scale nor one per row (for example, one per block), or if the scales
+    /// are not floating point.
     pub(crate) fn scales_of(&self, name: &str) -> Result<Option<TensorView>, WeightsError> {
         let Some(entry) = self.tensors.get(&format!("{name}_scale")) else { return Ok(None) };
         let rows = self.shape(name).and_then(|shape| shape.first()).copied().unwrap_or(1);
@@ -405,20 +408,22 @@ impl Checkpoint {
         self.tensors.get(name).map(|e| &*e.shape)
     }
 
-    /// A tensor's element type as the file spells it, lower case: also those no program uses (`f8_e8m0`).
+    /// Returns a tensor's element type as the file spells it, in lower case, including unsupported types such as
+    /// `f8_e8m0`.
     pub(crate) fn dtype_name(&self, name: &str) -> Option<String> {
         self.tensors.get(name).map(|e| e.dtype.to_string().to_lowercase())
     }
 
-    /// Every tensor's name, element type as the file spells it, and shape; sorted by name.
+    /// Iterates over all tensors by name: name, element type as the file spells it, and shape.
     pub(crate) fn headers(&self) -> impl Iterator<Item = (&str, String, &[usize])> {
         self.tensors.iter().map(|(name, e)| (name.as_str(), e.dtype.to_string().to_lowercase(), &*e.shape))
     }
 
-    /// A tensor of any element type the host knows.
+    /// Returns a tensor of any element type that the host supports.
     ///
     /// # Errors
-    /// It is missing, of an exotic element type, or in a file that was written to since it was opened.
+    /// Returns an error if the tensor is missing or has an unsupported element type, or if its file has changed since
+    /// it was opened.
     pub fn get(&self, name: &str) -> Result<TensorView, WeightsError> {
         self.view(self.tensors.get(name).ok_or_else(|| self.missing(name))?)
     }
@@ -426,7 +431,7 @@ impl Checkpoint {
     fn view(&self, entry: &Entry) -> Result<TensorView, WeightsError> {
         let shard = &self.shards[entry.shard];
         shard.check()?;
-        let dtype = known(entry.dtype).ok_or_else(|| self.wrong_dtype(entry, "a plain number type"))?;
+        let dtype = known(entry.dtype).ok_or_else(|| self.wrong_dtype(entry, "a supported number type"))?;
         Ok(TensorView {
             key: entry.key.clone(),
             dtype,
@@ -438,10 +443,10 @@ impl Checkpoint {
         })
     }
 
-    /// A tensor that must be floating point, as every weight is.
+    /// Returns a tensor that must be floating point, as weights are.
     ///
     /// # Errors
-    /// It is missing, or quantised.
+    /// Returns an error if the tensor is missing or not floating point.
     pub fn get_float(&self, name: &str) -> Result<TensorView, WeightsError> {
         let entry = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
         if !known(entry.dtype).is_some_and(DType::is_float) {
@@ -459,7 +464,7 @@ impl Checkpoint {
         }
     }
 
-    /// A value of the files' free-form header metadata.
+    /// Returns a value of the files' free-form header metadata.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.shards.iter().find_map(|s| s.header.metadata().as_ref()?.get(key).map(String::as_str))
     }
@@ -485,11 +490,10 @@ fn known(dtype: Dtype) -> Option<DType> {
     })
 }
 
-/// Reads a JSON file.
 pub(super) fn read_json(path: &Path) -> Result<Value, WeightsError> {
     let text = fs::read(path).map_err(WeightsError::io(path, "cannot read"))?;
     serde_json::from_slice(text_file::unmarked(&text)).map_err(|e| {
-        let foreign = foreign::kind_beside_json(&text);
+        let foreign = file_kind::non_json_kind(&text);
         let reason = foreign.map_or_else(|| format!("not JSON: {e}"), |kind| format!("not JSON: it is {kind}"));
         WeightsError::Json { path: path.to_path_buf(), reason }
     })

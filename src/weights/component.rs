@@ -1,14 +1,14 @@
-//! The parts of a model and their folders in the diffusers layout.
+//! The components of a model and their folders in the diffusers layout.
 
 use std::fmt;
 
-/// A part of a model.
+/// A component of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Component {
     TextEncoder,
-    /// The text encoder's tokenizer: no weights.
+    /// The text encoder's tokenizer; has no weights.
     Tokenizer,
-    /// Text projection and the two connectors.
+    /// The text projection and the two connectors.
     Connectors,
     /// The dual-stream diffusion transformer.
     Transformer,
@@ -16,22 +16,22 @@ pub enum Component {
     Vae,
     /// Audio encoder and decoder.
     AudioVae,
-    /// Mel spectrogram to waveform.
+    /// Converts mel spectrograms to waveforms.
     Vocoder,
-    /// Sigma schedule: a configuration only.
+    /// Sigma schedule; has only a configuration.
     Scheduler,
     /// Latent upsampler of the two-stage pipelines.
     LatentUpsampler,
-    /// Video decoder by diffusion, in place of the video VAE's (LTX-2.5).
+    /// Diffusion-based video decoder that replaces the video VAE's decoder (LTX-2.5).
     DiffusionDecoder,
     /// Predicts a video's duration from its prompt (LTX-2.5).
     DurationHead,
-    /// Doubles the frames of video latents (LTX-2.5).
+    /// Doubles the number of frames of video latents (LTX-2.5).
     TemporalUpsampler,
 }
 
 impl Component {
-    /// Every component, in the order of a request.
+    /// All components, in the order in which a request uses them.
     pub(crate) const ALL: [Component; 12] = [
         Component::TextEncoder,
         Component::Tokenizer,
@@ -47,7 +47,7 @@ impl Component {
         Component::Vocoder,
     ];
 
-    /// Whether some runs do without it.
+    /// Whether a model can run without this component.
     pub(crate) const fn is_optional(self) -> bool {
         use Component::{DiffusionDecoder, DurationHead, LatentUpsampler, TemporalUpsampler};
         matches!(self, LatentUpsampler | TemporalUpsampler | DurationHead | DiffusionDecoder)
@@ -57,7 +57,7 @@ impl Component {
         &FACTS[self as usize]
     }
 
-    /// The folder's name: `transformer`, `audio_vae` …
+    /// Returns the name of the component's folder: `transformer`, `audio_vae`, …
     pub const fn folder(self) -> &'static str {
         self.facts().folder
     }
@@ -70,12 +70,12 @@ impl Component {
         self.facts().config_file
     }
 
-    /// The start of its weight files' names; none when it has no weights.
+    /// Returns the stem of the weight files' names. `None`: the component has no weights.
     pub(crate) const fn weights_stem(self) -> Option<&'static str> {
         self.facts().weights_stem
     }
 
-    /// The key under `model` that takes it from elsewhere.
+    /// Returns the key under `model` in the YAML that overrides this component.
     pub(crate) const fn override_key(self) -> Option<&'static str> {
         self.facts().override_key
     }
@@ -87,7 +87,7 @@ impl fmt::Display for Component {
     }
 }
 
-/// Names by which a component is found and told from the others.
+/// Names related to a component.
 struct Facts {
     folder: &'static str,
     label: &'static str,
@@ -96,12 +96,12 @@ struct Facts {
     override_key: Option<&'static str>,
 }
 
-/// A component of weights that diffusers saved, or a part of them.
+/// Returns the names of a component whose weights are in diffusers' format.
 const fn row(folder: &'static str, label: &'static str, override_key: Option<&'static str>) -> Facts {
     Facts { folder, label, config_file: "config.json", weights_stem: Some("diffusion_pytorch_model"), override_key }
 }
 
-/// In the order of the variants.
+/// Names of the components, in the order of the variants of [`Component`].
 static FACTS: [Facts; 12] = [
     Facts { weights_stem: Some("model"), ..row("text_encoder", "text encoder", Some("text_encoder")) },
     Facts {

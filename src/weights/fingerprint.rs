@@ -1,4 +1,5 @@
-//! Content fingerprints of model files and LoRAs: names, element types and shapes of all tensors, and blocks of their bytes.
+//! Content fingerprints of model files and LoRAs: names, element types and shapes of all tensors, and samples of their
+//! bytes.
 
 use std::ops::Range;
 
@@ -8,13 +9,14 @@ use sha2::{Digest, Sha256};
 use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
 
-/// Prefix of fingerprints that cover the bytes of tensors. A fingerprint without it covers headers and configurations only.
+/// Prefix of fingerprints that cover tensor bytes. Fingerprints without it cover only headers and configurations.
 pub(crate) const SAMPLED: &str = "v2:";
 
-/// Bytes of a block.
+/// Bytes per block.
 pub(super) const BLOCK: u64 = 4096;
 
-/// Blocks of a tensor of `size` bytes that are hashed: its start, middle and end; all of a tensor of four blocks or fewer.
+/// Returns the byte ranges to hash in a tensor of `size` bytes: a block each at the start, middle and end; everything
+/// if it has at most four blocks.
 pub(super) fn blocks(size: u64) -> Vec<Range<u64>> {
     if size <= 4 * BLOCK {
         return std::iter::once(0..size).collect();
@@ -23,17 +25,17 @@ pub(super) fn blocks(size: u64) -> Vec<Range<u64>> {
     [0, middle, size - BLOCK].into_iter().map(|start| start..start + BLOCK).collect()
 }
 
-/// Adds a text with its length, so that two texts never hash as one other.
+/// Hashes a text with its length, so that different sequences of texts never give the same hash input.
 pub(super) fn add_text(hash: &mut Sha256, text: &str) {
     hash.update((text.len() as u64).to_le_bytes());
     hash.update(text);
 }
 
-/// Adds every tensor of a checkpoint in the order of names: name, element type, shape and [`blocks`] of its bytes, which
-/// are read in parallel.
+/// Hashes every tensor of a checkpoint in name order: name, element type, shape and [`blocks`] of its bytes, which are
+/// read in parallel.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// Returns an error if a file cannot be read.
 pub(super) fn hash_checkpoint(checkpoint: &Checkpoint, hash: &mut Sha256) -> Result<(), WeightsError> {
     let names: Vec<&str> = checkpoint.names().collect();
     let contents: Vec<_> = names

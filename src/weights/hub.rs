@@ -1,4 +1,4 @@
-//! The local cache of the Hugging Face hub: read only, nothing is fetched.
+//! Read-only access to the local Hugging Face cache; nothing is downloaded.
 
 use std::ffi::OsString;
 use std::fs;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use super::error::WeightsError;
 use crate::text_file;
 
-/// Ends of the names of files that models and LoRAs are kept in.
+/// File name extensions of models and LoRAs.
 const FILES: [&str; 7] = [".safetensors", ".gguf", ".json", ".flashpack", ".bin", ".pt", ".ckpt"];
 
-/// The cache folder `…/hub`, and what said so.
+/// A cache folder `…/hub`, and the setting that it comes from.
 #[derive(Clone, Debug)]
 pub struct HubCache {
     root: PathBuf,
@@ -18,22 +18,24 @@ pub struct HubCache {
 }
 
 impl HubCache {
-    /// A cache at a given place.
+    /// Returns the cache at a path.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         HubCache { root: root.into(), origin: "given" }
     }
 
-    /// The cache that the hub's own tools would use: `HF_HUB_CACHE`, `HF_HOME/hub`, `XDG_CACHE_HOME/huggingface/hub`,
-    /// `~/.cache/huggingface/hub`.
+    /// Returns the cache that Hugging Face tools use: `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, `HF_HOME/hub`,
+    /// `XDG_CACHE_HOME/huggingface/hub`, or `~/.cache/huggingface/hub`.
     pub(crate) fn from_env() -> Self {
         Self::from_vars(|key| std::env::var_os(key))
     }
 
-    /// [`HubCache::from_env`] with the variables given by a function.
+    /// Like [`HubCache::from_env`], with a function that looks up environment variables.
     pub(crate) fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Self {
         let folder = |key| var(key).filter(|v| !v.is_empty()).map(PathBuf::from);
-        if let Some(root) = folder("HF_HUB_CACHE").or_else(|| folder("HUGGINGFACE_HUB_CACHE")) {
+        if let Some(root) = folder("HF_HUB_CACHE") {
             HubCache { root, origin: "from HF_HUB_CACHE" }
+        } else if let Some(root) = folder("HUGGINGFACE_HUB_CACHE") {
+            HubCache { root, origin: "from HUGGINGFACE_HUB_CACHE" }
         } else if let Some(home) = folder("HF_HOME") {
             HubCache { root: home.join("hub"), origin: "from HF_HOME" }
         } else if let Some(cache) = folder("XDG_CACHE_HOME") {
@@ -44,20 +46,21 @@ impl HubCache {
         }
     }
 
-    /// Whether a string reads as `org/name` or `org/name/path/in/it`.
+    /// Whether a string has the form `org/name` or `org/name/path`.
     pub(crate) fn is_name(name: &str) -> bool {
         let part = |p: &str| {
             !p.is_empty() && !p.starts_with('.') && p.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
         };
-        // The second part is a repository, no file.
+        // The second part must be a repository, not a file.
         let is_file = |p: &str| FILES.iter().any(|end| p.ends_with(end));
         name.contains('/') && name.split('/').all(part) && !name.split('/').nth(1).is_some_and(is_file)
     }
 
-    /// The snapshot folder of `org/name`, or a path in it, at revision `main`.
+    /// Returns the snapshot folder of `org/name` at revision `main`, or a path in it.
     ///
     /// # Errors
-    /// The repository is not in the cache, or has no complete snapshot; the message says where it was looked for.
+    /// Returns an error if the repository is not in the cache or has no complete snapshot; the message says which paths
+    /// were searched.
     pub(crate) fn resolve(&self, name: &str) -> Result<PathBuf, WeightsError> {
         let mut parts = name.splitn(3, '/');
         let (org, repo) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
@@ -66,7 +69,7 @@ impl HubCache {
         if !folder.is_dir() {
             let advice = advice(org, repo, parts.next());
             return Err(fail(format!(
-                "no such folder here, and no {} in the Hugging Face cache ({}); {advice}",
+                "there is no such folder, and no {} in the Hugging Face cache ({}); {advice}",
                 folder.display(),
                 self.origin
             )));
@@ -75,29 +78,35 @@ impl HubCache {
         let main = folder.join("refs/main");
         let snapshot = match text_file::read(&main) {
             Ok(revision) => snapshots.join(revision.trim()),
-            // A download of a named revision leaves no `main`: one snapshot is unambiguous.
+            // A download of a specific revision creates no `main`; a single snapshot is unambiguous.
             Err(_) => only_folder(&snapshots).ok_or_else(|| {
-                fail(format!("{} is missing and {} does not hold one snapshot", main.display(), snapshots.display()))
+                fail(format!(
+                    "{} is missing and {} does not contain exactly one snapshot",
+                    main.display(),
+                    snapshots.display()
+                ))
             })?,
         };
         let path = parts.next().map_or(snapshot.clone(), |rest| snapshot.join(rest));
-        // Entries of a snapshot are links into `blobs`: a link without its blob is an unfinished download.
+        // Files in a snapshot are links into `blobs`; a link without its blob is an unfinished download.
         match path.exists() {
             true => Ok(path),
-            false => Err(fail(format!("the cache has the repository, but no {}; download it again", path.display()))),
+            false => {
+                Err(fail(format!("the cache contains the repository, but not {}; download it again", path.display())))
+            }
         }
     }
 }
 
-/// How to get a model that is neither a folder here nor in the cache.
+/// Advice for a model that is neither a local path nor in the cache.
 fn advice(org: &str, repo: &str, file: Option<&str>) -> String {
     match org {
-        // The presets `nano…` name the toy models by these paths.
+        // The `nano…` presets refer to the toy models by these paths.
         "assets" => format!(
-            "this is the toy model of the program's own repository: run where its folder {org}/{repo} is, or give the path of \
-             that folder"
+            "this is the toy model of this program's repository: run it from the folder that contains {org}/{repo}, or \
+             give the path of that model"
         ),
-        _ if Path::new(org).is_dir() => format!("the folder {org} has no {repo}: correct the path"),
+        _ if Path::new(org).is_dir() => format!("the folder {org} contains no {repo}: correct the path"),
         _ => {
             let file = file.map(|file| format!(" {file}")).unwrap_or_default();
             format!("download it with `hf download {org}/{repo}{file}` or give a path")

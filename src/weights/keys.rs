@@ -1,7 +1,7 @@
-//! Tensor names: Lightricks' single-file keys and the spellings of Gemma, mapped to the names this program uses.
+//! Mapping of tensor names from Lightricks' single files and from Gemma checkpoints to the names that this program
+//! uses, which are those of the diffusers layout.
 //!
-//! The names inside the program are those of the diffusers layout. The rules work on whole dotted segments, which
-//! keeps `adaln_single` apart from `prompt_adaln_single`.
+//! Rules match complete dotted segments, which distinguishes `adaln_single` from `prompt_adaln_single`.
 
 use super::{Checkpoint, Component, WeightsError};
 
@@ -10,7 +10,7 @@ const TRANSFORMER: &str = "model.diffusion_model.";
 /// Prefix of the text projections in a single file.
 const PROJECTION: &str = "text_embedding_projection.";
 
-/// Renamed segments of the transformer.
+/// Renamed name segments of the transformer: single-file name, diffusers name.
 const TRANSFORMER_SEGMENTS: &[(&str, &str)] = &[
     ("patchify_proj", "proj_in"),
     ("audio_patchify_proj", "audio_proj_in"),
@@ -53,7 +53,7 @@ const VAE_SEGMENTS: &[(&str, &str)] = &[
 /// Renamed segments of the diffusion decoder.
 const DIFFUSION_SEGMENTS: &[(&str, &str)] = &[("q_norm", "norm_q"), ("k_norm", "norm_k")];
 
-/// Renamed spans of its segments.
+/// Renamed sequences of segments of the diffusion decoder.
 const DIFFUSION_SPANS: &[(&str, &str)] = &[
     (".attn.proj.", ".attn.to_out.0."),
     (".t_embedder.mlp.0.", ".t_embedder.timestep_embedder.linear_1."),
@@ -69,20 +69,20 @@ const VOCODER_SEGMENTS: &[(&str, &str)] = &[
     ("act_post", "act_out"),
 ];
 
-/// The single-file naming of one model.
+/// Maps the tensor names of a single file to diffusers names.
 #[derive(Clone, Copy, Debug)]
 pub struct SingleFileKeys {
-    /// Prefix of the transformer and the connectors: none where the file holds nothing else.
+    /// Prefix of the transformer and the connectors; empty if the file contains nothing else.
     transformer: &'static str,
-    /// Whether the video decoder is the one by diffusion.
+    /// Whether the video VAE has the diffusion decoder.
     diffusion: bool,
-    /// Number of the video encoder's last block, which diffusers calls the middle block.
+    /// Index of the video encoder's last block, which diffusers calls the middle block.
     encoder_middle: usize,
 }
 
 impl SingleFileKeys {
-    /// Learns from all keys what the naming depends on: prefixes, the kind of video decoder, how many blocks the video
-    /// encoder has.
+    /// Detects from all keys of a file what the mapping depends on: the prefix, the kind of video decoder, and the
+    /// number of video encoder blocks.
     pub fn new<'a>(keys: impl IntoIterator<Item = &'a str>) -> Self {
         let mut names = SingleFileKeys { transformer: TRANSFORMER, diffusion: false, encoder_middle: 0 };
         for key in keys {
@@ -97,7 +97,7 @@ impl SingleFileKeys {
         names
     }
 
-    /// The component a key belongs to and its diffusers name; none for what no component reads.
+    /// Returns the component of a key and its diffusers name. `None`: no component reads the key.
     pub fn map(&self, key: &str) -> Option<(Component, String)> {
         if let Some(rest) = key.strip_prefix(PROJECTION) {
             return Some((Component::Connectors, segments(rest, CONNECTOR_SEGMENTS)));
@@ -115,7 +115,7 @@ impl SingleFileKeys {
             let name = if rest.starts_with("per_channel_statistics.") { statistics(rest)? } else { rest.to_string() };
             return Some((Component::AudioVae, name));
         }
-        // Only the first `vocoder.` is a prefix: LTX-2.3 has a `vocoder.vocoder.` beside `vocoder.bwe_generator.`.
+        // Only the first `vocoder.` is a prefix: LTX-2.3 has `vocoder.vocoder.` and `vocoder.bwe_generator.`.
         if let Some(rest) = key.strip_prefix("vocoder.") {
             let name = segments(rest, VOCODER_SEGMENTS).replace(".downsample.lowpass.", ".downsample.");
             return Some((Component::Vocoder, name));
@@ -131,10 +131,10 @@ impl SingleFileKeys {
         None
     }
 
-    /// The name of `key` in `component`, none when it belongs to another.
+    /// Returns the name of `key` in `component`. `None`: the key belongs to another component.
     pub(crate) fn rename(&self, component: Component, key: &str) -> Option<String> {
         let (owner, name) = self.map(key)?;
-        // Encoder and diffusion decoder share the statistics of their latents.
+        // The encoder and the diffusion decoder share the latent statistics.
         let shared = self.diffusion && owner == Component::Vae && name.starts_with("latents_");
         (owner == component || shared && component == Component::DiffusionDecoder).then_some(name)
     }
@@ -146,7 +146,7 @@ impl SingleFileKeys {
         let mut parts = key.splitn(4, '.');
         let (half, list, number) = (parts.next()?, parts.next().unwrap_or(""), parts.next().unwrap_or(""));
         let block = number.parse::<usize>().ok().zip(parts.next());
-        // Resolution changes stand between the stages in one list; diffusers hangs them into the stages.
+        // The file lists stages and resolution changes alternately; diffusers nests the changes in the stages.
         let name = match (half, list, block) {
             ("encoder", "down_blocks", Some((n, rest))) if n % 2 == 1 => {
                 format!("encoder.down_blocks.{}.downsamplers.0.{rest}", n / 2)
@@ -166,7 +166,7 @@ impl SingleFileKeys {
     }
 }
 
-/// A key of the video VAE without its prefix, which files of the VAE alone may leave out.
+/// Returns a key of the video VAE without its prefix, which files with only the VAE may omit.
 fn video_vae(key: &str) -> Option<&str> {
     let bare = ["encoder.", "decoder.", "per_channel_statistics."];
     key.strip_prefix("vae.").or_else(|| bare.iter().any(|start| key.starts_with(start)).then_some(key))
@@ -177,10 +177,10 @@ fn diffusion(key: &str) -> String {
     DIFFUSION_SPANS.iter().fold(segments(key, DIFFUSION_SEGMENTS), spans)
 }
 
-/// The duration head's tensors with queries, keys and values apart, which Lightricks' file has in one.
+/// Splits the duration head's fused query, key and value tensor, as stored in Lightricks' files.
 ///
 /// # Errors
-/// Rows that three do not divide.
+/// Returns an error if the number of rows is not divisible by three.
 pub(super) fn split_attention(mut head: Checkpoint) -> Result<Checkpoint, WeightsError> {
     for kind in ["weight", "bias"] {
         let whole = format!("attention_pooler.in_proj_{kind}");
@@ -191,12 +191,12 @@ pub(super) fn split_attention(mut head: Checkpoint) -> Result<Checkpoint, Weight
     Ok(head)
 }
 
-/// Whether a key of a file is of the connectors' text projections.
+/// Whether a key of a file belongs to the connectors' text projections.
 pub(super) fn is_projection(key: &str) -> bool {
     key.starts_with(PROJECTION)
 }
 
-/// The two statistics that are read; files may hold others.
+/// Returns the diffusers name of a latent statistic. `None`: a statistic that this program does not use.
 fn statistics(key: &str) -> Option<String> {
     match key.strip_prefix("per_channel_statistics.")? {
         "mean-of-means" => Some("latents_mean".into()),
@@ -210,17 +210,17 @@ fn segments(key: &str, rules: &[(&str, &str)]) -> String {
     renamed.collect::<Vec<_>>().join(".")
 }
 
-/// The text stack's prefix in this program, as Google's and transformers' files spell it.
+/// Prefix of Gemma's text model in this program, and in the files of Google and transformers.
 pub(crate) const GEMMA: &str = "language_model.model.";
 
-/// Modules of Gemma beside the text stack, of images and sound.
-pub(super) const NOT_TEXT: [&str; 5] =
+/// Gemma's image and audio modules.
+pub(super) const NON_TEXT_MODULES: [&str; 5] =
     ["vision_tower.", "multi_modal_projector.", "vision_embedder.", "embed_vision.", "embed_audio."];
 
-/// A key of Gemma 3 or 4 in the spelling `language_model.model.…`.
+/// Normalizes a key of Gemma 3 or 4 to the form `language_model.model.…`.
 ///
-/// Accepted are also the module tree of newer transformers (`model.language_model.…`) and the text-only model
-/// (`model.…`). Keys of images and sound keep a spelling that no text tensor has.
+/// Also accepts the module tree of newer transformers versions (`model.language_model.…`) and that of the text-only
+/// model (`model.…`). Keys of image and audio modules are mapped to names that no text tensor has.
 pub(crate) fn gemma(key: &str) -> String {
     if key.starts_with(GEMMA) {
         return key.to_string();
@@ -229,7 +229,7 @@ pub(crate) fn gemma(key: &str) -> String {
         return format!("{GEMMA}{rest}");
     }
     match key.strip_prefix("model.") {
-        Some(rest) if NOT_TEXT.iter().any(|module| rest.starts_with(module)) => rest.into(),
+        Some(rest) if NON_TEXT_MODULES.iter().any(|module| rest.starts_with(module)) => rest.into(),
         Some(rest) => format!("{GEMMA}{rest}"),
         None => key.to_string(),
     }
@@ -250,14 +250,14 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_video_encoder_has_its_own_middle_block() {
+    fn middle_block_follows_encoder_length() {
         let keys = ["vae.encoder.down_blocks.0.res_blocks.0.conv1.conv.weight", "vae.encoder.down_blocks.2.x"];
         let map = SingleFileKeys::new(keys);
         assert_eq!(map.rename(Component::Vae, keys[1]).as_deref(), Some("encoder.mid_block.x"));
     }
 
     #[test]
-    fn every_gemma_spelling_becomes_one() {
+    fn gemma_key_spellings_are_normalized() {
         for prefix in ["language_model.model.", "model.language_model.", "model."] {
             let key = format!("{prefix}layers.3.self_attn.q_proj.weight");
             assert_eq!(gemma(&key), "language_model.model.layers.3.self_attn.q_proj.weight");

@@ -1,8 +1,9 @@
-//! Files of LoRAs, updates `strength · (alpha / rank) · B·A` of a model's weights.
+//! LoRA files, which add `strength · (alpha / rank) · B·A` to weights of a model.
 //!
-//! Files name what they update in one of two ways. diffusers and PEFT: `transformer.<module>.lora_A.weight [rank, in]` and
-//! `….lora_B.weight [out, rank]`. Lightricks and ComfyUI: `diffusion_model.<module>…` with the single file's module names.
-//! Older trainers write `lora_down` and `lora_up`, and a scalar `<module>.alpha`. diffusers keeps alphas in the header.
+//! Two naming schemes are supported. diffusers and PEFT: `transformer.<module>.lora_A.weight [rank, in]` and
+//! `….lora_B.weight [out, rank]`. Lightricks and ComfyUI: `diffusion_model.<module>…` with the module names of
+//! Lightricks' single files. Older trainers write `lora_down` and `lora_up`, and a scalar `<module>.alpha`. diffusers
+//! stores alphas in the header.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,13 +19,13 @@ use super::fingerprint;
 use super::hub::HubCache;
 use super::keys::SingleFileKeys;
 use super::merge_order::MergeOrder;
-use super::newer;
 use super::source::ModelSource;
+use super::unsupported;
 
-/// Where diffusers keeps what the tensors do not say.
+/// Metadata key of diffusers' adapter configuration.
 const METADATA: &str = "lora_adapter_metadata";
 
-/// One update of one weight.
+/// A LoRA's update of one weight.
 #[derive(Clone, Debug)]
 pub struct Update {
     /// `A`: `[rank, in]`.
@@ -32,14 +33,15 @@ pub struct Update {
     /// `B`: `[out, rank]`.
     pub(super) up: TensorView,
     rank: usize,
-    /// Where the file has none, the rank.
+    /// LoRA alpha; equal to the rank if the file contains none.
     alpha: f64,
-    /// Whether its names are those that Lightricks' loader reads.
+    /// Whether Lightricks' loader supports the naming scheme of the update's tensors.
     official: bool,
 }
 
 impl Update {
-    /// The factor of `B·A`. Lightricks' loader knows no alpha; updates in names that it does not read have theirs.
+    /// Returns the factor of `B·A`. The official merge orders ignore alpha, as Lightricks' loader does, except for
+    /// naming schemes that this loader does not support.
     pub(super) fn factor(&self, order: MergeOrder, strength: f64) -> f64 {
         match matches!(order, MergeOrder::Official | MergeOrder::Official1) && self.official {
             true => strength,
@@ -48,26 +50,26 @@ impl Update {
     }
 }
 
-/// A file of updates.
+/// An open LoRA file.
 #[derive(Debug)]
 pub struct LoraFile {
     path: PathBuf,
-    /// Tells files apart: the same path may hold another file tomorrow.
+    /// Path, size and modification time, because the path may refer to another file later.
     identity: (PathBuf, u64, Option<std::time::SystemTime>),
-    /// `model_version` in its header.
+    /// `model_version` in the file's header.
     version: Option<String>,
     updates: BTreeMap<(Component, String), Update>,
 }
 
-/// A file of updates, and how strongly they are applied.
+/// A LoRA file with its strength.
 #[derive(Clone, Debug)]
 pub struct Lora {
     pub file: Arc<LoraFile>,
-    /// Factor of its updates; 0 is none.
+    /// Factor of the updates; 0 disables the LoRA.
     pub strength: f64,
 }
 
-/// Role of a tensor in its update, by the end of its name.
+/// Role of a tensor in an update, determined by the end of its name.
 #[derive(Clone, Copy)]
 enum Role {
     Down,
@@ -83,7 +85,7 @@ const ROLES: [(&str, Role); 5] = [
     (".alpha", Role::Alpha),
 ];
 
-/// Parts of names that only other kinds of updates have, and their kind.
+/// Name parts that identify unsupported adapter types.
 const OTHERS: [(&str, &str); 7] = [
     (".lora_magnitude_vector", "a DoRA"),
     (".dora_scale", "a DoRA"),
@@ -94,14 +96,15 @@ const OTHERS: [(&str, &str); 7] = [
     (".lora_B.bias", "a LoRA with a bias"),
 ];
 
-/// `A`, `B` and alpha of a weight, as far as they were met.
+/// The tensors `A`, `B` and alpha of one weight that were found so far.
 type Parts = [Option<TensorView>; 3];
 
 impl LoraFile {
-    /// Opens a file, or `org/name` or `org/name/file` in the local Hugging Face cache. Reads no weights.
+    /// Opens a file, or `org/name` or `org/name/file` in the local Hugging Face cache. Reads only the header and the
+    /// alphas.
     ///
     /// # Errors
-    /// No such file, or one that holds something else than pairs of matrices whose ranks agree.
+    /// Returns an error if the file is missing, or if it contains anything but pairs of matrices of matching rank.
     pub fn open(name: &str) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(&locate(name)?)?;
         let path = checkpoint.path().to_path_buf();
@@ -120,22 +123,22 @@ impl LoraFile {
             updates.insert((component, format!("{module}.weight")), update);
         }
         if updates.is_empty() {
-            return Err(wrong(&path, "*", "holds no LoRA"));
+            return Err(wrong(&path, "*", "contains no LoRA"));
         }
         let meta = std::fs::metadata(&path).map_err(WeightsError::io(&path, "cannot read its size"))?;
         let whole = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
-        let version = checkpoint.metadata(newer::VERSION).map(String::from);
+        let version = checkpoint.metadata(unsupported::VERSION).map(String::from);
         Ok(LoraFile { identity: (whole, meta.len(), meta.modified().ok()), path, version, updates })
     }
 
-    /// A warning where a merge order leaves alphas out that would change something.
+    /// Returns a warning if the merge order ignores alphas that would change the result.
     pub fn unused_alpha(&self, order: MergeOrder) -> Option<String> {
         let unused = |u: &&Update| u.factor(order, 1.0) != u.factor(MergeOrder::Exact, 1.0);
         let first = self.updates.values().find(unused)?;
         let (path, key, alpha, rank) = (self.path.display(), first.down.key(), first.alpha, first.rank);
         Some(format!(
-            "{path}: `{key}` has alpha {alpha} and rank {rank}, which Lightricks' loader does not read: it is merged at \
-             full strength; model.lora_merge: diffusers or exact multiplies by alpha / rank"
+            "{path}: `{key}` has alpha {alpha} and rank {rank}; Lightricks' loader ignores alpha, so it is merged at \
+             full strength; set model.lora_merge to diffusers or exact to multiply it by alpha / rank"
         ))
     }
 
@@ -143,7 +146,7 @@ impl LoraFile {
         &self.path
     }
 
-    /// Every tensor that it updates, by component and name.
+    /// Iterates over all updated tensors: component and name.
     pub fn targets(&self) -> impl Iterator<Item = (Component, &str)> {
         self.updates.keys().map(|(component, name)| (*component, name.as_str()))
     }
@@ -152,16 +155,17 @@ impl LoraFile {
         self.updates.get(&(component, name.to_string()))
     }
 
-    /// A warning where nothing in the file tells whether it was trained on LTX-2.5, which the model is.
+    /// Returns a warning if the model is LTX-2.5 and the file does not state which generation it was trained on.
     pub(crate) fn unverified(&self, model: &ModelSource) -> Option<String> {
         let transformer = model.transformer().filter(|_| self.version.is_none())?;
-        transformer.unverified(&self.path, "a LoRA", newer::VERSION)
+        transformer.unverified(&self.path, "a LoRA", unsupported::VERSION)
     }
 
-    /// Whether a model has every tensor that is updated, in the shape that the update has.
+    /// Checks that the model has every updated tensor, in the shape of the update.
     ///
     /// # Errors
-    /// The first that it has not, with file, key and both shapes; a file of another generation.
+    /// Returns an error for the first tensor that does not fit (with file, key and both shapes), or if the file is for
+    /// another generation.
     pub fn check(&self, model: &ModelSource) -> Result<(), WeightsError> {
         if let Some(transformer) = model.transformer() {
             let cure = "use a LoRA that was trained on this generation";
@@ -178,13 +182,14 @@ impl LoraFile {
             let made = [update.up.shape()[0], update.down.shape()[1]];
             match checkpoint.shape(name) {
                 None => {
-                    let reason = format!("updates `{name}` {made:?}, which is no tensor of the {component}");
+                    let reason =
+                        format!("updates `{name}` of shape {made:?}, which is not a tensor of the {component}");
                     return Err(fail(&update.down, reason));
                 }
                 Some(shape) if shape != made => {
-                    let both = format!("`{}` {:?}", update.up.key(), update.up.shape());
+                    let both = format!("`{}`, {:?},", update.up.key(), update.up.shape());
                     let reason = format!(
-                        "{:?} and {both} make {made:?}, but `{name}` is {shape:?} in the {component}",
+                        "its shape {:?} and that of {both} give an update of shape {made:?}, but `{name}` has shape {shape:?} in the {component}",
                         update.down.shape()
                     );
                     return Err(fail(&update.down, reason));
@@ -196,7 +201,7 @@ impl LoraFile {
     }
 }
 
-/// The file of a path, or of a name in the local Hugging Face cache.
+/// Resolves a path, or a name in the local Hugging Face cache.
 pub(super) fn locate(name: &str) -> Result<PathBuf, WeightsError> {
     match Path::new(name).exists() || !HubCache::is_name(name) {
         true => Ok(PathBuf::from(name)),
@@ -204,11 +209,11 @@ pub(super) fn locate(name: &str) -> Result<PathBuf, WeightsError> {
     }
 }
 
-/// Fingerprint of a LoRA: its header's metadata and its tensors. It does not depend on where the file is or when it was
-/// written.
+/// Returns the fingerprint of a LoRA: a hash of its header's metadata and its tensors. It does not depend on the file's
+/// path or modification time.
 ///
 /// # Errors
-/// No such file, or a damaged one.
+/// Returns an error if the file is missing or damaged.
 pub(crate) fn lora_fingerprint(name: &str) -> Result<String, WeightsError> {
     let checkpoint = Checkpoint::open(&locate(name)?)?;
     let mut hash = Sha256::new();
@@ -220,17 +225,17 @@ pub(crate) fn lora_fingerprint(name: &str) -> Result<String, WeightsError> {
     Ok(format!("{}{}", fingerprint::SAMPLED, hex::encode(hash.finalize())))
 }
 
-/// Component, module and role of a tensor of a file.
+/// Splits a tensor name into component, module and role.
 fn place(key: &str) -> Result<(Component, String, Role), String> {
     let kind = OTHERS.iter().find(|(part, _)| key.contains(part)).map(|(_, kind)| *kind);
-    let whole = [".diff", ".diff_b"].iter().any(|end| key.ends_with(end)).then_some("a difference of whole weights");
+    let whole = [".diff", ".diff_b"].iter().any(|end| key.ends_with(end)).then_some("a full weight difference");
     if let Some(kind) = kind.or(whole) {
         return Err(format!(
-            "is part of {kind}, which is not supported: only lora_A, lora_B and alpha of a LoRA are read"
+            "is part of {kind}, which is not supported: only lora_A, lora_B and alpha of a LoRA are supported"
         ));
     }
     let Some((module, role)) = ROLES.iter().find_map(|(end, role)| Some((key.strip_suffix(end)?, *role))) else {
-        return Err("is no part of a LoRA: only lora_A, lora_B (lora_down, lora_up) and alpha are read".into());
+        return Err("is not part of a LoRA: only lora_A, lora_B (lora_down, lora_up) and alpha are supported".into());
     };
     match target(module) {
         Some((component, module)) => Ok((component, module, role)),
@@ -240,7 +245,7 @@ fn place(key: &str) -> Result<(Component, String, Role), String> {
     }
 }
 
-/// The component and module that a module of a file belongs to.
+/// Maps a module name of a file to a component and a module of the model.
 fn target(module: &str) -> Option<(Component, String)> {
     if let Some(rest) = module.strip_prefix("transformer.") {
         return Some((Component::Transformer, rest.to_string()));
@@ -256,20 +261,27 @@ fn target(module: &str) -> Option<(Component, String)> {
     SingleFileKeys::new([]).map(&format!("model.diffusion_model.{rest}"))
 }
 
-/// The update that two matrices make, whose alpha is their own or the one that the header lists.
+/// Combines two matrices into an update. Alpha is read from the file's alpha tensor or, if there is none, from the
+/// header.
 fn pair(path: &Path, module: &str, parts: Parts, listed: Option<f64>) -> Result<Update, WeightsError> {
     let [down, up, own] = parts;
     let (down, up) = match (down, up) {
         (Some(down), Some(up)) => (down, up),
-        (Some(one), None) | (None, Some(one)) => return Err(wrong(path, one.key(), "has no counterpart")),
-        (None, None) => return Err(wrong(path, module, "has an alpha and no matrices")),
+        (Some(one), None) | (None, Some(one)) => {
+            return Err(wrong(
+                path,
+                one.key(),
+                "is a LoRA matrix without its counterpart; both lora_A and lora_B are needed",
+            ));
+        }
+        (None, None) => return Err(wrong(path, module, "has an alpha but no matrices")),
     };
-    let both = format!("{:?} and `{}` {:?}", down.shape(), up.key(), up.shape());
+    let both = format!("its shape {:?} and the shape of `{}`, {:?},", down.shape(), up.key(), up.shape());
     let (&[rank, _], &[_, inner]) = (down.shape(), up.shape()) else {
-        return Err(wrong(path, down.key(), format!("{both} must both be matrices")));
+        return Err(wrong(path, down.key(), format!("{both} must both have two dimensions")));
     };
     if rank != inner || rank == 0 {
-        return Err(wrong(path, down.key(), format!("{both} do not have one rank")));
+        return Err(wrong(path, down.key(), format!("{both} differ in rank")));
     }
     let alpha = match own {
         Some(view) => view.to_tensor()?.to_f32().iter().next().map(|alpha| f64::from(*alpha)),
@@ -283,12 +295,12 @@ fn wrong(path: &Path, key: &str, reason: impl Into<String>) -> WeightsError {
     WeightsError::Lora { path: path.to_path_buf(), key: key.into(), reason: reason.into() }
 }
 
-/// Whether a key is in diffusers' names.
+/// Whether a key uses diffusers' naming scheme.
 fn is_diffusers(key: &str) -> bool {
     key.starts_with("transformer.") || key.starts_with("connectors.")
 }
 
-/// A header of diffusers, which says of the updates what their tensors do not.
+/// The adapter configuration in diffusers' header.
 struct Metadata(Value);
 
 impl Metadata {
@@ -309,9 +321,7 @@ impl Metadata {
             }
             let is_name = |c: char| c.is_alphanumeric() || "._-".contains(c);
             if let Some((pattern, _)) = metadata.patterns(component).find(|(p, _)| !end(p).chars().all(is_name)) {
-                return Err(fail(format!(
-                    "alpha_pattern `{pattern}` is not the end of a name, which alone is supported"
-                )));
+                return Err(fail(format!("alpha_pattern `{pattern}` is not supported; use the end of a module name")));
             }
         }
         Ok(metadata)
@@ -327,7 +337,8 @@ impl Metadata {
         listed.into_iter().flatten().map(|(pattern, alpha)| (&pattern[..], alpha))
     }
 
-    /// A module's alpha: of the first pattern that its name ends with, or that of all modules.
+    /// Returns a module's alpha: the value of the first pattern that matches the end of the module's name, or else the
+    /// default for all modules.
     fn alpha(&self, component: Component, module: &str) -> Option<f64> {
         let fits = |(pattern, _): &(&str, &Value)| {
             let rest = module.strip_suffix(end(pattern));
@@ -338,18 +349,19 @@ impl Metadata {
     }
 }
 
-/// The name in a pattern, which `^` makes a whole one.
+/// Returns the name in a pattern; `^` marks a pattern that must match the complete name.
 fn end(pattern: &str) -> &str {
     pattern.strip_prefix('^').unwrap_or(pattern)
 }
 
-/// Which updates of which strengths a tensor has: equal lists make equal weights. Strengths of 0 are none.
+/// Returns the updates of a tensor, each with its file and strength, by all LoRAs whose strength is not 0. Equal lists
+/// give equal merged weights.
 pub fn updates<'a>(loras: &'a [Lora], component: Component, name: &str) -> Vec<(&'a LoraFile, &'a Update, f64)> {
     let active = loras.iter().filter(|l| l.strength != 0.0);
     active.filter_map(|l| Some((&*l.file, l.file.get(component, name)?, l.strength))).collect()
 }
 
-/// Every tensor whose weights differ between two sets of updates.
+/// Returns all tensors whose merged weights differ between two lists of LoRAs.
 pub(crate) fn differing<'a>(old: &'a [Lora], new: &'a [Lora]) -> std::collections::BTreeSet<(Component, &'a str)> {
     let targets = old.iter().chain(new).flat_map(|l| l.file.targets());
     targets

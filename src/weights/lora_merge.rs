@@ -1,4 +1,4 @@
-//! Weights with the updates of LoRAs added, rounded where a reference rounds.
+//! Merges LoRA updates into weights, with the rounding of the reference implementations.
 
 use half::{bf16, f16};
 use ndarray::linalg::general_mat_mul;
@@ -12,10 +12,10 @@ use super::merge_order::MergeOrder;
 use super::validate::{finite_tensor, read_finite};
 use crate::hlo::{DType, F8};
 
-/// Rows that are merged at once: enough of them that a product reads `A` seldom, few enough that all cores have some.
+/// Rows per block: large enough that `A` is rarely reread, small enough to occupy all cores.
 const ROWS: usize = 128;
 
-/// A merged tensor's bytes.
+/// The data of a merged tensor.
 pub enum Merged {
     Half(DType, Vec<u16>),
     Single(Vec<f32>),
@@ -39,7 +39,7 @@ impl AsRef<[u8]> for Merged {
     }
 }
 
-/// A rounding of numbers that stay in f32.
+/// Rounds an f32 to the precision of another type.
 type Round = fn(f32) -> f32;
 
 fn to_bf16(v: f32) -> f32 {
@@ -53,11 +53,11 @@ struct Term {
     factor: f32,
 }
 
-/// Updates of a weight, and the roundings of adding them.
+/// The updates of a weight, with the rounding to apply.
 struct Sum {
     order: MergeOrder,
     terms: Vec<Term>,
-    /// To the weight's type.
+    /// Rounding to the weight's type.
     round: Round,
 }
 
@@ -73,7 +73,8 @@ impl Sum {
             };
             let (mut up, down) = (matrix(&update.up)?.mapv(operands), matrix(&update.down)?.mapv(operands));
             let mut factor = update.factor(order, *strength) as f32;
-            // The first factor goes into `B`, where it is rounded; those of later updates are their matmuls' own.
+            // Here the factor is multiplied into `B` and the result is rounded. In the other cases the factor is
+            // applied in the matmul or to its result.
             if order == MergeOrder::Official1 || order == MergeOrder::Official && i == 0 {
                 up.mapv_inplace(|v| operands(v * factor));
                 factor = 1.0;
@@ -83,7 +84,7 @@ impl Sum {
         Ok(Sum { order, terms, round })
     }
 
-    /// Adds the updates to the weight's rows from `first` on.
+    /// Adds the updates to a block of the weight's rows that starts at row `first`.
     fn add_to(&self, mut weight: ArrayViewMut2<f32>, first: usize) {
         let rows = first..first + weight.nrows();
         // `to = to * before + factor * up * down`
@@ -118,11 +119,11 @@ impl Sum {
     }
 }
 
-/// The matrix `weight` with its updates. 8-bit floats, whose rows are multiplied by `scales` (one, or one a row) first,
-/// become bf16, and f64 f32.
+/// Merges updates into the matrix `weight`. 8-bit floats are multiplied by `scales` (one, or one per row) and become
+/// bf16; f64 becomes f32.
 ///
 /// # Errors
-/// Not a matrix, or numbers that are not finite.
+/// Returns an error if a tensor is not a matrix or contains non-finite values.
 pub fn merge(
     weight: &TensorView,
     scales: Option<&[f32]>,
@@ -142,7 +143,7 @@ pub fn merge(
     let sum = Sum::new(order, updates, round)?;
     let width = inner * weight.dtype().size();
     let stored = read_finite(weight)?;
-    // The rows of block `i` in f32.
+    // Computes block `i` of the rows in f32.
     let block = |i: usize| -> Vec<f32> {
         let (first, count) = (i * ROWS, ROWS.min(rows - i * ROWS));
         let bytes = &stored[first * width..(first + count) * width];
@@ -153,7 +154,7 @@ pub fn merge(
                 values.iter_mut().for_each(|v| *v *= scale);
             }
         }
-        sum.add_to(ArrayViewMut2::from_shape((count, inner), &mut values).expect("rows of so many numbers"), first);
+        sum.add_to(ArrayViewMut2::from_shape((count, inner), &mut values).expect("count rows of inner values"), first);
         values
     };
     let half = |round: fn(f32) -> u16| {
@@ -185,7 +186,7 @@ fn matrix(view: &TensorView) -> Result<Array2<f32>, WeightsError> {
     values.into_dimensionality::<Ix2>().map_err(|_| shape)
 }
 
-/// Little-endian numbers of any alignment in f32.
+/// Converts unaligned little-endian values to f32.
 fn widened(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     fn each<const N: usize>(bytes: &[u8], wide: impl Fn([u8; N]) -> f32) -> Vec<f32> {
         bytes.as_chunks::<N>().0.iter().map(|c| wide(*c)).collect()

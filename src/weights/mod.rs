@@ -1,8 +1,8 @@
-//! Checkpoints: files, key names, where a model's parts lie, validation, writing, random values.
+//! Model files: checkpoints, tensor name mapping, locating a model's components, validation, writing.
 //!
-//! [`ModelSource`] finds a model (a diffusers folder, Lightricks' files, or a name in the Hugging Face cache)
-//! and gives each [`Component`]'s configuration and a [`Checkpoint`] whose tensors carry diffusers names. Weights stay
-//! on disk until they are read: a [`TensorView`] shares its open file, so it can be read after the checkpoint is gone.
+//! [`ModelSource`] finds a model (a diffusers folder, Lightricks' files, or a name in the Hugging Face cache) and
+//! returns each [`Component`]'s configuration and a [`Checkpoint`] whose tensors have diffusers names. Weights stay on
+//! disk until they are read: a [`TensorView`] shares its open file, so it can outlive the checkpoint.
 
 mod checkpoint;
 mod component;
@@ -13,7 +13,6 @@ pub mod keys;
 pub mod lora;
 pub mod lora_merge;
 mod merge_order;
-mod newer;
 mod official;
 mod official_diffusion;
 mod official_keys;
@@ -26,6 +25,7 @@ mod reference_scales;
 mod section;
 mod source;
 mod split;
+mod unsupported;
 mod validate;
 mod version;
 mod write;

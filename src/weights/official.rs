@@ -1,8 +1,8 @@
-//! The configuration inside Lightricks' single files, as the configurations of the diffusers layout.
+//! Conversion of the configuration inside Lightricks' single files to the configurations of the diffusers layout.
 //!
-//! The header's `config` describes the network in the words of the training code. What it leaves out has a default
-//! there; what neither says (how many text layers are projected, how many registers there are) is read from the shapes
-//! of the tensors.
+//! The header's `config` describes the network with the keys of the training code. Missing keys get the training code's
+//! defaults. Values for which there is neither a key nor a default (the number of projected text layers, the number of
+//! registers) are derived from tensor shapes.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use super::section::Section;
 use super::version::Version;
 use super::{Component, official_diffusion, official_vae};
 
-/// The keys that tell LTX-2.3's text path, and their values in it.
+/// Keys that identify the text path of LTX-2.3, each with its value in LTX-2.3.
 const PROJECTION_FIRST: [(&str, bool); 4] = [
     ("caption_proj_before_connector", true),
     ("caption_projection_first_linear", false),
@@ -31,13 +31,14 @@ fn projects_first(t: Section) -> Result<bool, WeightsError> {
     for (key, want) in PROJECTION_FIRST {
         match t.get(key) {
             None => {
-                return Err(
-                    t.error(key, "is missing beside the other caption keys: neither LTX-2.0 nor LTX-2.3 nor LTX-2.5")
-                );
+                return Err(t.error(
+                    key,
+                    "is missing, while other caption keys are present: the model is neither LTX-2.0 nor LTX-2.3 nor LTX-2.5",
+                ));
             }
             Some(got) if *got != want => {
                 return Err(
-                    t.error(key, format!("is {got}, LTX-2.3 and LTX-2.5 have {want}: neither of these nor LTX-2.0"))
+                    t.error(key, format!("is {got}, but must be {want} (LTX-2.3, LTX-2.5) or missing (LTX-2.0)"))
                 );
             }
             Some(_) => {}
@@ -46,12 +47,12 @@ fn projects_first(t: Section) -> Result<bool, WeightsError> {
     Ok(true)
 }
 
-/// The generation that the header describes a component as, where it says anything about it.
+/// Returns a component's generation according to the header. `None`: the header does not state it.
 pub(super) fn version(path: &Path, config: &Value, component: Component) -> Option<Version> {
     let newer = |yes: bool| Some(if yes { Version::V2_3 } else { Version::V2_0 });
     let (t, vocoder) = (Section::new(path, config, "transformer"), Section::new(path, config, "vocoder"));
     match component {
-        // A header that is of neither is an error when its configuration is read.
+        // A header that matches neither generation is reported when its configuration is read.
         Component::Transformer if t.values.is_some() => projects_first(t).ok().map(|first| match first {
             true => Version::since_2_3(&config["transformer"]),
             false => Version::V2_0,
@@ -64,7 +65,7 @@ pub(super) fn version(path: &Path, config: &Value, component: Component) -> Opti
 
 /// Derives a component's diffusers configuration from the header's `config`.
 ///
-/// `tensors` carries the component's tensors under diffusers names; only shapes are read.
+/// `tensors` contains the component's tensors under diffusers names; only their shapes are read.
 pub(super) fn component_config(
     path: &Path,
     config: &Value,
@@ -88,7 +89,7 @@ pub(super) fn component_config(
     }
 }
 
-/// Rejects transformers that no code here computes.
+/// Returns an error for a transformer with unsupported options.
 fn require_known_transformer(t: Section) -> Result<(), WeightsError> {
     for (key, want) in [
         ("_class_name", json!("AVTransformer3DModel")),
@@ -133,7 +134,8 @@ fn transformer(path: &Path, config: &Value) -> Result<Value, WeightsError> {
 }
 
 fn video_stream(t: Section, vae: Section) -> Result<Value, WeightsError> {
-    // A file without the convolutional VAE does not say by how much it compresses; all published ones do by this.
+    // A file without the convolutional VAE does not state the compression factors; they are the same in all published
+    // models.
     let factors = match vae.values {
         Some(_) if !official_vae::is_diffusion(vae) => official_vae::video(vae)?,
         _ => json!({"temporal_compression_ratio": 8, "spatial_compression_ratio": 32}),
@@ -178,7 +180,7 @@ fn audio_stream(t: Section, vae: Section) -> Result<Value, WeightsError> {
     }))
 }
 
-/// The keys that video and audio share; `first` as [`projects_first`] tells it.
+/// Derives the keys that video and audio share; `first` is the result of [`projects_first`].
 fn both_streams(t: Section, first: bool) -> Result<Value, WeightsError> {
     Ok(json!({
         "num_layers": t.or("num_layers", 48),
@@ -193,8 +195,8 @@ fn both_streams(t: Section, first: bool) -> Result<Value, WeightsError> {
         "rope_double_precision": t.choice("frequencies_precision", ["float32", "float64"])? == 1,
         "causal_offset": 1,
         "timestep_scale_multiplier": t.or("timestep_scale_multiplier", 1000),
-        // The training code's default is 1, but every published model carries 1000: 1 would silently decouple sound
-        // from frames in a file that lost the key.
+        // The training code's default is 1, but every published model has 1000: in a file that lost the key, 1 would
+        // silently decouple sound from frames.
         "cross_attn_timestep_scale_multiplier": t.or("av_ca_timestep_scale_multiplier", 1000),
         "rope_type": t.or("rope_type", "split"),
         "use_prompt_embeddings": !first,
@@ -210,7 +212,10 @@ fn connectors(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value
     let t = Section::new(path, config, "transformer");
     let first = projects_first(t)?;
     let caption = t.or("caption_channels", 3840);
-    let width = caption.as_u64().filter(|c| *c > 0).ok_or_else(|| t.error("caption_channels", "is not a width"))?;
+    let width = caption
+        .as_u64()
+        .filter(|c| *c > 0)
+        .ok_or_else(|| t.error("caption_channels", "is not a positive whole number"))?;
     let projection = if first { "video_text_proj_in" } else { "text_proj_in" };
     let shape = |name: &str| {
         tensors
@@ -220,7 +225,10 @@ fn connectors(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value
     let weight = shape(&format!("{projection}.weight"))?;
     let stacked = weight.get(1).map_or(0, |w| *w as u64);
     if stacked % width != 0 || stacked == 0 {
-        return Err(t.error("caption_channels", format!("is {width}, but {projection}.weight has {stacked} columns")));
+        return Err(t.error(
+            "caption_channels",
+            format!("is {width}, which does not divide the {stacked} columns of {projection}.weight"),
+        ));
     }
     let registers =
         |stream: &str| shape(&format!("{stream}_connector.learnable_registers")).map(|s| s.first().copied());
@@ -264,7 +272,7 @@ fn audio_vae(s: Section) -> Result<Value, WeightsError> {
     let dd = params.sub("ddconfig");
     let (stft, mel) = (s.sub("preprocessing").sub("stft"), s.sub("preprocessing").sub("mel"));
     let mel_bins = dd.get("mel_bins").or(mel.get("n_mel_channels")).or(s.sub("variables").get("mel_bins")).cloned();
-    // An empty list of resolutions is no attention, which diffusers writes as null.
+    // An empty list of resolutions means no attention, which diffusers writes as null.
     let attention = match dd.get("attn_resolutions") {
         Some(Value::Array(list)) => (!list.is_empty()).then(|| json!(list)),
         Some(other) => return Err(dd.error("attn_resolutions", format!("is {other}, not a list"))),
@@ -292,7 +300,7 @@ fn audio_vae(s: Section) -> Result<Value, WeightsError> {
     }))
 }
 
-/// One generator: LTX-2.0's vocoder, or either half of LTX-2.3's.
+/// Derives the configuration of one generator: LTX-2.0's vocoder, or one of the two stages of LTX-2.3's vocoder.
 fn generator(s: Section, channels: usize, last: Value) -> Result<Map<String, Value>, WeightsError> {
     let antialias = s.choice("resblock", ["1", "AMP1"])? == 1;
     let act = if antialias { "snakebeta" } else { "leaky_relu" };
@@ -331,7 +339,7 @@ fn vocoder(s: Section, tensors: &Checkpoint) -> Result<Value, WeightsError> {
         let shape = tensors.shape(name).and_then(|s| s.get(1).copied());
         shape.ok_or_else(|| WeightsError::MissingTensor { path: s.path.to_path_buf(), key: name.into() })
     };
-    // The training code clamps where it does not apply tanh.
+    // The training code clamps wherever it does not apply tanh.
     let tanh = |s: Section| s.flag("use_tanh_at_final", true);
     let bwe = s.sub("bwe");
     if bwe.values.is_none() {
@@ -342,7 +350,7 @@ fn vocoder(s: Section, tensors: &Checkpoint) -> Result<Value, WeightsError> {
     }
     let first = s.sub("vocoder");
     let mut config = Map::from_iter([("_class_name".into(), json!("LTX2VocoderWithBWE"))]);
-    // The limit between the stages is the run's to decide, in both layouts alike.
+    // Whether values are clamped between the stages is an option of the run in both layouts.
     let between = if tanh(first)? { json!("tanh") } else { Value::Null };
     config.extend(generator(first, channels("vocoder.conv_in.weight")?, between)?);
     let second = generator(bwe, channels("bwe_generator.conv_in.weight")?, Value::Null)?;
@@ -360,7 +368,8 @@ fn vocoder(s: Section, tensors: &Checkpoint) -> Result<Value, WeightsError> {
     Ok(Value::Object(config))
 }
 
-/// The single files do not describe the schedule in diffusers' words; distilled models are told by their name.
+/// Derives the scheduler's configuration. Single files do not describe the schedule with diffusers' keys; distilled
+/// models are recognized by their file name.
 fn scheduler(path: &Path, s: Section) -> Value {
     let name = path.file_name().map_or(String::new(), |name| name.to_string_lossy().to_lowercase());
     let distilled = name.contains("distilled");
@@ -378,7 +387,7 @@ fn scheduler(path: &Path, s: Section) -> Value {
     })
 }
 
-/// Configuration of a duration head, of the shapes of its tensors. How many heads its attention has, they do not tell.
+/// Derives the configuration of a duration head from tensor shapes, which do not reveal the number of attention heads.
 fn duration_head(path: &Path, tensors: &Checkpoint) -> Result<Value, WeightsError> {
     let sizes = |key: &str| match tensors.shape(key) {
         Some(&[out, inner]) => Ok([out, inner]),
@@ -395,7 +404,7 @@ fn duration_head(path: &Path, tensors: &Checkpoint) -> Result<Value, WeightsErro
     }))
 }
 
-/// Configuration of an upsampler: the names and shapes of its tensors fill in what the header does not say.
+/// Derives the configuration of an upsampler; tensor names and shapes supply what the header does not state.
 fn upsampler(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value, WeightsError> {
     let missing = |key: &str| WeightsError::MissingTensor { path: path.to_path_buf(), key: key.into() };
     let shape = |key: &str| tensors.shape(key).ok_or_else(|| missing(key));
@@ -415,7 +424,9 @@ fn upsampler(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value,
             return Err(WeightsError::Config {
                 path: path.to_path_buf(),
                 key: "config.spatial_scale".into(),
-                reason: format!("is missing in the header's metadata, and {times} times the channels do not tell it"),
+                reason: format!(
+                    "is missing in the header's metadata and cannot be derived from an upsampler that outputs {times} times the channels"
+                ),
             });
         }
     };

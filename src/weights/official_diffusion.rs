@@ -1,4 +1,5 @@
-//! LTX-2.5's diffusion decoder in Lightricks' files: its configuration and tensors as diffusers has them.
+//! LTX-2.5's diffusion decoder in Lightricks' files: conversion of its configuration and tensors to the diffusers
+//! layout.
 
 use serde_json::{Value, json};
 
@@ -6,10 +7,10 @@ use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
 use super::section::Section;
 
-/// A change of resolution behind a stage: growth of frames, rows and columns, and by what the channels shrink.
+/// Upsampling after a stage: growth in frames, rows and columns, and the divisor of the channels.
 type Upsample = ([u64; 3], u64);
 
-/// `diffusion_decoder/config.json` from the header's `vae` section; what it leaves out is the training code's.
+/// Derives `diffusion_decoder/config.json` from the header's `vae` section, with the training code's defaults.
 pub(super) fn config(s: Section) -> Result<Value, WeightsError> {
     let d = if s.get("decoder").is_some() { s.sub("decoder") } else { s };
     let list = |key: &str, default: Value| {
@@ -18,14 +19,17 @@ pub(super) fn config(s: Section) -> Result<Value, WeightsError> {
     };
     let channels = list("stage_channels", json!([1024, 512, 256, 256, 128]))?;
     let stages = channels.len().saturating_sub(1);
-    // The last stage's is a key of its own.
+    // The kernel of the last stage is under a separate key, `stage5_kernel`.
     let mut kernels = list("stage_kernels", json!([[3, 7, 7], [3, 7, 7], [3, 5, 5], [3, 5, 5], [3, 3, 3]]))?;
     kernels.truncate(stages);
     let default = json!([[[1, 2, 2], 2], [[2, 1, 1], 2], [[2, 2, 2], 1], [[2, 2, 2], 2]]);
     let upsamples: Vec<Upsample> = serde_json::from_value(Value::Array(list("upsamples", default)?))
         .map_err(|e| d.error("upsamples", format!("is not a list of strides and reductions: {e}")))?;
     if let Some(width) = d.get("stage5_channels").filter(|width| Some(*width) != channels.last()) {
-        return Err(d.error("stage5_channels", format!("is {width}, only stage_channels' last is supported")));
+        return Err(d.error(
+            "stage5_channels",
+            format!("is {width}, but only the value of the last entry of stage_channels is supported"),
+        ));
     }
     let patch = d.or("patch_size", 4);
     let side = patch.as_u64().ok_or_else(|| d.error("patch_size", format!("is {patch}, not a whole number")))?;
@@ -52,12 +56,12 @@ pub(super) fn config(s: Section) -> Result<Value, WeightsError> {
     }))
 }
 
-/// Static gates, and the layers of a block that they multiply.
+/// Static gates of a block, and the layers whose outputs they scale.
 const GATES: [(&str, &str); 3] =
     [("gate_msa", "attn.to_out.0"), ("gate_mlp", "mlp.w_down"), ("gate_ctx", "context_proj")];
 
-/// The decoder's tensors: queries, keys and values, which the file has as rows of one, each by itself, and static gates
-/// multiplied into the layers before them.
+/// Converts the decoder's tensors: splits fused query-key-value tensors and folds static gates into the preceding
+/// layers.
 pub(super) fn tensors(mut all: Checkpoint) -> Result<Checkpoint, WeightsError> {
     for name in all.names().map(String::from).collect::<Vec<_>>() {
         let Some((block, leaf)) = name.rsplit_once('.') else { continue };
@@ -68,7 +72,7 @@ pub(super) fn tensors(mut all: Checkpoint) -> Result<Checkpoint, WeightsError> {
         let layers = ["weight", "bias"].map(|leaf| format!("{block}.{layer}.{leaf}"));
         let known: Vec<String> = layers.into_iter().filter(|layer| all.contains(layer)).collect();
         known.iter().try_for_each(|layer| all.scale_rows(layer, &name))?;
-        // Without a layer it is an unknown tensor.
+        // A gate without its layer stays and is reported as an unknown tensor.
         if !known.is_empty() {
             all.remove(&name);
         }

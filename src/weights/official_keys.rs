@@ -1,5 +1,5 @@
-//! Keys of the configuration inside Lightricks' single files: those that are read, those that change no result and why, and
-//! an error for any other, so that a newer model does not run as an older one.
+//! Keys of the configuration inside Lightricks' single files: those that are read, and those that are known to have no
+//! effect, with the reason. Any other key is an error, so that a newer model does not run as an older one.
 
 use std::path::Path;
 
@@ -9,21 +9,21 @@ use super::error::WeightsError;
 use super::official_vae;
 use super::section::Section;
 
-/// A key that nothing reads, the values it may have, and why it changes no result with them.
+/// A key that is not read, a test for its accepted values, and the reason why they have no effect.
 type Inert = (&'static str, fn(&Value) -> bool, &'static str);
 
-/// A section of the configuration, by the way to it, and its keys.
+/// The keys of one section of the configuration; `section` is the path of the section.
 struct Keys {
     section: &'static [&'static str],
     read: &'static [&'static str],
     inert: &'static [Inert],
 }
 
-const TRAINING: &str = "training's";
-const INITIAL: &str = "of weights before training";
-const TENSORS: &str = "the tensors tell it";
-const CLASS: &str = "an option of the class it grew from, which has no code in it";
-const SPECTROGRAM: &str = "of the spectrogram that sound is encoded from";
+const TRAINING: &str = "only used in training";
+const INITIAL: &str = "initial values of weights";
+const TENSORS: &str = "derived from the tensors";
+const CLASS: &str = "an unused option of the base class";
+const SPECTROGRAM: &str = "spectrogram for the audio encoder";
 
 const fn any(key: &'static str, why: &'static str) -> Inert {
     (key, |_| true, why)
@@ -41,7 +41,7 @@ fn is_per_token_rms(value: &Value) -> bool {
     value.as_str().is_some_and(|name| name.eq_ignore_ascii_case("per_token_rms"))
 }
 
-/// Of LTX-2.0's vocoder, and of either half of LTX-2.3's.
+/// Keys of LTX-2.0's vocoder, and of both stages of LTX-2.3's vocoder.
 const GENERATOR: [&str; 11] = [
     "resblock",
     "stereo",
@@ -84,13 +84,13 @@ const KEYS: [Keys; 12] = [
         ],
         inert: &[
             any("dropout", TRAINING),
-            any("attention_type", "the training code's choice of kernel"),
+            any("attention_type", "kernel choice of the training code"),
             any("norm_num_groups", CLASS),
             any("num_embeds_ada_norm", CLASS),
             on("causal_temporal_positioning", "positions of frames are causal in every model"),
             any("connector_num_learnable_registers", TENSORS),
             any("connector_learnable_registers_std", INITIAL),
-            ("text_encoder_norm_type", is_per_token_rms, "LTX-2.3 and LTX-2.5 normalise so, LTX-2.0 does not have the key"),
+            ("text_encoder_norm_type", is_per_token_rms, "normalization of LTX-2.3 and LTX-2.5; LTX-2.0 lacks the key"),
         ],
     },
     Keys {
@@ -101,7 +101,7 @@ const KEYS: [Keys; 12] = [
             "out_channels", "patch_size", "scaling_factor", "spatial_padding_mode", "timestep_conditioning",
         ],
         inert: &[
-            any("latent_log_var", "the mean is read alone"),
+            any("latent_log_var", "only the mean is used"),
             any("encoder_base_channels", TENSORS),
             off("use_quant_conv", CLASS),
             off("normalize_latent_channels", CLASS),
@@ -122,9 +122,9 @@ const KEYS: [Keys; 12] = [
         ],
         inert: &[
             any("dropout", TRAINING),
-            ("attn_type", |value| *value == "vanilla", "the kind that every model has, where it has attention"),
+            ("attn_type", |value| *value == "vanilla", "the only attention type of published models"),
             off("downsample_time", CLASS),
-            on("resamp_with_conv", "sizes change by convolutions in every model"),
+            on("resamp_with_conv", "every model resizes with convolutions"),
         ],
     },
     Keys {
@@ -136,7 +136,7 @@ const KEYS: [Keys; 12] = [
         section: &["audio_vae", "preprocessing", "stft"],
         read: &["hop_length", "causal"],
         inert: &[
-            ("filter_length", |value| *value == 1024, "the window of sound that every model is given"),
+            ("filter_length", |value| *value == 1024, "window size of every published model"),
             any("win_length", SPECTROGRAM),
         ],
     },
@@ -155,15 +155,15 @@ const KEYS: [Keys; 12] = [
         inert: &[
             any("shifting", TRAINING),
             any("base_resolution", TRAINING),
-            any("sampler", "sampler.kind and sampler.sigma_shift decide"),
+            any("sampler", "set by sampler.kind and sampler.sigma_shift"),
         ],
     },
 ];
 
-/// LTX-2.0's vocoder, whose keys are the section's own.
+/// Keys of LTX-2.0's vocoder, which are directly in the `vocoder` section.
 const PLAIN: [Keys; 1] = [Keys { section: &["vocoder"], read: &GENERATOR, inert: &[] }];
 
-/// LTX-2.3's vocoder of two stages.
+/// Keys of LTX-2.3's two-stage vocoder.
 const EXTENDED: [Keys; 3] = [
     Keys { section: &["vocoder"], read: &["vocoder", "bwe"], inert: &[] },
     Keys { section: &["vocoder", "vocoder"], read: &GENERATOR, inert: &[] },
@@ -171,13 +171,13 @@ const EXTENDED: [Keys; 3] = [
         section: &["vocoder", "bwe"],
         read: &["input_sampling_rate", "hop_length", "n_fft", "num_mels"],
         inert: &[
-            off("apply_final_activation", "the second stage has none"),
+            off("apply_final_activation", "the second stage has no final activation"),
             any("win_size", "the window is as long as the transform"),
         ],
     },
 ];
 
-/// The video VAE with the diffusion decoder, whose halves are sections of their own.
+/// Keys of the video VAE with the diffusion decoder, whose encoder and decoder have their own sections.
 const DIFFUSION: [Keys; 3] = [
     Keys {
         section: &["vae"],
@@ -191,17 +191,17 @@ const DIFFUSION: [Keys; 3] = [
             "norm_layer",
             "scaling_factor",
         ],
-        inert: &[any("latent_log_var", "the mean is read alone"), off("normalize_latent_channels", CLASS)],
+        inert: &[any("latent_log_var", "only the mean is used"), off("normalize_latent_channels", CLASS)],
     },
     Keys {
         section: &["vae", "encoder"],
         read: &["blocks", "dims", "in_channels", "norm_layer", "out_channels", "patch_size", "spatial_padding_mode"],
-        inert: &[any("latent_log_var", "the mean is read alone"), any("base_channels", TENSORS)],
+        inert: &[any("latent_log_var", "only the mean is used"), any("base_channels", TENSORS)],
     },
     Keys { section: &["vae", "decoder"], read: &DECODER, inert: &[] },
 ];
 
-/// Of the diffusion decoder.
+/// Keys of the diffusion decoder.
 const DECODER: [&str; 14] = [
     "default_num_inference_steps",
     "head_dim",
@@ -219,7 +219,7 @@ const DECODER: [&str; 14] = [
     "upsamples",
 ];
 
-/// A latent upsampler's file, whose configuration has no sections.
+/// Keys of a latent upsampler's file, whose configuration has no sections.
 const UPSAMPLER: Keys = Keys {
     section: &[],
     read: &[
@@ -236,8 +236,9 @@ const UPSAMPLER: Keys = Keys {
 };
 
 impl Keys {
-    /// Refuses a key that is neither read nor known to change no result. Those that begin with `_` say what the file was
-    /// saved by; the classes among them are looked at elsewhere.
+    /// Returns an error for a key that is neither read nor known to have no effect. Keys that begin with `_` describe
+    /// the program that saved the file and are ignored; classes among them are checked elsewhere. `more` lists
+    /// additional known keys.
     fn check(&self, path: &Path, config: &Value, more: &[&str]) -> Result<(), WeightsError> {
         let refused = |way: &[&str], reason: String| {
             let key = [&["config"], way].concat().join(".");
@@ -247,14 +248,14 @@ impl Keys {
         let section = self.section.iter().try_fold(config, |values, name| values.get(name));
         let Some(section) = section.filter(|values| !values.is_null()) else { return Ok(()) };
         let Some(values) = section.as_object() else {
-            return refused(self.section, format!("is {}, not a section of keys", short(section)));
+            return refused(self.section, format!("is {}, not an object", short(section)));
         };
         let known = |key: &str| key.starts_with('_') || self.read.contains(&key) || more.contains(&key);
         for (key, value) in values.iter().filter(|(key, _)| !known(key)) {
             let reason = match self.inert.iter().find(|(name, ..)| name == key) {
                 Some((_, may, _)) if may(value) => continue,
-                Some(_) => "which no code computes",
-                None => "a key that this program does not know: the model may be newer than it",
+                Some(_) => "which is not supported",
+                None => "an unknown key: the model may be newer than this program",
             };
             let way: Vec<&str> = self.section.iter().copied().chain([key.as_str()]).collect();
             return refused(&way, format!("is {}, {reason}", short(value)));
@@ -263,10 +264,7 @@ impl Keys {
     }
 }
 
-/// Refuses keys of a header's `config` that nothing reads.
-///
-/// # Errors
-/// The first such key, with its value.
+/// Returns an error for the first unknown key of a header's `config`, with its value.
 pub(super) fn refuse_unread(path: &Path, config: &Value) -> Result<(), WeightsError> {
     let extended = config.get("vocoder").and_then(|v| v.get("bwe")).is_some();
     let vocoder: &[Keys] = if extended { &EXTENDED } else { &PLAIN };
@@ -274,7 +272,7 @@ pub(super) fn refuse_unread(path: &Path, config: &Value) -> Result<(), WeightsEr
     let diffusion = official_vae::is_diffusion(vae);
     let read = KEYS.iter().filter(|keys| !(diffusion && keys.section == ["vae"]));
     read.into_iter().try_for_each(|keys| keys.check(path, config, &[]))?;
-    // Its decoder's keys may stand among the VAE's own.
+    // The decoder's keys may be directly in the VAE's section.
     let more: &[&str] = if vae.get("decoder").is_none() { &DECODER } else { &[] };
     DIFFUSION.iter().filter(|_| diffusion).try_for_each(|keys| keys.check(path, config, more))?;
     vocoder.iter().try_for_each(|keys| {
@@ -283,15 +281,12 @@ pub(super) fn refuse_unread(path: &Path, config: &Value) -> Result<(), WeightsEr
     })
 }
 
-/// The same for a latent upsampler's file.
-///
-/// # Errors
-/// The first such key, with its value.
-pub(super) fn refuse_unread_of_upsampler(path: &Path, config: &Value) -> Result<(), WeightsError> {
+/// Like [`refuse_unread`], for the file of a latent upsampler.
+pub(super) fn refuse_unread_upsampler(path: &Path, config: &Value) -> Result<(), WeightsError> {
     UPSAMPLER.check(path, config, &[])
 }
 
-/// The keys that are read and are no sections, with the way to them.
+/// Iterates over the paths of all keys that are read and are not sections.
 #[cfg(test)]
 pub(super) fn read() -> impl Iterator<Item = Vec<&'static str>> {
     let all = || KEYS.iter().chain(&PLAIN);
@@ -303,9 +298,9 @@ pub(super) fn read() -> impl Iterator<Item = Vec<&'static str>> {
 mod tests {
     use super::*;
 
-    /// Every reason is one, and no key is listed twice.
+    /// Reasons are not empty, and no key is listed twice.
     #[test]
-    fn each_key_is_listed_once_and_inert_ones_say_why() {
+    fn keys_are_listed_once_and_unused_keys_have_reasons() {
         for keys in KEYS.iter().chain(&PLAIN).chain(&EXTENDED).chain(&DIFFUSION).chain([&UPSAMPLER]) {
             assert!(keys.inert.iter().all(|(.., why)| why.len() > 5), "{:?}", keys.section);
             let mut all: Vec<&str> = keys.read.iter().copied().chain(keys.inert.iter().map(|(key, ..)| *key)).collect();

@@ -1,29 +1,30 @@
-//! The video VAE's block lists, as the configuration of the diffusers layout.
+//! Conversion of the video VAE's block lists to the diffusers configuration.
 
 use serde_json::{Map, Value, json};
 
 use super::error::WeightsError;
 use super::section::Section;
 
-/// A change of resolution between two stages.
+/// A resolution change between two stages.
 struct Change {
     kind: &'static str,
     multiplier: u64,
     residual: bool,
 }
 
-/// A list of blocks: stages of residual blocks with changes of resolution between them.
+/// A block list: stages of residual blocks, with resolution changes between them.
 struct BlockList {
     layers: Vec<u64>,
     noise: Vec<bool>,
     changes: Vec<Change>,
 }
 
-/// Parameters of a block that are read.
+/// Supported block parameters.
 const READ: [&str; 4] = ["num_layers", "inject_noise", "multiplier", "residual"];
 
 fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsError> {
-    let list = s.get(key).and_then(Value::as_array).ok_or_else(|| s.error(key, "is missing: no list of blocks"))?;
+    let list =
+        s.get(key).and_then(Value::as_array).ok_or_else(|| s.error(key, "is missing or not a list of blocks"))?;
     let (mut layers, mut noise, mut changes) = (vec![], vec![], vec![]);
     for (i, block) in list.iter().enumerate() {
         let name = block.get(0).and_then(Value::as_str).unwrap_or_default();
@@ -31,11 +32,11 @@ fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsErro
         if block.as_array().is_some_and(|parts| parts.len() > 2) {
             return Err(wrong("has more than a name and parameters".into()));
         }
-        // A bare number stands for `num_layers`.
+        // A bare number means `num_layers`.
         let params = block.get(1).unwrap_or(&Value::Null);
         if let Some(name) = params.as_object().into_iter().flat_map(|p| p.keys()).find(|k| !READ.contains(&k.as_str()))
         {
-            return Err(wrong(format!("has a parameter that this program does not know, `{name}`")));
+            return Err(wrong(format!("has an unknown parameter `{name}`")));
         }
         let flag = |k: &str| match params.get(k).map_or(Some(false), Value::as_bool) {
             Some(value) => Ok(value),
@@ -69,8 +70,8 @@ fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsErro
                 changes.push(Change { kind, multiplier, residual: flag("residual")? })
             }
             _ => {
-                let want = if i % 2 == 0 { "res_x" } else { "a change of resolution" };
-                return Err(s.error(key, format!("entry {i} is {block}, where {want} is supported")));
+                let want = if i % 2 == 0 { "res_x" } else { "a resolution change" };
+                return Err(s.error(key, format!("entry {i} is {block}, expected {want}")));
             }
         }
     }
@@ -80,18 +81,19 @@ fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsErro
     Ok(BlockList { layers, noise, changes })
 }
 
-/// Whether the decoder is the one by diffusion.
+/// Whether the video VAE has the diffusion decoder.
 pub(super) fn is_diffusion(s: Section) -> bool {
     s.get("_class_name").is_some_and(|class| *class == DIFFUSION)
 }
 
-/// The class of a video VAE whose decoder is the one by diffusion.
+/// Class of a video VAE with the diffusion decoder.
 pub(super) const DIFFUSION: &str = "CausalDiffusionVAE";
 
-/// `vae/config.json` from the header's `vae` section. Beside a diffusion decoder there is no other: its lists are empty.
+/// Derives `vae/config.json` from the header's `vae` section. With the diffusion decoder, the convolutional decoder's
+/// lists are empty.
 pub(super) fn video(s: Section) -> Result<Value, WeightsError> {
     if let Some(class) = s.get("_class_name").filter(|c| *c != "CausalVideoAutoencoder" && *c != DIFFUSION) {
-        return Err(s.error("_class_name", format!("is {class}, which no code computes")));
+        return Err(s.error("_class_name", format!("is {class}, which is not supported")));
     }
     let diffusion = is_diffusion(s);
     let mut config = encoder(s, if diffusion { s.sub("encoder") } else { s })?;
@@ -100,14 +102,15 @@ pub(super) fn video(s: Section) -> Result<Value, WeightsError> {
 }
 
 fn width(s: Section, key: &str, value: &Value) -> Result<u64, WeightsError> {
-    value.as_u64().ok_or_else(|| s.error(key, format!("is {value}, not a width")))
+    value.as_u64().ok_or_else(|| s.error(key, format!("is {value}, not a whole number")))
 }
 
 fn kinds(list: &BlockList) -> Vec<&'static str> {
     list.changes.iter().map(|c| c.kind).collect()
 }
 
-/// Both halves' keys and the encoder's, whose section is `e`: the VAE's own, or one within it.
+/// Derives the encoder's configuration keys and those that encoder and decoder share. `e` is the section with the
+/// encoder's keys: the VAE's section, or a subsection of it.
 fn encoder(s: Section, e: Section) -> Result<Map<String, Value>, WeightsError> {
     for section in [s, e] {
         for (key, want) in [("dims", json!(3)), ("norm_layer", json!("pixel_norm")), ("scaling_factor", json!(1.0))] {
@@ -118,7 +121,7 @@ fn encoder(s: Section, e: Section) -> Result<Map<String, Value>, WeightsError> {
     let list = blocks(e, if nested { "blocks" } else { "encoder_blocks" }, true)?;
     let own = e.get("out_channels").filter(|_| nested).cloned();
     let latent = own.unwrap_or_else(|| s.or("latent_channels", 128));
-    // The encoder starts at the latent width; a stage's width is that after the change before it.
+    // The encoder starts at the latent width; a stage has the width after the preceding resolution change.
     let mut channels = width(s, "latent_channels", &latent)?;
     let mut widths = vec![];
     for change in &list.changes {
@@ -150,7 +153,8 @@ fn encoder(s: Section, e: Section) -> Result<Map<String, Value>, WeightsError> {
     Ok(config.as_object().cloned().unwrap_or_default())
 }
 
-/// Padding of a half: its own, or that of both.
+/// Returns the padding mode of the encoder or decoder: the one that is set for this half, or else the one that is set
+/// for both.
 fn padding(s: Section, part: Section, half: &str, default: &str) -> Value {
     let one = s.get(&format!("{half}_spatial_padding_mode"));
     let of_part = part.get("spatial_padding_mode");
@@ -160,7 +164,7 @@ fn padding(s: Section, part: Section, half: &str, default: &str) -> Value {
 
 fn decoder(s: Section) -> Result<Map<String, Value>, WeightsError> {
     let list = blocks(s, "decoder_blocks", false)?;
-    // The list runs from the frame to the latent: so do diffusers' lists, except `upsample_type`.
+    // The list is ordered from the frames to the latents, as are diffusers' lists except `upsample_type`.
     let mut channels = width(s, "decoder_base_channels", &s.or("decoder_base_channels", 128))?;
     let mut widths = vec![];
     for change in &list.changes {

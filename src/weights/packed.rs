@@ -1,5 +1,5 @@
-//! A text encoder in one file, as Lightricks publish LTX-2.5's: weights, the text projections of the connectors, the
-//! tokenizer's files as tensors of bytes, and the configuration in the header.
+//! A text encoder in a single file, as published for LTX-2.5: weights, the connectors' text projections, the
+//! tokenizer's files as byte tensors, and the configuration in the header.
 
 use std::path::{Path, PathBuf};
 
@@ -9,15 +9,15 @@ use super::checkpoint::{Checkpoint, TensorView};
 use super::component::Component;
 use super::error::WeightsError;
 use super::keys::{self, SingleFileKeys};
-use super::newer::refuse_repack;
+use super::unsupported::refuse_repack;
 
-/// Where the header has the configuration.
+/// Metadata key of the configuration.
 const CONFIG: &str = "gemma_config";
-/// The tensor whose bytes are `tokenizer.json`.
+/// Tensor whose bytes are `tokenizer.json`.
 const TOKENIZER: &str = "tokenizer_json";
-/// Beginning of the names of tensors whose bytes are another of the tokenizer's files.
+/// Name prefix of tensors whose bytes are other tokenizer files.
 const ASSET: &str = "hf_asset__";
-/// Beginnings of what no prompt is read with: images and sound.
+/// Name prefixes of modules that text prompts do not use: images, audio and the language head.
 const INERT: [&str; 4] = ["vision_model.", "multi_modal_projector.", "audio_projector.", "lm_head."];
 
 /// The files of a tokenizer.
@@ -25,23 +25,23 @@ const INERT: [&str; 4] = ["vision_model.", "multi_modal_projector.", "audio_proj
 pub(crate) enum TokenizerFiles {
     /// A folder with `tokenizer.json`.
     Folder(PathBuf),
-    /// In the file of a text encoder: `tokenizer.json` as bytes, and `tokenizer_config.json` where it is there.
+    /// Stored in a text encoder file: the bytes of `tokenizer.json` and, if present, of `tokenizer_config.json`.
     Packed { file: PathBuf, tokenizer: TensorView, config: Option<TensorView> },
 }
 
-/// A file of a text encoder.
+/// An open text encoder file.
 #[derive(Debug)]
 pub(super) struct PackedTextEncoder {
     checkpoint: Checkpoint,
-    /// As `text_encoder/config.json`.
+    /// Contents of `text_encoder/config.json`.
     pub(super) config: Value,
 }
 
 impl PackedTextEncoder {
-    /// Opens a file.
+    /// Opens a text encoder file.
     ///
     /// # Errors
-    /// A file without the configuration in its header, or with weights that others quantised.
+    /// Returns an error if the header has no configuration, or if the weights are in a quantized repack's layout.
     pub(super) fn open(path: &Path) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(path)?;
         refuse_repack(&checkpoint)?;
@@ -50,8 +50,8 @@ impl PackedTextEncoder {
             return Err(WeightsError::NoComponent { path, component: Component::TextEncoder });
         };
         let wrong = |reason| WeightsError::Config { path, key: CONFIG.into(), reason };
-        let config: Value =
-            serde_json::from_str(text).map_err(|e| wrong(format!("in the header's metadata is not JSON: {e}")))?;
+        let config: Value = serde_json::from_str(text)
+            .map_err(|e| wrong(format!("the value in the header's metadata is not JSON: {e}")))?;
         Ok(PackedTextEncoder { checkpoint, config })
     }
 
@@ -59,18 +59,18 @@ impl PackedTextEncoder {
         self.checkpoint.path()
     }
 
-    /// The text encoder's tensors, as [`keys::gemma`] names them.
+    /// Returns the text encoder's tensors, renamed by [`keys::gemma`].
     pub(super) fn weights(&self) -> Result<Checkpoint, WeightsError> {
         self.checkpoint.renamed(|key| key.starts_with("model.").then(|| keys::gemma(key)))
     }
 
-    /// The connectors' text projections, by their names in diffusers.
+    /// Returns the connectors' text projections under diffusers names.
     pub(super) fn projections(&self) -> Result<Checkpoint, WeightsError> {
         let names = SingleFileKeys::new([]);
         self.checkpoint.renamed(|key| names.rename(Component::Connectors, key).filter(|_| keys::is_projection(key)))
     }
 
-    /// The tokenizer; none without one.
+    /// Returns the tokenizer, if the file contains one.
     pub(super) fn tokenizer(&self) -> Result<Option<TokenizerFiles>, WeightsError> {
         let bytes = |key: &str| self.checkpoint.contains(key).then(|| self.checkpoint.get(key)).transpose();
         let Some(tokenizer) = bytes(TOKENIZER)? else { return Ok(None) };
@@ -78,10 +78,7 @@ impl PackedTextEncoder {
         Ok(Some(TokenizerFiles::Packed { file: self.path().to_path_buf(), tokenizer, config }))
     }
 
-    /// Refuses tensors that nothing reads.
-    ///
-    /// # Errors
-    /// The first such tensor.
+    /// Returns an error for the first tensor that is neither read nor known to be unused.
     pub(super) fn refuse_unread(&self) -> Result<(), WeightsError> {
         let read = |key: &str| {
             key.starts_with("model.") || key == TOKENIZER || key.starts_with(ASSET) || keys::is_projection(key)

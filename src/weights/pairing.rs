@@ -1,5 +1,6 @@
-//! Parts of one generation beside the transformer of another. Shapes do not tell LTX-2.5 from LTX-2.3: text encoder,
-//! connectors and LoRAs of either load into the other and paint noise. What files say of themselves tells.
+//! Checks that components and the transformer are of the same generation. Shapes do not distinguish LTX-2.5 from
+//! LTX-2.3: a text encoder, connectors or a LoRA of one generation load into a model of the other and produce noise.
+//! Version fields in the files distinguish them.
 
 use std::path::{Path, PathBuf};
 
@@ -8,42 +9,42 @@ use serde_json::Value;
 use super::error::WeightsError;
 use super::version::Version;
 
-/// Where a text encoder's configuration names its training.
+/// Key in a text encoder's configuration that identifies its fine-tuning.
 const GEMMA_VERSION: &str = "gemma_version";
-/// The text encoder that LTX-2.5 was trained with.
-const GEMMA_OF_2_5: &str = "gemma4-12b-ltx-v1";
-/// Where the header of a transformer says which text encoder it was trained with.
+/// `gemma_version` of the text encoder that LTX-2.5 was trained with.
+const LTX_2_5_GEMMA_VERSION: &str = "gemma4-12b-ltx-v1";
+/// Metadata key in a transformer's header that identifies its text encoder.
 pub(super) const GEMMA_SOURCE: &str = "gemma_source_checkpoint";
 
-const GIVE_2_5: &str = "give LTX-2.5's own, text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors or text_encoder \
-                        of Lightricks/LTX-2.5-Diffusers, as `model.text_encoder` or by --text-encoder";
-const GIVE_GEMMA_3: &str = "give Gemma-3-12B as `model.text_encoder` or by --text-encoder";
+const USE_LTX_2_5_ENCODER: &str = "use LTX-2.5's own text encoder, text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors or text_encoder \
+                        of Lightricks/LTX-2.5-Diffusers, with `model.text_encoder` or --text-encoder";
+const USE_GEMMA_3: &str = "use Gemma-3-12B with `model.text_encoder` or --text-encoder";
 
-/// The transformer that other parts must go with.
+/// The transformer, whose generation all other components must match.
 pub(super) struct Transformer {
-    /// Where its configuration is.
+    /// Path of the transformer's configuration.
     pub(super) path: PathBuf,
     pub(super) version: Version,
-    /// `gemma_source_checkpoint` of its header, JSON.
+    /// `gemma_source_checkpoint` in the transformer's header, as JSON.
     pub(super) gemma: Option<String>,
 }
 
-/// What the files of a written model say of their generation, by which they are checked against each other.
+/// Version fields to write into a model's files, so that loading can check that the files belong together.
 pub(crate) struct Provenance {
-    /// `model_version` of headers.
+    /// `model_version` for the headers of weight files.
     pub(crate) model_version: &'static str,
-    /// `gemma_version` of the text encoder's configuration.
+    /// `gemma_version` for the text encoder's configuration.
     pub(crate) gemma_version: &'static str,
 }
 
 impl Provenance {
-    /// Key of the text encoder's configuration.
+    /// Configuration key of [`Provenance::gemma_version`].
     pub(crate) const GEMMA: &'static str = GEMMA_VERSION;
 
-    /// That of a transformer's configuration. `None`: its generation has none.
+    /// Returns the version fields for a transformer's configuration. `None`: its generation has none.
     pub(crate) fn of(transformer: &Value) -> Option<Self> {
         let is_2_5 = Version::of_transformer(transformer) == Some(Version::V2_5);
-        is_2_5.then_some(Provenance { model_version: "2.5.0", gemma_version: GEMMA_OF_2_5 })
+        is_2_5.then_some(Provenance { model_version: "2.5.0", gemma_version: LTX_2_5_GEMMA_VERSION })
     }
 }
 
@@ -53,50 +54,49 @@ impl Transformer {
         WeightsError::Pairing { path: path.to_path_buf(), what, transformer, wants, cure }
     }
 
-    /// The training of the text encoder that LTX-2.5's header asks for.
+    /// Returns the `gemma_version` that the transformer's header requires; if the header states none, that of LTX-2.5.
     fn gemma_version(&self) -> String {
         let source = self.gemma.as_deref().and_then(|text| serde_json::from_str::<Value>(text).ok());
         let named = source.as_ref().and_then(|source| source.get(GEMMA_VERSION)?.as_str());
-        named.unwrap_or(GEMMA_OF_2_5).to_string()
+        named.unwrap_or(LTX_2_5_GEMMA_VERSION).to_string()
     }
 
-    /// Refuses the text encoder of another generation, and for LTX-2.5 any that was not trained for it. One in the model's
-    /// own folder need not say what it was trained for.
-    ///
-    /// # Errors
-    /// As said, with the key that tells.
+    /// Returns an error if the text encoder is of another generation or, for LTX-2.5, was not trained for it. `own`:
+    /// the text encoder is part of the model folder, where `gemma_version` may be missing.
     pub(super) fn check_text_encoder(&self, path: &Path, config: &Value, own: bool) -> Result<(), WeightsError> {
         let family = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
         let is = |what: &str| format!("`model_type` = {family} is {what}");
         match (self.version, family) {
             (Version::V2_5, "gemma4_unified" | "gemma4_unified_text") => {}
             (Version::V2_5, "gemma3" | "gemma3_text") => {
-                return Err(self.refused(path, is("the text encoder of LTX-2.0 and LTX-2.3"), GIVE_2_5));
+                return Err(self.refused(path, is("the text encoder of LTX-2.0 and LTX-2.3"), USE_LTX_2_5_ENCODER));
             }
             (Version::V2_5, gemma4) if gemma4.starts_with("gemma4") => {
-                return Err(self.refused(path, is("a Gemma 4 of another size"), GIVE_2_5));
+                return Err(self.refused(path, is("a Gemma 4 of another size"), USE_LTX_2_5_ENCODER));
             }
             (Version::V2_0 | Version::V2_3, gemma4) if gemma4.starts_with("gemma4") => {
-                return Err(self.refused(path, is("the text encoder of LTX-2.5"), GIVE_GEMMA_3));
+                return Err(self.refused(path, is("the text encoder of LTX-2.5"), USE_GEMMA_3));
             }
-            // Another family is an error where it is read.
+            // Other model families are reported where the configuration is read.
             _ => return Ok(()),
         }
         match config.get(GEMMA_VERSION).filter(|v| !v.is_null()) {
             None if own => Ok(()),
-            None => Err(self.refused(path, format!("`{GEMMA_VERSION}` is missing, as in a stock Gemma 4"), GIVE_2_5)),
+            None => Err(self.refused(
+                path,
+                format!("`{GEMMA_VERSION}` is missing, as in a stock Gemma 4"),
+                USE_LTX_2_5_ENCODER,
+            )),
             Some(version) if *version == *self.gemma_version() => Ok(()),
             Some(version) => {
                 let wanted = self.gemma_version();
-                Err(self.refused(path, format!("`{GEMMA_VERSION}` is {version}, not {wanted}"), GIVE_2_5))
+                Err(self.refused(path, format!("`{GEMMA_VERSION}` is {version}, not {wanted}"), USE_LTX_2_5_ENCODER))
             }
         }
     }
 
-    /// Refuses a file with `model_version` in its header where either of both is of LTX-2.5 and the other is not.
-    ///
-    /// # Errors
-    /// As said.
+    /// Returns an error if exactly one of the file (according to its `model_version`) and the transformer is of
+    /// LTX-2.5.
     pub(super) fn check_header(
         &self,
         path: &Path,
@@ -117,18 +117,18 @@ impl Transformer {
         }
     }
 
-    /// A warning of a file that goes with LTX-2.5 by its shapes and says no generation.
+    /// If the model is LTX-2.5, returns a warning about a file whose shapes fit but which states no generation.
     pub(super) fn unverified(&self, path: &Path, part: &str, lacks: &str) -> Option<String> {
         (self.version == Version::V2_5).then(|| {
             format!(
-                "{}: {part} without `{lacks}`: that it is LTX-2.5's cannot be verified; one of another training loads as well \
-                 and paints noise",
+                "{}: {part} without `{lacks}` cannot be verified as LTX-2.5's; a file for another model would load but \
+                 generate noise",
                 path.display()
             )
         })
     }
 
-    /// [`Transformer::unverified`] of a text encoder's configuration, where it lacks its training.
+    /// Like [`Transformer::unverified`], for the configuration of a text encoder without `gemma_version`.
     pub(super) fn unverified_text_encoder(&self, path: &Path, config: &Value) -> Option<String> {
         let says = config.get(GEMMA_VERSION).is_some_and(|version| !version.is_null());
         (!says).then(|| self.unverified(path, "a text encoder", GEMMA_VERSION))?

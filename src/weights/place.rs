@@ -1,4 +1,4 @@
-//! Kinds of places that models are found at: a folder of components, a part's folder, one of Lightricks' files.
+//! Locations of model files: a model folder, a component's folder, or one of Lightricks' files.
 
 use std::path::{Path, PathBuf};
 
@@ -10,9 +10,9 @@ use super::error::WeightsError;
 use super::keys::SingleFileKeys;
 use super::packed::PackedTextEncoder;
 use super::version::Version;
-use super::{newer, official, official_keys};
+use super::{official, official_keys, unsupported};
 
-/// A single file with several components.
+/// One of Lightricks' files: a complete model or a single component.
 #[derive(Debug)]
 pub(super) struct SingleFile {
     pub(super) checkpoint: Checkpoint,
@@ -20,46 +20,46 @@ pub(super) struct SingleFile {
     pub(super) config: Value,
 }
 
-/// Kind of place that a path turned out to be.
+/// Location of a model or a component.
 #[derive(Debug)]
 pub(super) enum Place {
-    /// A folder with a folder for each component.
+    /// A model folder with a subfolder for each component.
     Model(PathBuf),
     Part(PathBuf),
     /// One of Lightricks' files.
     Single(Box<SingleFile>),
-    /// A text encoder in a file of its own, with text projections and tokenizer.
+    /// A text encoder file, with text projections and tokenizer.
     TextEncoder(Box<PackedTextEncoder>),
 }
 
 impl SingleFile {
-    /// Opens a model's file, or that of a part.
+    /// Opens a file with a complete model or with the component `part`.
     fn open(path: &Path, part: Option<Component>) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(path)?;
-        newer::refuse_repack(&checkpoint)?;
-        // The tensors of a part of its own tell what it is.
+        unsupported::refuse_repack(&checkpoint)?;
+        // These components need no configuration in the header, because it is derived from their tensors.
         let alone = part.filter(|c| {
             matches!(c, Component::LatentUpsampler | Component::TemporalUpsampler | Component::DurationHead)
         });
         let text = checkpoint.metadata("config").or(alone.map(|_| "{}")).ok_or_else(|| {
             let path = checkpoint.path().to_path_buf();
-            if let Some(key) = checkpoint.names().find(|key| is_of_lora(key)) {
-                let reason = "is part of a LoRA, which is no model: name a model here, and the LoRA by --lora or model.loras";
+            if let Some(key) = checkpoint.names().find(|key| is_lora_key(key)) {
+                let reason = "is part of a LoRA, which is not a model: specify a model here, and the LoRA with --lora or model.loras";
                 return WeightsError::Lora { path, key: key.into(), reason: reason.into() };
             }
-            let reason = "is missing in the header's metadata: not one of Lightricks' model files, or stripped of it; use \
+            let reason = "is missing in the header's metadata: this is not one of Lightricks' model files, or has lost its metadata; use \
                           the published file or the diffusers folder";
             WeightsError::Config { path, key: "config".into(), reason: reason.into() }
         })?;
         let config = serde_json::from_str(text).map_err(|e| WeightsError::Config {
             path: checkpoint.path().to_path_buf(),
             key: "config".into(),
-            reason: format!("in the header's metadata is not JSON: {e}"),
+            reason: format!("the value in the header's metadata is not JSON: {e}"),
         })?;
-        newer::refuse_file(&checkpoint)?;
+        unsupported::refuse_file(&checkpoint)?;
         match part {
             Some(Component::LatentUpsampler | Component::TemporalUpsampler) => {
-                official_keys::refuse_unread_of_upsampler(checkpoint.path(), &config)?;
+                official_keys::refuse_unread_upsampler(checkpoint.path(), &config)?;
             }
             Some(Component::DurationHead) => {}
             _ => official_keys::refuse_unread(checkpoint.path(), &config)?,
@@ -74,25 +74,24 @@ impl SingleFile {
         Ok(single)
     }
 
-    /// The diffusers name of a key in a component; none when it belongs to another.
+    /// Returns the diffusers name of a key in a component, or `None` if the key belongs to another component.
     pub(super) fn name(&self, component: Component, key: &str) -> Option<String> {
         if !matches!(component, Component::LatentUpsampler | Component::TemporalUpsampler) {
             return self.keys.rename(component, key);
         }
-        // A file of its own, whose names are the same in both layouts.
+        // Upsampler files use the same tensor names in both layouts.
         let first = key.split_once('.').map_or(key, |(first, _)| first);
         UPSAMPLER_MODULES.contains(&first).then(|| key.to_string())
     }
 
-    /// Whether it has tensors of a component; the schedule is in every file.
+    /// Whether the file contains a component: its tensors or, for the scheduler, its configuration, which is in every
+    /// file.
     pub(super) fn has(&self, component: Component) -> bool {
         component == Component::Scheduler || self.checkpoint.names().any(|key| self.name(component, key).is_some())
     }
 
-    /// Refuses tensors that no component reads, in a file given for `part` or for the model.
-    ///
-    /// # Errors
-    /// The first such tensor.
+    /// Returns an error for the first tensor of the file that no component reads. `part` is the component for which the
+    /// file was specified; `None` if it was specified as the model.
     pub(super) fn refuse_unread(&self, part: Option<Component>) -> Result<(), WeightsError> {
         let unread = |key: &&str| match part {
             Some(c @ (Component::LatentUpsampler | Component::TemporalUpsampler)) => self.name(c, key).is_none(),
@@ -104,8 +103,8 @@ impl SingleFile {
     }
 }
 
-/// Whether a tensor's name is one that files of updates alone have.
-fn is_of_lora(key: &str) -> bool {
+/// Whether a tensor name occurs only in LoRA files.
+fn is_lora_key(key: &str) -> bool {
     [".lora_", ".lokr_", ".hada_", ".oft_"].iter().any(|part| key.contains(part))
 }
 
@@ -113,7 +112,7 @@ fn is_of_lora(key: &str) -> bool {
 const UPSAMPLER_MODULES: [&str; 6] =
     ["initial_conv", "initial_norm", "res_blocks", "upsampler", "post_upsample_res_blocks", "final_conv"];
 
-/// Tells what lies at a path; for a part, which one is asked for.
+/// Determines what is at a path. `part`: the requested component; `None`: a model.
 pub(super) fn place(path: &Path, part: Option<Component>) -> Result<Place, WeightsError> {
     if path.is_file() {
         return match part {
@@ -129,12 +128,13 @@ pub(super) fn place(path: &Path, part: Option<Component>) -> Result<Place, Weigh
     if path.join("model_index.json").is_file() || Component::ALL.into_iter().any(holds) {
         return Ok(Place::Model(path.into()));
     }
-    // A repository of Lightricks may hold nothing but single files: Checkpoint::open names them when there are several.
+    // A Lightricks repository may contain only single files; if there are several, `Checkpoint::open` lists them in its
+    // error.
     SingleFile::open(path, None).map(|s| Place::Single(Box::new(s)))
 }
 
-/// A component's tensor that only one generation has, and which.
-fn version_of_tensors(component: Component, tensors: &Checkpoint) -> Option<(Version, &'static str)> {
+/// Detects a component's generation from its tensors; also returns the tensor that identifies it.
+fn tensor_version(component: Component, tensors: &Checkpoint) -> Option<(Version, &'static str)> {
     let telling = match component {
         Component::Transformer => ["caption_projection.linear_1.weight", "prompt_adaln.linear.weight"],
         Component::Connectors => ["text_proj_in.weight", "video_text_proj_in.weight"],
@@ -145,7 +145,8 @@ fn version_of_tensors(component: Component, tensors: &Checkpoint) -> Option<(Ver
         if tensors.contains(KEYFRAMES) {
             return Some((Version::V2_5, KEYFRAMES));
         }
-        // LTX-2.5's other difference: the feed-forward layers of video alone have no biases.
+        // The other difference of LTX-2.5: the feed-forward layers of the video stream have no biases, while those of
+        // the audio stream do.
         let [video, audio] = ["ff", "audio_ff"].map(|ff| format!("transformer_blocks.0.{ff}.net.0.proj"));
         let has = |name: &str, end: &str| tensors.contains(&format!("{name}.{end}"));
         if has(&video, "weight") && !has(&video, "bias") && has(&audio, "bias") && tensors.contains(telling[1]) {
@@ -158,17 +159,14 @@ fn version_of_tensors(component: Component, tensors: &Checkpoint) -> Option<(Ver
 /// A tensor that LTX-2.5's transformer adds.
 pub(super) const KEYFRAMES: &str = "keyframes_abs_pos_embedding";
 
-/// Refuses tensors of one generation under a configuration of the other.
-///
-/// # Errors
-/// As said, naming both files.
+/// Returns an error if a component's tensors and its configuration are of different generations.
 pub(super) fn check_version(
     component: Component,
     tensors: &Checkpoint,
     configured: Option<Version>,
     config: &Path,
 ) -> Result<(), WeightsError> {
-    match (version_of_tensors(component, tensors), configured) {
+    match (tensor_version(component, tensors), configured) {
         (Some((has, tensor)), Some(wants)) if has != wants => Err(WeightsError::Generation {
             path: tensors.path().to_path_buf(),
             component,

@@ -1,4 +1,4 @@
-//! `quantization_config` of a component's `config.json`: which tool quantized its weights, and how.
+//! `quantization_config` of a component's `config.json`: the tool and format of quantized weights.
 
 use std::path::Path;
 
@@ -6,15 +6,15 @@ use serde_json::Value;
 
 use super::error::WeightsError;
 
-/// The key.
 const KEY: &str = "quantization_config";
-/// Configurations of torchao whose weights are read.
+/// Supported torchao configurations.
 const READ: [&str; 2] = ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"];
 
-/// Takes the key out of a component's configuration, which is at `path`: the form of weights that are read is in their files.
+/// Removes `quantization_config` from the configuration at `path`. For supported formats the key is not needed: the
+/// weight files state the format.
 ///
 /// # Errors
-/// Weights of a tool or a form that are not read, by name.
+/// Returns an error for an unsupported tool or format.
 pub(super) fn take(path: &Path, config: &mut Value) -> Result<(), WeightsError> {
     let Some(quantization) = config.as_object_mut().and_then(|keys| keys.remove(KEY)) else { return Ok(()) };
     if quantization.is_null() {
@@ -24,7 +24,7 @@ pub(super) fn take(path: &Path, config: &mut Value) -> Result<(), WeightsError> 
     let tool = match method {
         "" if has(&quantization, ["load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit"]) => "bitsandbytes",
         "" => "an unnamed tool",
-        "torchao" => return of_torchao(path, &quantization),
+        "torchao" => return check_torchao(path, &quantization),
         "modelopt" => "NVIDIA ModelOpt",
         "quanto" => "optimum-quanto",
         "gguf" => "GGUF",
@@ -42,11 +42,11 @@ fn has(quantization: &Value, keys: [&str; 4]) -> bool {
     keys.iter().any(|key| quantization.get(key).is_some())
 }
 
-/// Accepts weights alone that torchao made of 8 bits.
-fn of_torchao(path: &Path, quantization: &Value) -> Result<(), WeightsError> {
+/// Accepts 8-bit weight-only quantization by torchao.
+fn check_torchao(path: &Path, quantization: &Value) -> Result<(), WeightsError> {
     let kind = &quantization["quant_type"];
-    // Older versions wrote a short name, e.g. int8wo, and no safetensors.
-    let name = kind.as_str().or(kind["default"]["_type"].as_str()).unwrap_or("an unnamed form");
+    // Older versions of torchao wrote a short name such as int8wo, but no safetensors files.
+    let name = kind.as_str().or(kind["default"]["_type"].as_str()).unwrap_or("an unnamed configuration");
     let form = &kind["default"]["_data"];
     if !READ.contains(&name) {
         return Err(refused(path, &format!("torchao ({name})")));
@@ -59,8 +59,8 @@ fn of_torchao(path: &Path, quantization: &Value) -> Result<(), WeightsError> {
 
 fn refused(path: &Path, tool: &str) -> WeightsError {
     let reason = format!(
-        "the weights are quantized by {tool}, which is not read: use the bf16 weights and runtime.weights, or weights that torchao \
-         saved with {}",
+        "the weights are quantized by {tool}, which is not supported: use the bf16 weights and runtime.weights, or weights \
+         saved by torchao with {}",
         READ.join(" or ")
     );
     WeightsError::Config { path: path.to_path_buf(), key: KEY.into(), reason }

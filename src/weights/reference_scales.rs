@@ -1,10 +1,11 @@
-//! Scales of the reference videos that an IC-LoRA was trained with, as its header says them.
+//! Scales of the reference videos that an IC-LoRA was trained with, from its header.
 
 use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
 use super::lora::locate;
 
-/// Keys of the header: Lightricks' trainer writes the first, and newer ones of it the twin; musubi-tuner prefixes what it writes.
+/// Header keys of the spatial scale. Lightricks' trainer writes the first key, newer versions of the trainer the third;
+/// musubi-tuner adds the prefix `ss_`.
 const DOWNSCALE: [&str; 4] = [
     "reference_downscale_factor",
     "ss_reference_downscale_factor",
@@ -12,27 +13,27 @@ const DOWNSCALE: [&str; 4] = [
     "ss_reference_spatial_scale_factor",
 ];
 const TEMPORAL: [&str; 2] = ["reference_temporal_scale_factor", "ss_reference_temporal_scale_factor"];
-/// Key of LoRAs whose videos are to be taken out of a logarithmic curve.
+/// Header key of LoRAs whose videos need to be decoded from a logarithmic curve.
 const HDR: &str = "hdr_transform";
 
-/// The largest scale: published LoRAs say 2 at most, and beyond this a reference of any video is a pixel.
+/// Maximum scale. Published LoRAs use at most 2; beyond 64, a reference would have about one pixel.
 const MOST: usize = 64;
 
-/// Pixels, and frames, of a video that one of a reference's stands for; none where the header says nothing.
+/// Ratios of the sizes of the generated video and the reference video. `None`: not stated in the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReferenceScales {
-    /// Along each side.
+    /// Pixels of the generated video per pixel of the reference, along each side.
     pub(crate) downscale: Option<usize>,
-    /// In time.
+    /// Frames of the generated video per frame of the reference.
     pub(crate) temporal: Option<usize>,
 }
 
 impl ReferenceScales {
-    /// Reads the header of a LoRA, by its name in a configuration.
+    /// Reads the scales from the header of the LoRA `name`, which is a path or a name in the Hugging Face cache.
     ///
     /// # Errors
-    /// No such file; a scale that is no whole number from 1 to [`MOST`]; keys that disagree; a LoRA whose videos need more than
-    /// frames.
+    /// Returns an error if the file is missing, if a scale is not an integer from 1 to [`MOST`], if keys contradict
+    /// each other, or if the LoRA generates HDR video.
     pub(crate) fn of(name: &str) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(&locate(name)?)?;
         let fail = |key: &str, reason: String| WeightsError::Lora {
@@ -41,12 +42,13 @@ impl ReferenceScales {
             reason,
         };
         if let Some(curve) = checkpoint.metadata(HDR) {
-            return Err(fail(HDR, format!("{curve}: a LoRA of high dynamic range, whose videos are not decoded here")));
+            return Err(fail(HDR, format!("is {curve}, but LoRAs for HDR video are not supported")));
         }
         let scale = |key: &str| {
             let Some(text) = checkpoint.metadata(key) else { return Ok(None) };
             let value = text.trim().parse::<usize>().ok().filter(|value| (1..=MOST).contains(value));
-            let wrong = || fail(key, format!("`{text}` in the header is no whole number from 1 to {MOST}"));
+            let wrong =
+                || fail(key, format!("is `{text}` in the header, which is not a whole number from 1 to {MOST}"));
             value.map(Some).ok_or_else(wrong)
         };
         let one_of = |keys: &[&'static str]| {
@@ -54,7 +56,7 @@ impl ReferenceScales {
             for key in keys {
                 match (scale(key)?, found) {
                     (Some(own), Some((known, first))) if own != known => {
-                        return Err(fail(key, format!("{own} in the header, where {first} is {known}")));
+                        return Err(fail(key, format!("is {own} in the header, but {first} is {known}")));
                     }
                     (Some(own), None) => found = Some((own, key)),
                     _ => {}
@@ -73,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    /// The scales of a LoRA whose header has these entries, or the error.
+    /// Returns the scales of a LoRA whose header has these entries, or the error message.
     fn scales(entries: &[(&str, &str)]) -> Result<[Option<usize>; 2], String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lora.safetensors");
@@ -86,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_are_read_by_the_names_of_every_trainer() {
+    fn reference_scales_accept_keys_of_all_trainers() {
         assert_eq!(scales(&[]), Ok([None, None]));
         for key in DOWNSCALE {
             assert_eq!(scales(&[(key, "2")]), Ok([Some(2), None]), "{key}");
@@ -96,7 +98,7 @@ mod tests {
         }
         assert_eq!(scales(&[(DOWNSCALE[0], "2"), (DOWNSCALE[2], "2")]), Ok([Some(2), None]));
         let error = scales(&[(DOWNSCALE[0], "1"), (DOWNSCALE[1], "2")]).unwrap_err();
-        assert!(error.contains(DOWNSCALE[1]) && error.contains("where reference_downscale_factor is 1"), "{error}");
-        assert!(scales(&[(DOWNSCALE[1], "2.5")]).unwrap_err().contains("no whole number from 1 to 64"));
+        assert!(error.contains(DOWNSCALE[1]) && error.contains("but reference_downscale_factor is 1"), "{error}");
+        assert!(scales(&[(DOWNSCALE[1], "2.5")]).unwrap_err().contains("not a whole number from 1 to 64"));
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::error::WeightsError;
 
-/// A section of the header's `config`, with what is needed to name it in errors.
+/// A section of the header's `config`, with file and name for error messages.
 #[derive(Clone, Copy)]
 pub(super) struct Section<'a> {
     pub(super) path: &'a Path,
@@ -27,12 +27,12 @@ impl<'a> Section<'a> {
         self.values?.get(key).filter(|v| !v.is_null())
     }
 
-    /// A value, or the training code's default for it.
+    /// Returns a value, or the training code's default.
     pub(super) fn or(self, key: &str, default: impl Into<Value>) -> Value {
         self.get(key).cloned().unwrap_or_else(|| default.into())
     }
 
-    /// Entry `i` of a list, or of the training code's default for the list.
+    /// Returns entry `i` of a list, or of the training code's default list.
     pub(super) fn entry(self, key: &str, i: usize, default: Value) -> Result<Value, WeightsError> {
         let list = self.or(key, default);
         list.get(i).cloned().ok_or_else(|| self.error(key, format!("has no entry {i}: {list}")))
@@ -43,12 +43,12 @@ impl<'a> Section<'a> {
         self.get(key).map_or(Ok(default), typed)
     }
 
-    /// Place of a word among the known ones, the first if there is none.
+    /// Returns the index of a string value among the supported ones; 0 if the key is absent.
     pub(super) fn choice(self, key: &str, known: [&str; 2]) -> Result<usize, WeightsError> {
         let Some(got) = self.get(key) else { return Ok(0) };
         let [a, b] = known;
         let place = known.iter().position(|name| got == name);
-        place.ok_or_else(|| self.error(key, format!("is {got}, only \"{a}\" and \"{b}\" are supported")))
+        place.ok_or_else(|| self.error(key, format!("is {got}, but only \"{a}\" and \"{b}\" are supported")))
     }
 
     pub(super) fn error(self, key: &str, reason: impl Into<String>) -> WeightsError {
@@ -56,10 +56,10 @@ impl<'a> Section<'a> {
         WeightsError::Config { path: self.path.to_path_buf(), key, reason: reason.into() }
     }
 
-    /// Rejects a network that no code here computes.
+    /// Returns an error if the key has a value other than `want`, the only supported one.
     pub(super) fn require(self, key: &str, want: Value) -> Result<(), WeightsError> {
         match self.get(key) {
-            Some(got) if *got != want => Err(self.error(key, format!("is {got}, only {want} is supported"))),
+            Some(got) if *got != want => Err(self.error(key, format!("is {got}, but only {want} is supported"))),
             _ => Ok(()),
         }
     }

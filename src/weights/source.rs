@@ -1,4 +1,4 @@
-//! Where a model's parts lie.
+//! Locates the components of a model.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,12 +15,12 @@ use super::packed::TokenizerFiles;
 use super::pairing::{GEMMA_SOURCE, Transformer};
 use super::place::{KEYFRAMES, Place, SingleFile, check_version, place};
 use super::version::{USE_KEYFRAMES, Version};
-use super::{Component, fingerprint, keys, newer, official, official_diffusion, quantization, split};
+use super::{Component, fingerprint, keys, official, official_diffusion, quantization, split, unsupported};
 
-/// Parts taken from elsewhere than the model: paths or `org/name`.
+/// Components that replace those of the model. Each is a path, or `org/name` in the Hugging Face cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
-    /// Gemma-3's folder; the folder or file of LTX-2.5's own.
+    /// Folder of Gemma-3; for LTX-2.5, the folder or file of its own text encoder.
     pub text_encoder: Option<String>,
     /// A folder with `tokenizer.json`, or that file.
     pub tokenizer: Option<String>,
@@ -48,37 +48,42 @@ impl Overrides {
     }
 }
 
-/// A model whose parts have been located. Weights' files are opened when first asked for, and stay so.
+/// A model whose components have been located. Weight files are opened on first use and stay open.
 #[derive(Debug)]
 pub struct ModelSource {
     path: PathBuf,
     main: Place,
     parts: BTreeMap<Component, Place>,
-    /// By component: tensors are asked for one by one, and a header of thousands takes milliseconds to read.
+    /// Opened checkpoints by component. They are cached because tensors are requested one by one, and a header with
+    /// thousands of tensors takes milliseconds to parse.
     opened: [OnceLock<Checkpoint>; Component::ALL.len()],
-    /// Answers of [`ModelSource::fingerprint`], by component.
+    /// Cached results of [`ModelSource::fingerprint`], by component.
     fingerprints: [OnceLock<String>; Component::ALL.len()],
 }
 
 impl ModelSource {
     /// Finds a model: a diffusers folder, one of Lightricks' files, or `org/name` (or `org/name/file`) in the local
-    /// Hugging Face cache. Beside a transformer in a repository of split files the other parts are those of the repository.
+    /// Hugging Face cache. If the model is a transformer in a repository of split files, the other components come from
+    /// the same repository.
     ///
     /// # Errors
-    /// The model or an override is not there, or its header cannot be read. A part that is merely absent is an error
-    /// only when asked for.
+    /// Returns an error if the model or an override does not exist, or if a header cannot be read. A missing component
+    /// is an error only when it is requested.
     pub fn open(model: &str, overrides: &Overrides) -> Result<Self, WeightsError> {
         Self::open_in(model, overrides, &HubCache::from_env())
     }
 
-    /// [`ModelSource::open`] with another cache.
+    /// Like [`ModelSource::open`], with the Hugging Face cache `hub`.
+    ///
+    /// # Errors
+    /// Returns an error in the cases of [`ModelSource::open`].
     pub fn open_in(model: &str, overrides: &Overrides, hub: &HubCache) -> Result<Self, WeightsError> {
         let path = split::transformer(locate(model, hub)?)?;
         let main = place(&path, None)?;
         let mut parts = BTreeMap::new();
         for component in Component::ALL {
             let named = overrides.get(component).map(|name| locate(name, hub)).transpose()?;
-            // Who names a video VAE decodes with what it holds.
+            // An explicit video VAE also determines the decoder.
             let decoder_named = component == Component::DiffusionDecoder && overrides.vae.is_some();
             let beside = || split::beside(&path, component).filter(|_| !decoder_named);
             if let Some(path) = named.or_else(beside) {
@@ -91,20 +96,20 @@ impl ModelSource {
         Ok(source)
     }
 
-    /// Refuses folders of a generation that is not run; files are looked at where they are opened.
+    /// Returns an error for folders of an unsupported generation; single files are checked when they are opened.
     fn refuse_newer(&self) -> Result<(), WeightsError> {
         if let Place::Model(folder) = &self.main {
             let index = folder.join("model_index.json");
             if index.is_file() {
-                newer::refuse_index(&index, &read_json(&index)?)?;
+                unsupported::refuse_index(&index, &read_json(&index)?)?;
             }
         }
         for component in Component::ALL.into_iter().filter(|c| *c != Component::Tokenizer) {
             let Ok(folder) = self.folder(component) else { continue };
             let path = folder.join(component.config_file());
-            // A file that is no JSON is an error where it is read.
+            // A file that is not JSON is reported where it is read.
             if let Ok(config) = read_json(&path) {
-                newer::refuse_config(&path, component, &config)?;
+                unsupported::refuse_config(&path, component, &config)?;
             }
         }
         Ok(())
@@ -114,16 +119,16 @@ impl ModelSource {
         &self.path
     }
 
-    /// Refuses a text encoder that the transformer was not trained with.
+    /// Returns an error if the transformer was not trained with this text encoder.
     fn check_text_encoder(&self) -> Result<(), WeightsError> {
-        // What cannot be read is an error where it is.
+        // An unreadable configuration is reported where it is read.
         let config = self.has(Component::TextEncoder).then(|| self.config(Component::TextEncoder).ok()).flatten();
         let Some((transformer, config)) = self.transformer().zip(config) else { return Ok(()) };
         let own = !self.parts.contains_key(&Component::TextEncoder);
         transformer.check_text_encoder(&self.config_path(Component::TextEncoder), &config, own)
     }
 
-    /// The transformer, where there is one of a generation that is known.
+    /// Returns the transformer, if there is one of a known generation.
     pub(super) fn transformer(&self) -> Option<Transformer> {
         let gemma = match self.place(Component::Transformer) {
             Place::Single(s) => s.checkpoint.metadata(GEMMA_SOURCE).map(String::from),
@@ -133,7 +138,8 @@ impl ModelSource {
         Some(Transformer { path: self.config_path(Component::Transformer), version, gemma })
     }
 
-    /// Where a component is. Sound's file may hold the vocoder too, and the video VAE's the diffusion decoder.
+    /// Returns the location of a component. The audio VAE's file may also contain the vocoder, and the video VAE's the
+    /// diffusion decoder.
     fn place(&self, component: Component) -> &Place {
         let companion = match component {
             Component::Vocoder => Some(Component::AudioVae),
@@ -155,12 +161,12 @@ impl ModelSource {
         WeightsError::NoComponent { path, component }
     }
 
-    /// A component's folder, when it has one.
+    /// Returns a component's folder.
     ///
-    /// The tokenizer is looked for next to and inside the text encoder too, where Google's repository keeps it.
+    /// The tokenizer is also looked for in and next to the text encoder's folder, as in Google's repository.
     ///
     /// # Errors
-    /// The component is absent, or inside a single file.
+    /// Returns an error if the component is missing or inside a single file.
     pub(crate) fn folder(&self, component: Component) -> Result<PathBuf, WeightsError> {
         let holds = |dir: &Path| match component {
             Component::Tokenizer => dir.join("tokenizer.json").is_file(),
@@ -187,10 +193,10 @@ impl ModelSource {
         found.ok_or_else(|| self.absent(component))
     }
 
-    /// The tokenizer's files.
+    /// Returns the tokenizer's files.
     ///
     /// # Errors
-    /// There are none.
+    /// Returns an error if there is no tokenizer.
     pub(crate) fn tokenizer(&self) -> Result<TokenizerFiles, WeightsError> {
         let packed = match self.place(Component::TextEncoder) {
             Place::TextEncoder(p) if !self.parts.contains_key(&Component::Tokenizer) => p.tokenizer()?,
@@ -201,7 +207,7 @@ impl ModelSource {
 
     pub fn has(&self, component: Component) -> bool {
         match self.place(component) {
-            // A single file never holds the tokenizer; the text encoder's place may.
+            // A single file never contains the tokenizer, but the text encoder's location may.
             _ if component == Component::Tokenizer => self.tokenizer().is_ok(),
             Place::Single(s) => s.has(component),
             Place::TextEncoder(_) => component == Component::TextEncoder,
@@ -209,10 +215,11 @@ impl ModelSource {
         }
     }
 
-    /// An error for the first of the components that is absent.
+    /// Checks that the model has these components.
     ///
     /// # Errors
-    /// As said; the message names the key and the flag that would give it.
+    /// Returns an error for the first missing component, which contains the YAML key and the flag that set the
+    /// component.
     pub(crate) fn require(&self, components: impl IntoIterator<Item = Component>) -> Result<(), WeightsError> {
         for component in components {
             match component {
@@ -224,7 +231,7 @@ impl ModelSource {
         Ok(())
     }
 
-    /// Where a component's configuration is read from, for error messages.
+    /// Returns the path of a component's configuration, for error messages.
     pub(crate) fn config_path(&self, component: Component) -> PathBuf {
         match self.place(component) {
             Place::Single(s) => s.checkpoint.path().to_path_buf(),
@@ -236,10 +243,11 @@ impl ModelSource {
         }
     }
 
-    /// A component's configuration in the keys of the diffusers layout.
+    /// Returns a component's configuration with the keys of the diffusers layout.
     ///
     /// # Errors
-    /// The component is absent, the file is no JSON object, or describes a network that is not supported.
+    /// Returns an error if the component is missing, if the file is not a JSON object, or if the network is not
+    /// supported.
     pub fn config(&self, component: Component) -> Result<Value, WeightsError> {
         if let Place::Single(s) = self.place(component) {
             if !self.has(component) {
@@ -260,10 +268,10 @@ impl ModelSource {
         }
     }
 
-    /// A component's tensors under the names this program uses. The files are opened once.
+    /// Returns a component's tensors under the names that this program uses. The files are opened once.
     ///
     /// # Errors
-    /// The component is absent or has no weights, or its files are damaged.
+    /// Returns an error if the component is missing or has no weights, or if its files are damaged.
     pub fn checkpoint(&self, component: Component) -> Result<Checkpoint, WeightsError> {
         let opened = &self.opened[component as usize];
         match opened.get() {
@@ -306,7 +314,7 @@ impl ModelSource {
         }
     }
 
-    /// The connectors of a file with their text projections, which the text encoder's file has where files are split.
+    /// Adds the text projections to the connectors of a file; with split files, they are in the text encoder's file.
     fn with_projections(&self, connectors: Checkpoint) -> Result<Checkpoint, WeightsError> {
         if connectors.names().any(|name| name.contains("text_proj_in.")) {
             return Ok(connectors);
@@ -320,25 +328,28 @@ impl ModelSource {
             _ => Err(WeightsError::Config {
                 path: connectors.path().to_path_buf(),
                 key: "text_embedding_projection".into(),
-                reason: "is not in this file, but in that of the text encoder: give text_encoders/\
-                         gemma4-12b-with-proj-ltx-2.5-bf16.safetensors as `model.text_encoder` or by --text-encoder"
-                    .into(),
+                reason:
+                    "is not in this file, but in the text encoder's: set `model.text_encoder` or --text-encoder to \
+                         text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors"
+                        .into(),
             }),
         }
     }
 
-    /// Refuses connectors whose header says another generation than the transformer's.
+    /// Returns an error if the connectors' header states a generation other than the transformer's.
     fn check_connectors(&self, tensors: &Checkpoint) -> Result<(), WeightsError> {
-        let (version, cure) = (tensors.metadata(newer::VERSION), "take transformer and connectors from one model");
+        let (version, cure) =
+            (tensors.metadata(unsupported::VERSION), "use the transformer and connectors of one model");
         let check = |t: Transformer| t.check_header(tensors.path(), version, "holds connectors", cure);
         self.transformer().map_or(Ok(()), check)
     }
 
-    /// A line for each part beside LTX-2.5's transformer that nothing tells from another generation's: folders of diffusers
-    /// carry no `model_version`, and what saves a text encoder may drop its `gemma_version`. References load such too.
+    /// Returns a warning for each component that cannot be verified to belong to LTX-2.5: diffusers folders contain no
+    /// `model_version`, and a re-saved text encoder may lack its `gemma_version`. The reference implementations load
+    /// these without a check.
     ///
     /// # Errors
-    /// The connectors cannot be opened.
+    /// Returns an error if the connectors cannot be opened.
     pub fn unverified(&self) -> Result<Vec<String>, WeightsError> {
         let Some(transformer) = self.transformer().filter(|t| t.version == Version::V2_5) else {
             return Ok(Vec::new());
@@ -347,32 +358,32 @@ impl ModelSource {
         let path = self.config_path(Component::TextEncoder);
         let encoder = config.and_then(|config| transformer.unverified_text_encoder(&path, &config));
         let connectors = self.has(Component::Connectors).then(|| self.checkpoint(Component::Connectors)).transpose()?;
-        let unsaid = connectors.filter(|tensors| tensors.metadata(newer::VERSION).is_none());
+        let unsaid = connectors.filter(|tensors| tensors.metadata(unsupported::VERSION).is_none());
         let connectors =
-            unsaid.and_then(|tensors| transformer.unverified(tensors.path(), "connectors", newer::VERSION));
+            unsaid.and_then(|tensors| transformer.unverified(tensors.path(), "connectors", unsupported::VERSION));
         let keyframes = self.lacks_keyframe_embedding().then(|| {
             let path = self.config_path(Component::Transformer);
             format!(
-                "{}: no `{KEYFRAMES}`, which its configuration asks for; pipeline dfr and generated keyframes need it, \
-                 nothing else does",
+                "{}: `{KEYFRAMES}` is missing, although the configuration requires it; only pipeline dfr and generated \
+                 keyframes need it",
                 path.display()
             )
         });
         Ok(encoder.into_iter().chain(connectors).chain(keyframes).collect())
     }
 
-    /// Whether the transformer's files lack the embedding of generated keyframes, though its configuration asks for it: the first
-    /// files of LTX-2.5 do. Files that cannot be opened are an error elsewhere.
+    /// Whether the transformer's files lack the embedding of generated keyframes although its configuration requires
+    /// it, as in the first files of LTX-2.5. Files that cannot be opened are reported elsewhere.
     pub(crate) fn lacks_keyframe_embedding(&self) -> bool {
         let asks = self.config(Component::Transformer).is_ok_and(|config| config[USE_KEYFRAMES] == true);
         asks && self.checkpoint(Component::Transformer).is_ok_and(|tensors| !tensors.contains(KEYFRAMES))
     }
 
-    /// Refuses tensors of single files that no component reads. The video latents' statistics beside mean and deviation are
-    /// training's.
+    /// Returns an error for the first tensor of a single file that no component reads. The video latents' training
+    /// statistics (all but mean and deviation) are ignored.
     ///
     /// # Errors
-    /// The first such tensor.
+    /// Returns an error with the first unread tensor.
     pub fn refuse_unread(&self) -> Result<(), WeightsError> {
         let places = [(None, &self.main)].into_iter().chain(self.parts.iter().map(|(c, place)| (Some(*c), place)));
         for (part, place) in places {
@@ -385,28 +396,28 @@ impl ModelSource {
         Ok(())
     }
 
-    /// The model's generation, by what the transformer's configuration asks for.
+    /// Returns the model's generation, from the transformer's configuration.
     ///
     /// # Errors
-    /// There is no transformer, or its keys belong to no generation.
+    /// Returns an error if there is no transformer, or if its keys match no generation.
     pub(crate) fn version(&self) -> Result<Version, WeightsError> {
         let config = self.config(Component::Transformer)?;
         Version::of_transformer(&config).ok_or_else(|| {
             let (path, key) = (self.config_path(Component::Transformer), "use_prompt_embeddings".to_string());
             let reason =
-                "does not go with cross_attn_mod or use_keyframes_abs_pos_embedding: neither LTX-2.0 nor LTX-2.3 \
+                "does not match cross_attn_mod or use_keyframes_abs_pos_embedding: the model is neither LTX-2.0 nor LTX-2.3 \
                           nor LTX-2.5"
                     .into();
             WeightsError::Config { path, key, reason }
         })
     }
 
-    /// SHA-256 of a component, computed once: its configuration, and of every tensor name, element type, shape and sampled
-    /// bytes; of the tokenizer, all of `tokenizer.json`. Components whose weights differ have different fingerprints; a
-    /// damaged byte between the samples is not found.
+    /// Returns the SHA-256 of a component, which is computed once. It covers the configuration and every tensor's name,
+    /// element type, shape and sampled bytes; for the tokenizer, it covers `tokenizer.json`. A changed byte between the
+    /// samples is not detected.
     ///
     /// # Errors
-    /// The component is absent, or one of its files cannot be read.
+    /// Returns an error if the component is missing or one of its files cannot be read.
     pub fn fingerprint(&self, component: Component) -> Result<String, WeightsError> {
         let known = &self.fingerprints[component as usize];
         if let Some(hash) = known.get() {
@@ -432,7 +443,7 @@ impl ModelSource {
     }
 }
 
-/// The path of a model or part.
+/// Resolves the path of a model or component.
 fn locate(name: &str, hub: &HubCache) -> Result<PathBuf, WeightsError> {
     let path = Path::new(name);
     if path.exists() {

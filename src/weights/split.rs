@@ -1,4 +1,4 @@
-//! Repositories of split files, as LTX-2.5 is published: a folder for each kind of part, a file for each part.
+//! Repositories of split files, the layout of LTX-2.5: a folder for each kind of component, a file for each component.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,18 @@ use std::path::{Path, PathBuf};
 use super::component::Component;
 use super::error::WeightsError;
 
-/// The folder of transformers.
+/// Folder of the transformers.
 const TRANSFORMERS: &str = "diffusion_models";
 
-/// In the name of the video VAE's file with the diffusion decoder.
+/// Part of the file name of the video VAE with the diffusion decoder.
 const DIFFUSION: &str = "video-vae-bf16";
 
-/// Folder and words of the file name of each other part; of several for one part, the first that is there.
+/// Folder and part of the file name of every other component. If a component has several rows, the first existing file
+/// is used.
 const PARTS: [(Component, &str, &str); 8] = [
     (Component::TextEncoder, "text_encoders", "gemma4"),
     (Component::Vae, "vae", "video-vae-conv-"),
-    // Both files of the video VAE hold its encoder.
+    // Both files of the video VAE contain its encoder.
     (Component::Vae, "vae", DIFFUSION),
     (Component::DiffusionDecoder, "vae", DIFFUSION),
     (Component::AudioVae, "vae", "audio-vae"),
@@ -25,7 +26,7 @@ const PARTS: [(Component, &str, &str); 8] = [
     (Component::DurationHead, "model_patches", "duration-head"),
 ];
 
-/// Files of a folder that are of LTX-2.5, in bf16, with `word` in their names; sorted.
+/// Returns, in sorted order, the bf16 files of LTX-2.5 in `folder` whose names contain `word`.
 fn files(folder: &Path, word: &str) -> Vec<PathBuf> {
     let is_one =
         |name: &str| name.ends_with(".safetensors") && ["ltx-2.5", "bf16", word].iter().all(|part| name.contains(part));
@@ -36,10 +37,10 @@ fn files(folder: &Path, word: &str) -> Vec<PathBuf> {
     files
 }
 
-/// The transformer of a repository of split files, any other path itself.
+/// Returns the transformer's file if `path` is a repository of split files, otherwise `path`.
 ///
 /// # Errors
-/// Several transformers, by name.
+/// Returns an error if there are several transformers.
 pub(super) fn transformer(path: PathBuf) -> Result<PathBuf, WeightsError> {
     let folder = path.join(TRANSFORMERS);
     match &files(&folder, "transformer")[..] {
@@ -47,13 +48,13 @@ pub(super) fn transformer(path: PathBuf) -> Result<PathBuf, WeightsError> {
         [one] => Ok(one.clone()),
         several => {
             let names = several.iter().filter_map(|file| file.file_name()?.to_str()).collect::<Vec<_>>().join(", ");
-            let reason = format!("{} transformers ({names}): name one of them", several.len());
+            let reason = format!("{} transformers ({names}): specify one of them", several.len());
             Err(WeightsError::NoWeights { path: folder, reason })
         }
     }
 }
 
-/// The file of a part in the repository that a transformer's file is of.
+/// Finds the file of a component in the repository that contains the transformer's file.
 pub(super) fn beside(transformer: &Path, component: Component) -> Option<PathBuf> {
     let folder = transformer.parent().filter(|folder| folder.ends_with(TRANSFORMERS))?;
     let root = folder.parent()?;

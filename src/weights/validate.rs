@@ -1,4 +1,4 @@
-//! Does a checkpoint hold what a model declares? From headers alone; and whether a tensor's numbers are finite.
+//! Comparison of a checkpoint's headers with the tensors that a model declares, and checks for non-finite values.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,61 +6,61 @@ use std::fmt;
 use super::Component;
 use super::checkpoint::{Checkpoint, TensorView};
 use super::error::{Misscaled, WeightsError};
-use super::keys::NOT_TEXT;
+use super::keys::NON_TEXT_MODULES;
 use crate::hlo::DType;
 use crate::tensor::Tensor;
 
-/// A tensor with another shape than declared.
+/// A tensor whose shape differs from its declaration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misshaped {
     pub(crate) name: String,
     /// The declared shape.
     pub(crate) want: Vec<usize>,
-    /// The file's shape.
+    /// The shape in the file.
     pub(crate) got: Vec<usize>,
 }
 
-/// Differences between a checkpoint and a declaration.
+/// Differences between a checkpoint and a model's declaration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ValidationReport {
-    /// Tensors that agree.
+    /// Number of tensors that match.
     pub(crate) matched: usize,
-    /// Bytes of the tensors that agree, as stored.
+    /// Stored bytes of the tensors that match.
     pub(crate) bytes: u64,
-    /// Declared, not there.
+    /// Declared tensors that the checkpoint lacks.
     pub(crate) missing: Vec<String>,
-    /// There, with another shape.
+    /// Tensors whose shape differs from their declaration.
     pub(crate) misshaped: Vec<Misshaped>,
-    /// Scales of weights that are there, of a shape that is not read.
+    /// Dequantization scales with an unsupported shape.
     pub(crate) misscaled: Vec<Misscaled>,
-    /// There, but not floating point: name and element type.
+    /// Declared tensors that are not floating point: name and element type.
     pub(crate) wrong_dtype: Vec<(String, String)>,
-    /// There, not declared, and not known to change no result.
+    /// Tensors that are neither declared nor known to be unused.
     pub(crate) extra: Vec<String>,
-    /// Number of tensors that are there and change no result.
+    /// Number of tensors in the checkpoint that are known to be unused.
     pub(crate) inert: usize,
 }
 
-/// Beginnings of the names of tensors that change no result.
+/// Name prefixes of tensors that have no effect on results.
 const INERT: [(Component, &[&str]); 5] = [
-    // Images and sound, which prompts do not hold, and the language head.
-    (Component::TextEncoder, &NOT_TEXT),
+    // Image and audio modules, which prompts do not use, and the language head.
+    (Component::TextEncoder, &NON_TEXT_MODULES),
     (Component::TextEncoder, &["language_model.lm_head.", "lm_head."]),
-    // A filter that whole scales do not apply.
+    // A filter that upsamplers with an integer scale do not use.
     (Component::LatentUpsampler, &["upsampler.blur_down."]),
-    // A preview of the video, which is not made.
+    // The head for a preview of the video, which this program does not use.
     (Component::DiffusionDecoder, &["decoder.coarse_"]),
-    // The way back from a spectrogram.
+    // The inverse transform of the spectrogram.
     (Component::Vocoder, &["mel_stft.stft_fn.inverse_basis"]),
 ];
 
-/// Whether a tensor of a component changes no result.
+/// Whether a tensor of a component has no effect on results.
 pub fn is_inert(component: Component, name: &str) -> bool {
     let starts = INERT.iter().filter(|(of, _)| *of == component).flat_map(|(_, starts)| *starts);
     starts.into_iter().any(|start| name.starts_with(start))
 }
 
-/// Compares a component's checkpoint with the tensors its model declares.
+/// Compares a component's checkpoint with the tensors that its model declares.
 pub(crate) fn validate<'a>(
     checkpoint: &Checkpoint,
     component: Component,
@@ -90,7 +90,7 @@ pub(crate) fn validate<'a>(
     let beside = |name: &str, suffix: &str| {
         name.strip_suffix(suffix).is_some_and(|map| seen.contains(format!("{map}.weight").as_str()))
     };
-    // Activations have scales of their own, taken as they come.
+    // Activation scales are not used: activations are not quantized.
     let inert = |n: &str| is_inert(component, n) || beside(n, ".input_scale");
     let unread = checkpoint.names().filter(|n| !seen.contains(n) && !beside(n, ".weight_scale"));
     let (inert, extra): (Vec<_>, Vec<_>) = unread.map(String::from).partition(|n| inert(n));
@@ -98,7 +98,7 @@ pub(crate) fn validate<'a>(
 }
 
 impl ValidationReport {
-    /// Adds what is wrong with the dequantization scales of a weight.
+    /// Adds problems with a weight's dequantization scales to the report.
     fn add_scales(&mut self, checkpoint: &Checkpoint, name: &str) {
         if !name.ends_with(".weight") {
             return;
@@ -113,7 +113,7 @@ impl ValidationReport {
         }
     }
 
-    /// True when every declared tensor is there as declared, and no other.
+    /// Whether the checkpoint contains exactly the declared tensors.
     pub(crate) fn is_ok(&self) -> bool {
         self.missing.is_empty()
             && self.misshaped.is_empty()
@@ -122,7 +122,7 @@ impl ValidationReport {
             && self.extra.is_empty()
     }
 
-    /// An error that names the first differences, unless [`ValidationReport::is_ok`].
+    /// Returns an error that lists the first differences, unless [`ValidationReport::is_ok`].
     pub(crate) fn into_result(self, component: Component, checkpoint: &Checkpoint) -> Result<Self, WeightsError> {
         if self.is_ok() {
             return Ok(self);
@@ -131,7 +131,7 @@ impl ValidationReport {
         Err(WeightsError::Mismatch { path, component, summary: self.to_string() })
     }
 
-    /// Every difference, a line each.
+    /// Lists every difference, one per line.
     pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.missing.iter().map(|n| format!("missing    {n}")).collect();
         lines.extend(self.misshaped.iter().map(|m| format!("mis-shaped {m}")));
@@ -148,7 +148,7 @@ impl fmt::Display for Misshaped {
     }
 }
 
-/// One line: counts, and the first three of each kind.
+/// Formats one line with the counts and the first three tensors of each kind of difference.
 impl fmt::Display for ValidationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let part = |count: usize, what: &str, firsts: Vec<String>| {
@@ -159,12 +159,12 @@ impl fmt::Display for ValidationReport {
         parts.extend(part(self.missing.len(), "missing", self.missing.iter().take(3).cloned().collect()));
         let shapes = self.misshaped.iter().take(3).map(ToString::to_string).collect();
         parts.extend(part(self.misshaped.len(), "mis-shaped", shapes));
-        // Each ends with advice, which one is enough for.
+        // Lists only the first, because every message ends with the same advice.
         let scales = self.misscaled.iter().take(1).map(ToString::to_string).collect();
-        parts.extend(part(self.misscaled.len(), "with scales that are not read", scales));
+        parts.extend(part(self.misscaled.len(), "with unsupported scales", scales));
         let types = self.wrong_dtype.iter().take(3).map(|(n, d)| format!("{n}: {d}")).collect();
         parts.extend(part(self.wrong_dtype.len(), "not floating point", types));
-        parts.extend(part(self.extra.len(), "that nothing reads", self.extra.iter().take(3).cloned().collect()));
+        parts.extend(part(self.extra.len(), "unknown", self.extra.iter().take(3).cloned().collect()));
         match parts.is_empty() {
             true => write!(f, "all {} tensors agree", self.matched),
             false => f.write_str(&parts.join("; ")),
@@ -172,10 +172,11 @@ impl fmt::Display for ValidationReport {
     }
 }
 
-/// Position of the first infinity or not-a-number in row-major little-endian bytes; none for integers.
+/// Returns the index of the first infinity or NaN in row-major little-endian bytes. `None`: all values are finite, or
+/// the type is not a float.
 pub(crate) fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
-    // All exponent bits set: the bytes that hold them are looked at without converting, and a block at once, so that the
-    // processor's vectors take it at memory speed.
+    // Infinity and NaN have all exponent bits set. The bits are tested without conversion and in blocks, so that the
+    // compiler vectorizes the loop and it runs at memory speed.
     fn scan<const N: usize>(bytes: &[u8], word: impl Fn([u8; N]) -> bool) -> Option<usize> {
         const BLOCK: usize = 4096;
         let words = bytes.as_chunks::<N>().0;
@@ -193,7 +194,8 @@ pub(crate) fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// An error that names file, key and index of the first infinity or not-a-number among a tensor's bytes from `offset` on.
+/// Returns an error with file, key and index of the first infinity or NaN; `bytes` are the tensor's bytes from
+/// `offset`.
 pub(crate) fn check_finite(view: &TensorView, offset: usize, bytes: &[u8]) -> Result<(), WeightsError> {
     let Some(first) = first_non_finite(view.dtype(), bytes) else { return Ok(()) };
     let size = view.dtype().size();
@@ -208,14 +210,14 @@ pub(crate) fn check_finite(view: &TensorView, offset: usize, bytes: &[u8]) -> Re
     Err(WeightsError::NonFinite { path: view.file().to_path_buf(), key: view.key().into(), index, value })
 }
 
-/// A tensor's bytes, all of them numbers.
+/// Reads a tensor's bytes and checks that all values are finite.
 pub(crate) fn read_finite(view: &TensorView) -> Result<Vec<u8>, WeightsError> {
     let bytes = view.read()?;
     check_finite(view, 0, &bytes)?;
     Ok(bytes)
 }
 
-/// A tensor, all of it numbers.
+/// Reads a tensor and checks that all values are finite.
 pub(crate) fn finite_tensor(view: &TensorView) -> Result<Tensor, WeightsError> {
     view.with_bytes(&read_finite(view)?)
 }

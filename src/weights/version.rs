@@ -1,4 +1,4 @@
-//! Generations of the model, and how files and configurations tell which they are of.
+//! Model generations, and how they are detected from files and configurations.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Component;
 
-/// The key of a transformer's configuration that LTX-2.5 adds.
+/// Key that LTX-2.5 adds to the transformer's configuration.
 pub(super) const USE_KEYFRAMES: &str = "use_keyframes_abs_pos_embedding";
 
 /// A generation of the model.
@@ -14,7 +14,7 @@ pub(super) const USE_KEYFRAMES: &str = "use_keyframes_abs_pos_embedding";
 pub enum Version {
     /// LTX-2, 19B.
     V2_0,
-    /// LTX-2.3, 22B; also of what LTX-2.5 has in the same form: connectors, autoencoders, vocoder.
+    /// LTX-2.3, 22B. Also the version of LTX-2.5's connectors, autoencoders and vocoder, whose layouts are unchanged.
     V2_3,
     /// LTX-2.5, 22B.
     V2_5,
@@ -31,7 +31,7 @@ impl fmt::Display for Version {
 }
 
 impl Version {
-    /// The generation that a transformer's configuration is of; none where it is of none.
+    /// Detects the generation from a transformer's configuration. `None`: the keys match no generation.
     pub(crate) fn of_transformer(config: &Value) -> Option<Self> {
         let flag = |key: &str, default: bool| config.get(key).and_then(Value::as_bool).unwrap_or(default);
         // LTX-2.3 projects captions before the connectors and modulates the text by the noise level.
@@ -42,7 +42,7 @@ impl Version {
         }
     }
 
-    /// LTX-2.3 or LTX-2.5, by the keys of a transformer that both layouts have.
+    /// Distinguishes LTX-2.3 from LTX-2.5 by keys that are the same in both configuration layouts.
     pub(super) fn since_2_3(transformer: &Value) -> Self {
         match transformer.get(USE_KEYFRAMES) == Some(&true.into()) || transformer.get("ff_bias") == Some(&false.into())
         {
@@ -51,14 +51,16 @@ impl Version {
         }
     }
 
-    /// Major and minor number of a header's `model_version`: `2.5.0`, `v2.3-rc1`; zeros where it is no number.
+    /// Parses major and minor from a header's `model_version`, such as `2.5.0` or `v2.3-rc1`; zeros if there is no
+    /// number.
     pub(super) fn numbers(text: &str) -> (u64, u64) {
         let number = text.trim_start_matches(|c: char| !c.is_ascii_digit());
         let mut numbers = number.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
     }
 
-    /// The generation that a component's configuration is of, where generations differ in it.
+    /// Detects the generation from a component's configuration. `None`: unknown, or the component is the same in all
+    /// generations.
     pub(super) fn of_config(component: Component, config: &Value) -> Option<Self> {
         let newer = |yes: bool| Some(if yes { Version::V2_3 } else { Version::V2_0 });
         match component {

@@ -1,4 +1,4 @@
-//! Writing a model in the diffusers layout: a component's folder appears whole or not at all.
+//! Writing of models in the diffusers layout; a component's folder is created atomically.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -10,16 +10,16 @@ use serde_json::{Map, Value, json};
 
 use super::Component;
 use super::error::WeightsError;
-use super::newer::VERSION;
+use super::unsupported::VERSION;
 use crate::hlo::DType;
 use crate::{temporaries, threads};
 
-/// The size diffusers cuts shards at.
+/// Maximum shard size of diffusers in bytes.
 pub(crate) const SHARD_BYTES: u64 = 5_000_000_000;
-/// Bytes that a thread makes and writes at once: a multiple of every element type's size.
+/// Bytes that a thread generates and writes at a time: a multiple of every element size.
 const PIECE: usize = 16 << 20;
 
-/// A tensor to be written.
+/// Name, type and shape of a tensor to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TensorSpec {
     pub(crate) name: String,
@@ -33,24 +33,25 @@ impl TensorSpec {
     }
 }
 
-/// Some of a tensor's bytes.
+/// A byte range of a tensor to write.
 struct Piece<'a> {
     file: &'a File,
     path: &'a Path,
-    /// First byte of the tensor in the file.
+    /// Offset of the tensor in the file.
     start: u64,
     tensor: &'a TensorSpec,
-    /// First byte within the tensor.
+    /// Offset of the range within the tensor.
     from: usize,
     size: usize,
 }
 
-/// Writes `model/component` from all cores: its configuration, and its tensors in shards of at most `shard_bytes`. `fill` makes
-/// a tensor's little-endian bytes from a byte on, so that a model larger than the memory can be written. `version` is the headers'
-/// `model_version`. Nothing is visible before all is written; returns the folder.
+/// Writes `model/component` on all cores: its configuration, and its tensors in shards of at most `shard_bytes`. `fill`
+/// writes a tensor's little-endian bytes from a byte offset into a buffer, so that a model larger than memory can be
+/// written. `version` is stored as `model_version` in the headers. The folder appears under its name only when it is
+/// complete. Returns its path.
 ///
 /// # Errors
-/// The folder exists; the disk refuses; the first error of `fill`.
+/// Returns an error if the folder exists or a write fails, or the first error of `fill`.
 pub(crate) fn write_component<E: From<WeightsError> + Send>(
     model: &Path,
     component: Component,
@@ -70,7 +71,7 @@ pub(crate) fn write_component<E: From<WeightsError> + Send>(
         .tempdir_in(model)
         .map_err(WeightsError::io(model, "cannot create a temporary folder"))?;
     temporaries::note(staging.path());
-    // A temporary folder is private to its owner; the folder inside it gets the usual permissions.
+    // The temporary folder is private to its owner; the folder inside gets default permissions.
     let folder = staging.path().join(component.folder());
     fs::create_dir(&folder).map_err(WeightsError::io(&folder, "cannot create"))?;
     write_json(&folder.join(component.config_file()), config)?;
@@ -107,7 +108,7 @@ pub(crate) fn write_component<E: From<WeightsError> + Send>(
     Ok(target)
 }
 
-/// Tensors file by file; one that is larger than a shard has its own.
+/// Groups tensors into files; a tensor larger than a shard gets a separate file.
 fn shards(tensors: &[TensorSpec], most: u64) -> Vec<&[TensorSpec]> {
     let (mut shards, mut first, mut size) = (Vec::new(), 0, 0);
     for (i, tensor) in tensors.iter().enumerate() {
@@ -122,7 +123,7 @@ fn shards(tensors: &[TensorSpec], most: u64) -> Vec<&[TensorSpec]> {
     shards
 }
 
-/// A file with its header and room for its tensors; where their bytes begin.
+/// Creates a file with its header and reserves space for its tensors; returns the offset of their data.
 fn begin(path: &Path, tensors: &[TensorSpec], version: Option<&str>) -> Result<(File, u64), WeightsError> {
     let header = header(tensors, version);
     let size = header.len() + tensors.iter().map(TensorSpec::bytes).sum::<usize>();
@@ -150,11 +151,11 @@ fn write_all<E: From<WeightsError> + Send>(
     written.map(drop)
 }
 
-/// A file's length field and header. Padded so that the data begin at a multiple of 64 bytes, which readers allow and
-/// copies to a device like.
+/// Returns the length field and the header of a file, padded so that the data starts at a multiple of 64 bytes: readers
+/// allow this, and device transfers are faster.
 fn header(tensors: &[TensorSpec], version: Option<&str>) -> Vec<u8> {
     let mut map = Map::new();
-    // What diffusers and transformers ask for before they load a file.
+    // diffusers and transformers check for this key before they load a file.
     let mut metadata = json!({"format": "pt"});
     if let Some(version) = version {
         metadata[VERSION] = version.into();
@@ -174,7 +175,7 @@ fn header(tensors: &[TensorSpec], version: Option<&str>) -> Vec<u8> {
     header
 }
 
-/// Writes a JSON file under a temporary name and renames it.
+/// Writes a JSON file atomically.
 pub(crate) fn write_json(path: &Path, value: &Value) -> Result<(), WeightsError> {
     let failed = || WeightsError::io(path, "cannot write");
     let mut part = path.as_os_str().to_os_string();

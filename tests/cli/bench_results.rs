@@ -1,4 +1,4 @@
-//! What `ltx2 bench` refuses before it measures, and what it reports where a request fails at its end.
+//! Requests that `ltx2 bench` rejects before it measures, and its report if a request fails.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -28,7 +28,7 @@ fn measured(report: &Value) -> Vec<&str> {
 }
 
 #[needs(cpu)]
-fn a_chain_is_refused_before_anything_is_compiled() {
+fn chained_request_is_rejected_before_compiling() {
     let folder = tempfile::tempdir().expect("a folder");
     let clips = ["--set", "request.chain={clip: 17, overlap: 9}", "--num-frames", "33"];
     let size = ["-c", VIDEO, "--width", "96", "--height", "64", "--json", "a.json"];
@@ -36,13 +36,13 @@ fn a_chain_is_refused_before_anything_is_compiled() {
     let out = run.env("LTX2_LOG", "info,ltx2::runtime::engine=debug").output().expect("runs");
     let said = stderr(&out);
     assert_eq!(out.status.code(), Some(2), "{said}");
-    let line = "error: bench: request.chain: a video of several clips is made clip by clip; leave --chain out";
+    let line = "error: bench: request.chain: chained clips cannot be benchmarked; remove --chain";
     assert!(said.lines().any(|l| l.starts_with(line)), "{said}");
     assert!(!said.contains("hash=") && !folder.path().join("a.json").exists(), "{said}");
 }
 
 #[needs(cpu)]
-fn sound_alone_is_written_as_wav() {
+fn audio_only_benchmark_writes_wav() {
     let folder = tempfile::tempdir().expect("a folder");
     let request = ["-c", VIDEO, "--pipeline", "text_to_audio", "--num-frames", "9", "--json", "a.json"];
     let runs = ["--programs", "vocoder,end-to-end", "--runs", "1"];
@@ -58,7 +58,7 @@ fn sound_alone_is_written_as_wav() {
 }
 
 #[needs(cpu)]
-fn what_was_measured_is_reported_where_the_request_fails() {
+fn failed_request_still_reports_measured_programs() {
     let folder = tempfile::tempdir().expect("a folder");
     for (n, (moment, programs)) in
         [("decode audio", &["vocoder"][..]), ("rename bench.mp4", &["end_to_end", "vocoder"])].into_iter().enumerate()
@@ -71,29 +71,38 @@ fn what_was_measured_is_reported_where_the_request_fails() {
         assert_eq!(out.status.code(), Some(1), "{said}");
         let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
         assert_eq!(errors.len(), 1, "{said}");
-        assert!(errors[0].starts_with("error: end-to-end: ") && errors[0].contains("the test asked"), "{said}");
-        assert!(errors[0].ends_with("; the report has what was measured before"), "{said}");
+        assert!(
+            errors[0].starts_with("error: end-to-end: ") && errors[0].contains("failure injected by LTX2_FAILPOINT"),
+            "{said}"
+        );
+        assert!(
+            errors[0].ends_with("; the report contains the programs that were measured before this error"),
+            "{said}"
+        );
         let report = report(folder.path(), &name);
         assert_eq!(measured(&report), programs, "{moment}");
         assert!(report["mp4_seconds"].is_null(), "{moment}");
         let table = String::from_utf8_lossy(&out.stdout);
         assert!(programs.iter().all(|program| table.contains(program)), "{table}");
     }
-    // Nothing to report.
+    // Nothing was measured, so no report is written.
     let own = ["-c", support::tiny(), "--programs", "end-to-end", "--runs", "1", "--json", "none.json"];
     let mut run = bench(folder.path(), &own);
     let out = run.env("LTX2_FAILPOINT", "fail decode audio").output().expect("runs");
     assert!(!out.status.success() && !folder.path().join("none.json").exists(), "{}", stderr(&out));
 }
 
-/// A report whose file cannot be written is printed.
 #[needs(cpu)]
-fn a_report_without_a_file_is_printed() {
+fn report_is_printed_if_its_file_is_unwritable() {
     let folder = tempfile::tempdir().expect("a folder");
     let own = ["-c", support::tiny(), "--programs", "vocoder", "--runs", "1", "--json", "a.json"];
     let out = bench(folder.path(), &own).env("LTX2_FAILPOINT", "fail rename a.json").output().expect("runs");
     assert_eq!(out.status.code(), Some(1), "{}", stderr(&out));
-    assert!(stderr(&out).contains("error: --json: its figures are printed instead: "), "{}", stderr(&out));
+    assert!(
+        stderr(&out).contains("error: --json: cannot write the file; the JSON was printed to stdout instead: "),
+        "{}",
+        stderr(&out)
+    );
     let printed = String::from_utf8_lossy(&out.stdout);
     let figures = printed.find("\n{").map(|at| &printed[at..]).expect("figures");
     assert_eq!(measured(&serde_json::from_str(figures).expect("JSON")), ["vocoder"]);

@@ -1,4 +1,4 @@
-//! The compile cache: what a run, or a compile ahead of it, leaves for the next one.
+//! Compile cache: entries written by runs, by `ltx2 compile --save` and by `ltx2 warm`, and their reuse.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,17 +7,17 @@ use std::process::Output;
 use crate::support::{self, needs};
 use serde_json::Value;
 
-/// A folder with a compile cache to fill and the videos of some runs.
+/// Folder with a compile cache and the videos of some runs.
 struct Folder(tempfile::TempDir);
 
 /// stderr and report of a run.
 struct Run {
-    /// Times its programs were compiled and taken from the cache, together.
+    /// Number of programs compiled, and number loaded from the cache.
     compiles: u64,
     hits: u64,
     /// Hashes of frames and samples.
     bits: Value,
-    /// Hashes of the programs, by their names.
+    /// Hashes of the programs by name.
     programs: Value,
     stderr: String,
 }
@@ -35,7 +35,7 @@ impl Folder {
         self.0.path().join(name).to_str().expect("UTF-8").to_string()
     }
 
-    /// Its folder is also where the cache would be that nobody named.
+    /// Runs `ltx2` in the folder, which would also contain the default cache.
     fn ltx2(&self, arguments: &[&str]) -> Output {
         let mut run = support::ltx2();
         run.env_remove("LTX2_COMPILE_CACHE").env("HOME", self.0.path()).env("XDG_CACHE_HOME", self.0.path());
@@ -44,7 +44,7 @@ impl Folder {
         out
     }
 
-    /// Flags that `generate` and `compile` share.
+    /// Returns the arguments common to `generate` and `compile`.
     fn request(&self, cache: &str, more: &[&str]) -> Vec<String> {
         let cache = format!("runtime.compile_cache={cache}");
         ["-c", support::tiny(), "--set", &cache].iter().chain(more).map(|s| (*s).to_string()).collect()
@@ -75,7 +75,7 @@ impl Folder {
         }
     }
 
-    /// The entries of the cache, in the order of their names.
+    /// Returns the cache entries sorted by name.
     fn entries(&self, cache: &str) -> Vec<PathBuf> {
         let files = fs::read_dir(self.path(cache)).expect("a cache").map(|e| e.expect("an entry").path());
         let mut files: Vec<PathBuf> = files.collect();
@@ -85,10 +85,10 @@ impl Folder {
 }
 
 #[needs(cpu)]
-fn a_second_run_compiles_nothing_and_gives_the_same_bits() {
+fn second_run_compiles_nothing_and_is_bit_identical() {
     let folder = Folder::new();
     let cache = folder.path("cache");
-    // One of the seven programs is missing.
+    // Start without one of the seven programs.
     let known = folder.generate("known", support::programs().to_str().expect("UTF-8"), &[]);
     support::copy_programs(Path::new(&cache), &known.programs, &["prepare"]);
     let first = folder.generate("a", &cache, &[]);
@@ -99,23 +99,23 @@ fn a_second_run_compiles_nothing_and_gives_the_same_bits() {
     let said = second.stderr.lines().filter(|l| l.starts_with("  ") && l.ends_with(" s  cache hit"));
     assert_eq!(said.count(), 7, "{}", second.stderr);
 
-    // One entry is cut short, one is another's: both are said, compiled anew and replaced.
+    // A truncated entry and an entry of another program: both are reported, recompiled and replaced.
     let entries = folder.entries("cache");
     let whole = fs::read(&entries[0]).expect("an entry");
     fs::write(&entries[0], &whole[..whole.len() - 100]).expect("written");
     fs::copy(&entries[2], &entries[1]).expect("copied");
     let third = folder.generate("c", &cache, &[]);
     assert_eq!((third.compiles, third.hits, &third.bits), (2, 5, &first.bits));
-    let warnings: Vec<&str> = third.stderr.lines().filter(|l| l.contains("is compiled anew")).collect();
+    let warnings: Vec<&str> = third.stderr.lines().filter(|l| l.contains("recompiling ")).collect();
     assert_eq!(warnings.len(), 2, "{}", third.stderr);
-    for (file, why) in [(&entries[0], "bytes"), (&entries[1], "it is of another program")] {
+    for (file, why) in [(&entries[0], "bytes"), (&entries[1], "the entry belongs to another program")] {
         let file = file.display().to_string();
         assert!(warnings.iter().any(|w| w.contains(&file) && w.contains(why)), "{file}: {warnings:?}");
     }
     assert_eq!(folder.entries("cache"), entries);
     assert_eq!(folder.generate("d", &cache, &[]).compiles, 0);
 
-    // The same program ahead of time is the same entry; with other compiler options it is another.
+    // Compiling the same program ahead of time hits the same entry; other compiler options make a new one.
     let save = |more: &[&str]| {
         let request = folder.request("off", more);
         let mut arguments = vec!["compile", "--target", "cpu:1", "--program", "vocoder", "--save", &cache];
@@ -129,12 +129,12 @@ fn a_second_run_compiles_nothing_and_gives_the_same_bits() {
 }
 
 #[needs(cpu)]
-fn programs_saved_ahead_of_time_are_those_of_a_run_and_off_writes_nothing() {
+fn precompiled_programs_are_hits_and_cache_off_writes_nothing() {
     let folder = Folder::new();
     let cache = folder.path("ahead");
     let known = folder.generate("known", support::programs().to_str().expect("UTF-8"), &[]);
     let request = folder.request("off", &[]);
-    // Three of seven are saved ahead.
+    // Three of the seven programs are cached already.
     support::copy_programs(Path::new(&cache), &known.programs, &["prepare", "connectors", "audio_decoder"]);
     assert_eq!(folder.entries("ahead").len(), 4);
     let mut programs = Vec::new();
@@ -160,7 +160,7 @@ fn programs_saved_ahead_of_time_are_those_of_a_run_and_off_writes_nothing() {
         assert_eq!(run.programs[name], p["hash"], "what is compiled ahead of time is what runs");
     }
 
-    // Without a cache nothing is written but the result.
+    // Without a cache, only the result is written.
     let own = tempfile::tempdir().expect("a folder");
     let mut run = support::run_upsampler(own.path());
     run.env("LTX2_COMPILE_CACHE", "off").env("XDG_CACHE_HOME", own.path()).env("HOME", own.path());
@@ -172,7 +172,7 @@ fn programs_saved_ahead_of_time_are_those_of_a_run_and_off_writes_nothing() {
     assert_eq!(names, ["in.safetensors", "out.safetensors"]);
 }
 
-/// Programs by name, and which of them were compiled.
+/// Runs `ltx2 warm`; returns each program's name and whether it was compiled.
 fn warm(folder: &Folder, cache: &str, more: &[&str]) -> Vec<(String, bool)> {
     let request = folder.request(cache, more);
     let mut arguments = vec!["warm", "--json"];
@@ -186,25 +186,25 @@ fn warm(folder: &Folder, cache: &str, more: &[&str]) -> Vec<(String, bool)> {
 }
 
 #[needs(cpu)]
-fn after_warm_a_run_compiles_nothing() {
+fn run_after_warm_command_compiles_nothing() {
     let folder = Folder::new();
     let cache = folder.path("warm");
     let known = folder.generate("known", support::programs().to_str().expect("UTF-8"), &[]);
-    // Two of the seven programs are missing.
+    // Start without two of the seven programs.
     support::copy_programs(Path::new(&cache), &known.programs, &["prepare", "vocoder"]);
     let first = warm(&folder, &cache, &[]);
     let made: Vec<&str> = first.iter().filter(|(_, compiled)| *compiled).map(|(name, _)| &**name).collect();
     assert_eq!((first.len(), made), (7, vec!["prepare", "vocoder"]));
     let run = folder.generate("a", &cache, &[]);
     assert_eq!((run.compiles, run.hits, &run.bits), (0, 7, &known.bits), "{}", run.stderr);
-    // The table; a second time nothing is compiled.
+    // The printed table; the second time nothing is compiled.
     let request = folder.request(&cache, &[]);
     let arguments: Vec<&str> = std::iter::once("warm").chain(request.iter().map(String::as_str)).collect();
     let table = text(&folder.ltx2(&arguments).stdout);
-    assert_eq!(table.lines().filter(|l| l.ends_with(" s  already there")).count(), 7, "{table}");
-    assert!(table.ends_with(&format!("0 compiled, 7 already there in {cache}\n")), "{table}");
+    assert_eq!(table.lines().filter(|l| l.ends_with(" s  already cached")).count(), 7, "{table}");
+    assert!(table.ends_with(&format!("0 compiled, 7 already cached in {cache}\n")), "{table}");
 
-    // What draws noise and random weights is a program too, and no weights are needed: here are none.
+    // The programs that generate noise and random weights are cached too; no weight files are needed.
     let drawn = ["--weights", "random", "--set", "sampler.noise=device"];
     let all = warm(&folder, &cache, &drawn);
     let of = |name: &str| all.iter().filter(|(n, compiled)| n == name && *compiled).count();
@@ -225,7 +225,7 @@ fn after_warm_a_run_compiles_nothing() {
 }
 
 #[needs(cpu)]
-fn warm_without_a_cache_is_an_error() {
+fn warm_command_without_a_cache_is_an_error() {
     let folder = Folder::new();
     let request = folder.request("off", &[]);
     let ran = support::ltx2().arg("warm").args(request).output().expect("the binary runs");

@@ -1,4 +1,4 @@
-//! Videos of several clips (`--chain`): what is written, in which memory, and what is refused.
+//! Videos of several clips (`--chain`): outputs, memory use, and rejected requests.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::crash_safety::kill_at;
 use crate::support::{self, full, needs};
 
 const CONFIG: &str = "tests/fixtures/tiny_video.yml";
-/// Clips of 17 frames, 9 of which two have.
+/// Clips of 17 frames that overlap by 9.
 const CHAIN: [&str; 7] =
     ["--chain", "--set", "request.chain.clip=17", "--set", "request.chain.overlap=9", "--width", "96"];
 
@@ -34,12 +34,12 @@ fn makes(config: &str, out: &Path, more: &[&str]) -> Value {
 }
 
 #[needs(cpu)]
-fn a_chained_video_is_as_long_as_asked_and_its_sidecar_repeats_it() {
+fn chained_video_has_requested_length_and_is_repeatable() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let text = |name: &str| path(name).to_str().expect("UTF-8").to_string();
     let (frames, sound) = (text("frames"), text("sound.wav"));
-    // 30 frames are no legal number: 33 are nearest. Three clips make as many.
+    // 1.3 s is 31 frames; the nearest valid number is 33, which is three clips.
     let asked = [&CHAIN[..], &["--height", "64", "--seconds", "1.3", "--save-frames", &frames, "--save-audio", &sound]];
     let prompts = ["--set", "request.chain.prompts=[\"a blue ball\"]"];
     let sidecar = makes(CONFIG, &path("a.mp4"), &[&asked.concat()[..], &prompts].concat());
@@ -50,30 +50,30 @@ fn a_chained_video_is_as_long_as_asked_and_its_sidecar_repeats_it() {
     assert_eq!((frames.count(), frames.width(), frames.height()), (33, 96, 64));
     assert_eq!(sidecar["sha256"]["frames"], Value::from(frames.sha256()));
     assert_eq!(sound.len(), 33 * sound.rate() as usize / 24);
-    // Steps are those of all clips, in one line of progress a tenth.
+    // Steps and progress lines count all clips together.
     assert_eq!(sidecar["timings"]["denoise"]["steps"], Value::from(6));
     let again = makes(&text("a.json"), &path("b.mp4"), &[]);
     assert_eq!(again["sha256"], sidecar["sha256"]);
-    // The second clip's prompt has a part in it.
+    // The prompt of the second clip has an effect.
     let other = makes(CONFIG, &path("c.mp4"), &asked.concat());
     assert_ne!(other["sha256"], sidecar["sha256"]);
-    // Only finished files are left.
+    // Only finished files remain.
     let mut left: Vec<_> =
         fs::read_dir(folder.path()).expect("a folder").map(|entry| entry.expect("one").file_name()).collect();
     left.sort();
     assert_eq!(left, ["a.json", "a.mp4", "b.json", "b.mp4", "c.json", "c.mp4", "frames", "sound.wav"]);
 }
 
-/// In the middle of a clip's file, before its name, and when all clips are kept.
+/// Kills the run while it writes a clip's file, before it renames the file, and after all clips are saved.
 #[needs(cpu)]
-fn a_killed_chain_goes_on_with_its_clip_to_the_same_bytes() {
+fn killed_chain_resumes_to_identical_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let (out, nowhere) = (path("out.mp4"), path("no programs"));
     let run = |out: &Path, more: &[&str]| {
         let mut run = support::ltx2();
         run.args(["generate", "-c", CONFIG, "-o"]).arg(out).args(CHAIN).args(["--height", "64", "--num-frames", "33"]);
-        // Without an ffmpeg, whose files are not the same bytes on every machine.
+        // Without ffmpeg, whose output differs between machines.
         run.args(more).env("PATH", &nowhere).stdout(Stdio::null());
         run
     };
@@ -93,7 +93,7 @@ fn a_killed_chain_goes_on_with_its_clip_to_the_same_bytes() {
         ("rename out.json", 3),
     ];
     for (moment, clips) in moments {
-        // In full each of them.
+        // Only in full test runs.
         if moment.contains("0002") && !full() {
             continue;
         }
@@ -104,7 +104,7 @@ fn a_killed_chain_goes_on_with_its_clip_to_the_same_bytes() {
             let ended = run(&out, &[&["--resume"], more].concat()).stderr(Stdio::piped()).output().expect("runs");
             (ended.status.code(), String::from_utf8_lossy(&ended.stderr).into_owned())
         };
-        // A video without a sidecar may be another program's.
+        // A video without a sidecar may belong to another program, so --force is required.
         let is_there = out.exists();
         if is_there {
             let (code, said) = resumed(&[]);
@@ -112,38 +112,39 @@ fn a_killed_chain_goes_on_with_its_clip_to_the_same_bytes() {
         }
         let (code, said) = resumed(if is_there { &["--force"] } else { &[] });
         assert_eq!(code, Some(0), "{moment}: {said}");
-        assert!(said.contains(&format!("goes on with clip {}", clips + 1)), "{moment}: {said}");
+        assert!(said.contains(&format!("resuming with clip {}", clips + 1)), "{moment}: {said}");
         assert_eq!(hashes(&out), whole, "{moment}");
         assert_eq!(fs::read(&out).expect("a video"), bytes, "{moment}");
         assert_eq!(names(), ["out.json", "out.mp4", "whole.json", "whole.mp4"], "{moment}");
         [&out, &out.with_extension("json")].into_iter().for_each(|file| fs::remove_file(file).expect("removed"));
     }
 
-    // Clips of another request are refused, and so is a run that begins anew; with --force it replaces them.
+    // Clips of another request are rejected, and so is a new run that would overwrite them; --force replaces them.
     let clip = |at: usize| path(&format!("out.mp4.clip_000{at}.safetensors"));
     kill_at("write out.mp4.clip_0002.safetensors", &mut run(&out, &["--checkpoint-every", "1"]));
     let other = run(&out, &["--resume", "--seed", "77"]).stderr(Stdio::piped()).output().expect("runs");
     let said = String::from_utf8_lossy(&other.stderr);
     assert_eq!(other.status.code(), Some(1), "{said}");
     assert!(said.contains("out.mp4.") && said.contains("holds the steps of another request"), "{said}");
-    assert!(said.contains("request.seed is "), "{said}");
+    assert!(said.contains("request.seed was "), "{said}");
     let other = ["--checkpoint-every", "1", "--seed", "77"];
     let anew = run(&out, &other).stderr(Stdio::piped()).output().expect("runs");
     let said = String::from_utf8_lossy(&anew.stderr);
     assert_eq!(anew.status.code(), Some(2), "{said}");
-    assert!(said.contains("error: --checkpoint-every: ") && said.contains("continue it with --resume"), "{said}");
+    assert!(said.contains("error: --checkpoint-every: ") && said.contains("resume this run with --resume"), "{said}");
     let other = ["--checkpoint-every", "1", "--seed", "77", "--force"];
     kill_at("write out.mp4.clip_0001.safetensors", &mut run(&out, &other));
     assert!(clip(0).exists() && !clip(1).exists(), "a clip of the run before is left");
 }
 
-/// Frames are of a size that shows: half of what the long video has more of would be seen.
+/// The frames are large enough that keeping half of the additional ones in memory would be detected.
 #[needs(cpu, full)]
-fn memory_does_not_grow_with_the_clips() {
+fn memory_does_not_grow_with_number_of_clips() {
     let folder = tempfile::tempdir().expect("a folder");
     let peak = |frames: &str| {
         let chain = ["--height", "256", "--width", "384", "--set", "sampler.steps=1", "--num-frames", frames];
-        // Without ffmpeg, whose memory is its own, and with one arena: how many threads keep freed memory is chance.
+        // Without ffmpeg, which has its own memory, and with a single malloc arena: otherwise the amount of retained
+        // free memory varies with the threads.
         let out = folder.path().join("x.mp4");
         let given = [&["generate", "-c", CONFIG, "-o", out.to_str().expect("UTF-8"), "--force"], &CHAIN[..5], &chain];
         let made = support::ltx2()
@@ -166,7 +167,7 @@ fn memory_does_not_grow_with_the_clips() {
 }
 
 #[needs(cpu, ffmpeg)]
-fn a_chained_video_by_ffmpeg() {
+fn chained_video_is_encoded_by_ffmpeg() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("a.mp4");
     let frames = folder.path().join("frames");
@@ -177,31 +178,32 @@ fn a_chained_video_by_ffmpeg() {
     let (made, written) =
         (read_clip(&out, Path::new("ffmpeg")).expect("a video"), read_png_frames(&frames).expect("frames"));
     assert_eq!(made.data().dim(), written.data().dim());
-    // Frames of random weights are noise, whose colours 4:2:0 loses: each is nearer to its own than to any other.
+    // Frames from random weights are noise, and 4:2:0 subsampling loses its colors. Each encoded frame must still be
+    // closest to its own original.
     for n in 0..made.count() {
         let of = |m: usize| (made.part(n..n + 1).to_video() - written.part(m..m + 1).to_video()).mapv(|v| v * v).sum();
         let nearest = (0..written.count()).min_by(|a, b| of(*a).total_cmp(&of(*b)));
         assert_eq!(nearest, Some(n), "frame {n}: {} from its own", of(n));
     }
     let sound = read_sound(&out, Path::new("ffmpeg"), None).expect("readable").expect("a sound");
-    // AAC of 24 kHz is read by ffmpeg, which plays the last packet of 1,024 samples whole.
+    // ffmpeg decodes the last AAC packet of 1,024 samples completely.
     let frames = 33 * sound.rate() as usize / 24;
     assert!((frames..frames + 1024).contains(&sound.len()), "{} of {frames}", sound.len());
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 3, "the video, its sidecar, frames");
 }
 
 #[needs(nothing)]
-fn what_a_chain_does_not_do_is_refused_in_a_line() {
+fn unsupported_chain_options_are_rejected() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("a.mp4");
     for (more, why) in [
-        (&["--dump", "d.safetensors"][..], "--dump: tensors of a video of several clips are not kept; leave it out"),
-        (&["--pipeline", "text_to_audio"], "this pipeline makes one clip; leave --chain out"),
+        (&["--dump", "d.safetensors"][..], "--dump is not supported for a video of several clips; remove it"),
+        (&["--pipeline", "text_to_audio"], "this pipeline does not support chained clips; remove --chain"),
         (
             &["--set", "request.chain.overlap=17"],
             "request.chain.overlap = 17 (--set): must be less than request.chain.clip, 17",
         ),
-        (&["--audio", "a.wav", "--pipeline", "audio_to_video"], "this pipeline makes one clip"),
+        (&["--audio", "a.wav", "--pipeline", "audio_to_video"], "this pipeline does not support chained clips"),
     ] {
         let (code, said) = run(CONFIG, &out, &[&CHAIN[..], &["--height", "64", "--num-frames", "33"], more].concat());
         let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
@@ -211,20 +213,22 @@ fn what_a_chain_does_not_do_is_refused_in_a_line() {
     let one = ["--height", "64", "--num-frames", "17"];
     let (code, said) = run(CONFIG, &out, &[&CHAIN[..], &one].concat());
     assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("17 frames are one clip, which has up to 17; remove it, or make a longer video"), "{said}");
+    assert!(said.contains("17 frames fit in one clip of up to 17; remove it, or generate a longer video"), "{said}");
 }
 
-/// Tokens are a clip's: the video of all of them is nowhere denoised.
+/// The plan lists the tokens per clip, because only single clips are denoised.
 #[needs(nothing)]
-fn a_plan_says_the_clips() {
+fn plan_lists_clips_and_tokens_per_clip() {
     let asked =
         ["generate", "-m", "ltx2", "--width", "256", "--height", "128", "--num-frames", "241", "--chain", "--dry-run"];
     let planned = support::ltx2().args(asked).output().expect("the binary runs");
     let said = String::from_utf8_lossy(&planned.stdout).into_owned() + &String::from_utf8_lossy(&planned.stderr);
     assert!(planned.status.success(), "{said}");
-    for line in
-        ["241 frames at 24 a second", "clips      3 of 121 frames", "tokens     512 video (16 x 4 x 8), 126 audio"]
-    {
+    for line in [
+        "241 frames at 24 per second",
+        "clips      3 of 121 frames each",
+        "tokens     512 video (16 x 4 x 8), 126 audio",
+    ] {
         assert!(said.contains(line), "{said}");
     }
 }

@@ -1,4 +1,5 @@
-//! `ltx2 compare`: every kind of input, bounds and exit codes; and whole runs within tests/thresholds.yml of the reference.
+//! `ltx2 compare`: all kinds of input, bounds and exit codes; and complete runs compared with the reference by the
+//! bounds of tests/thresholds.yml.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -22,7 +23,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// stdout of a comparison that ends with `code`, and the line of its error.
+/// Runs a comparison that must exit with `code`; returns stdout and the error line.
 fn ends(code: i32, a: &Path, b: &Path, more: &[&str]) -> (String, String) {
     let out = compare(a, b, more);
     let stderr = text(&out.stderr);
@@ -49,7 +50,7 @@ fn folders_are_compared_frame_by_frame() {
     let flags = ["--json", out.to_str().expect("UTF-8"), "--report", page.to_str().expect("UTF-8")];
     let (stdout, _) =
         ends(0, &path("a"), &path("b"), &[&flags[..], &["--max-mad", "5.01", "--min-psnr", "34"]].concat());
-    // Five steps everywhere: 20 log10(255 / 5).
+    // All values differ by 5/255: PSNR is 20 log10(255 / 5).
     let scores = json(&out);
     assert!((scores["video"]["psnr"].as_f64().expect("a number") - 34.1514).abs() < 1e-3, "{scores}");
     assert!((scores["video"]["mad"].as_f64().expect("a number") - 5.0).abs() < 1e-4, "{scores}");
@@ -61,7 +62,7 @@ fn folders_are_compared_frame_by_frame() {
     let (_, error) = ends(1, &path("a"), &path("b"), &["--min-psnr", "40", "--max-mad", "6"]);
     assert!(error.contains("psnr 34.1514 is below --min-psnr 40") && !error.contains("mad"), "{error}");
     let (_, error) = ends(2, &path("a"), &path("b"), &["--max-audio-l2", "1"]);
-    assert!(error.contains("--max-audio-l2 needs sound on both sides"), "{error}");
+    assert!(error.contains("--max-audio-l2 requires audio in both results"), "{error}");
     write_png_frames(&path("c"), &gradient(2, 0)).expect("written");
     let (_, error) = ends(2, &path("a"), &path("c"), &[]);
     assert!(error.contains("3 frames of 48x32") && error.contains("2 frames of 48x32"), "{error}");
@@ -70,7 +71,7 @@ fn folders_are_compared_frame_by_frame() {
 }
 
 #[needs(nothing)]
-fn sounds_are_compared_as_far_as_both_go() {
+fn audio_is_compared_over_the_shorter_length() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name: &str| dir.path().join(name);
     let wave = |n: usize, loud: f32| Array2::from_shape_fn((2, n), |(c, i)| loud * ((i * (c + 1)) as f32 * 0.05).sin());
@@ -89,11 +90,11 @@ fn sounds_are_compared_as_far_as_both_go() {
     assert!(error.contains("audio relative L2 0.") && error.contains("is above --max-audio-l2 0.1"), "{error}");
     let other = write("c.wav", wave(4000, 0.5), 16000, WavFormat::Pcm16);
     let (_, error) = ends(2, &a, &other, &[]);
-    assert!(error.contains("8000 samples a second") && error.contains("16000"), "{error}");
+    assert!(error.contains("8000 samples per second") && error.contains("16000"), "{error}");
 }
 
 #[needs(nothing)]
-fn a_video_without_ffmpeg_says_what_is_missing() {
+fn video_without_ffmpeg_reports_missing_decoder() {
     let dir = tempfile::tempdir().expect("a folder");
     let (video, png) = (dir.path().join("a.mp4"), dir.path().join("png"));
     let embedded = Mp4Options { encoder: EncoderChoice::Embedded, ..Mp4Options::default() };
@@ -105,7 +106,7 @@ fn a_video_without_ffmpeg_says_what_is_missing() {
 }
 
 #[needs(ffmpeg)]
-fn videos_are_read_by_ffmpeg() {
+fn videos_are_decoded_by_ffmpeg() {
     let dir = tempfile::tempdir().expect("a folder");
     let (video, png) = (dir.path().join("a.mp4"), dir.path().join("png"));
     let frames = gradient(5, 0);
@@ -114,7 +115,7 @@ fn videos_are_read_by_ffmpeg() {
     write_png_frames(&png, &frames).expect("written");
     let out = compare(&video, &png, &["--min-psnr", "30", "--min-ssim", "0.9"]);
     assert!(out.status.success(), "{}", text(&out.stderr));
-    assert!(text(&out.stdout).contains("on one side only: sound"), "{}", text(&out.stdout));
+    assert!(text(&out.stdout).contains("only in one result: sound"), "{}", text(&out.stdout));
     let (stdout, _) =
         ends(0, &video, &video, &["--min-audio-cosine", "1", "--min-psnr", "1000", "--max-audio-l2", "0"]);
     assert!(stdout.contains("inf"), "{stdout}");
@@ -148,10 +149,10 @@ fn dumps_are_compared_tensor_by_tensor() {
 }
 
 #[needs(cpu)]
-fn runs_are_within_their_thresholds() {
+fn runs_are_within_reference_thresholds() {
     let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
-    // Of each generation one; in full all.
+    // One case per model version; all cases in full test runs.
     let chosen = |case: &Case| full() || ["tiny_a_cfg", "tiny_2_3_guided"].iter().any(|name| case.name.ends_with(name));
     for case in cases("pipeline").into_iter().filter(chosen) {
         let bounds = thresholds::row(&case.name).compare.expect("bounds");

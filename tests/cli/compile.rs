@@ -1,4 +1,4 @@
-//! `ltx2 compile` and the reading of optimized programs, on the CPU plugin with eight virtual devices.
+//! `ltx2 compile` and the analysis of optimized programs, on the CPU plugin with eight virtual devices.
 
 use std::path::Path;
 use std::process::Output;
@@ -22,8 +22,8 @@ fn argument(b: &Builder, name: &str, dims: &[usize], sharding: &[&[&str]]) -> Va
     b.argument_with(Argument { sharding: Some(Sharding::new(sharding)), ..Argument::new(name, Type::new(F32, dims)) })
 }
 
-/// A loop whose bounds are inputs; inside it one over `LAYERS` stacked weights, each gathered before its product with
-/// rows that are split over `context`; then a sum over all devices.
+/// Returns a loop with dynamic bounds that contains a loop over `LAYERS` stacked weights. Each weight is gathered and
+/// multiplied with rows sharded over `context`, followed by an all-reduce.
 fn program() -> Program {
     let b = Builder::new("steps").with_mesh(mesh());
     let scalar = |name: &str| b.argument(name, Type::scalar(I32));
@@ -61,7 +61,7 @@ fn analysed(program: &Program, layers: usize) -> Report {
 }
 
 #[needs(cpu)]
-fn collectives_are_counted_with_trips_bytes_and_axes() {
+fn collectives_have_trip_counts_bytes_and_axes() {
     let r = analysed(&program(), LAYERS);
     assert_eq!(r.layers, LAYERS as f64, "{r:?}");
     let of = |phase: LoopLevel| r.collectives.iter().filter(|c| c.level == phase).collect::<Vec<&Collective>>();
@@ -78,7 +78,7 @@ fn collectives_are_counted_with_trips_bytes_and_axes() {
     assert_eq!((sum.scope.as_str(), r.trips(sum), r.trips(gather)), ("euler", 1.0, LAYERS as f64));
     assert_eq!(of(LoopLevel::Outside).len(), 0);
 
-    // Each device multiplies its quarter of the rows.
+    // Each device multiplies a quarter of the rows.
     let product = 2.0 * (ROWS / 4 * WIDTH * WIDTH) as f64;
     assert_eq!((r.layer.flops, r.step.flops), (product, product * LAYERS as f64));
     assert_eq!((r.per_layer().bytes, r.per_step().bytes), (weight, weight * LAYERS as f64 + payload));
@@ -86,9 +86,9 @@ fn collectives_are_counted_with_trips_bytes_and_axes() {
     assert_eq!(r.stack_copies, []);
 }
 
-/// Counter, bound and body stand in whatever form the compiler gives them.
+/// Trip counts are found in every form in which the compiler writes the counter, bound and body of a loop.
 #[needs(cpu)]
-fn loops_of_every_form_have_their_count() {
+fn trip_counts_are_found_for_all_loop_forms() {
     let cases = [
         (0.0, 7.0, 1.0, Comparison::Lt, 7.0),
         (1.0, 9.0, 2.0, Comparison::Le, 5.0),
@@ -128,12 +128,12 @@ fn loops_of_every_form_have_their_count() {
 }
 
 #[needs(cpu)]
-fn a_copied_stack_is_found() {
+fn copied_stacked_weights_are_reported() {
     const LARGE: usize = 512;
     let b = Builder::new("copied").with_mesh(mesh());
     let w = argument(&b, "w", &[LAYERS, LARGE, LARGE], &[&[], &[], &[]]);
     let x = argument(&b, "x", &[ROWS, LARGE], &[&["context"], &[]]);
-    // Another element type for the whole stack, once, outside of the loop.
+    // Converts the element type of the complete stack once, outside the loop.
     let other = w.to(DType::BF16);
     let y = b.repeat(LAYERS, &[x], |i, x| vec![b.einsum("re,eo->ro", &x[0], &other.index(i).to(F32), F32).tanh()]);
     let r = analysed(&b.finish(&[("y", &y[0]), ("other", &other)]).expect("builds"), LAYERS);
@@ -157,7 +157,7 @@ fn fail(code: i32, arguments: &[&str]) -> String {
 }
 
 #[needs(cpu)]
-fn bad_input_is_one_clear_line() {
+fn invalid_input_gives_one_error_line() {
     let nano = ["-c", "nano_2_0", "--model", "nano"];
     let message = fail(2, &[&["--target", "tpu:v9:2x2"], &nano[..]].concat());
     assert!(message.contains("unknown chip 'v9'") && message.contains("tpu:v6e:2x4"), "{message}");
@@ -165,11 +165,14 @@ fn bad_input_is_one_clear_line() {
     assert_eq!(out.status.code(), Some(2));
     assert!(text(&out.stderr).contains("possible values: text-encoder, connectors, "), "{}", text(&out.stderr));
     let message = fail(2, &[&["--target", "cpu:8", "--layers", "99"], &nano[..]].concat());
-    assert!(message.contains("--layers 99: this model has 1 to 4 blocks"), "{message}");
+    assert!(message.contains("--layers 99: this model has 4 blocks; use 1 to 4"), "{message}");
     let message = fail(1, &["--target", "cpu:8", "-c", "nano_2_0", "--model", "no/where"]);
     assert!(message.contains("no/where"), "{message}");
     let message = fail(2, &[&["--target", "cpu:8", "--set", "runtime.weights=fp8"], &nano[..]].concat());
-    assert_eq!(message, "error: runtime.weights: fp8 is CUDA's, the platform is cpu; int8 is everyone's");
+    assert_eq!(
+        message,
+        "error: runtime.weights: fp8 requires CUDA, but the platform is cpu; int8 works on every platform"
+    );
     let message = fail(2, &[&["--target", "cpu:8", "--set", "runtime.activations=int8"], &nano[..]].concat());
     assert!(
         message.starts_with("error: runtime.activations = int8 (--set): ") && message.contains("runtime.weights"),
@@ -178,14 +181,17 @@ fn bad_input_is_one_clear_line() {
     let sized = |layout: &str, mesh: &str| {
         fail(2, &[&["--target", "cpu:8", "--layout", layout, "--mesh", mesh], &nano[..]].concat())
     };
-    assert!(sized("cfg", "cfg=16").contains("needs 16 devices, there are 8"));
-    assert!(sized("ulysses", "cfg=3,context=-1").contains("8 devices do not divide by 3"));
+    assert!(sized("cfg", "cfg=16").contains("needs 16 devices, but there are 8"));
+    assert!(sized("ulysses", "cfg=3,context=-1").contains("8 devices are not divisible by 3"));
     let message = sized("cfg", "cfg=2");
-    assert!(message.contains("layout cfg uses 2 of the 8 devices of cpu:8; give a --mesh"), "{message}");
+    assert!(
+        message.contains("layout cfg uses 2 of the 8 devices of cpu:8; pass a --mesh that uses all of them"),
+        "{message}"
+    );
 }
 
 #[needs(cpu)]
-fn a_program_is_compiled_and_written_out() {
+fn program_is_compiled_and_dumped() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
     let (json, dump) = (path("f.json"), path("hlo"));
@@ -196,7 +202,9 @@ fn a_program_is_compiled_and_written_out() {
     let out = ltx2(&[&base[..], &small, &["--json", &json, "--dump-hlo", &dump]].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
     let table = text(&out.stdout);
-    for part in ["target      cpu:8, 8 devices", "all-to-all", "video_sequence: [context]", "no stack of layers"] {
+    for part in
+        ["target      cpu:8, 8 devices", "all-to-all", "video_sequence: [context]", "no stacked layer parameters"]
+    {
         assert!(table.contains(part), "'{part}' in:\n{table}");
     }
     let figures: Json = serde_json::from_str(&std::fs::read_to_string(&json).expect("a file")).expect("JSON");
@@ -216,9 +224,9 @@ fn a_program_is_compiled_and_written_out() {
     }
 }
 
-/// A chip that the binary does not know, from the one file that describes it.
+/// One file describes a chip that is not built in.
 #[needs(cpu)]
-fn the_example_chip_predicts_without_a_rebuild() {
+fn example_chip_file_predicts_times() {
     let small = ["request.width=64", "request.height=96", "request.num_frames=9", support::QUICK];
     let small: Vec<&str> = small.iter().flat_map(|s| ["--set", s]).collect();
     let arguments =
@@ -232,14 +240,14 @@ fn the_example_chip_predicts_without_a_rebuild() {
     };
     let [a100, h200] = ["examples/chips/a100.toml", "h200"].map(predicted);
     assert_eq!(a100["chip"]["name"], "a100");
-    // Figures of the data sheets, whose memory both report; h200's file has measured constants too.
+    // Memory capacity from the data sheets is reported for both; the file of h200 also has measured constants.
     assert_eq!(a100["chip"]["peak"], 312e12);
     assert_eq!([&a100, &h200].map(|r| r["memory"]["capacity"].as_i64()), [Some(80_000_000_000), Some(150_000_000_000)]);
     assert!(a100["predicted_ms"]["step"].as_f64() > Some(0.0), "{}", a100["predicted_ms"]);
 }
 
 #[needs(cpu)]
-fn a_chip_of_a_file_predicts() {
+fn chip_file_predicts_times() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("mine.toml");
     let figures = "name = \"mine\"\ncapacity = 1_000_000_000\npeak_bf16 = 1e12\npeak_fp8 = 2e12\nbandwidth = 1e11\n";
@@ -267,9 +275,10 @@ fn a_chip_of_a_file_predicts() {
     );
 }
 
-/// The published loop at all of its 48 blocks. On CUDA layers are unrolled, without stacks: `make test-cuda`.
+/// Compiles the published model's denoising loop with all 48 blocks. On CUDA, layers are unrolled and weights are not
+/// stacked: see `make test-cuda`.
 #[needs(cpu)]
-fn no_stack_is_copied_at_full_depth() {
+fn no_stacked_weights_are_copied_at_full_depth() {
     let arguments = ["compile", "-c", "ltx2", "--target", "cpu:4", "--layout", "ulysses", "--json", "-"];
     let out = ltx2(&[&arguments[..], &["--set", support::QUICK]].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));

@@ -1,13 +1,13 @@
-//! Compilers that crash: the process that compiles is lost, not what stands above it.
+//! A compiler crash ends only the child process that compiles.
 
 use std::fs;
 
 use crate::support::{self, needs};
 use serde_json::Value;
 
-/// A flag on which the CPU compiler throws what nobody catches.
+/// Uses a flag with which the CPU compiler throws an uncaught exception.
 #[needs(cpu)]
-fn a_compiler_that_crashes_is_one_row_of_an_experiment() {
+fn compiler_crash_fails_only_its_experiment_case() {
     let dir = tempfile::tempdir().expect("a folder");
     let (yaml, out) = (dir.path().join("x.yml"), dir.path().join("out"));
     let small = "set: [model.path=nano, request.width=64, request.height=96, request.num_frames=9]\nlayers: 1\n";
@@ -20,7 +20,7 @@ fn a_compiler_that_crashes_is_one_row_of_an_experiment() {
     let rows: Vec<&str> = table.lines().filter(|l| l.contains("split_count=-1: ")).collect();
     assert!(rows.len() == 1 && rows[0].contains("signal: 6 (SIGABRT)"), "{table}");
 
-    // The other case went on to its end.
+    // The other case still completed.
     let results = fs::read_to_string(out.join("results.jsonl")).expect("results");
     let results: Vec<Value> = results.lines().map(|l| serde_json::from_str(l).expect("a whole line")).collect();
     let errors: Vec<Option<&str>> = results.iter().map(|r| r["error"].as_str()).collect();

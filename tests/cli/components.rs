@@ -1,14 +1,14 @@
-//! Every component as its user runs and compiles it, with LLVM's optimizations and XLA's own emitters, against the
+//! Each component, run and compiled as a user does (with LLVM optimizations and XLA's own emitters), compared with the
 //! reference.
 
 use crate::support::{self, cases, needs};
 use ltx2::pipeline::tensors;
 
-/// Largest distance in f32, as in `it parity`.
+/// Maximum relative L2 distance in f32, as in `it parity`.
 const F32: f64 = 1e-4;
 
 #[needs(cpu)]
-fn perturbation_is_refused_by_a_model_that_does_not_know_it() {
+fn perturbation_is_rejected_if_unsupported_by_the_model() {
     let dir = tempfile::tempdir().expect("a folder");
     let inputs = dir.path().join("in.safetensors");
     let case = cases("transformer").into_iter().find(|c| c.name.ends_with("/tiny_a")).expect("a case");
@@ -27,10 +27,10 @@ fn perturbation_is_refused_by_a_model_that_does_not_know_it() {
 }
 
 #[needs(cpu)]
-fn the_reference_is_met_as_users_compile() {
+fn components_match_reference_with_default_compile_options() {
     let dir = tempfile::tempdir().expect("a folder");
     let (inputs, results) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
-    // Results by their names, and by those that the reference's have.
+    // Names of the outputs, here and in the reference.
     let components: [(&str, &[(&str, &str)]); 8] = [
         ("transformer", &[("video", "video"), ("audio", "audio")]),
         ("connectors", &[("video", "video"), ("audio", "audio")]),
@@ -42,7 +42,7 @@ fn the_reference_is_met_as_users_compile() {
         ("upsampler", &[("latents", "latents")]),
     ];
     for (component, outputs) in components {
-        // Of the text encoder only a case without padding has a result that is defined everywhere.
+        // The text encoder's output is only defined everywhere without padding.
         let whole = |case: &support::Case| component != "text-encoder" || case.name.ends_with("_full");
         let case = cases(component).into_iter().find(whole).expect("a case");
         let given: Vec<_> = case.inputs.iter().map(|(name, tensor)| (name.clone(), tensor.clone())).collect();

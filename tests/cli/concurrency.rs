@@ -1,4 +1,4 @@
-//! Company and long use: threads on one client, many videos in one process, several runs beside each other.
+//! Concurrency and long use: threads on one client, many videos in one process, several processes at once.
 
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn bits(generated: &Generated) -> (String, Vec<u8>) {
     (generated.frames.sha256(), sound.finalize().to_vec())
 }
 
-/// Videos of a pipeline case one after the other, each with a model opened anew.
+/// Generates `count` videos of a pipeline case, each with a newly opened model.
 fn videos(client: &Client, case: usize, count: usize) -> Vec<(String, Vec<u8>)> {
     let case = &cases("pipeline")[case];
     let one = |_| {
@@ -31,7 +31,7 @@ fn videos(client: &Client, case: usize, count: usize) -> Vec<(String, Vec<u8>)> 
 }
 
 #[needs(cpu)]
-fn two_threads_on_one_client_give_what_each_gives_alone() {
+fn two_threads_sharing_a_client_get_unchanged_results() {
     let client = cpu(8);
     let alone = [0, 1].map(|case| videos(&client, case, 1).remove(0));
     assert_ne!(alone[0], alone[1]);
@@ -47,7 +47,7 @@ fn two_threads_on_one_client_give_what_each_gives_alone() {
     }
 }
 
-/// Resident bytes of this process.
+/// Returns the resident memory of this process in bytes.
 fn resident() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("a process");
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).expect("a line");
@@ -55,10 +55,10 @@ fn resident() -> f64 {
 }
 
 #[needs(cpu, full)]
-fn two_hundred_videos_in_a_process_leave_its_memory_flat_and_are_the_same() {
-    // Memory is the process's: other tests of this file would be seen.
+fn two_hundred_videos_are_repeatable_and_use_constant_memory() {
+    // Runs in a separate process, because other tests would affect the measured memory.
     if std::env::var_os("LTX2_ALONE").is_none() {
-        let name = "concurrency::two_hundred_videos_in_a_process_leave_its_memory_flat_and_are_the_same";
+        let name = "concurrency::two_hundred_videos_are_repeatable_and_use_constant_memory";
         let own = std::env::current_exe().expect("this file");
         let ran = Command::new(own).args([name, "--exact", "--nocapture"]).env("LTX2_ALONE", "1").output();
         let ran = ran.expect("it runs");
@@ -74,7 +74,7 @@ fn two_hundred_videos_in_a_process_leave_its_memory_flat_and_are_the_same() {
     let path = folder.path().join("out.mp4");
     let (mut first, mut before) = (None, 0.0);
     for n in 0..200 {
-        // Every third is another's seed and prompt.
+        // Every third request has another seed and prompt.
         (request.seed, request.prompt) = if n % 3 == 2 { (n, format!("video {n}")) } else { (5, "a red ball".into()) };
         let generated = generate(&mut runner, &request, &RunOptions::default());
         let options = ltx2::media::Mp4Options::default();
@@ -94,7 +94,6 @@ fn two_hundred_videos_in_a_process_leave_its_memory_flat_and_are_the_same() {
     assert!(statistics.values().all(|s| s.compiles + s.cache_hits == 1), "{statistics:?}");
 }
 
-/// A folder of short videos.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -106,12 +105,12 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// A run that goes on by itself.
+    /// Starts a run without waiting for it.
     fn start(&self, out: &str, cache: &str) -> Child {
         self.command(out, cache).spawn().expect("starts")
     }
 
-    /// Its own temporary files are below `tmp`.
+    /// Temporary files of the run go to `tmp`.
     fn command(&self, out: &str, cache: &str) -> Command {
         let temporary = self.path("tmp");
         std::fs::create_dir_all(&temporary).expect("a folder");
@@ -143,7 +142,7 @@ fn hashes(video: &Path) -> Value {
 }
 
 impl Folder {
-    /// A cache without the longest of the seven programs; its path.
+    /// Creates a cache that lacks `denoise`, the program that compiles longest; returns its path.
     fn cache_without_denoise(&self) -> String {
         let (out, stderr) = ended(self.start("first.mp4", &support::programs().display().to_string()));
         assert!(out.status.success(), "{stderr}");
@@ -155,16 +154,16 @@ impl Folder {
     }
 }
 
-/// Two that want a program at one time compile it once: the other waits and loads it.
+/// Of two concurrent runs that need the same program, one compiles it; the other waits and loads the result.
 #[needs(cpu)]
-fn runs_beside_each_other_fill_one_cache() {
+fn concurrent_runs_share_one_cache() {
     let folder = Folder::new();
     let cache = folder.cache_without_denoise();
     let runs = ["a.mp4", "b.mp4"].map(|name| folder.start(name, &cache));
     let mut hits = 0;
     for run in runs {
         let (out, stderr) = ended(run);
-        assert!(out.status.success() && !stderr.contains("compiled anew"), "{stderr}");
+        assert!(out.status.success() && !stderr.contains("recompiling"), "{stderr}");
         hits += stderr.lines().filter(|l| l.starts_with("  ") && l.ends_with(" s  cache hit")).count();
     }
     assert_eq!(hits, 13);
@@ -181,9 +180,9 @@ fn runs_beside_each_other_fill_one_cache() {
     }
 }
 
-/// Whoever compiles stops for good; another waits for it until it is killed.
+/// The first run hangs while compiling; the second waits for it until the first is killed.
 #[needs(cpu)]
-fn a_run_killed_while_it_compiles_holds_up_no_other() {
+fn killed_compilation_does_not_block_other_runs() {
     let folder = Folder::new();
     let cache = folder.cache_without_denoise();
     let started = |out: &str, failpoint: &str| {
@@ -196,7 +195,7 @@ fn a_run_killed_while_it_compiles_holds_up_no_other() {
     let mut second = started("b.mp4", "");
     let mut says =
         std::io::BufReader::new(second.stderr.take().expect("piped")).lines().map(|line| line.expect("text"));
-    assert!(says.any(|line| line.contains("denoise: waiting for another process that compiles it")));
+    assert!(says.any(|line| line.contains("waiting for another process to compile denoise")));
     assert!(second.try_wait().expect("a process").is_none(), "it did not wait");
     first.kill().expect("killed");
     first.wait().expect("ended");
@@ -206,7 +205,7 @@ fn a_run_killed_while_it_compiles_holds_up_no_other() {
 }
 
 #[needs(cpu)]
-fn of_two_runs_with_one_name_the_later_keeps_its_video_elsewhere() {
+fn second_run_with_same_output_saves_its_results_elsewhere() {
     let folder = Folder::new();
     let cache = support::programs().display().to_string();
     let runs = [folder.start("out.mp4", &cache), folder.start("out.mp4", &cache)];
@@ -224,9 +223,9 @@ fn of_two_runs_with_one_name_the_later_keeps_its_video_elsewhere() {
     assert_eq!(folder.names(""), ["out.json", "out.mp4", "tmp"], "nothing half-written");
 }
 
-/// Separate processes, each of which compiles for itself: one hash. On a GPU `scripts/gpu/repeat.sh` does the same.
+/// Separate processes with and without a cache give the same hashes. On a GPU, `scripts/gpu/repeat.sh` checks this.
 #[needs(cpu, full)]
-fn twenty_processes_give_one_hash_warm_and_cold() {
+fn twenty_processes_give_equal_hashes_with_or_without_cache() {
     let folder = Folder::new();
     let warm = support::programs().display().to_string();
     let runs = (0..20).map(|n| {

@@ -1,4 +1,4 @@
-//! Killed in any phase and at any time, a run leaves nothing that a later one trusts and that is not whole.
+//! A run that is killed in any phase leaves no partial file that a later run uses.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -10,17 +10,17 @@ use crate::support::{self, full, needs};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Kills of videos and of experiments, at times spread over as long as the work takes.
+/// Number of kills of videos and of experiments, at times spread over their duration.
 const KILLS: [usize; 2] = [130, 10];
 
-/// Kills a process that cannot do anything about it; false where it had ended by itself.
+/// Kills a process with SIGKILL; returns false if it had already exited.
 fn kill(mut child: Child) -> bool {
     child.kill().expect("is killed");
     child.wait().expect("is gone").signal() == Some(9)
 }
 
-/// Kills a process after a time, unless it has ended by then; whether it was killed.
-fn killed_after(mut child: Child, time: Duration) -> bool {
+/// Kills a process after `time` unless it exits before; returns whether it was killed.
+fn kill_after(mut child: Child, time: Duration) -> bool {
     let started = Instant::now();
     while started.elapsed() < time {
         if child.try_wait().expect("a process").is_some() {
@@ -31,7 +31,7 @@ fn killed_after(mut child: Child, time: Duration) -> bool {
     kill(child)
 }
 
-/// Kills a process at one of its fail points (`src/failpoint.rs`).
+/// Kills a process at a fail point (`src/failpoint.rs`).
 pub(crate) fn kill_at(moment: &str, run: &mut Command) {
     let mut child = run.env("LTX2_FAILPOINT", moment).stderr(Stdio::piped()).spawn().expect("starts");
     let said = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
@@ -41,7 +41,7 @@ pub(crate) fn kill_at(moment: &str, run: &mut Command) {
     assert!(kill(child), "the run ended at {moment}");
 }
 
-/// Points of a run, in no order: multiples of the golden section.
+/// Returns low-discrepancy points in 0..1: multiples of the golden ratio.
 fn moments() -> impl Iterator<Item = f64> {
     (0..).map(|n| (f64::from(n) * 0.618_034).fract())
 }
@@ -51,7 +51,7 @@ fn hashes(video: &Path) -> Value {
     serde_json::from_str::<Value>(&sidecar).expect("JSON")["sha256"].clone()
 }
 
-/// A folder in which short videos are made.
+/// Folder for short videos.
 struct Folder(TempDir);
 
 impl Folder {
@@ -71,7 +71,7 @@ impl Folder {
         run
     }
 
-    /// Names in a folder: final ones, then temporary ones.
+    /// Returns the file names in a folder: final ones, then temporary ones.
     fn names(&self, folder: &str) -> [Vec<String>; 2] {
         let entries = std::fs::read_dir(self.path(folder)).expect("a folder").map(|e| e.expect("an entry").file_name());
         let mut names: Vec<String> = entries.map(|name| name.to_string_lossy().into_owned()).collect();
@@ -80,7 +80,7 @@ impl Folder {
         [last, temporary]
     }
 
-    /// Removes the entries of a program.
+    /// Removes the cache entries of a program.
     fn remove_entries(&self, cache: &str, program: &str) {
         for entry in self.names(cache)[0].iter().map(|name| self.path(cache).join(name)) {
             if support::header(&entry)["name"] == program {
@@ -89,9 +89,9 @@ impl Folder {
         }
     }
 
-    /// Kills a run at each moment, and after each: a file with its final name is whole, nothing that was half-written is
-    /// trusted, and the run that goes on gives the bytes of one that was left alone.
-    fn killed_at_each(&self, moments: &[&str], path: Option<&str>) {
+    /// Kills a run at each moment. Afterwards, files with final names are complete, no partial file is used, and the
+    /// resumed run gives the same bytes as an uninterrupted one.
+    fn kill_and_resume_at_each(&self, moments: &[&str], path: Option<&str>) {
         let (whole, out, cache) = (self.path("whole.mp4"), self.path("out.mp4"), self.path("cache"));
         let run = |out: &Path, cache: &Path, more: &[&str]| {
             let mut run = self.run(out, cache, more);
@@ -119,7 +119,7 @@ impl Folder {
             kill_at(moment, &mut run(&out, &cache, &more));
             eprintln!("killed at {moment}");
 
-            // What it was writing is there under another name, so that it was killed while it wrote.
+            // The partial file has a temporary name, so the run was killed while it wrote.
             assert_eq!(self.names("")[1].len() > temporary[0], writes, "{moment}");
             assert_eq!(self.names("cache")[1].len() > temporary[1], phase == "cache", "{moment}");
             assert!(!writes || !self.names("")[0].contains(&what.into()), "{moment}");
@@ -127,7 +127,7 @@ impl Folder {
                 assert_eq!(std::fs::read(&out).expect("a video"), bytes, "{moment}: a video is whole");
             }
 
-            // A video without a sidecar may be another program's.
+            // A video without a sidecar may belong to another program, so --force is required.
             let force: &[&str] = if out.exists() { &["--force"] } else { &[] };
             if out.exists() {
                 let refused = run(&out, &cache, &more).status().expect("runs");
@@ -136,10 +136,10 @@ impl Folder {
             let mut ended = run(&out, &cache, &[&more[..], force].concat());
             let ended = ended.stderr(Stdio::piped()).output().expect("runs");
             let said = String::from_utf8_lossy(&ended.stderr);
-            assert!(ended.status.success() && !said.contains("compiled anew"), "{moment}: {said}");
-            // Of the steps behind it none is run again.
+            assert!(ended.status.success() && !said.contains("recompiling"), "{moment}: {said}");
+            // The completed steps are not repeated.
             let on = phase == "step" || moment == &"encode out.mp4";
-            assert!(!on || said.contains("goes on in phase denoise after"), "{moment}: {said}");
+            assert!(!on || said.contains("resuming in phase denoise after"), "{moment}: {said}");
             assert_eq!(std::fs::read(&out).expect("a video"), bytes, "{moment}");
             assert_eq!(hashes(&out), hashes(&whole), "{moment}");
             assert_eq!(self.names("")[0], ["cache", "out.json", "out.mp4", "whole.json", "whole.mp4"], "{moment}");
@@ -152,7 +152,7 @@ impl Folder {
 }
 
 #[needs(cpu)]
-fn a_run_killed_in_each_phase_goes_on_to_the_same_bytes() {
+fn run_killed_in_any_phase_resumes_to_identical_bytes() {
     let folder = Folder::new();
     let nowhere = folder.path("no programs").display().to_string();
     let moments = [
@@ -165,17 +165,17 @@ fn a_run_killed_in_each_phase_goes_on_to_the_same_bytes() {
         "rename out.mp4",
     ];
     let others = ["rename out.mp4.steps.safetensors", "write out.mp4", "write out.json", "rename out.json"];
-    // Without an ffmpeg. In full every file, written and renamed.
-    folder.killed_at_each(&[&moments[..], if full() { &others } else { &[] }].concat(), Some(&nowhere));
+    // Without ffmpeg. Full test runs cover the write and rename of every file.
+    folder.kill_and_resume_at_each(&[&moments[..], if full() { &others } else { &[] }].concat(), Some(&nowhere));
 }
 
 #[needs(cpu, ffmpeg)]
-fn a_run_killed_while_ffmpeg_encodes_goes_on_to_the_same_bytes() {
-    Folder::new().killed_at_each(&["encode out.mp4", "rename out.mp4"], None);
+fn run_killed_during_ffmpeg_resumes_to_identical_bytes() {
+    Folder::new().kill_and_resume_at_each(&["encode out.mp4", "rename out.mp4"], None);
 }
 
 #[needs(cpu, full)]
-fn a_video_its_steps_and_the_compile_cache() {
+fn randomly_killed_runs_leave_no_partial_files() {
     let folder = Folder::new();
     let (out, whole, cache) = (folder.path("out.mp4"), folder.path("whole.mp4"), folder.path("cache"));
     let timed = || {
@@ -185,10 +185,11 @@ fn a_video_its_steps_and_the_compile_cache() {
     };
     let (cold, warm) = (timed(), timed());
     let bytes = std::fs::read(&whole).expect("a video");
-    // A video without a sidecar may be another program's: it is replaced with --force alone.
+    // A video without a sidecar may belong to another program, so it is only replaced with --force.
     let resumed = ["--resume", "--force", "--checkpoint-every", "1", "--progress-every", "1"];
 
-    // What is killed goes on from the steps that are kept, and compiles what is not in the cache; both fill on the way.
+    // Killed runs resume from their checkpoint and compile missing programs; the checkpoint and the cache fill up along
+    // the way.
     let (mut kills, mut ended) = (0, 0);
     for part in moments() {
         if kills == KILLS[0] {
@@ -196,11 +197,11 @@ fn a_video_its_steps_and_the_compile_cache() {
         }
         let empty = kills % 10 == 0;
         if empty {
-            // There is none at first.
+            // The cache does not exist at first.
             let _ = std::fs::remove_dir_all(&cache);
         }
         let time = if empty { cold } else { warm }.mul_f64(part);
-        let killed = killed_after(folder.run(&out, &cache, &resumed).spawn().expect("starts"), time);
+        let killed = kill_after(folder.run(&out, &cache, &resumed).spawn().expect("starts"), time);
         if out.exists() {
             assert_eq!(std::fs::read(&out).expect("a video"), bytes, "kill {kills} after {time:?}: a video is whole");
         }
@@ -216,13 +217,13 @@ fn a_video_its_steps_and_the_compile_cache() {
     eprintln!("{kills} killed in the middle, {ended} had ended");
     let last = folder.run(&out, &cache, &resumed).stderr(Stdio::piped()).output().expect("runs");
     let said = String::from_utf8_lossy(&last.stderr);
-    assert!(last.status.success() && !said.contains("compiled anew"), "{said}");
+    assert!(last.status.success() && !said.contains("recompiling"), "{said}");
     assert!(!out.with_extension("json").exists() || hashes(&out) == hashes(&whole));
     assert_eq!(std::fs::read(&out).expect("a video"), bytes);
 }
 
 #[needs(cpu, full)]
-fn an_experiment() {
+fn randomly_killed_experiment_keeps_completed_cases() {
     let dir = tempfile::tempdir().expect("a folder");
     let (yaml, out) = (dir.path().join("x.yml"), dir.path().join("out"));
     let model = "config: nano_2_0\nset: [model.path=nano, request.width=64, request.height=96, request.num_frames=9]\n";
@@ -235,12 +236,12 @@ fn an_experiment() {
         run.stdout(Stdio::null()).stderr(Stdio::null());
         run
     };
-    // What is whole of a file that may end in half a line.
+    // Returns the complete lines of the log, whose last line may be partial.
     let lines = || -> Vec<String> {
         let text = std::fs::read_to_string(out.join("results.jsonl")).unwrap_or_default();
         text.split_inclusive('\n').filter(|l| l.ends_with('\n')).map(str::to_string).collect()
     };
-    // Every other kill waits for a case that ended, so that there is always one to be kept.
+    // Every other kill waits for a case to complete, so that there is a result to keep.
     for (n, part) in moments().take(KILLS[1]).enumerate() {
         let before = lines();
         let mut child = run().spawn().expect("starts");
@@ -248,7 +249,7 @@ fn an_experiment() {
             assert_eq!(child.try_wait().expect("a process"), None, "kill {n}: it ended with cases to do");
             std::thread::sleep(Duration::from_millis(2));
         }
-        assert!(killed_after(child, Duration::from_millis(500).mul_f64(part)), "kill {n}: it had ended");
+        assert!(kill_after(child, Duration::from_millis(500).mul_f64(part)), "kill {n}: it had ended");
         assert!(lines().starts_with(&before), "what was done is kept");
     }
     assert!(run().status().expect("runs").success());

@@ -1,5 +1,5 @@
-//! Places that cannot be written to: a file system that is full or read-only, a file that cannot grow, a folder that cannot
-//! be made, streams that take nothing. What can be known before the work is said before it; what was made is not lost.
+//! Outputs that cannot be written: a full or read-only file system, a file size limit, a folder that cannot be created,
+//! streams that fail. Predictable failures are reported before the work starts, and computed results are not lost.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::support::{self, needs};
-use ltx2::pipeline::{saved, tensors};
+use ltx2::pipeline::{denoise_checkpoint, tensors};
 use ltx2::runtime::processes::store::Server;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A folder of videos, and one for this machine's temporary files.
+/// Folder for videos, with a subfolder for temporary files.
 struct Folder(TempDir);
 
 impl Folder {
@@ -33,7 +33,7 @@ impl Folder {
         names
     }
 
-    /// A short run that `before`, another program with arguments of its own, starts.
+    /// Returns a short run, started through the command `before`.
     fn generate(&self, before: &[&OsStr], out: &Path, more: &[&str]) -> Command {
         let own = support::ltx2();
         let mut words = before.iter().copied().chain([own.get_program()]);
@@ -43,8 +43,8 @@ impl Folder {
         run
     }
 
-    /// A short run in a namespace of its own in which the folder `disk` is another file system, made by `mount` and then
-    /// `fill`; what stands in it afterwards.
+    /// Runs `ltx2` in a mount namespace where the folder `disk` is a tmpfs with these mount `options`, prepared by the
+    /// shell command `fill`; returns the files left in it.
     fn on_a_disk(&self, options: &str, fill: &str, out: &str, more: &[&str]) -> (Output, Vec<String>) {
         let (disk, left) = (self.path("disk"), self.path("tmp/left"));
         fs::create_dir_all(&disk).expect("a folder");
@@ -65,7 +65,7 @@ fn stderr(out: &Output) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()
 }
 
-/// The one error of a run that failed.
+/// Returns the only error line of a failed run.
 fn error(out: &Output) -> String {
     let said = stderr(out);
     assert_eq!(out.status.code(), Some(1), "{said}");
@@ -79,9 +79,10 @@ fn sidecar(video: &Path) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// Two pages more fit: neither programs nor steps can be kept, which is said; nor the video, which is the end.
+/// The disk has two free pages. Programs and steps cannot be saved, which causes warnings; the video cannot be written,
+/// which is an error.
 #[needs(cpu, mount)]
-fn a_full_disk_leaves_nothing_half_written_and_the_video_elsewhere() {
+fn full_disk_leaves_no_partial_files_and_keeps_results() {
     let folder = Folder::new();
     let disk = folder.path("disk");
     let cache = format!("runtime.compile_cache={}", disk.join("cache").display());
@@ -90,11 +91,11 @@ fn a_full_disk_leaves_nothing_half_written_and_the_video_elsewhere() {
     let said = stderr(&ran);
     let full = "No space left on device";
     let warnings = |words: &str| said.lines().filter(|l| l.contains(words) && l.contains(full)).count();
-    assert_eq!(warnings("not kept in the compile cache"), 7, "{said}");
-    assert!(warnings("the steps are not kept: ") > 0, "{said}");
+    assert_eq!(warnings("not written to the compile cache"), 7, "{said}");
+    assert!(warnings("cannot save the steps: ") > 0, "{said}");
     let error = error(&ran);
     assert!(error.contains(disk.join("out.mp4").to_str().expect("UTF-8")) && error.contains(full), "{error}");
-    // The last pages took the first steps; what takes their place later stays away, and they stay.
+    // The first checkpoint used the last pages; later checkpoints fail, and the first one is kept.
     assert_eq!(left, ["cache", "filler", "out.mp4.steps.safetensors"], "{said}");
 
     let kept = error.split("; its frames, samples and latents are kept in ").nth(1).expect("the place");
@@ -104,13 +105,13 @@ fn a_full_disk_leaves_nothing_half_written_and_the_video_elsewhere() {
     assert_eq!(
         sidecar(Path::new(kept))["sha256"]["frames"].as_str().map(str::len),
         Some(64),
-        "beside it what repeats it"
+        "the sidecar has the hash of the frames"
     );
 }
 
-/// Frames that have no room cost neither the video nor what repeats it; of them those are left that had some.
+/// If saving the frames fails, the video and its sidecar are kept, and so are the frames written before.
 #[needs(cpu, mount)]
-fn what_fails_beside_the_video_keeps_the_rest() {
+fn failed_frame_output_keeps_video_and_sidecar() {
     let folder = Folder::new();
     let path = |name: &str| folder.path(name).display().to_string();
     let (frames, sound) = (path("disk"), path("sound.wav"));
@@ -120,23 +121,23 @@ fn what_fails_beside_the_video_keeps_the_rest() {
     let error = error(&ran);
     assert!(error.contains(&frames) && error.contains("No space left on device"), "{error}");
     assert!(!left.is_empty() && left.iter().all(|name| name.starts_with("frame_0000")), "{left:?}");
-    let warning = format!("output.save_frames: {frames} has 0.06 MiB free, and what is written there may need 0.08");
+    let warning = format!("output.save_frames: {frames} has 0.06 MiB free, but the files to write there may need 0.08");
     assert!(stderr(&ran).contains(&warning), "it was foreseen: {}", stderr(&ran));
     let all = ["disk", "dump.safetensors", "out.json", "out.mp4", "sound.wav", "times.json", "tmp"];
     assert_eq!(folder.names(""), all);
     let told = |line: &str| line == path("out.mp4");
     assert!(stderr(&ran).lines().any(told), "the video is told of: {}", stderr(&ran));
     assert!(sidecar(&folder.path("out.mp4"))["sha256"]["frames"].is_string());
-    // The next run finds the disk empty and goes through.
+    // The next run finds an empty disk and succeeds.
     let whole = folder.generate(&[], &folder.path("again.mp4"), &[]).output().expect("runs");
     assert!(whole.status.success(), "{}", stderr(&whole));
     assert_eq!(sidecar(&folder.path("again.mp4"))["sha256"], sidecar(&folder.path("out.mp4"))["sha256"]);
 }
 
-/// The bytes of a run's files are known before the work: a disk that has no room for them is said then.
+/// The size of a run's files is known in advance, so insufficient space is reported before the work starts.
 #[needs(cpu, mount)]
-fn a_disk_without_the_room_is_said_first() {
-    // Frames take space by their number and size: the toy's are small.
+fn insufficient_disk_space_is_reported_before_work_starts() {
+    // The space for frames depends on their number and size, which are small for the toy model.
     let large = ["--width", "1920", "--height", "1088", "--num-frames", "257"];
     for (key, flag, name, size, more) in [
         ("output.save_audio", "--save-audio", "disk/sound.wav", ("size=8k", "0.01"), &large[..0]),
@@ -149,18 +150,17 @@ fn a_disk_without_the_room_is_said_first() {
         let (out, flags) = if flag == "-o" { (name, vec![]) } else { ("out.mp4", vec![flag, &path]) };
         let (ran, left) = folder.on_a_disk(size.0, ":", out, &[&flags, more].concat());
         let error = error(&ran);
-        let needs = format!(" has {} MiB free, and what is written there needs at least ", size.1);
+        let needs = format!(" has {} MiB free, but the files to write there need at least ", size.1);
         assert!(error.starts_with(&format!("error: {key}: {disk}")) && error.contains(&needs), "{error}");
-        assert!(error.ends_with("; free some, or name a place on another disk"), "{error}");
+        assert!(error.ends_with("; free some space, or write to another disk"), "{error}");
         assert!(!stderr(&ran).contains("denoise"), "nothing was begun: {}", stderr(&ran));
         assert_eq!(left, [""; 0], "the folder of frames was tried, and is not left");
         assert_eq!(folder.names(""), ["disk", "tmp"], "nothing is left");
     }
 }
 
-/// Said before the model is looked for.
 #[needs(cpu, mount)]
-fn a_disk_that_cannot_be_written_to_is_said_first() {
+fn read_only_disk_is_reported_before_opening_model() {
     let folder = Folder::new();
     let path = |name: &str| folder.path(name).display().to_string();
     let (dump, times) = (path("disk/dump.safetensors"), path("disk/times.json"));
@@ -181,9 +181,8 @@ fn a_disk_that_cannot_be_written_to_is_said_first() {
     assert_eq!(folder.names(""), ["disk", "tmp"], "nothing is left");
 }
 
-/// Of several processes the first writes, and the others have no name to write to.
 #[needs(cpu)]
-fn of_two_processes_the_first_writes_what_is_asked_for() {
+fn only_first_process_writes_outputs() {
     let folder = Folder::new();
     let place = Server::start("127.0.0.1:0").expect("listens").address().to_string();
     let (frames, sound) = (folder.path("frames").display().to_string(), folder.path("sound.wav").display().to_string());
@@ -201,9 +200,8 @@ fn of_two_processes_the_first_writes_what_is_asked_for() {
     assert_eq!(folder.names("frames").len(), 9);
 }
 
-/// Folders that cannot be made are an error before the model is opened.
 #[needs(nothing)]
-fn a_folder_that_cannot_be_made_is_said_first() {
+fn uncreatable_output_folder_is_reported_before_opening_model() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).display().to_string();
     fs::write(path("taken"), "a file").expect("written");
@@ -226,7 +224,7 @@ fn a_folder_that_cannot_be_made_is_said_first() {
     }
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing is left");
 
-    // A folder in a file's place.
+    // A folder instead of a file.
     fs::create_dir(path("folder.wav")).expect("a folder");
     let mut run = support::ltx2();
     run.args(["generate", "-p", "x", "--model", "no/such/model", "-o", &path("out.mp4"), "--save-audio"]);
@@ -234,9 +232,9 @@ fn a_folder_that_cannot_be_made_is_said_first() {
     assert!(error.starts_with("error: output.save_audio: cannot write") && error.contains("directory"), "{error}");
 }
 
-/// Files that other commands write at their end are tried at their beginning, before a model or a plugin is looked for.
+/// Commands other than `generate` check their output files before they look for a model or a plugin.
 #[needs(nothing)]
-fn a_file_of_figures_that_cannot_be_made_is_said_first() {
+fn unwritable_report_file_is_reported_before_opening_model() {
     let folder = tempfile::tempdir().expect("a folder");
     let taken = folder.path().join("taken");
     fs::write(&taken, "a file").expect("written");
@@ -250,7 +248,7 @@ fn a_file_of_figures_that_cannot_be_made_is_said_first() {
         &["why", "-c", "ltx2", "--target", "tpu:v6e:2x4", "--json", &file],
         &["profile", "-c", "nano_2_0", "--model", "no/such", "-o", &profile, "--json", &file],
     ];
-    // A folder in the file's place.
+    // A folder instead of a file.
     let place = folder.path().display().to_string();
     let mut run = support::ltx2();
     let ran = run.args(["bench", "-c", "nano_2_0", "--model", "no/such", "--json", &place]).output().expect("runs");
@@ -261,9 +259,8 @@ fn a_file_of_figures_that_cannot_be_made_is_said_first() {
     }
 }
 
-/// A cache whose folder cannot be made is said once, before the model is opened.
 #[needs(nothing)]
-fn a_cache_that_cannot_be_made_is_said_first() {
+fn uncreatable_cache_is_reported_once_before_opening_model() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("file"), "no folder").expect("written");
     let cache = folder.path().join("file/cache");
@@ -276,9 +273,9 @@ fn a_cache_that_cannot_be_made_is_said_first() {
     assert_eq!(said.matches(words).count(), 1, "{said}");
 }
 
-/// A write beyond the limit of a file's size, with the signal's default disposition.
+/// Writes exceed the file size limit. SIGXFSZ, which would end the process, must be ignored.
 #[needs(cpu)]
-fn a_file_that_cannot_grow_ends_a_run_with_one_line_and_leaves_nothing() {
+fn file_size_limit_gives_one_error_and_no_partial_files() {
     let folder = Folder::new();
     let limited = |blocks: &str, more: &[&str]| {
         let script = format!("ulimit -f {blocks}; exec \"$0\" \"$@\"");
@@ -291,19 +288,19 @@ fn a_file_that_cannot_grow_ends_a_run_with_one_line_and_leaves_nothing() {
     assert_eq!(folder.names(""), ["tmp"], "nothing is left");
     assert_eq!(folder.names("tmp"), [""; 0], "nothing is left");
 
-    // Room for the video, and the steps' name is a folder's: that is said, the run goes on.
-    let steps = saved::path_of(&folder.path("out.mp4"));
+    // The video fits, but the checkpoint's name is a folder: the run reports it and continues.
+    let steps = denoise_checkpoint::path_of(&folder.path("out.mp4"));
     fs::create_dir(&steps).expect("a folder");
     let ran = limited("200", &["--checkpoint-every", "1", "--progress-every", "1"]);
     let said = stderr(&ran);
     assert!(ran.status.success(), "{said}");
-    assert!(said.contains("the steps are not kept: ") && said.contains(steps.to_str().expect("UTF-8")), "{said}");
+    assert!(said.contains("cannot save the steps: ") && said.contains(steps.to_str().expect("UTF-8")), "{said}");
     fs::remove_dir(&steps).expect("empty");
     assert_eq!(folder.names(""), ["out.json", "out.mp4", "tmp"], "{said}");
 }
 
 #[needs(cpu)]
-fn a_cache_folder_that_cannot_be_made_is_said_and_changes_nothing() {
+fn uncreatable_cache_folder_causes_only_a_warning() {
     let folder = Folder::new();
     fs::write(folder.path("file"), "no folder").expect("written");
     let cache = folder.path("file/cache").display().to_string();
@@ -322,9 +319,9 @@ fn a_cache_folder_that_cannot_be_made_is_said_and_changes_nothing() {
     assert_eq!(fs::read(folder.path("file")).expect("it stays"), b"no folder");
 }
 
-/// Logs are often redirected into files: a full disk below them does not cost the video.
+/// Logs are often redirected to files: if their disk is full, the video is still written.
 #[needs(cpu)]
-fn a_stream_that_cannot_be_written_costs_no_video() {
+fn unwritable_stdout_or_stderr_keeps_the_video() {
     let folder = Folder::new();
     let full = || File::options().write(true).open("/dev/full").expect("a device");
     let video = folder.path("out.mp4");

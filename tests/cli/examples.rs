@@ -1,11 +1,11 @@
-//! The examples do what their first lines promise, and print what they claim.
+//! The examples do and print what their first lines state.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::support::{self, QUICK, needs};
 
-/// stdout of an example, on the CPU plugin if it needs one.
+/// Returns the stdout of an example, which runs on the CPU plugin if it needs one.
 fn printed(example: &str, arguments: &[String]) -> String {
     let done = Command::new(env!("CARGO"))
         .args(["run", "--locked", "--quiet", "--example", example, "--"])
@@ -18,13 +18,13 @@ fn printed(example: &str, arguments: &[String]) -> String {
     String::from_utf8(done.stdout).expect("text")
 }
 
-/// Bytes the CPU compiler moves of a tensor of bf16, which it widens to f32 first.
+/// Formats the bytes that a collective transfers for a bf16 tensor, which the CPU compiler widens to f32.
 fn megabytes(elements: usize) -> String {
     format!("{:.1} MB of f32 over context", elements as f64 * 4.0 / 1e6)
 }
 
 #[needs(cpu)]
-fn one_rule_makes_the_gather_of_the_weights_go() {
+fn one_sharding_rule_removes_weight_gathers() {
     let printed = printed("sharded_ffn", &[]);
     let (weight, activations) = (megabytes(16384 * 4096), megabytes(6144 * 4096));
     let gather = format!("  all-gather {weight}");
@@ -39,9 +39,9 @@ fn one_rule_makes_the_gather_of_the_weights_go() {
     assert_eq!(printed.lines().collect::<Vec<_>>(), want);
 }
 
-/// The README's figure is what its data draw.
+/// The README's figure is up to date with its data.
 #[needs(cpu)]
-fn the_figure_of_the_layouts_is_drawn_from_its_data() {
+fn readme_layouts_figure_is_up_to_date() {
     let folder = Path::new("benchmarks/layouts");
     let entries = std::fs::read_dir(folder).expect("figures").map(|e| e.expect("an entry").path());
     let mut figures: Vec<String> = entries.map(|p| p.to_str().expect("a name").to_string()).collect();
@@ -52,16 +52,16 @@ fn the_figure_of_the_layouts_is_drawn_from_its_data() {
     assert_eq!(drawn, kept, "run `make layouts-figure`");
 }
 
-/// One of each crate below this one.
+/// Runs one example of each library crate.
 #[needs(cpu)]
-fn a_program_is_written_run_and_analysed_by_the_crates_alone() {
+fn library_crate_examples_build_run_and_analyze_programs() {
     let written = printed("attention", &[]);
     assert!(written.contains("sdy.mesh @mesh") && written.contains("stablehlo.dot_general"), "{written}");
     let ran = printed("hello", &[]);
     let tanh = [0.1f32, 0.2, 0.3].map(f32::tanh);
     let result: Vec<f32> = serde_json::from_str(ran.lines().last().unwrap_or_default()).expect("numbers");
     assert!(result.len() == 3 && result.iter().zip(tanh).all(|(x, y)| (x - y).abs() < 1e-6), "{ran}");
-    // A seed's first byte says how the others are read.
+    // The first byte of a fuzz seed selects the format of the rest.
     let module = tempfile::NamedTempFile::new().expect("a file");
     let seed = std::fs::read("fuzz/seeds/module/tpu_v6e_gathers.pb").expect("a seed");
     std::fs::write(module.path(), &seed[1..]).expect("written");
@@ -69,11 +69,11 @@ fn a_program_is_written_run_and_analysed_by_the_crates_alone() {
     assert!(read.contains("AllGather over [\"context\"]") && read.contains("predicted: "), "{read}");
 }
 
-/// The toy model at the smallest size that shows anything.
+/// Settings of the toy model at the smallest useful size.
 const SMALL: [&str; 4] = ["request.max_sequence_length=64", "sampler.steps=16", "runtime.platform=cpu", QUICK];
 
 #[needs(cpu)]
-fn a_program_of_the_library_makes_a_video() {
+fn library_example_generates_a_video() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("out.mp4").display().to_string();
     let own = ["nano", "assets/nano", "a red circle bounces on blue, low beeps", "64x64x9", &out];
@@ -82,9 +82,9 @@ fn a_program_of_the_library_makes_a_video() {
     assert_eq!(&std::fs::read(&out).expect("a video")[4..8], b"ftyp");
 }
 
-/// Second order is nearer to the fine solution than first order with as many evaluations.
+/// A second-order sampler is closer to a fine solution than a first-order one with as many evaluations.
 #[needs(cpu)]
-fn a_sampler_of_ones_own_is_compared_with_euler() {
+fn custom_second_order_sampler_beats_euler() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("out.mp4").display().to_string();
     let size = ["request.width=64", "request.height=64", "request.num_frames=9"];

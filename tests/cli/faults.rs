@@ -1,7 +1,7 @@
-//! A fault a seed, in any call of the plugin that a generation makes: the run is right, or it ends soon with one clear line and
-//! nothing half-written.
+//! Injects one fault per seed into any plugin call of a run. The run must either give the right result, or end soon
+//! with one clear error line and no partial files.
 //!
-//! `LTX2_FAULT_SEED=N` replays one and prints what it said.
+//! `LTX2_FAULT_SEED=N` replays one seed and prints the output.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -23,21 +23,21 @@ use rustix::process::{Pid, test_kill_process_group};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Seeds of `make test`, if so many meet every function, and of `make test-full`.
+/// Number of seeds of `make test` (or more, if needed to cover every function) and of `make test-full`.
 const SEEDS: [usize; 2] = [50, 1000];
-/// Runs beside each other: most of those whose event is dropped only wait.
+/// Number of concurrent runs: runs with a dropped event mostly wait.
 const AT_ONCE: usize = 4;
-/// After that a process hangs, however busy the machine is.
+/// Timeout after which a process counts as hung, even on a busy machine.
 const HANGS: Duration = Duration::from_secs(120);
-/// Seconds of `runtime.watchdog`, which no delay reaches, nor anything else on a busy machine.
+/// `runtime.watchdog` in seconds; longer than any injected delay and any normal wait on a busy machine.
 const LIMIT: u64 = 5;
 const DELAYS: std::ops::Range<u64> = 50..500;
-/// Message of a failing call.
+/// Error message of a failing call.
 const MESSAGE: &str = "a planted fault";
-/// The program that is compiled by runs without a full cache: the smallest.
+/// Program that runs with an incomplete cache compile: the smallest.
 const COMPILED: &str = "prepare";
 
-/// The functions that return an event which can be dropped.
+/// Functions that return an event, which can be dropped.
 const WITH_EVENTS: [&str; 4] = [
     "PJRT_AsyncHostToDeviceTransferManager_TransferData",
     "PJRT_Buffer_ReadyEvent",
@@ -54,13 +54,13 @@ enum Action {
     Drop,
 }
 
-/// Those of any call, then the one of calls that return an event.
+/// Faults of any call, then the one fault of calls that return an event.
 const ACTIONS: [Action; 5] = [Action::Fail, Action::Exhausted, Action::Delay, Action::Abort, Action::Drop];
 
-/// How often a generation calls each function: with a full cache, and behind it, where one program is compiled.
+/// Number of calls per function during a run: with a full cache, and with one program to compile.
 type Calls = BTreeMap<String, [usize; 2]>;
 
-/// The fault of a seed.
+/// Fault selected by a seed.
 #[derive(Debug)]
 struct Drawn {
     seed: usize,
@@ -68,12 +68,13 @@ struct Drawn {
     function: String,
     nth: usize,
     delay: u64,
-    /// Whether a program is compiled: only then is the function called.
+    /// Whether a program must be compiled: the function is not called otherwise.
     cold: bool,
 }
 
 impl Drawn {
-    /// Each action has a fifth of the seeds. Those of any call walk over all functions in step, and over all pairs in time.
+    /// Selects a fault. Each action gets a fifth of the seeds. Faults of any call cycle through all functions, and over
+    /// many seeds through all pairs of function and action.
     fn of(seed: usize, calls: &Calls) -> Self {
         let (round, action) = (seed / ACTIONS.len(), ACTIONS[seed % ACTIONS.len()]);
         let any = ACTIONS.len() - 1;
@@ -82,8 +83,8 @@ impl Drawn {
             (*called[round % called.len()]).to_string()
         } else {
             let turn = round * any + seed % ACTIONS.len();
-            // Where the number of functions is even, a step a lap keeps an action from meeting the same ones again. Those that
-            // another action meets come last.
+            // If the number of functions is even, shift by one each round, so that an action reaches other functions.
+            // Functions that the Drop action also covers come last.
             let step = if calls.len().is_multiple_of(2) { turn / calls.len() } else { 0 };
             let (last, first): (Vec<_>, Vec<_>) = calls.keys().partition(|name| takes(Action::Drop, name));
             [first, last].concat()[(turn + step) % calls.len()].clone()
@@ -110,7 +111,7 @@ impl Drawn {
     }
 }
 
-/// The video of a run that nothing disturbs, and the cache that runs begin with.
+/// Video of a run without faults, and the cache that all runs start with.
 struct Clean {
     video: Vec<u8>,
     hashes: Value,
@@ -118,7 +119,7 @@ struct Clean {
     folder: TempDir,
 }
 
-/// How a run ended.
+/// Result of a run.
 struct Ended {
     status: ExitStatus,
     said: String,
@@ -138,12 +139,12 @@ macro_rules! ensure {
     };
 }
 
-/// A run with the cache of a folder, into `out.mp4` of it.
+/// Runs `ltx2` in a folder, with its cache; writes `out/out.mp4`.
 fn run(folder: &Path, standin: &Standin, more: &[&str]) -> Result<Ended, String> {
     let mut command = support::ltx2();
     command.args(["generate", "-c", support::tiny(), "--set", &format!("runtime.watchdog={LIMIT}"), "-o"]);
     command.arg(folder.join("out/out.mp4")).args(more);
-    // Without ffmpeg, which takes as long as everything else; in a process group, which has to be empty behind it.
+    // Without ffmpeg, which would dominate the run time; in a process group, which must be empty afterwards.
     let command = standin.give(&mut command).env("PATH", "").process_group(0);
     command.env("LTX2_COMPILE_CACHE", folder.join("cache"));
     ended(command)
@@ -184,12 +185,12 @@ fn names(folder: &Path) -> Vec<String> {
 fn hashes(video: &Path) -> Result<Value, String> {
     let text = fs::read_to_string(video.with_extension("json")).map_err(|error| format!("sidecar: {error}"))?;
     let sidecar: Value = serde_json::from_str(&text).map_err(|error| format!("sidecar: {error}"))?;
-    // With the plugin: none may step in for the one that fails.
+    // Include the plugin version: no other plugin may replace the failing one.
     Ok(json!([sidecar["sha256"], sidecar["versions"]["plugin"]]))
 }
 
 impl Clean {
-    /// Fills the cache from the one of all stand-ins, then counts: with it, and with a program less.
+    /// Fills the cache from the shared one, then counts the calls with a full cache and with one program missing.
     fn new() -> (Self, Calls) {
         let folder = tempfile::tempdir().expect("a folder");
         let here = |name: &str| folder.path().join(name);
@@ -200,7 +201,7 @@ impl Clean {
         for round in 0..3 {
             fs::create_dir_all(here("out")).expect("a folder");
             if round == 1 {
-                // From here on its own.
+                // From here on, use a separate cache.
                 fs::remove_file(here("cache")).expect("removed");
                 fs::create_dir(here("cache")).expect("a folder");
                 for entry in entries(&standin::programs()) {
@@ -208,7 +209,7 @@ impl Clean {
                 }
             }
             if round == 2 {
-                without_program(&here("cache"));
+                remove_program(&here("cache"));
             }
             let ended = run(folder.path(), &standin, &[]).expect("ends");
             assert!(ended.status.success(), "{}", ended.said);
@@ -227,7 +228,7 @@ impl Clean {
         (Clean { video, hashes, cache: here("cache"), folder }, calls)
     }
 
-    /// The video with its sidecar, and no more.
+    /// Checks that the folder contains exactly the right video and its sidecar.
     fn is_right(&self, folder: &Path) -> Result<(), String> {
         let names = names(&folder.join("out"));
         ensure!(names == ["out.json", "out.mp4"], "{names:?} are there");
@@ -243,21 +244,21 @@ impl Clean {
         fs::create_dir(here("out")).expect("a folder");
         fs::create_dir(here("cache")).expect("a folder");
         for entry in entries(&self.cache) {
-            // One that is replaced is renamed over: those of other runs stay.
+            // A run replaces entries by renaming, so hard links keep the entries of other runs.
             fs::hard_link(&entry, here("cache").join(entry.file_name().expect("a name"))).expect("linked");
         }
         if drawn.cold {
-            without_program(&here("cache"));
+            remove_program(&here("cache"));
         }
         let standin = Standin::new().at(&drawn.function, drawn.nth, &drawn.fault()).log(&here("log"));
         let ended = run(folder.path(), &standin, &[])?;
         let outcome =
             self.judge(drawn, folder.path(), &ended).map_err(|why| format!("{why}; it said: {}", ended.said))?;
         if drawn.cold {
-            // The cache that it wrote to holds nothing half-written that the next run trusts.
+            // The cache that the run wrote contains no partial entry that the next run uses.
             let again = run(folder.path(), &Standin::new(), &["--force"])?;
             ensure!(again.status.success(), "the next run: {}", again.said);
-            ensure!(!again.said.contains("compiled anew"), "an entry is damaged: {}", again.said);
+            ensure!(!again.said.contains("recompiling"), "an entry is damaged: {}", again.said);
             ensure!(hashes(&here("out/out.mp4"))? == self.hashes, "the next run has other frames or samples");
         }
         Ok(outcome)
@@ -277,7 +278,7 @@ impl Clean {
         }
         ensure!(ended.status.code() == Some(1), "{}", ended.status);
         ensure!(drawn.action != Action::Delay, "a delay is no error");
-        // A plugin can abort behind the end of its work.
+        // A plugin may abort after the work is complete.
         match drawn.action == Action::Abort && !out.is_empty() {
             true => self.is_right(folder)?,
             false => ensure!(out.is_empty(), "{out:?} are left"),
@@ -288,8 +289,7 @@ impl Clean {
             Action::Fail => error.contains(&format!("{} failed (INTERNAL): {MESSAGE}", drawn.function)),
             Action::Drop => error.contains(&format!(" device 0 (cpu) has not ended after {LIMIT} s")),
             Action::Abort => {
-                error.contains(" ended this process by an abort: ")
-                    || error.starts_with("this process was ended by an abort: ")
+                error.contains(" aborted this process: ") || error.starts_with("this process was aborted: ")
             }
             _ => error.contains(MESSAGE) && error.contains("RESOURCE_EXHAUSTED"),
         };
@@ -299,14 +299,14 @@ impl Clean {
     }
 }
 
-/// Gives a folder the cache of all stand-ins.
+/// Links the shared cache into a folder.
 fn share_cache(folder: &Path) {
     let shared = standin::programs();
     fs::create_dir_all(&shared).expect("a folder");
     symlink(shared, folder.join("cache")).expect("a link");
 }
 
-/// Functions that were called, and how often.
+/// Returns the number of calls per function.
 fn counted(file: &Path) -> BTreeMap<String, usize> {
     let text = fs::read_to_string(file).expect("counted");
     let counts = text.lines().filter_map(|line| line.split_once(' '));
@@ -316,13 +316,13 @@ fn counted(file: &Path) -> BTreeMap<String, usize> {
         .collect()
 }
 
-/// The programs of a cache.
+/// Returns the entries of a cache.
 fn entries(cache: &Path) -> Vec<PathBuf> {
     names(cache).iter().filter(|name| name.ends_with(".pjrt")).map(|name| cache.join(name)).collect()
 }
 
-/// Takes a program out of a cache.
-fn without_program(cache: &Path) {
+/// Removes one program from a cache.
+fn remove_program(cache: &Path) {
     let before = entries(cache);
     for path in &before {
         if support::header(path)["name"] == COMPILED {
@@ -332,12 +332,12 @@ fn without_program(cache: &Path) {
     assert!(entries(cache).len() < before.len(), "an entry of {COMPILED}");
 }
 
-/// Whether a function can have a fault: events are dropped by those that return one.
+/// Returns whether the action applies to the function: only returned events can be dropped.
 fn takes(action: Action, function: &str) -> bool {
     action != Action::Drop || WITH_EVENTS.contains(&function)
 }
 
-/// Functions by action, with the number of seeds of each pair.
+/// Formats a table of functions and actions with the number of seeds of each pair.
 fn table(calls: &Calls, drawn: &[Drawn]) -> String {
     let mut table = format!("{:52}{}\n", "", ACTIONS.map(|action| format!("{action:?}").to_lowercase()).join("  "));
     for function in calls.keys() {
@@ -351,7 +351,7 @@ fn table(calls: &Calls, drawn: &[Drawn]) -> String {
     table
 }
 
-/// Fails unless every function and every action came up, of 1,000 every pair.
+/// Fails unless every function and every action was tested; in full test runs, every pair.
 fn assert_covered(calls: &Calls, drawn: &[Drawn]) {
     for function in calls.keys() {
         let met = |action: &Action| drawn.iter().any(|one| one.action == *action && one.function == *function);
@@ -364,7 +364,7 @@ fn assert_covered(calls: &Calls, drawn: &[Drawn]) {
 }
 
 #[needs(cpu)]
-fn each_is_one_line_or_changes_nothing() {
+fn plugin_fault_gives_one_error_or_correct_result() {
     let (clean, calls) = Clean::new();
     let replayed = std::env::var("LTX2_FAULT_SEED").ok().map(|seed| seed.parse().expect("LTX2_FAULT_SEED is a number"));
     let others = calls.keys().filter(|name| !takes(Action::Drop, name)).count();
@@ -395,7 +395,7 @@ fn each_is_one_line_or_changes_nothing() {
     }
 }
 
-/// Functions that give an object, and the one that takes it back.
+/// Functions that create an object, and the function that destroys it.
 const OBJECTS: [(&[&str], &str); 5] = [
     (&["PJRT_Client_Create"], "PJRT_Client_Destroy"),
     (&["PJRT_Client_Compile", "PJRT_Executable_DeserializeAndLoad"], "PJRT_LoadedExecutable_Destroy"),
@@ -405,7 +405,7 @@ const OBJECTS: [(&[&str], &str); 5] = [
 ];
 
 #[needs(cpu)]
-fn every_object_of_the_plugin_is_destroyed() {
+fn every_plugin_object_is_destroyed() {
     let folder = tempfile::tempdir().expect("a folder");
     share_cache(folder.path());
     let ended = run(folder.path(), &Standin::new().calls(&folder.path().join("calls")), &[]).expect("ends");
@@ -416,7 +416,7 @@ fn every_object_of_the_plugin_is_destroyed() {
         let made: usize = made.iter().map(|name| count(name)).sum();
         assert_eq!((made, made > 0), (count(destroy), true), "{destroy}");
     }
-    // Those of executions come with them.
+    // All other destroyed buffers are outputs of executions.
     let uploaded =
         ["PJRT_Client_BufferFromHostBuffer", "PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer"].map(count);
     let outputs = count("PJRT_Buffer_Destroy").checked_sub(uploaded.iter().sum()).expect("as many as were made");

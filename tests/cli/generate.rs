@@ -1,4 +1,4 @@
-//! The command itself: a random model to a video with sound, repeats, several videos, and bad input.
+//! The `generate` command: a random model to a video with sound, repeated runs, several videos, and invalid input.
 
 use ltx2::pipeline::setup;
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ fn succeed(arguments: &[&str]) -> String {
     text(&out.stdout)
 }
 
-/// The last line of stderr, after checking the exit code.
+/// Runs a command that must exit with `code`; returns the last line of stderr.
 pub(super) fn fail(code: i32, arguments: &[&str]) -> String {
     let out = ltx2(arguments);
     let stderr = text(&out.stderr);
@@ -38,13 +38,13 @@ pub(super) fn fail(code: i32, arguments: &[&str]) -> String {
     errors[0].to_string()
 }
 
-/// Whether a program of `--perf-json` was compiled or taken from the cache, and that once.
+/// Whether a program of `--perf-json` was compiled or loaded from the cache exactly once.
 fn loaded_once(program: &Value) -> bool {
     let count = |key: &str| program[key].as_u64().expect("a count");
     count("compiles") + count("cache_hits") == 1
 }
 
-/// Arguments of a short run.
+/// Returns the arguments of a short run.
 pub(super) fn short(out: &Path, more: &[&str]) -> Vec<String> {
     let out = out.to_str().expect("UTF-8");
     ["generate", "-c", support::tiny(), "-o", out].iter().chain(more).map(|s| (*s).to_string()).collect()
@@ -58,12 +58,12 @@ fn json(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).expect("a file")).expect("JSON")
 }
 
-/// The programs of a sidecar are those that were written, by hash.
+/// Checks that the program hashes in a sidecar are those of the programs built from the configuration.
 fn assert_written_programs_ran(written: &BTreeMap<&str, String>, ran: &Value, case: &str) {
     let ran = ran.as_object().expect("programs");
     let ran: BTreeMap<&str, String> =
         ran.iter().map(|(name, hash)| (name.as_str(), hash.as_str().expect("a hash").into())).collect();
-    // Two stages may share a program, and encode conditioning images at two sizes, of which the sidecar has one.
+    // Two stages may share a program. They encode conditioning images at two sizes, of which the sidecar lists one.
     let sized = |name: &str| name == "video_encoder";
     for (name, hash) in written.iter().filter(|(name, _)| !sized(name)) {
         assert!(ran.values().any(|ran| ran == hash), "{case}: {name} did not run: {ran:?}");
@@ -72,14 +72,14 @@ fn assert_written_programs_ran(written: &BTreeMap<&str, String>, ran: &Value, ca
     assert!(ran.iter().all(known), "{case}: {ran:?} ran, {written:?} were written");
 }
 
-/// Samples a second, of a WAV's header.
+/// Returns the sample rate from the header of a WAV file.
 fn rate_of(wav: &str) -> u32 {
     let header = std::fs::read(wav).expect("sound");
     u32::from_le_bytes(header[24..28].try_into().expect("four bytes"))
 }
 
-/// Every preset of both generations on a small model, with frames given where the pipeline takes them: its programs, by
-/// hash. Two are run, and the hashes are those of what ran; in full all are.
+/// Builds the programs of every preset on a small model, with input frames where the pipeline needs them. Two presets
+/// also run (all in full test runs), and their program hashes must match.
 #[allow(clippy::too_many_lines)] // One table of presets.
 #[needs(cpu)]
 fn every_preset_runs_at_small_size() {
@@ -90,7 +90,7 @@ fn every_preset_runs_at_small_size() {
     let image = |frame: usize, strength: f64| format!("{{path: {IMAGE}, frame: {frame}, strength: {strength}}}");
     let images = |all: &[String]| format!("request.images=[{}]", all.join(", "));
     let none = images(&[]);
-    // A block that these models do not have is no fault where no branch is perturbed.
+    // Without a perturbed branch, an STG block that these models do not have is not an error.
     let [block, depth] = [1, 29].map(|block| format!("guidance.stg_blocks=[{block}]"));
     let cases: [(&str, &str, [String; 2]); 10] = [
         ("ltx2", "text_to_video", [none.clone(), depth.clone()]),
@@ -141,7 +141,7 @@ fn every_preset_runs_at_small_size() {
         if [3, 8].contains(&n) || full() {
             let (out, wav) = (path(&format!("{n}.mp4")), path(&format!("{n}.wav")));
             set.push(format!("output.save_audio={wav}"));
-            // The command refuses blocks that nothing perturbs.
+            // The command rejects STG blocks without a perturbed branch.
             let perturbs = config.guidance.video.stg.is_some_and(|stg| stg != 0.0);
             set.retain(|pair| perturbs || !pair.starts_with("guidance.stg_blocks"));
             let set = set.iter().flat_map(|s| ["--set", s]);
@@ -166,14 +166,14 @@ fn every_preset_runs_at_small_size() {
             assert_written_programs_ran(&hashes, &sidecar["programs"], &format!("{preset} {pipeline}"));
         }
     }
-    // Of two presets whose loops are one program, one would be enough.
+    // If two presets had the same denoising program, one would suffice.
     denoising.sort();
     denoising.dedup();
     assert!(denoising.len() >= 8, "{denoising:?}");
 }
 
 #[needs(cpu)]
-fn a_video_with_sound_and_its_repeat() {
+fn video_with_sound_is_generated_and_repeated() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name: &str| dir.path().join(name);
     let mut hashes = Vec::new();
@@ -205,7 +205,7 @@ fn a_video_with_sound_and_its_repeat() {
         "-o",
         path("again.mp4").to_str().expect("UTF-8"),
     ]);
-    assert_eq!(json(&path("again.json"))["sha256"], hashes[0], "a repeat from the sidecar");
+    assert_eq!(json(&path("again.json"))["sha256"], hashes[0], "a run from the sidecar has the same output");
     assert!(files() == first, "the first run's files are as they were");
     assert!(ltx2::media::read_png_frames(&png).expect("frames") == frames);
 
@@ -225,9 +225,10 @@ fn a_video_with_sound_and_its_repeat() {
     assert!(raw < sound.len(), "the decoder's {raw} samples are dumped as they are");
 }
 
-/// Whoever encoded it: ffmpeg, and the encoders of this binary where ffmpeg is not on the path.
+/// The container has the requested contents with either encoder: ffmpeg, or the built-in ones if ffmpeg is not on the
+/// path.
 #[needs(cpu, ffmpeg)]
-fn the_container_holds_what_was_asked_for() {
+fn mp4_has_requested_contents_with_either_encoder() {
     let dir = tempfile::tempdir().expect("a folder");
     for (name, hidden) in [("by_ffmpeg.mp4", false), ("by_us.mp4", true)] {
         let file = dir.path().join(name);
@@ -249,7 +250,7 @@ fn the_container_holds_what_was_asked_for() {
 }
 
 #[needs(cpu)]
-fn noise_drawn_on_the_device_is_normal_and_repeats() {
+fn device_noise_is_normal_and_repeatable() {
     let dir = tempfile::tempdir().expect("a folder");
     let run = |name: &str, more: &[&str]| {
         let (out, dump) = (dir.path().join(format!("{name}.mp4")), dir.path().join(format!("{name}.safetensors")));
@@ -268,7 +269,7 @@ fn noise_drawn_on_the_device_is_normal_and_repeats() {
     assert_eq!(run("b", &device).0, first, "the same numbers again");
     assert_ne!(run("c", &[&device[..], &["--seed", "11"]].concat()).0, first);
     assert_ne!(run("d", &["--dump-steps"]).0, first);
-    // The latents after every step are in the dump; the last are the result.
+    // The dump contains the latents after each step; the last are the result.
     let steps = ltx2::pipeline::tensors::read(&dir.path().join("d.safetensors")).expect("a dump");
     assert!(steps.contains_key("step_0.latents.video") && steps.contains_key("stage_2.step_0.latents.audio"));
     assert_eq!(steps["stage_2.step_3.latents.video"], steps["latents.video"]);
@@ -299,17 +300,17 @@ fn several_videos_share_programs_and_weights() {
 }
 
 #[needs(cpu)]
-fn an_over_long_prompt_says_how_much_was_cut() {
+fn truncated_prompt_is_reported() {
     let dir = tempfile::tempdir().expect("a folder");
     let long = "x".repeat(300);
     let out = ltx2(&refs(&short(&dir.path().join("a.mp4"), &["--negative-prompt", "", "--prompt", &long])));
     assert!(out.status.success(), "{}", text(&out.stderr));
-    // BOS, the leading mark and 300 letters want 302 places.
+    // BOS, the leading space token and 300 letters need 302 tokens.
     assert!(text(&out.stderr).contains("the prompt is longer than 64 tokens"), "{}", text(&out.stderr));
 }
 
 #[needs(cpu)]
-fn bad_requests_are_one_clear_line() {
+fn invalid_requests_give_one_error_line() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = dir.path().join("a.mp4");
     let cases: [(i32, &[&str], &[&str]); 6] = [
@@ -330,7 +331,7 @@ fn bad_requests_are_one_clear_line() {
 }
 
 #[needs(cpu)]
-fn bad_models_are_named_by_file_and_tensor() {
+fn invalid_models_report_file_and_tensor() {
     let dir = tempfile::tempdir().expect("a folder");
     let model = dir.path().join("model");
     let copy = |from: &Path, to: &Path| {
@@ -356,7 +357,7 @@ fn bad_models_are_named_by_file_and_tensor() {
     assert!(text(&missing.stdout).contains("audio_vae                 absent"), "{}", text(&missing.stdout));
     assert!(text(&missing.stdout).contains("text_to_video: needs audio_vae, vocoder"), "{}", text(&missing.stdout));
 
-    // A checkpoint of integers where weights should be.
+    // A checkpoint with integers instead of weights.
     let wrong = dir.path().join("wrong.safetensors");
     let ids = ltx2::tensor::Tensor::from(ndarray::Array1::<i64>::zeros(4));
     ltx2::pipeline::tensors::write(&wrong, &[("a".to_string(), ids)]).expect("written");
@@ -365,7 +366,7 @@ fn bad_models_are_named_by_file_and_tensor() {
 }
 
 #[needs(cpu)]
-fn a_single_file_wants_a_text_encoder() {
+fn single_file_model_requires_text_encoder() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("ltx-2.safetensors");
     // The header of a combined checkpoint: a configuration and one tensor of each component.
@@ -382,7 +383,7 @@ fn a_single_file_wants_a_text_encoder() {
 }
 
 #[needs(cpu)]
-fn run_names_unknown_missing_and_misshaped_inputs() {
+fn run_command_reports_unknown_missing_and_misshaped_inputs() {
     let dir = tempfile::tempdir().expect("a folder");
     let run = |tensors: &[(&str, Vec<usize>)]| {
         let file = dir.path().join("in.safetensors");
@@ -401,11 +402,11 @@ fn run_names_unknown_missing_and_misshaped_inputs() {
     assert!(run(&[("mel", vec![1, 2, 5])]).contains("must have 4 dimensions"));
 }
 
-/// Two videos at a time, each on three devices, which divide neither heads nor widths.
+/// Two videos at a time, each on three devices; heads and widths are not divisible by three.
 pub(super) const TWO_BY_THREE: [&str; 4] = ["--layout", "tensor", "--mesh", "data=2,tensor=3"];
 
 #[needs(cpu)]
-fn several_videos_on_a_data_axis_run_together() {
+fn videos_are_batched_over_the_data_axis() {
     let dir = tempfile::tempdir().expect("a folder");
     let (out, perf) = (dir.path().join("clips"), dir.path().join("perf.json"));
     let more = [&TWO_BY_THREE[..], &["--num-videos", "3", "--seed", "5", "--dtype", "f32"]].concat();
@@ -425,7 +426,7 @@ fn several_videos_on_a_data_axis_run_together() {
     assert_eq!(programs.len(), 7);
     assert!(programs.values().all(|p| loaded_once(p) && p["executions"] == 2), "{programs:?}");
 
-    // A video of a batch is repeated alone by its sidecar, bit for bit.
+    // A run from the sidecar of a video in a batch generates only this video, with bit-identical output.
     let sidecar = out.join("0001_6.json");
     let again = dir.path().join("again.mp4");
     succeed(&["generate", "-c", sidecar.to_str().expect("UTF-8"), "-o", again.to_str().expect("UTF-8")]);

@@ -1,4 +1,4 @@
-//! Runs that start from a video: what they write, and videos that cannot be used.
+//! Runs with an input video: their outputs, and rejected input videos.
 
 use std::fs;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn makes(config: &str, out: &Path, more: &[&str]) -> String {
     said
 }
 
-/// The one error of a run that ends as a wrong request.
+/// Returns the only error line of a run that exits with 2.
 fn fails(more: &[&str]) -> String {
     let folder = tempfile::tempdir().expect("a folder");
     let made = generate(CONFIG, &folder.path().join("x.mp4"), more);
@@ -43,7 +43,7 @@ fn fails(more: &[&str]) -> String {
     errors[0].to_string()
 }
 
-/// An MP4 of a moving square, with a tone.
+/// Writes an MP4 of a moving square with a tone.
 fn source(path: &Path, (frames, height, width): (usize, usize, usize), rate: f64) {
     let inside = |f: usize, y: usize, x: usize| (x + 96 - f).is_multiple_of(3) || y.abs_diff(height / 2) < 8;
     let pixel = |(f, y, x, c): (usize, usize, usize, usize)| if inside(f, y, x) { 40 + 60 * c as u8 } else { 200 };
@@ -53,9 +53,9 @@ fn source(path: &Path, (frames, height, width): (usize, usize, usize), rate: f64
     write_mp4(path, &frames, rate, Some(&sound), &Mp4Options::default()).expect("written");
 }
 
-/// Files that only a decoder can tell of.
+/// The errors in these files are only found by decoding.
 #[needs(cpu, ffmpeg)]
-fn videos_that_cannot_be_decoded_as_asked() {
+fn undecodable_input_videos_are_rejected() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let text = |name: &str| path(name).to_str().expect("UTF-8").to_string();
@@ -66,7 +66,7 @@ fn videos_that_cannot_be_decoded_as_asked() {
     assert!(ffmpeg.status().expect("ffmpeg").success());
     let tone = ["--audio", "tests/fixtures/sounds/tone.flac"];
     for (name, more, why) in [
-        ("good.mp4", &tone[..], "has its own sound; leave out request.audio"),
+        ("good.mp4", &tone[..], "has its own sound; remove request.audio"),
         ("varies.mp4", &[], "its frame rate varies"),
     ] {
         let error = fails(&[&["--video", &text(name), "--retake", "0", "1"], more].concat());
@@ -74,9 +74,9 @@ fn videos_that_cannot_be_decoded_as_asked() {
     }
 }
 
-/// Their headers say it: nothing is decoded.
+/// The headers suffice to reject these requests; nothing is decoded.
 #[needs(cpu)]
-fn videos_and_spans_that_cannot_be() {
+fn invalid_input_videos_and_spans_are_rejected() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let text = |name: &str| path(name).to_str().expect("UTF-8").to_string();
@@ -91,28 +91,28 @@ fn videos_and_spans_that_cannot_be() {
     };
     for (name, more, why) in [
         ("good.mp4", &["--retake", "2", "1"][..], "2 to 1 s (flag --retake): is empty; to must be after from"),
-        ("good.mp4", &["--retake", "3", "4"], "lies behind the video, which ends at 0.708 s"),
-        ("good.mp4", &["--retake", "0", "1", "--frame-rate", "30"], "the video has 24.000 frames a second"),
+        ("good.mp4", &["--retake", "3", "4"], "starts after the end of the video at 0.708 s"),
+        ("good.mp4", &["--retake", "0", "1", "--frame-rate", "30"], "the video has 24.000 frames per second"),
         ("good.mp4", &["--retake", "0", "1", "--num-frames", "25"], "the video has 17"),
-        ("good.mp4", &["--pipeline", "retake"], "needs the span that is made anew: --retake FROM TO"),
+        ("good.mp4", &["--pipeline", "retake"], "requires a time span: --retake FROM TO"),
         ("good.mp4", &["--pipeline", "text_to_video"], "only the pipelines retake, extend and video_to_audio"),
         ("good.mp4", &["--extend", "0"], "must be above 0"),
         ("good.mp4", &["--extend", "1"], "has 17 frames, fewer than request.extend.overlap = 25"),
-        ("good.mp4", &["--retake", "0", "1", "--num-frames", "auto"], "the video has 17 frames: leave it out"),
+        ("good.mp4", &["--retake", "0", "1", "--num-frames", "auto"], "the input video has 17 frames; remove auto"),
         (
             "good.mp4",
             &["--retake", "0", "1", "--set", "conditioning.generated_keyframes=1"],
-            "the pipeline retake generates none",
+            "the pipeline retake generates no keyframes",
         ),
         (
             "good.mp4",
             &["--retake", "0", "1", "--set", "request.audio_latents=[{path: a.safetensors}]"],
-            "the pipeline has the sound of its video",
+            "the pipeline uses the sound of its input video",
         ),
         (
             "good.mp4",
             &["--pipeline", "video_to_audio", "--audio", "tests/fixtures/sounds/tone.flac"],
-            "a sound needs --pipeline audio_to_video, two_stage, distilled, in_context, hq or keyframes, or retake or extend",
+            "input audio needs --pipeline audio_to_video, two_stage, distilled, in_context, hq or keyframes, or retake or extend",
         ),
         ("odd.mp4", &["--retake", "0", "1"], "must be one more than a multiple of 8; the nearest are 17 and 25"),
         ("size.mp4", &["--retake", "0", "1"], "request.height = 60 (video "),
@@ -127,7 +127,7 @@ fn videos_and_spans_that_cannot_be() {
 }
 
 #[needs(cpu, ffmpeg)]
-fn a_video_gone_on_with_and_one_with_other_sound() {
+fn input_video_is_extended_or_gets_new_sound() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let (video, ffmpeg) = (path("source.mp4"), Path::new(FFMPEG));
@@ -136,13 +136,13 @@ fn a_video_gone_on_with_and_one_with_other_sound() {
     let read = |name: &str| read_clip(&path(name), ffmpeg).expect("a video");
     let frames = read("source.mp4");
 
-    // All 20 frames are copied; the network sees 17 of them.
+    // All 20 frames are copied, although the model only sees 17 of them.
     makes(CONFIG, &path("sound.mp4"), &["--pipeline", "video_to_audio", "--video", given]);
     assert_eq!(read("sound.mp4"), frames);
     let sound = |name: &str| read_sound(&path(name), ffmpeg, None).expect("readable").expect("a sound");
     assert_ne!(sound("sound.mp4").samples(), sound("source.mp4").samples());
 
-    // The made sound starts with the first frame, also of a source that shows it later than its sound.
+    // The generated sound starts with the first frame, even if the source shows its first frame later than its sound.
     let late = path("late:1.mp4");
     let mut command = std::process::Command::new(FFMPEG);
     command.args([
@@ -177,7 +177,7 @@ fn a_video_gone_on_with_and_one_with_other_sound() {
         let seconds = sound(name).len() as f64 / f64::from(sound(name).rate());
         assert!((seconds - 28.0 / 24.0).abs() < 0.03, "{name}: {seconds}");
     }
-    // The sidecar has the video and what it said, and repeats the run.
+    // The sidecar records the video and its properties, and a run from the sidecar has the same output.
     let json = fs::read_to_string(path("after.json")).expect("a sidecar");
     let sidecar: Value = serde_json::from_str(&json).expect("JSON");
     let request = &sidecar["config"]["request"];
@@ -188,7 +188,7 @@ fn a_video_gone_on_with_and_one_with_other_sound() {
     let again: Value = serde_json::from_str(&again).expect("JSON");
     assert_eq!(again["sha256"], sidecar["sha256"]);
 
-    // Sound alone needs no video autoencoder.
+    // Pipelines that only generate audio need no video VAE.
     let model = without_vae(folder.path());
     let more = ["--num-frames", "9", "-m", &model];
     makes(CONFIG, &path("alone.wav"), &[&["--pipeline", "text_to_audio"], &more[..]].concat());
@@ -200,7 +200,7 @@ fn a_video_gone_on_with_and_one_with_other_sound() {
     assert!(!sidecar["programs"].as_object().expect("programs").contains_key("video_decoder"));
 }
 
-/// A folder of links to a model's components but for the video autoencoder.
+/// Creates a model folder of links, without the video VAE.
 fn without_vae(folder: &Path) -> String {
     let model = folder.join("without_vae");
     fs::create_dir(&model).expect("a folder");
@@ -214,7 +214,7 @@ fn without_vae(folder: &Path) -> String {
 }
 
 #[needs(nothing)]
-fn check_says_what_each_pipeline_needs() {
+fn check_lists_requirements_of_each_pipeline() {
     let folder = tempfile::tempdir().expect("a folder");
     let model = without_vae(folder.path());
     let whole = "tests/fixtures/models/tiny_a";
@@ -227,8 +227,8 @@ fn check_says_what_each_pipeline_needs() {
         (
             &model[..],
             [
-                // The preset perturbs a block of the published model.
-                "text_to_audio: guidance.stg_blocks: 29 is not a block of this model, which has 3",
+                // The preset perturbs a block that only the published model has.
+                "text_to_audio: guidance.stg_blocks: 29 is not a block of this model, which has 3 blocks",
                 "video_to_audio: needs vae",
                 "retake: needs vae",
                 "in_context: needs vae",
@@ -238,7 +238,7 @@ fn check_says_what_each_pipeline_needs() {
             whole,
             [
                 "text_to_video: ready",
-                "retake: guidance.stg_blocks: 29 is not a block of this model, which has 3",
+                "retake: guidance.stg_blocks: 29 is not a block of this model, which has 3 blocks",
                 "image_to_video: ready, with --image",
                 "in_context: ready, with --reference-video and --lora",
             ],
@@ -258,9 +258,10 @@ fn check_says_what_each_pipeline_needs() {
     assert_eq!(json["pipelines"]["in_context"]["with"], serde_json::json!(["--reference-video", "--lora"]));
 }
 
-/// A silent video whose sound is to be kept is refused before the model is loaded, by either level of a kept stream.
+/// Keeping the sound of a silent video is rejected before the model is loaded, with both values of
+/// `conditioning.given_stream`.
 #[needs(cpu)]
-fn there_is_no_sound_to_keep_of_a_silent_video() {
+fn keeping_sound_of_silent_video_is_rejected() {
     let folder = tempfile::tempdir().expect("a folder");
     let frames = Frames::new(Array4::zeros((17, 64, 96, 3))).expect("frames");
     write_png_frames(folder.path(), &frames).expect("written");
@@ -270,15 +271,15 @@ fn there_is_no_sound_to_keep_of_a_silent_video() {
         let keep = ["--set", "request.retake.audio=false", "--set", &level];
         let error = fails(&[&["--video", given, "--retake", "0", "0.2"], &keep[..]].concat());
         assert!(
-            error.contains(given) && error.contains("has no sound, and request.retake.audio: false keeps it"),
+            error.contains(given) && error.contains("has no sound to keep (request.retake.audio: false)"),
             "{error}"
         );
     }
 }
 
-/// A plan shows what an MP4's header says; without the ffmpeg that decodes it, plan and run fail alike.
+/// A dry run reads the size from the MP4 header. Without ffmpeg to decode the video, it gives the same error as a run.
 #[needs(cpu)]
-fn a_plan_fails_where_the_run_does() {
+fn dry_run_and_run_give_the_same_error_without_ffmpeg() {
     let folder = tempfile::tempdir().expect("a folder");
     let video = folder.path().join("good.mp4");
     let frames = Frames::new(Array4::zeros((17, 64, 96, 3))).expect("frames");
@@ -293,8 +294,8 @@ fn a_plan_fails_where_the_run_does() {
     };
     let plan = run(&["--dry-run"]);
     let said = String::from_utf8_lossy(&plan.stderr);
-    assert!(said.contains("96x64, 17 frames at 25 a second"), "{said}");
-    // As a phone writes a portrait: the matrix of the track's header turns what is read.
+    assert!(said.contains("96x64, 17 frames at 25 per second"), "{said}");
+    // A portrait video as phones write it: the matrix in the track header rotates the frames.
     let mut turned = bytes.clone();
     let matrix = turned.windows(4).position(|word| word == b"tkhd").expect("a header") + 44;
     for (n, word) in [0, 1 << 16, 0, -1 << 16, 0].into_iter().enumerate() {
@@ -303,7 +304,7 @@ fn a_plan_fails_where_the_run_does() {
     }
     fs::write(&video, turned).expect("written");
     let said = String::from_utf8_lossy(&run(&["--dry-run"]).stderr).into_owned();
-    assert!(said.contains("64x96, 17 frames at 25 a second"), "{said}");
+    assert!(said.contains("64x96, 17 frames at 25 per second"), "{said}");
     fs::write(&video, &bytes).expect("written");
     for ran in [plan, run(&[])] {
         let said = String::from_utf8_lossy(&ran.stderr);
@@ -311,9 +312,10 @@ fn a_plan_fails_where_the_run_does() {
     }
 }
 
-/// The first frames of a video get other sound where fewer are asked for than make whole latents.
+/// A request for 9 of 20 frames uses only the first 9. A request for 17, the frames of all complete latents, also keeps
+/// the remaining frames.
 #[needs(cpu)]
-fn sound_for_the_first_frames() {
+fn video_to_audio_uses_only_requested_frames() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
     let pixel = |(f, y, x, c): (usize, usize, usize, usize)| (f * 12 + y + x + 40 * c) as u8;
@@ -327,16 +329,16 @@ fn sound_for_the_first_frames() {
     }
 }
 
-/// A folder of frames and a WAV are a video: where nothing is made anew, a retake's file has the samples of the one and the frames of
-/// the other, and its sidecar repeats it.
+/// A folder of frames and a WAV file serve as input video. Outside the retake span, the output has the same frames and
+/// samples. A run from its sidecar has the same output.
 #[needs(cpu)]
-fn frames_and_a_sound_are_a_video() {
+fn frame_folder_and_wav_serve_as_input_video() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
     let pixel = |(f, y, x, c): (usize, usize, usize, usize)| (f * 12 + y + x + 40 * c) as u8;
     let frames = Frames::new(Array4::from_shape_fn((25, 64, 96, 3), pixel)).expect("frames");
     write_png_frames(Path::new(&path("source")), &frames).expect("written");
-    // At the vocoder's rate nothing is resampled; the file begins half a second before the video does.
+    // The vocoder's sample rate, so nothing is resampled; the file starts half a second before the video.
     let rate = 24000;
     let tone = |n: usize| (n as f32 * 0.05).sin() * 0.25;
     let sound = Audio::new(Array2::from_shape_fn((2, 2 * rate), |(_, n)| tone(n)), rate as u32).expect("stereo");
@@ -352,7 +354,7 @@ fn frames_and_a_sound_are_a_video() {
     };
     let span = ["--retake", "0.75", "1", "--retake-kept", "source"];
     let (shown, heard) = make(CONFIG, "retaken", &[&given[..], &span].concat());
-    // Frames 17 to 24, and sound from 0.73 s on.
+    // The retake covers frames 17 to 24, and audio from 0.73 s.
     assert_eq!(shown.part(0..17), frames.part(0..17));
     assert!(shown.part(17..25) != frames.part(17..25));
     assert_eq!(heard.rate(), rate as u32, "the test's rate is the model's");
@@ -377,9 +379,9 @@ fn frames_and_a_sound_are_a_video() {
     assert!((0..at(1.0)).all(|n| off(n) < 1e-4), "the given samples");
 }
 
-/// Ten bits a value, as phones write, and a file whose second half is missing though its header is there.
+/// Reads 10-bit video, as phones write, and rejects a file whose second half is missing although its header is intact.
 #[needs(cpu, ffmpeg)]
-fn ten_bits_are_read_and_a_cut_file_is_refused() {
+fn ten_bit_video_is_read_and_truncated_file_rejected() {
     let folder = tempfile::tempdir().expect("a folder");
     let text = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
     let (good, deep, cut) = (text("good.mp4"), text("deep.mkv"), text("cut.mp4"));
@@ -398,15 +400,15 @@ fn ten_bits_are_read_and_a_cut_file_is_refused() {
     assert!(place(b"moov") < place(b"mdat"), "the header is in front");
     fs::write(&cut, &whole[..(place(b"mdat") + whole.len()) / 2]).expect("written");
     let why = read(&cut).expect_err("damaged").to_string();
-    assert!(why.contains("cut.mp4") && why.contains("it is cut short"), "{why}");
+    assert!(why.contains("cut.mp4") && why.contains("it is truncated"), "{why}");
     let error = fails(&["--video", &cut, "--retake", "0", "0.2"]);
     assert!(error.contains("cut.mp4"), "{error}");
 }
 
-/// The trained model makes a span anew. What is kept loses what the VAE loses of it, on the average of the frames that the decoder
-/// makes without the span's latents: it mixes a latent and a half on either side.
+/// Regenerates a span with the trained model. Outside the span, the loss is that of a VAE round trip, except for about
+/// one and a half latents on either side that the decoder mixes.
 #[needs(cpu, full)]
-fn a_span_of_a_nano_clip_is_made_anew() {
+fn retake_changes_only_its_span() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let text = |name: &str| path(name).to_str().expect("UTF-8").to_string();
@@ -456,7 +458,7 @@ fn a_span_of_a_nano_clip_is_made_anew() {
     };
     let (kept, lost): (Vec<f64>, Vec<f64>) = (0..49).map(|f| (psnr(&a, &b, f), psnr(&a, &round_trip, f))).unzip();
     eprintln!("decibels by frame, retake: {kept:.1?}\nround trip: {lost:.1?}");
-    // Latents of frames 17 to 24 are made anew.
+    // Latents of frames 17 to 24 are regenerated.
     let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len() as f64;
     for far in [0..9, 36..49] {
         let [kept, lost] = [&kept, &lost].map(|all| mean(&all[far.clone()]));

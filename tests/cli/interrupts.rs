@@ -1,4 +1,5 @@
-//! Ctrl-C and SIGTERM end a run within a second in every phase; what is computed is kept, and nothing half-written is left.
+//! Ctrl-C and SIGTERM end a run within a second in every phase. Computed results are kept, and no partial files are
+//! left.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
@@ -7,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use crate::support::{self, needs};
 
-/// A run that goes on by itself, and what it says.
+/// Running process and its stderr lines.
 struct Run {
     process: Child,
     lines: Lines<BufReader<ChildStderr>>,
 }
 
 impl Run {
-    /// The video is alone in the folder `out`.
+    /// Starts a run that writes into the empty folder `out`.
     fn start(out: &Path, more: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut run = support::ltx2();
         run.args(["generate", "-c", support::tiny()]).args(more).arg("-o").arg(out.join("out.mp4"));
@@ -24,7 +25,7 @@ impl Run {
         Run { process, lines }
     }
 
-    /// Reads on until a line holds `words`.
+    /// Reads lines until one contains `words`.
     fn says(&mut self, words: &str) {
         let mut said = Vec::new();
         for line in self.lines.by_ref().map_while(Result::ok) {
@@ -41,22 +42,22 @@ impl Run {
         assert!(sent.success());
     }
 
-    /// Its exit code, and all that it said after what was read.
+    /// Waits for the end; returns the exit code and the remaining lines.
     fn ended(mut self) -> (Option<i32>, Vec<String>) {
         let rest = self.lines.by_ref().map_while(Result::ok).collect();
         (self.process.wait().expect("it ends").code(), rest)
     }
 }
 
-/// Time within which a signal is heard.
-const HEARD: Duration = Duration::from_secs(1);
+/// Maximum time until a signal takes effect.
+const SIGNAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The one error line of a run that a signal ended, within [`HEARD`].
+/// Sends a signal to a run, which must end within [`SIGNAL_TIMEOUT`]; returns its only error line.
 fn interrupted(run: Run, signal: &str, phase: &str) -> String {
     run.signal(signal);
     let since = Instant::now();
     let (code, rest) = run.ended();
-    assert!(since.elapsed() < HEARD, "{phase}: {:?}", since.elapsed());
+    assert!(since.elapsed() < SIGNAL_TIMEOUT, "{phase}: {:?}", since.elapsed());
     assert_eq!(code, Some(130), "{phase}: {rest:?}");
     let errors: Vec<_> = rest.iter().filter(|line| line.starts_with("error: ")).collect();
     assert_eq!(errors.len(), 1, "{phase}: {rest:?}");
@@ -70,9 +71,9 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Each phase is entered and does not end by itself; before the last step there is nothing to keep.
+/// Fail points block each phase; before the last step there is nothing to save.
 #[needs(cpu)]
-fn a_signal_is_heard_in_every_phase_before_the_last_step() {
+fn signal_ends_run_in_every_phase_before_last_step() {
     let phases = [
         ("plugin trial", "-INT", "off"),
         ("plugin load", "-TERM", "off"),
@@ -93,9 +94,9 @@ fn a_signal_is_heard_in_every_phase_before_the_last_step() {
     }
 }
 
-/// After the last step the steps are kept, and a run with --resume makes the video from them.
+/// The checkpoint contains all finished steps, and `--resume` finishes the video from them.
 #[needs(cpu)]
-fn a_signal_after_the_last_step_keeps_the_steps() {
+fn signal_after_last_step_saves_checkpoint() {
     let whole = tempfile::tempdir().expect("a folder");
     let made = |folder: &Path, more: &[&str]| {
         let mut run = support::ltx2();
@@ -112,7 +113,7 @@ fn a_signal_after_the_last_step_keeps_the_steps() {
         run.says(&format!("at {point}"));
         let error = interrupted(run, signal, point);
         let steps = out.path().join("out.mp4.steps.safetensors");
-        let kept = format!("the steps are kept in {}; --resume goes on there", steps.display());
+        let kept = format!("the finished steps are saved in {}; resume with --resume", steps.display());
         assert!(error.starts_with("error: interrupted ") && error.ends_with(&kept), "{point}: {error}");
         assert_eq!(names(out.path()), ["out.mp4.steps.safetensors"], "{point}: no temporary file is left");
         assert_eq!(made(out.path(), &["--resume"]), expected, "{point}");
@@ -121,42 +122,42 @@ fn a_signal_after_the_last_step_keeps_the_steps() {
 }
 
 #[needs(cpu)]
-fn a_signal_ends_a_run_that_keeps_steps_after_the_chunk_under_way() {
+fn signal_ends_checkpointed_run_after_current_chunk() {
     for signal in ["-INT", "-TERM"] {
         let out = tempfile::tempdir().expect("a folder");
         let chunks = ["--steps", "256", "--progress-every", "2", "--checkpoint-every", "256"];
         let mut run = Run::start(out.path(), &chunks, &[("LTX2_LOG", "debug")]);
         run.says("denoise: evaluations 5 to 6 of 256");
         run.signal(signal);
-        run.says("stopping after the steps under way; again to stop at once");
+        run.says("stopping after the current steps; interrupt again to stop at once");
         let (code, rest) = run.ended();
         assert_eq!(code, Some(130), "{signal}: {rest:?}");
-        // One may have begun in the moment of the signal.
+        // One chunk may have started at the moment of the signal.
         let later = rest.iter().filter(|line| line.contains("denoise: evaluations")).count();
         assert!(later <= 1, "{signal}: {rest:#?}");
         assert!(rest.iter().any(|line| line.starts_with("error: interrupted after")), "{signal}: {rest:?}");
-        assert!(rest.iter().any(|line| line.contains("--resume goes on there")), "{signal}: {rest:?}");
+        assert!(rest.iter().any(|line| line.contains("resume with --resume")), "{signal}: {rest:?}");
         assert_eq!(names(out.path()), ["out.mp4.steps.safetensors"], "{signal}");
     }
 }
 
-/// The second step of a run that keeps steps does not end.
+/// The second step of a run with checkpoints is blocked, so that the first signal cannot end the run.
 #[needs(cpu)]
-fn a_second_signal_ends_a_run_at_once() {
+fn second_signal_ends_run_at_once() {
     let out = tempfile::tempdir().expect("a folder");
     let chunks = ["--steps", "8", "--progress-every", "1", "--checkpoint-every", "8"];
     let mut run = Run::start(out.path(), &chunks, &[("LTX2_FAILPOINT", "step 1")]);
     run.says("at step 1");
     run.signal("-INT");
-    run.says("stopping after the steps under way");
+    run.says("stopping after the current steps");
     let error = interrupted(run, "-INT", "step 1");
     assert!(error.starts_with("error: interrupted after 1 of 8 steps"), "{error}");
     assert!(names(out.path()).is_empty(), "{:?}", names(out.path()));
 }
 
-/// Half of the sidecar is written: the video stays, and what was half-written goes.
+/// The signal arrives while the sidecar is written: the video is kept, and the partial sidecar is removed.
 #[needs(cpu)]
-fn a_signal_leaves_nothing_half_written() {
+fn signal_leaves_no_partial_files() {
     let out = tempfile::tempdir().expect("a folder");
     let mut run = Run::start(out.path(), &["--steps", "1"], &[("LTX2_FAILPOINT", "write out.json")]);
     run.says("at write out.json");
@@ -166,9 +167,9 @@ fn a_signal_leaves_nothing_half_written() {
     assert_eq!(names(out.path()), ["out.mp4", "out.mp4.steps.safetensors"]);
 }
 
-/// A process says at once whom it waits for, where and until when, and hears signals meanwhile.
+/// A process reports immediately which process it waits for, where and until when, and handles signals meanwhile.
 #[needs(cpu)]
-fn a_wait_for_other_processes_is_said_and_hears_signals() {
+fn waiting_for_processes_is_reported_and_interruptible() {
     let place =
         std::net::TcpListener::bind("127.0.0.1:0").expect("listens").local_addr().expect("an address").to_string();
     let own = ["--coordinator", &place, "--num-processes", "2", "--process-id"];
@@ -177,12 +178,12 @@ fn a_wait_for_other_processes_is_said_and_hears_signals() {
         (
             [&own[..], &["0"]].concat(),
             [("A", "1"); 2],
-            format!("waiting for process 1 of 2 to come to {place}, until "),
+            format!("waiting for process 1 of 2 to register at {place}, until "),
         ),
         (
             vec!["--coordinator", &place],
             [("TPU_WORKER_ID", "0"), ("TPU_WORKER_HOSTNAMES", "a,b")],
-            format!("waiting for process 1 of 2 to come to {place}, until "),
+            format!("waiting for process 1 of 2 to register at {place}, until "),
         ),
     ];
     for (more, variables, line) in cases {
@@ -194,7 +195,7 @@ fn a_wait_for_other_processes_is_said_and_hears_signals() {
 }
 
 #[needs(nothing)]
-fn a_coordinator_whose_name_does_not_resolve_is_an_error_at_once() {
+fn unresolvable_coordinator_fails_at_once() {
     let flags = ["--num-processes", "2", "--process-id", "1", "--coordinator", "no-such-host.invalid:8476"];
     let hosts = [("TPU_WORKER_ID", "0"), ("TPU_WORKER_HOSTNAMES", "no-such-host.invalid,b.invalid")];
     for (flags, variables, how) in [(&flags[..], &[][..], "flags, YAML"), (&[], &hosts, "TPU_WORKER_ID")] {
@@ -209,9 +210,9 @@ fn a_coordinator_whose_name_does_not_resolve_is_an_error_at_once() {
     }
 }
 
-/// A reader that closes its end, and a descriptor that is closed, are no errors.
+/// Covers a reader that closes its end of stdout, and a stdout descriptor that is closed at the start.
 #[needs(nothing)]
-fn a_closed_stdout_is_no_error() {
+fn closed_stdout_is_not_an_error() {
     for words in ["--help", "generate --help", "schema", "completions bash"] {
         for closed in ["| head -c 1 > /dev/null", "| :", ">&-"] {
             let script = format!("\"$0\" {words} {closed}; exit ${{PIPESTATUS[0]}}");

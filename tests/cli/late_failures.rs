@@ -1,5 +1,5 @@
-//! Failures after the last denoising step of videos of several clips, and files that are there without the run knowing: nothing that was
-//! computed is lost, and nothing that exists is replaced.
+//! Failures after the last denoising step of chained videos, and files that another program creates during a run: no
+//! computed result is lost, and no existing file is replaced.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -18,14 +18,14 @@ use crate::support::{self, needs};
 
 const CONFIG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny_video.yml");
 
-/// Three clips of 17 frames, of which two share 9: pieces of 8, 8 and 17 frames.
+/// Returns a run with three clips of 17 frames that overlap by 9, written in parts of 8, 8 and 17 frames.
 fn chain(folder: &Folder, more: &[&str]) -> Command {
     let clips = ["--set", "request.chain={clip: 17, overlap: 9}", "--num-frames", "33"];
     let own = ["generate", "-c", CONFIG, "-o", "out.mp4", "--width", "96", "--height", "64"];
     folder.ltx2(&[&own[..], &clips, more].concat())
 }
 
-/// The place that an error names for `what`.
+/// Returns the path that an error reports for `what`.
 fn place<'a>(error: &'a str, what: &str) -> &'a Path {
     let rest =
         error.split(&format!("; {what} kept in ")).nth(1).unwrap_or_else(|| panic!("'{what}' is not in {error}"));
@@ -33,7 +33,7 @@ fn place<'a>(error: &'a str, what: &str) -> &'a Path {
 }
 
 #[needs(cpu)]
-fn a_chain_whose_other_files_fail_keeps_latents_clips_and_sidecar() {
+fn failed_chain_outputs_keep_latents_clips_and_sidecar() {
     let folder = Folder::new();
     let more = ["--save-audio", "out.wav", "--save-frames", "frames"];
     let clips = || (0..3).filter(|at| folder.path(&format!("out.mp4.clip_000{at}.safetensors")).exists()).count();
@@ -50,7 +50,7 @@ fn a_chain_whose_other_files_fail_keeps_latents_clips_and_sidecar() {
         let there: Vec<_> = names.into_iter().filter(|name| folder.path(name).exists()).collect();
         assert_eq!(there, left, "{moment}: {error}");
         assert_eq!(clips(), 3, "{moment}: the clips are needed still");
-        // Beside the video or beside what is kept is what repeats it.
+        // The sidecar is next to the video or next to the saved tensors.
         let sidecars = [folder.path("out.json"), path.with_extension("json")];
         let sidecars: Vec<_> = sidecars.iter().filter(|path| path.exists()).collect();
         assert_eq!(sidecars.len(), 1, "{moment}");
@@ -63,23 +63,23 @@ fn a_chain_whose_other_files_fail_keeps_latents_clips_and_sidecar() {
         fs::remove_dir_all(folder.path("frames")).expect("removed");
         (0..3)
             .for_each(|at| fs::remove_file(folder.path(&format!("out.mp4.clip_000{at}.safetensors"))).expect("a clip"));
-        // None where the last clip ended.
+        // It does not exist if the last clip was complete.
         let _ = fs::remove_file(folder.path("out.mp4.steps.safetensors"));
     }
-    // No sidecar says whose the video is.
+    // Without a sidecar, the request of the existing video is unknown.
     let refused = error(2, &mut chain(&folder, &[&more[..], &["--resume"]].concat()));
     assert!(refused.contains("out.mp4: has no sidecar (out.json)") && refused.contains("--force"), "{refused}");
     succeed(&mut chain(&folder, &[&more[..], &["--resume", "--force"]].concat()));
     assert_eq!((clips(), Some(json(&folder.path("out.json"))["sha256"].clone())), (0, sha256));
 }
 
-/// The second piece fails: the MP4 of the first is kept, with all of the sound and the latents.
+/// If encoding the second part fails, the MP4 of the first part is kept, with the complete audio and the latents.
 #[needs(cpu)]
-fn a_chain_whose_encoder_fails_keeps_the_frames_before() {
+fn failed_chain_encoder_keeps_earlier_frames() {
     let folder = Folder::new();
     let mut run = chain(&folder, &[]);
     let error = error(1, run.env("PATH", folder.path("no programs")).env("LTX2_FAILPOINT", "fail encode 8"));
-    assert!(error.contains("the embedded H.264 encoder failed: the test asked for a failure"), "{error}");
+    assert!(error.contains("the embedded H.264 encoder failed: failure injected by LTX2_FAILPOINT"), "{error}");
     assert_eq!(frames_of(&place(&error, "its first 8 frames with their sound are").display().to_string()), 8);
     let sound = read_wav(place(&error, "its sound is")).expect("a WAV");
     assert_eq!(sound.len(), 33 * sound.rate() as usize / 24);
@@ -87,10 +87,10 @@ fn a_chain_whose_encoder_fails_keeps_the_frames_before() {
     assert!(!folder.path("out.mp4").exists(), "a part is not the video");
 }
 
-/// An ffmpeg that fails leaves nothing of its frames: the last ones are kept as bytes.
+/// If ffmpeg fails, the frames that it received are lost, and the last frames are saved as tensors.
 #[cfg(unix)]
 #[needs(cpu)]
-fn a_chain_whose_ffmpeg_fails_keeps_the_last_frames() {
+fn failed_chain_ffmpeg_keeps_last_frames_as_tensors() {
     use std::os::unix::fs::PermissionsExt;
     let folder = Folder::new();
     let (programs, ffmpeg) = (folder.path("programs"), folder.path("programs/ffmpeg"));
@@ -107,10 +107,10 @@ fn a_chain_whose_ffmpeg_fails_keeps_the_last_frames() {
     assert_eq!((tensors["frames"].shape(), tensors.len()), (&[17, 64, 96, 3][..], 7));
 }
 
-/// Writes files when the last phase of a video has ended, as another program may.
-struct Appear(Vec<PathBuf>);
+/// Creates files during the last phase of a video, as another program might.
+struct CreateFiles(Vec<PathBuf>);
 
-impl Observer for Appear {
+impl Observer for CreateFiles {
     fn progress(&mut self, _: &[Job], phase: Phase, _: usize, _: usize) -> ControlFlow<()> {
         if phase == Phase::AudioDecoder {
             for file in &self.0 {
@@ -125,7 +125,7 @@ impl Observer for Appear {
 }
 
 #[needs(cpu)]
-fn files_that_appear_during_a_run_are_not_replaced() {
+fn files_created_during_a_run_are_not_replaced() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let text = |name: &str| path(name).to_str().expect("UTF-8").to_string();
@@ -144,7 +144,8 @@ fn files_that_appear_during_a_run_are_not_replaced() {
     };
     for names in [&["out.json", "s.wav", "frames/frame_00003.png", "d.safetensors", "p.json"][..], &["out.mp4"]] {
         let others: Vec<PathBuf> = names.iter().map(|name| path(name)).collect();
-        let said = generate(&config, &options, None, &mut Appear(others.clone())).expect_err("not written").to_string();
+        let said =
+            generate(&config, &options, None, &mut CreateFiles(others.clone())).expect_err("not written").to_string();
         let (error, kept) = said.split_once("; its frames, samples and latents are kept in ").expect("the place");
         assert!(error.contains("File exists"), "{error}");
         for other in &others {
@@ -152,7 +153,7 @@ fn files_that_appear_during_a_run_are_not_replaced() {
         }
         assert_eq!(path("out.mp4").exists() && !names.contains(&"out.mp4"), names.len() > 1, "{names:?}");
         let sidecar = Path::new(kept).with_extension("json");
-        assert!(json(&sidecar)["sha256"]["frames"].is_string(), "beside it what repeats it");
+        assert!(json(&sidecar)["sha256"]["frames"].is_string(), "the sidecar has no hash of the frames");
         [Path::new(kept), &sidecar].into_iter().for_each(|file| fs::remove_file(file).expect("removed"));
         for entry in fs::read_dir(folder.path()).expect("a folder").map(|entry| entry.expect("one").path()) {
             if entry.is_dir() { fs::remove_dir_all(entry) } else { fs::remove_file(entry) }.expect("removed");
@@ -160,9 +161,9 @@ fn files_that_appear_during_a_run_are_not_replaced() {
     }
 }
 
-/// Steps of the same request are beside a video and a sidecar of another program.
+/// The checkpoint is from the same request, but other software wrote the video and the sidecar next to it.
 #[needs(cpu)]
-fn resume_does_not_replace_a_foreign_video() {
+fn resume_does_not_replace_files_of_other_software() {
     let folder = Folder::new();
     let run = |more: &[&str]| {
         let own = ["generate", "-c", support::tiny(), "-o", "out.mp4", "--progress-every", "1"];
@@ -182,17 +183,17 @@ fn resume_does_not_replace_a_foreign_video() {
         fs::remove_file(folder.path(name)).expect("removed");
     }
     fs::write(folder.path("out.mp4"), "another program's").expect("written");
-    assert!(succeed(&mut run(&["--resume", "--force"])).contains("goes on in phase denoise"));
+    assert!(succeed(&mut run(&["--resume", "--force"])).contains("resuming in phase denoise"));
     assert!(json(&folder.path("out.json"))["sha256"]["frames"].is_string());
 }
 
-/// Of two videos the first one's sound fails: the second is made with its sound.
+/// The audio file of the first of two videos cannot be saved. The second video is still written with its audio.
 #[needs(cpu)]
-fn a_sound_that_fails_costs_no_later_video() {
+fn failed_audio_output_does_not_affect_later_video() {
     let folder = Folder::new();
     let mut run = folder.generate(&["--num-videos", "2", "-o", "videos", "--save-audio", "sounds"]);
     let error = error(1, run.env("LTX2_FAILPOINT", "fail rename 0000_10.wav"));
-    assert!(error.contains("sounds/0000_10.wav: the test asked for a failure"), "{error}");
+    assert!(error.contains("sounds/0000_10.wav: failure injected by LTX2_FAILPOINT"), "{error}");
     kept(&error, "its frames, samples and latents are");
     for name in ["0000_10", "0001_11"] {
         let video = folder.path(&format!("videos/{name}.mp4"));

@@ -1,4 +1,4 @@
-//! `layout: auto` and layouts that would be faster, as `generate` and `check` name them.
+//! `layout: auto`, and the messages of `generate` and `check` about faster layouts.
 
 use std::path::Path;
 use std::process::Output;
@@ -6,7 +6,7 @@ use std::process::Output;
 use crate::support::{self, QUICK, needs};
 use serde_json::Value;
 
-/// A run of the smallest model on four virtual devices.
+/// Runs the smallest model on four virtual devices.
 fn generate(out: &Path, more: &[&str]) -> Output {
     let mut command = support::ltx2();
     command.args(["generate", "-c", support::tiny(), "--set", QUICK, "--steps", "1", "-o"]).arg(out).args(more);
@@ -15,14 +15,14 @@ fn generate(out: &Path, more: &[&str]) -> Output {
     done
 }
 
-/// Lines of stderr about layouts, without level and module before them.
+/// Returns the stderr lines about layouts, without log level and module.
 fn lines(out: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&out.stderr);
     let said = text.lines().filter(|line| line.contains(" MB received a step"));
     said.filter_map(|line| Some(line[line.find("layout ")?..].to_string())).collect()
 }
 
-/// Layout, mesh and figure of an estimate in words, e.g. `cfg (cfg=2), 310.5 ms a step`.
+/// Parses an estimate such as `cfg (cfg=2), 310.5 ms a step` into layout, mesh and figure.
 fn estimate(said: &str) -> (&str, &str, f64) {
     let (layout, rest) = said.split_once(" (").expect("a layout");
     let (mesh, rest) = rest.split_once("), ").expect("a mesh");
@@ -30,16 +30,16 @@ fn estimate(said: &str) -> (&str, &str, f64) {
 }
 
 #[needs(cpu)]
-fn generate_says_what_auto_took_and_what_would_be_faster() {
+fn generate_reports_auto_choice_and_faster_layout() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = dir.path().join("auto.mp4");
     let said = lines(&generate(&out, &["--layout", "auto", "--mesh", "cfg=2,context=2"]));
     let [line] = &said[..] else { panic!("one line: {said:?}") };
-    let line = line.strip_prefix("layout auto: for 4 x cpu ").unwrap_or_else(|| panic!("{line}"));
-    let (first, next) = line.split_once(" MB received a step (predicted); next ").expect("the runner-up");
+    let line = line.strip_prefix("layout auto: for 4 x cpu: ").unwrap_or_else(|| panic!("{line}"));
+    let (first, next) = line.split_once(" MB received a step (predicted); next: ").expect("the runner-up");
     let ((layout, mesh, cost), (other, its_mesh, more)) = (estimate(first), estimate(next));
     assert!(layout != other && mesh == "cfg=2,context=2" && its_mesh == mesh, "{line}");
-    // The simplest of those within 1 % is taken.
+    // Among layouts within 1 % of the best, the simplest is chosen.
     assert!(cost > 0.0 && cost <= 1.01 * more, "{line}");
     let sidecar: Value =
         serde_json::from_str(&std::fs::read_to_string(out.with_extension("json")).expect("a sidecar")).expect("JSON");
@@ -48,18 +48,18 @@ fn generate_says_what_auto_took_and_what_would_be_faster() {
     let slow = ["--layout", "tensor", "--mesh", "tensor=4"];
     let said = lines(&generate(&dir.path().join("slow.mp4"), &[&slow[..], &["-v"]].concat()));
     let [line] = &said[..] else { panic!("one line: {said:?}") };
-    let (own, best) = line.strip_prefix("layout ").and_then(|l| l.split_once(" predicted; ")).expect("two estimates");
+    let (own, best) = line.strip_prefix("layout ").and_then(|l| l.split_once(" (predicted); ")).expect("two estimates");
     let ((layout, mesh, cost), (_, _, less)) = (estimate(own), estimate(best));
     assert_eq!((layout, mesh), ("tensor", "tensor=4"));
     let saved = 100.0 * (1.0 - less / cost);
     let named = best.split_once(" would save ").and_then(|(_, s)| s.trim_end_matches(" %").parse::<f64>().ok());
     assert!(saved > 5.0 && named.is_some_and(|named| (named - saved).abs() < 1.0), "{line}");
-    // Not without -v: it is advice, no part of the run.
+    // Logged only with -v, because it is advice.
     assert!(lines(&generate(&dir.path().join("quiet.mp4"), &slow)).is_empty());
 }
 
 #[needs(cpu)]
-fn check_names_a_layout_that_is_faster() {
+fn check_reports_faster_layout() {
     let check = |layout: &str, mesh: &str| {
         let mut command = support::ltx2();
         command.args(["check", "assets/nano", "-c", "nano_2_0", "--target", "cpu:4", "--json"]);
@@ -68,29 +68,29 @@ fn check_names_a_layout_that_is_faster() {
         serde_json::from_slice::<Value>(&out.stdout).expect("JSON")["layouts"].clone()
     };
     let slow = check("tensor", "tensor=4");
-    let auto = slow["auto"].as_str().and_then(|line| line.strip_prefix("layout auto: for 4 x cpu ")).expect("a line");
-    let (first, next) = auto.split_once(" MB received a step (predicted); next ").expect("the runner-up");
+    let auto = slow["auto"].as_str().and_then(|line| line.strip_prefix("layout auto: for 4 x cpu: ")).expect("a line");
+    let (first, next) = auto.split_once(" MB received a step (predicted); next: ").expect("the runner-up");
     let ((layout, mesh, cost), (other, its_mesh, more)) = (estimate(first), estimate(next));
     let line = slow["faster"].as_str().expect("a faster layout");
-    let (own, best) = line.strip_prefix("layout ").and_then(|l| l.split_once(" predicted; ")).expect("two estimates");
+    let (own, best) = line.strip_prefix("layout ").and_then(|l| l.split_once(" (predicted); ")).expect("two estimates");
     assert!(estimate(own).2 > cost / 0.95 && estimate(best) == (layout, mesh, cost), "{line}");
-    // Bytes say nothing of what devices repeat.
+    // Replicated work does not show in received bytes, so the work is compared.
     let repeating = check("sequence", "context=4")["faster"].to_string();
     assert!(repeating.ends_with(" % of the work\""), "{repeating}");
-    // The fastest has no faster one, and the next is another.
+    // No layout is faster than the fastest, and the runner-up is another layout.
     assert_eq!(check(layout, mesh)["faster"], Value::Null);
     assert!((layout, mesh) != (other, its_mesh) && more >= cost, "{auto}");
-    // On a mesh that is asked for, as a run takes it.
+    // With a given mesh, as for a run.
     let auto = check("auto", "tensor=4")["auto"].clone();
     assert!(
-        auto.as_str().is_some_and(|line| line.starts_with("layout auto: for 4 x cpu tensor (tensor=4), ")),
+        auto.as_str().is_some_and(|line| line.starts_with("layout auto: for 4 x cpu: tensor (tensor=4), ")),
         "{auto}"
     );
 }
 
-/// Chip files suffice: a ranking for absent devices loads no plugin.
+/// Chip files suffice to rank layouts for absent devices, so no plugin is loaded.
 #[needs(nothing)]
-fn check_ranks_layouts_without_the_target_s_plugin() {
+fn check_ranks_layouts_without_target_plugin() {
     for (target, plugin, devices) in [
         ("tpu:v6e:2x4", "/nowhere/libtpu.so", "8 x TPU v6 lite"),
         ("tpu:tpu7x:2x2x1", "/nowhere/libtpu.so", "8 x TPU7x"),
@@ -103,6 +103,6 @@ fn check_ranks_layouts_without_the_target_s_plugin() {
         assert!(out.status.success(), "{said}");
         let line =
             printed.lines().find(|line| line.starts_with("layout auto: ")).unwrap_or_else(|| panic!("{printed}"));
-        assert!(line.starts_with(&format!("layout auto: for {devices} ")) && line.contains(" ms a step"), "{line}");
+        assert!(line.starts_with(&format!("layout auto: for {devices}: ")) && line.contains(" ms a step"), "{line}");
     }
 }

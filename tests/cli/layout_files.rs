@@ -1,11 +1,11 @@
-//! Layout files on the command line: mistakes, and sizes that do not divide.
+//! Layout files on the command line: errors, and dimensions that are not divisible by the mesh.
 
 use std::path::Path;
 
 use super::generate::{TWO_BY_THREE, fail, ltx2, refs, short, text};
 use crate::support::{self, needs};
 
-/// A layout file of `text` in a folder.
+/// Writes a layout file; returns its path.
 fn layout_file(dir: &Path, text: &str) -> String {
     let file = dir.join("mine.yml");
     std::fs::write(&file, text).expect("written");
@@ -13,17 +13,20 @@ fn layout_file(dir: &Path, text: &str) -> String {
 }
 
 #[needs(cpu)]
-fn mistakes_in_layouts_are_one_line_with_tensor_or_file_and_line() {
+fn layout_errors_report_tensor_or_file_and_line() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = dir.path().join("a.mp4");
     for (layout, words) in [
         (
             "rules:\n  vido_sequence: [context]\n",
-            &["mine.yml:2: 'vido_sequence' is no axis of a tensor, known are"][..],
+            &["mine.yml:2: unknown tensor axis 'vido_sequence'; known axes are"][..],
         ),
-        ("rules:\n  batch: [dta]\n", &["mine.yml:2: rule of 'batch' names mesh axis 'dta', known are data, cfg"]),
-        ("rules:\n  batch: context\n", &["mine.yml:2: rule of 'batch' must be a list of mesh axes"]),
-        ("rules:\n  batch: [data, data]\n", &["mine.yml:2: rule of 'batch' names mesh axis 'data' twice"]),
+        (
+            "rules:\n  batch: [dta]\n",
+            &["mine.yml:2: rule for 'batch' has unknown mesh axis 'dta'; known axes are data, cfg"],
+        ),
+        ("rules:\n  batch: context\n", &["mine.yml:2: rule for 'batch' must be a list of mesh axes"]),
+        ("rules:\n  batch: [data, data]\n", &["mine.yml:2: rule for 'batch' repeats mesh axis 'data'"]),
         (
             "mesh:\n  context: 2\n\ncontext_parallel: {kind: wheel}\n",
             &["mine.yml:4: context_parallel.kind: unknown variant `wheel`"],
@@ -32,22 +35,18 @@ fn mistakes_in_layouts_are_one_line_with_tensor_or_file_and_line() {
             "mesh: {context: 2}\nrules:\n  heads: [context]\n  embed: [context]\n",
             &[
                 "tensor 'text_encoder.",
-                "would be split twice by mesh axis 'context' (",
+                "is sharded twice by mesh axis 'context' (",
                 "mine.yml:3: heads: [context]; ",
                 "mine.yml:4: embed: [context])",
             ],
         ),
         (
             "mesh: {data: 2}\nrules:\n  batch: [data]\n  branch: [data]\n",
-            &[
-                "would be split twice by mesh axis 'data' (",
-                "mine.yml:3: batch: [data]; ",
-                "mine.yml:4: branch: [data])",
-            ],
+            &["is sharded twice by mesh axis 'data' (", "mine.yml:3: batch: [data]; ", "mine.yml:4: branch: [data])"],
         ),
         (
             "mesh: {context: 2}\nrules: {video_sequence: [context]}\nexchange: {kind: hybrid, ulysses: 3}\n",
-            &["context_parallel: 2 devices do not divide by ulysses = 3"],
+            &["context_parallel: the 2 devices that shard the sequence are not divisible by ulysses = 3"],
         ),
     ] {
         let file = layout_file(dir.path(), layout);
@@ -55,9 +54,9 @@ fn mistakes_in_layouts_are_one_line_with_tensor_or_file_and_line() {
         assert!(words.iter().all(|word| line.contains(word)), "{layout}: {line}");
     }
     for (mesh, words) in [
-        ("cfg=16", "mesh data=1,cfg=16,fsdp=1,context=1,tensor=1: needs 16 devices, there are 8"),
-        ("cfg=3,context=-1", "mesh data=1,cfg=3,fsdp=1,context=-1,tensor=1: 8 devices do not divide by 3"),
-        ("cfg=2", "layout cfg-ulysses uses 2 of the 8 devices of cpu:8; give a --mesh"),
+        ("cfg=16", "mesh data=1,cfg=16,fsdp=1,context=1,tensor=1: needs 16 devices, but there are 8"),
+        ("cfg=3,context=-1", "mesh data=1,cfg=3,fsdp=1,context=-1,tensor=1: 8 devices are not divisible by 3"),
+        ("cfg=2", "layout cfg-ulysses uses 2 of the 8 devices of cpu:8; pass a --mesh that uses all of them"),
     ] {
         let line = fail(2, &["compile", "--target", "cpu:8", "-c", "ltx2", "--layout", "cfg-ulysses", "--mesh", mesh]);
         assert!(line.contains(words), "{mesh}: {line}");
@@ -66,7 +65,7 @@ fn mistakes_in_layouts_are_one_line_with_tensor_or_file_and_line() {
 }
 
 #[needs(cpu)]
-fn a_size_that_does_not_divide_is_said_and_the_result_is_right() {
+fn indivisible_axis_size_warns_and_gives_correct_result() {
     let dir = tempfile::tempdir().expect("a folder");
     let run = |name: &str, more: &[&str]| {
         let dump = dir.path().join(format!("{name}.safetensors"));
@@ -80,14 +79,14 @@ fn a_size_that_does_not_divide_is_said_and_the_result_is_right() {
     assert!(!silent.contains("does not divide"), "{silent}");
     let (split, said) = run("split", &TWO_BY_THREE);
     let line = said.lines().find(|l| l.contains("transformer.transformer_blocks.*.attn1.to_q")).unwrap_or_default();
-    for part in ["WARN tensor '", ": heads = ", "does not divide by tensor = 3 (shardings/tensor.yml:", "; replicated"]
+    for part in ["WARN tensor '", ": heads = ", "is not divisible by tensor = 3 (shardings/tensor.yml:", "; replicated"]
     {
         assert!(line.contains(part), "no '{part}' in '{line}'\n{said}");
     }
     for name in ["latents.video", "latents.audio", "video", "audio"] {
         let tensor = |c: &ltx2::weights::Checkpoint| c.get(name).and_then(|v| v.to_tensor()).expect("a tensor");
         let distance = support::relative_l2(&tensor(&split), &tensor(&whole));
-        // This model's vocoder carries a rounding of its input on ten times as far.
+        // This model's vocoder amplifies rounding errors of its input tenfold.
         let limit = if name == "audio" { 1e-4 } else { 1e-5 };
         assert!(distance <= limit, "{name}: {distance:e}");
     }

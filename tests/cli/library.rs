@@ -1,5 +1,4 @@
-//! The library as a crate of somebody else uses it: a folder outside the repository, programs, a layout and a sampler of
-//! its own.
+//! The library used by an external crate: a folder outside the repository, with its own programs, layout and sampler.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,11 +9,11 @@ use ltx2::pjrt::discover::{self, Platform};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// A crate that depends on this repository by path. Built offline, in one folder for all of them.
-struct Stranger(tempfile::TempDir);
+/// External crate that depends on this repository by path. All such crates are built offline in one target folder.
+struct ExternalCrate(tempfile::TempDir);
 
-impl Stranger {
-    /// A crate of programs.
+impl ExternalCrate {
+    /// Creates a crate with these programs.
     fn new(programs: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         assert!(!folder.path().starts_with(ROOT), "outside the repository");
@@ -24,7 +23,7 @@ impl Stranger {
         );
         fs::create_dir_all(folder.path().join("src/bin")).expect("a folder");
         fs::write(folder.path().join("Cargo.toml"), manifest).expect("written");
-        // The same versions, so that nothing is looked up.
+        // Use the same dependency versions, so that none must be resolved.
         fs::copy(Path::new(ROOT).join("Cargo.lock"), folder.path().join("Cargo.lock")).expect("copied");
         for program in programs {
             let source = Path::new(ROOT).join(program);
@@ -38,7 +37,7 @@ impl Stranger {
         self.0.path().join(name)
     }
 
-    /// stdout of a program, run in its folder.
+    /// Runs a program in the crate's folder; returns its stdout.
     fn run(&self, program: &str, arguments: &[&str]) -> String {
         let plugin = discover::find(Platform::Cpu, None).found.remove(0).path;
         let done = Command::new(env!("CARGO"))
@@ -55,10 +54,12 @@ impl Stranger {
     }
 }
 
-/// The same frames as `ltx2 generate` with the same layout; and a sampler that this repository does not have, on that layout.
+/// The external program gives the same frames as `ltx2 generate` with the same layout, and runs its own sampler on that
+/// layout.
 #[needs(cpu, full)]
-fn programs_of_a_stranger_have_a_layout_and_a_sampler_of_their_own() {
-    let stranger = Stranger::new(&["examples/generate.rs", "examples/sampler.rs", "tests/fixtures/stranger/heun.rs"]);
+fn external_crate_uses_custom_layout_and_sampler() {
+    let stranger =
+        ExternalCrate::new(&["examples/generate.rs", "examples/sampler.rs", "tests/fixtures/stranger/heun.rs"]);
     let layout = "mesh: {cfg: 2}\nrules: {batch: [data], branch: [cfg]}\ncontext_parallel: {kind: gather_kv}\n";
     fs::write(stranger.path("mine.yml"), layout).expect("written");
     let model = format!("{ROOT}/assets/nano");
@@ -86,7 +87,7 @@ fn programs_of_a_stranger_have_a_layout_and_a_sampler_of_their_own() {
     let samplers: Vec<&str> = printed.lines().filter_map(|line| Some(line.split_once(": ")?.0)).collect();
     assert_eq!(samplers, ["Euler", "AdamsBashforth"], "{printed}");
 
-    // Written from the documentation alone, with a layout of its own.
+    // A program written from the documentation alone, with its own layout.
     fs::copy(Path::new(ROOT).join("tests/fixtures/stranger/mine.yml"), stranger.path("mine.yml")).expect("copied");
     let printed = [(); 2].map(|()| stranger.run("heun", &[&model]));
     assert_eq!(printed[0], printed[1], "a repeat");

@@ -1,4 +1,4 @@
-//! LTX-2.5's files as the commands see them.
+//! LTX-2.5 models on the command line.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A whole model.
+/// Complete LTX-2.5 model.
 const WHOLE_2_5: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_2_5");
 
 /// Settings of the smallest runs.
@@ -38,9 +38,10 @@ const SMALL: [&str; 6] = [
     "request.max_sequence_length=128",
 ];
 
-/// With the published prefix and without it.
+/// A single transformer file has the configuration and tensors of the folder, with and without the published key
+/// prefix.
 #[needs(nothing)]
-fn a_transformer_file_is_the_one_of_its_folder() {
+fn transformer_file_equals_its_diffusers_folder() {
     let dir = TempDir::new().expect("a folder");
     let folder = open(Path::new(TINY_2_5));
     let want = folder.config(Component::Transformer).expect("its own");
@@ -84,12 +85,12 @@ fn a_transformer_file_is_the_one_of_its_folder() {
         let rounds = two.replace("latent_upsampler", "latent_upsampler, temporal_latent_upsampler");
         assert_eq!(line("--temporal"), format!("--temporal-rounds: {rounds}"));
         let stderr = text(&checked.stderr);
-        assert!(checked.status.code() == Some(1) && stderr.contains("not complete: text_encoder"), "{stderr}");
+        assert!(checked.status.code() == Some(1) && stderr.contains("incomplete: missing text_encoder"), "{stderr}");
     }
 }
 
 #[needs(nothing)]
-fn tensors_that_a_part_lacks_are_listed() {
+fn missing_component_tensors_are_listed() {
     let dir = TempDir::new().expect("a folder");
     let file = dir.path().join("all.safetensors");
     let mut tensors = combined_parts(TINY_2_5, &[Component::Transformer]);
@@ -107,10 +108,10 @@ fn tensors_that_a_part_lacks_are_listed() {
     assert_eq!(said["pipelines"]["text_to_video"], said["text_to_video"]);
 }
 
-/// As the first files of LTX-2.5: zeros in the place of the embedding change nothing, so that only what generates keyframes is
-/// refused.
+/// The first LTX-2.5 files lack the keyframe embedding. Zeros replace it without effect, so only requests that generate
+/// keyframes are rejected.
 #[needs(nothing)]
-fn a_transformer_without_the_embedding_of_keyframes_runs() {
+fn transformer_without_keyframe_embedding_is_accepted() {
     let dir = TempDir::new().expect("a folder");
     let file = dir.path().join("all.safetensors");
     let mut tensors = combined_parts(TINY_2_5, &[Component::Transformer]);
@@ -120,15 +121,15 @@ fn a_transformer_without_the_embedding_of_keyframes_runs() {
     let said: Value = serde_json::from_slice(&check(&[model, "--json"]).stdout).expect("JSON");
     assert_eq!((&said["version"], &said["parts"]["transformer"]["state"]), (&"2.5".into(), &"ok".into()), "{said}");
     let notes = said["unverified"].to_string();
-    assert!(notes.contains("all.safetensors: no `keyframes_abs_pos_embedding`"), "{notes}");
-    // Another that is missing is a fault.
+    assert!(notes.contains("all.safetensors: `keyframes_abs_pos_embedding` is missing"), "{notes}");
+    // Any other missing tensor is an error.
     tensors.remove("model.diffusion_model.proj_out.weight").expect("a weight");
     write(&file, &tensors, Some(&header_2_5()));
     let said: Value = serde_json::from_slice(&check(&[model, "--json"]).stdout).expect("JSON");
     assert_eq!(said["parts"]["transformer"]["missing"], serde_json::json!(["proj_out.weight"]));
 }
 
-/// The decoder of `auto` follows from which decoders are present; a damaged one is not replaced, by `check` or by a run.
+/// `model.decoder: auto` depends on which decoders are present; neither `check` nor a run replaces a damaged one.
 #[needs(nothing)]
 fn check_and_dry_run_agree_on_automatic_choices() {
     let dir = TempDir::new().expect("a folder");
@@ -137,19 +138,19 @@ fn check_and_dry_run_agree_on_automatic_choices() {
         std::fs::create_dir(folder).expect("a folder");
     }
     let whole = with_diffusion_decoder(&whole);
-    // The same without a duration head, and without the decoder's weights.
+    // The same model without a duration head, and with a decoder without weights.
     let some = with_diffusion_decoder(&some);
     std::fs::remove_file(Path::new(&some).join("duration_head")).expect("a link");
     std::fs::remove_file(Path::new(&some).join("diffusion_decoder/diffusion_pytorch_model.safetensors"))
         .expect("a file");
     let said = |model: &str| text(&check(&[model]).stdout);
     for (model, decoder, frames) in [
-        (&whole[..], "diffusion, by reference: diffusers conv; both are here", "ready"),
+        (&whole[..], "diffusion (with reference: diffusers, conv); both are present", "ready"),
         (
             &some,
-            "diffusion, by reference: diffusers conv; both are here; diffusion_decoder is unusable: repair it, or set \
+            "diffusion (with reference: diffusers, conv); both are present; diffusion_decoder is unusable: replace it, or set \
              model.decoder to conv",
-            "needs duration_head; by reference: diffusers it is 121 frames",
+            "needs duration_head; with reference: diffusers, auto means 121 frames",
         ),
     ] {
         let said = said(model);
@@ -185,21 +186,21 @@ fn check_and_dry_run_agree_on_automatic_choices() {
     assert_eq!(json["temporal_rounds"]["missing"], serde_json::json!(["temporal_latent_upsampler"]));
 }
 
-/// One line that names file, key and cure, before anything else is read.
+/// A single error line states the file, the key and the fix, before anything else is read.
 #[needs(nothing)]
-fn gemma_3_is_refused() {
+fn gemma_3_text_encoder_is_rejected() {
     let encoder = format!("{TINY}/text_encoder");
     let checked = check(&[TINY_2_5, "--text-encoder", &encoder]);
     let said = text(&checked.stderr);
     assert_eq!(checked.status.code(), Some(1), "{said}");
     let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
-    let cure = "give LTX-2.5's own, text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors";
+    let cure = "use LTX-2.5's own text encoder, text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors";
     for words in [&format!("{encoder}/config.json: `model_type` = gemma3"), "is the transformer of LTX-2.5", cure] {
         assert!(errors.len() == 1 && errors[0].contains(words), "{said}");
     }
 }
 
-/// Every preset on a random model, both passes where there are two, each with the sampler that its preset names.
+/// Runs every preset on a random model, both passes of two-stage presets, each with the preset's sampler.
 #[needs(cpu)]
 fn every_preset_runs() {
     let dir = TempDir::new().expect("a folder");
@@ -247,22 +248,22 @@ fn every_preset_runs() {
     assert_eq!(seen.len(), 5, "{seen:?}");
 }
 
-/// The frames that the duration head predicts are a number in the sidecar, by which the run repeats.
+/// The sidecar records the predicted number of frames, so repeating the run does not predict it again.
 #[needs(cpu)]
-fn frames_are_predicted() {
+fn predicted_frame_count_is_recorded_in_sidecar() {
     let dir = TempDir::new().expect("a folder");
     let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
     let run = |arguments: &[&str]| support::ltx2().args(arguments).output().expect("the binary runs");
     let made = run(&["init", "--preset", "nano_2_5", "--seed", "3", &path("model")]);
     assert!(made.status.success(), "{}", text(&made.stderr));
-    // Seconds are 1 at least, and the frames of a second few.
+    // The prediction is at least 1 s; at 8 frames per second that is few frames.
     let model = format!("model.path={}", path("model"));
     let set = [&[&model[..], "request.frame_rate=8", "sampler.steps=1"], &SMALL[..]].concat();
     let set: Vec<&str> = set.into_iter().flat_map(|pair| ["--set", pair]).collect();
     let common = ["generate", "-c", "nano_2_5", "-p", "a ball", "--num-frames", "auto"];
     let first = run(&[&common[..], &["-o", &path("first.mp4")], &set].concat());
     let said = text(&first.stderr);
-    assert!(first.status.success() && said.contains("as predicted: "), "{said}");
+    assert!(first.status.success() && said.contains("the duration head predicts"), "{said}");
     let sidecar = |name: &str| -> Value {
         serde_json::from_str(&std::fs::read_to_string(path(name)).expect("a sidecar")).expect("JSON")
     };
@@ -271,7 +272,7 @@ fn frames_are_predicted() {
     assert!(frames % 8 == 1 && (9..=153).contains(&frames) && said.contains(&format!(": {frames} frames")), "{said}");
     let again = run(&["generate", "-c", &path("first.json"), "-o", &path("second.mp4")]);
     let said = text(&again.stderr);
-    assert!(again.status.success() && !said.contains("as predicted"), "{said}");
+    assert!(again.status.success() && !said.contains("the duration head predicts"), "{said}");
     assert!(own["sha256"]["frames"].is_string());
     assert_eq!(sidecar("second.json")["sha256"], own["sha256"]);
 
@@ -281,9 +282,9 @@ fn frames_are_predicted() {
     assert!(!two.status.success() && text(&two.stderr).contains("auto is for one prompt"), "{}", text(&two.stderr));
 }
 
-/// Each in one line, before a device is opened.
+/// Each invalid request gives a single error line, before a device is opened.
 #[needs(nothing)]
-fn what_dfr_cannot_do_is_refused() {
+fn unsupported_dfr_requests_are_rejected() {
     let refused = |arguments: &[&str], code: i32, words: &[&str]| {
         let common = ["generate", "-p", "a ball", "--set", "runtime.platform=cpu", "--set", "request.num_frames=25"];
         let small =
@@ -300,19 +301,20 @@ fn what_dfr_cannot_do_is_refused() {
     let words = ["temporal latent upsampler", "model.temporal_upsampler", "--temporal-upsampler"];
     refused(&with("dfr.temporal_rounds=1"), 1, &words);
     refused(&with("dfr.temporal_rounds=3"), 2, &["'dfr.temporal_rounds' must be a whole number from 0 to 2, not 3"]);
-    refused(&with("request.num_frames=1"), 2, &["request.num_frames = 1: the pipeline dfr makes 9 frames or more"]);
+    refused(&with("request.num_frames=1"), 2, &["request.num_frames = 1: the pipeline dfr needs at least 9 frames"]);
     refused(&with("request.width=96"), 2, &["request.width", "multiple of 64"]);
-    refused(&with("conditioning.generated_keyframes=1"), 2, &["dfr has its own"]);
-    refused(&with("dfr.sigmas=[0.5, 0.9]"), 2, &["dfr.sigmas", "0.9 does not fall below 0.5"]);
-    refused(&dfr(TINY), 2, &["pipeline = dfr: this transformer lacks the mark of generated keyframes"]);
+    refused(&with("conditioning.generated_keyframes=1"), 2, &["dfr generates its own"]);
+    refused(&with("dfr.sigmas=[0.5, 0.9]"), 2, &["dfr.sigmas", "noise levels must decrease, but 0.9 follows 0.5"]);
+    refused(&dfr(TINY), 2, &["pipeline = dfr: this transformer has no marker for generated keyframes"]);
     let other = ["-c", "ltx2_5_distilled", "-m", WHOLE_2_5, "--temporal-rounds", "1"];
-    refused(&other, 2, &["dfr.temporal_rounds = 1", "only the pipeline dfr has rounds"]);
+    refused(&other, 2, &["dfr.temporal_rounds = 1", "only the pipeline dfr has temporal rounds"]);
 }
 
-/// A run of every part in turn on the devices has the bits of one where all stay, and so has one from its sidecar; `bench` times
-/// the same programs. A LoRA of another generation ends it before anything is compiled.
+/// A run that loads one component at a time gives the same result as one that keeps all loaded, and so does a repeat
+/// from its sidecar. `bench` times the same programs. A LoRA of another model version is rejected before anything is
+/// compiled.
 #[needs(cpu)]
-fn a_run_of_all_parts_repeats() {
+fn run_with_offloading_matches_resident_run() {
     let dir = TempDir::new().expect("a folder");
     let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
     std::fs::create_dir(path("model")).expect("a folder");
@@ -333,13 +335,13 @@ fn a_run_of_all_parts_repeats() {
     };
     let bytes = |made: &Value| made["timings"]["parameter_bytes"].as_u64().expect("a number");
     let (said, all) = generate("resident", "resident");
-    assert!(!said.contains("leaves the devices") && all["sha256"]["frames"].is_string(), "{said}");
+    assert!(!said.contains("is evicted from the devices") && all["sha256"]["frames"].is_string(), "{said}");
     assert!(all["programs"].get("diffusion_decoder").is_some() && all["programs"].get("refine").is_some(), "{all}");
     let (said, turns) = generate("in_turn", "in_turn");
     assert_eq!(turns["sha256"], all["sha256"]);
     assert!(bytes(&turns) < bytes(&all), "{} of {} bytes", bytes(&turns), bytes(&all));
     for part in ["text_encoder", "transformer"] {
-        assert!(said.contains(&format!("{part} leaves the devices")), "{part}: {said}");
+        assert!(said.contains(&format!("{part} is evicted from the devices")), "{part}: {said}");
     }
     run(&["generate", "-c", &path("in_turn.json"), "-o", &path("again.mp4")]);
     let again = sidecar("again.json");
@@ -370,9 +372,9 @@ fn a_run_of_all_parts_repeats() {
     assert!(errors[0].contains("older.safetensors") && errors[0].contains("is a LoRA of LTX-2.3"), "{said}");
 }
 
-/// Images and generated keyframes lie within the video, whose length is not known before the prompt is encoded.
+/// Images and generated keyframes must lie within the video, whose length is only known after the prompt is encoded.
 #[needs(nothing)]
-fn a_plan_says_how_many_frames_must_be_predicted() {
+fn plan_lists_minimum_predicted_frames() {
     let folder = TempDir::new().expect("a folder");
     let out = folder.path().join("out.mp4");
     let plan = |more: &[&str]| -> Value {
@@ -383,7 +385,7 @@ fn a_plan_says_how_many_frames_must_be_predicted() {
         assert!(done.status.success(), "{more:?}: {}", text(&done.stderr));
         serde_json::from_slice(&done.stdout).expect("JSON")
     };
-    // A second is predicted at least: 9 frames.
+    // The prediction is at least one second, which is 9 frames.
     let image = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/images/frame.png");
     for (more, least) in [
         (&[][..], Value::Null),
@@ -396,7 +398,7 @@ fn a_plan_says_how_many_frames_must_be_predicted() {
 }
 
 #[needs(cpu)]
-fn keyframes_of_a_predicted_length_are_generated() {
+fn keyframes_are_generated_for_predicted_length() {
     let folder = TempDir::new().expect("a folder");
     let out = folder.path().join("out.mp4");
     let run = |more: &[&str]| {

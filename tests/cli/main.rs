@@ -1,4 +1,4 @@
-//! Tests of the binary: commands as their user gives them, on the CPU plugin.
+//! Tests of the `ltx2` binary: commands as a user types them, on the CPU plugin.
 
 #![allow(clippy::unwrap_used)] // A test ends where something is not as it should be.
 #![allow(clippy::disallowed_methods)] // What a command printed is empty where it is no text.

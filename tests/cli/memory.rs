@@ -1,5 +1,5 @@
-//! Weight offloading between phases: the same video whatever stays on the devices, fewer bytes, and a clear error where a run has
-//! no room.
+//! Weight offloading between phases: `runtime.residency` changes memory use but not the video, and a run that does not
+//! fit fails with a clear error.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -9,7 +9,7 @@ use crate::support::{self, cases, needs};
 use ltx2::pipeline::tensors;
 use serde_json::Value;
 
-/// A run of a small model with settings of `runtime`, in a two-stage pipeline whose transformer loads twice.
+/// Runs a small model with settings of `runtime` in a two-stage pipeline, whose transformer is loaded twice.
 fn generate(out: &Path, more: &[&str]) -> Output {
     let two_stages = ["--pipeline", "two_stage", "--steps", "1", "--height", "64", "--num-frames", "17"];
     command(out, &[&two_stages[..], more].concat()).output().expect("the binary runs")
@@ -29,14 +29,14 @@ fn stderr(out: &Output) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()
 }
 
-/// A figure of the planned table, in GiB.
+/// Returns a figure of the planned memory table, in GiB.
 fn planned(log: &str, row: &str) -> f64 {
     let line = log.lines().find(|l| l.trim_start().starts_with(row)).unwrap_or_else(|| panic!("no '{row}' in {log}"));
     line.split_whitespace().last().and_then(|v| v.parse().ok()).expect("a figure")
 }
 
 #[needs(cpu)]
-fn residency_changes_memory_and_not_the_video() {
+fn residency_mode_changes_memory_use_but_not_the_video() {
     let dir = tempfile::tempdir().expect("a folder");
     let run = |name: &str, values: &[&str]| {
         let (out, set) = (dir.path().join(format!("{name}.mp4")), set(values));
@@ -48,20 +48,20 @@ fn residency_changes_memory_and_not_the_video() {
         (sidecar["sha256"].clone(), sidecar["timings"]["parameter_bytes"].as_u64().expect("a number"), log)
     };
     let (video, all, log) = run("resident", &["residency=resident"]);
-    assert!(!log.contains("leaves the devices"));
+    assert!(!log.contains("is evicted from the devices"));
     let (least, most) = (planned(&log, "one component at a time"), planned(&log, "all loaded"));
     assert!(least < most, "{log}");
 
     let (same, left, log) = run("in_turn", &["residency=in_turn"]);
     assert_eq!(same, video);
     assert!(left < all, "only the last stage's weights are left: {left} of {all} bytes");
-    assert_eq!(log.matches("transformer leaves the devices").count(), 2, "once a stage: {log}");
+    assert_eq!(log.matches("transformer is evicted from the devices").count(), 2, "once a stage: {log}");
 
-    // Room for all but a little: the largest part makes room, the rest stays.
+    // A limit slightly below the total: only the largest component is offloaded.
     let tight = format!("memory_limit={}", (least + most) / 2.0);
     let (same, left, log) = run("tight", &[&tight]);
     assert_eq!(same, video);
-    assert!(left < all && log.contains("leaves the devices"), "{left} of {all} bytes: {log}");
+    assert!(left < all && log.contains("is evicted from the devices"), "{left} of {all} bytes: {log}");
 
     let refused = |values: &[&str]| {
         let (out, set) = (dir.path().join("no.mp4"), set(values));
@@ -71,16 +71,20 @@ fn residency_changes_memory_and_not_the_video() {
         stderr(&ran).lines().find(|l| l.starts_with("error: ")).expect("an error").to_string()
     };
     let error = refused(&[&tight, "residency=resident"]);
-    assert!(error.contains("all parts together need") && error.ends_with("set runtime.residency to auto"), "{error}");
+    assert!(
+        error.contains("all components together need") && error.ends_with("set runtime.residency to auto"),
+        "{error}"
+    );
     let error = refused(&[&format!("memory_limit={}", least * 0.9)]);
     assert!(error.contains("needs") && error.contains("--num-frames 9 would fit"), "{error}");
     let error = refused(&["memory_limit=0.001"]);
-    assert!(error.ends_with("take more devices"), "{error}");
+    assert!(error.ends_with("use more devices"), "{error}");
 }
 
-/// The plugin finds no room where the plan had some: the message is the plan's, and what it proposes runs.
+/// The plugin runs out of memory although the plan expected enough: the error uses the plan's figures, and the proposed
+/// change runs.
 #[needs(cpu)]
-fn memory_that_runs_out_is_told_in_the_plan_s_words() {
+fn out_of_memory_error_uses_planned_figures() {
     let (dir, temporary) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     let out = dir.path().join("out.mp4");
     let said = "out of memory while trying to allocate 1 GiB";
@@ -101,7 +105,7 @@ fn memory_that_runs_out_is_told_in_the_plan_s_words() {
             None => assert_eq!(kept, "", "{error}"),
         }
         assert_eq!(std::fs::read_dir(dir.path()).expect("a folder").count(), 0, "nothing is left");
-        // The flags between what is free and what they would do.
+        // The proposed flags are between the free memory and their effect.
         let words = if error.contains(" would fit") { " would fit" } else { " needs less" };
         let change = error.split(words).next().and_then(|text| text.rsplit(": ").next());
         (error.to_string(), change.expect("a change").to_string())
@@ -109,27 +113,31 @@ fn memory_that_runs_out_is_told_in_the_plan_s_words() {
     let start = |(error, _): &(String, String), words: &str| assert!(error.starts_with(words), "{error}");
 
     let cached = standin::programs();
-    // Everything is loaded: a part at a time needs less.
+    // All components are loaded, so loading one at a time is proposed.
     let runs = failed(&Standin::new().execution("denoise", 1, &fault), &[], &cached);
     start(&runs, "running denoise: a device has too little memory: denoise needs ");
-    assert!(runs.0.contains(" with what stays loaded, what is free is not known: "), "{}", runs.0);
+    assert!(
+        runs.0.contains(" GiB together with the parameters that stay loaded, free memory is unknown: "),
+        "{}",
+        runs.0
+    );
     assert_eq!(runs.1, "--set runtime.residency=in_turn");
     let uploads = failed(&Standin::new().at("PJRT_Client_BufferFromHostBuffer", 1, &fault), &[], &cached);
-    assert!(uploads.0.contains("GiB a device") && uploads.1 == runs.1, "{}", uploads.0);
+    assert!(uploads.0.contains("GiB per device") && uploads.1 == runs.1, "{}", uploads.0);
     let loads = failed(&Standin::new().at("PJRT_Client_CreateBuffersForAsyncHostToDevice", 1, &fault), &[], &cached);
     start(&loads, "loading parameters of text_encoder, connectors: ");
     let compiling = tempfile::tempdir().expect("a folder");
     let without = compiling.path().join("cache");
-    standin::programs_but("text_encoder", &without);
+    standin::link_programs_except("text_encoder", &without);
     let compiles = failed(&Standin::new().at("PJRT_Client_Compile", 1, &fault), &[], &without);
     start(&compiles, "compiling text_encoder: a device has too little memory: text_encoder needs ");
     assert!(compiles.1 != runs.1, "what stays loaded does not change what one program needs: {}", compiles.0);
 
-    // Limits that are known are told, and the next change is another.
+    // Known limits are reported, and another change is proposed.
     let in_turn = ["--set", "runtime.residency=in_turn", "--set", "runtime.memory_limit=1"];
     let next = failed(&Standin::new().execution("video_decoder", 1, &fault), &in_turn, &cached);
     start(&next, "running video_decoder: a device has too little memory: video_decoder needs ");
-    assert!(next.0.contains(" GiB a device, 1.00 GiB may be used: "), "{}", next.0);
+    assert!(next.0.contains(" GiB per device, 1.00 GiB are usable: "), "{}", next.0);
     assert!(next.1 != runs.1, "{}", next.0);
     for (flags, before) in [(runs.1, &[][..]), (next.1, &in_turn[..])] {
         let flags: Vec<&str> = flags.split(' ').map(|flag| flag.trim_matches('\'')).collect();
@@ -140,7 +148,7 @@ fn memory_that_runs_out_is_told_in_the_plan_s_words() {
 }
 
 #[needs(cpu)]
-fn memory_that_one_component_lacks_is_told() {
+fn out_of_memory_of_one_component_is_reported() {
     let dir = tempfile::tempdir().expect("a folder");
     let (given, made) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
     let case = cases("vocoder").into_iter().next().expect("a case");
@@ -168,7 +176,7 @@ fn memory_that_one_component_lacks_is_told() {
             stderr(&ran).lines().find_map(|line| line.strip_prefix("error: ").map(str::to_string)).expect("an error");
         assert_eq!(ran.status.code(), Some(1), "{error}");
         let words = format!(
-            "{doing}: a device has too little memory: it needs {least}0.00 GiB a device, what is free is not known: "
+            "{doing}: a device has too little memory: it needs {least}0.00 GiB per device, free memory is unknown: "
         );
         assert!(error.starts_with(&words) && error.ends_with(said) && error.contains("--mesh"), "{error}");
         assert!(!made.exists(), "nothing is written");

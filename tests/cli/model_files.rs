@@ -1,4 +1,5 @@
-//! Model folders that look complete: weights that torchao quantized, scales of blocks, tokens without embeddings.
+//! Models with unsupported or inconsistent contents: torchao-quantized weights, block-scaled weights, tokens without
+//! embeddings.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -15,7 +16,7 @@ use tempfile::TempDir;
 use crate::support::single_file::{Stored, TINY, combined, header, read, write};
 use crate::support::{self, needs};
 
-/// A configuration of a short run.
+/// Configuration of a short run.
 const RUN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny.yml");
 
 type Tensors = BTreeMap<String, Stored>;
@@ -32,8 +33,9 @@ fn ltx2(arguments: &[&str]) -> Output {
     support::ltx2().args(arguments).output().expect("the binary runs")
 }
 
-/// tiny_a in a new folder of `dir`: links, and copies of `parts`, whose tensors are in one file each.
-fn model_with_own(dir: &Path, name: &str, parts: &[&str]) -> PathBuf {
+/// Creates tiny_a in a new folder of `dir` from links, except for copies of `parts` with each part's tensors in one
+/// file.
+fn model_with_copied_parts(dir: &Path, name: &str, parts: &[&str]) -> PathBuf {
     let model = dir.join(name);
     fs::create_dir(&model).expect("a folder");
     for entry in fs::read_dir(TINY).expect("a folder").map(|e| e.expect("an entry")) {
@@ -53,7 +55,6 @@ fn model_with_own(dir: &Path, name: &str, parts: &[&str]) -> PathBuf {
     model
 }
 
-/// Every tensor of one of tiny_a's parts.
 fn tensors_of(part: &str) -> Tensors {
     let files = fs::read_dir(Path::new(TINY).join(part)).expect("a folder").map(|e| e.expect("a file").path());
     files.filter(|file| file.extension().is_some_and(|e| e == "safetensors")).flat_map(|file| read(&file)).collect()
@@ -64,7 +65,7 @@ fn weights_file(model: &Path, part: &str) -> PathBuf {
     model.join(part).join(format!("{stem}.safetensors"))
 }
 
-/// Makes 8-bit floats of a weight, with scales of a shape.
+/// Converts a weight to 8-bit floats with scales of this shape.
 fn narrow(tensors: &mut Tensors, key: &str, scales: &[usize]) {
     let (dtype, shape, bytes) = tensors.get_mut(key).expect("there");
     (*dtype, *bytes) = (Dtype::F8_E4M3, vec![0x38; shape.iter().product()]);
@@ -72,8 +73,8 @@ fn narrow(tensors: &mut Tensors, key: &str, scales: &[usize]) {
     tensors.insert(format!("{key}_scale"), (Dtype::F32, scales.to_vec(), ones));
 }
 
-/// A check, a dry run and a run of a model: code and output of each. The run's plugin is none: what it says of a model
-/// without a fault is that.
+/// Runs `check`, a dry run and a run of a model; returns exit code and output of each. The run's plugin does not exist,
+/// so a model without errors fails with that.
 fn verdicts(dir: &Path, model: &[&str]) -> [(Option<i32>, String); 3] {
     let plugin = dir.join("pjrt_cpu_plugin.so");
     fs::write(&plugin, "no library").expect("written");
@@ -104,7 +105,7 @@ fn accepted(dir: &Path, model: &[&str]) {
 }
 
 #[needs(cpu)]
-fn eight_bit_floats_with_scales_of_blocks_are_refused_before_anything_is_compiled() {
+fn block_scaled_fp8_weights_are_rejected_before_compiling() {
     let dir = TempDir::new().expect("a folder");
     let name = "transformer_blocks.1.attn1.to_q.weight";
     let file = dir.path().join("ltx-2-tiny-dev.safetensors");
@@ -112,7 +113,7 @@ fn eight_bit_floats_with_scales_of_blocks_are_refused_before_anything_is_compile
     for (i, (scales, is_read)) in
         [(&[][..], true), (&[32, 1], true), (&[2, 2], false), (&[8, 4], false)].iter().enumerate()
     {
-        let model = model_with_own(dir.path(), &i.to_string(), &["transformer"]);
+        let model = model_with_copied_parts(dir.path(), &i.to_string(), &["transformer"]);
         let mut tensors = tensors_of("transformer");
         assert_eq!(tensors[name].1, [32, 32]);
         narrow(&mut tensors, name, scales);
@@ -135,26 +136,29 @@ fn eight_bit_floats_with_scales_of_blocks_are_refused_before_anything_is_compile
     }
 }
 
-/// Ids without embeddings would take other rows.
+/// Token ids without an embedding would read other rows.
 #[needs(cpu)]
-fn tokens_without_embeddings_are_refused_before_anything_is_compiled() {
+fn tokens_without_embeddings_are_rejected_before_compiling() {
     let dir = TempDir::new().expect("a folder");
-    let model = model_with_own(dir.path(), "model", &["tokenizer"]);
+    let model = model_with_copied_parts(dir.path(), "model", &["tokenizer"]);
     accepted(dir.path(), &[path(&model)]);
     let file = model.join("tokenizer/tokenizer.json");
     let mut tokenizer: Value = serde_json::from_slice(&fs::read(&file).expect("a file")).expect("JSON");
     tokenizer["model"]["vocab"]["beyond"] = json!(400);
     fs::write(&file, tokenizer.to_string()).expect("written");
     let config = model.join("text_encoder/config.json");
-    let words =
-        ["tokenizer/tokenizer.json: token ids reach 400, the text encoder of ", path(&config), "a vocab_size of 400"];
+    let words = [
+        "tokenizer/tokenizer.json: token ids reach 400, but the text encoder of ",
+        path(&config),
+        "a vocab_size of 400",
+    ];
     refused(dir.path(), &[path(&model)], &words);
     let random = ltx2(&["generate", "-c", RUN, "--dry-run", "--weights", "random", "--model", path(&model)]);
     let said = text(&random.stderr);
     assert!(random.status.code() == Some(1) && words.iter().all(|word| said.contains(word)), "{said}");
 }
 
-/// A weight as 8-bit integers with a scale for each row, and the numbers that they stand for.
+/// Quantizes a weight to 8-bit integers with a scale per row; returns integers, scales and the dequantized weight.
 fn quantized((dtype, shape, bytes): &Stored) -> (Stored, Stored, Stored) {
     assert_eq!(*dtype, Dtype::BF16);
     let values: Vec<f32> = bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect();
@@ -172,14 +176,14 @@ fn quantized((dtype, shape, bytes): &Stored) -> (Stored, Stored, Stored) {
     (numbers, scales, (Dtype::BF16, shape.clone(), restored))
 }
 
-/// Metadata of a weight as torchao 0.18 writes it.
+/// Returns the metadata of a weight as torchao 0.18 writes it.
 fn form(shape: &[usize]) -> String {
     let data = json!({"act_quant_kwargs": null, "block_size": [1, shape[1]],
         "dtype": {"_type": "torch.dtype", "_data": "bfloat16"}});
     json!({"_type": "Int8Tensor", "_data": data, "_tensor_data_names": ["qdata", "scale"]}).to_string()
 }
 
-/// Writes a part of both models: as torchao saves its linear layers in 8-bit integers, and with the numbers of those.
+/// Writes a component of both models: linear layers as torchao's 8-bit integers, and dequantized.
 fn write_both(part: &str, torchao: &Path, plain: &Path) {
     let (mut narrow, mut wide) = (Tensors::new(), Tensors::new());
     let mut metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
@@ -215,10 +219,10 @@ fn write_both(part: &str, torchao: &Path, plain: &Path) {
 }
 
 #[needs(cpu)]
-fn torchao_s_integers_make_the_video_of_the_numbers_that_they_stand_for() {
+fn torchao_int8_weights_match_dequantized_weights() {
     let dir = TempDir::new().expect("a folder");
     let parts = ["transformer", "text_encoder"];
-    let models = ["torchao", "plain"].map(|name| model_with_own(dir.path(), name, &parts));
+    let models = ["torchao", "plain"].map(|name| model_with_copied_parts(dir.path(), name, &parts));
     parts.iter().for_each(|part| write_both(part, &models[0], &models[1]));
     let hashes = [&models[0], &models[1], Path::new(TINY)].map(|model| {
         let checked = ltx2(&["check", path(model)]);

@@ -1,5 +1,6 @@
-//! One model in three forms gives the same numbers: the diffusers folder, Lightricks' single file with its own names
-//! and configuration, and the Hugging Face cache. Damaged files end a run with one line that names them.
+//! A model gives the same results in three forms: diffusers folder, Lightricks' single file (with its own tensor names
+//! and configuration), and Hugging Face cache. Damaged files end a run with a single error line that lists file and
+//! tensor.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,14 +24,15 @@ fn path(p: &Path) -> &str {
     p.to_str().expect("UTF-8")
 }
 
-/// `ltx2` with a Hugging Face home.
+/// Runs `ltx2` with a Hugging Face home.
 fn ltx2(home: &Path, arguments: &[&str]) -> Output {
     let mut command = support::ltx2();
     command.env_remove("HF_HUB_CACHE").env_remove("HUGGINGFACE_HUB_CACHE").env("HF_HOME", home);
     command.args(arguments).output().expect("the binary runs")
 }
 
-/// A short guided run into the folder `out`, with the model's own schedule; optimising would take longer than running.
+/// Runs a short guided generation into the folder `out` with the model's own schedule, without compiler optimizations,
+/// which take longer than the run.
 fn run(home: &Path, model: &[&str], out: &Path) -> Output {
     let (mp4, dump) = (out.join("a.mp4"), out.join("a.safetensors"));
     run_into(home, model, &["-o", path(&mp4), "--dump", path(&dump)])
@@ -43,7 +45,7 @@ fn run_into(home: &Path, model: &[&str], out: &[&str]) -> Output {
     ltx2(home, &[&base[..], &size, &more, out, &["--model"], model].concat())
 }
 
-/// The dumped tensors and the sidecar of a run.
+/// Returns the dumped tensors and the sidecar of a run.
 fn generate(home: &Path, model: &[&str]) -> (BTreeMap<String, Stored>, Value) {
     let out = TempDir::new().expect("a folder");
     let done = run(home, model, out.path());
@@ -58,7 +60,7 @@ fn ready(home: &Path, model: &[&str]) {
     assert!(out.status.success() && said.contains("LTX-2.0") && said.contains("text_to_video: ready"), "{said}");
 }
 
-/// A repository in the cache's form: blobs by content, and a snapshot of links.
+/// Creates a repository in the Hugging Face cache: blobs by content hash, and a snapshot of links.
 fn cache(home: &Path, folder: &Path, name: &str) {
     fn link(from: &Path, to: &Path, blobs: &Path, up: &str) {
         fs::create_dir_all(to).expect("a folder");
@@ -81,13 +83,13 @@ fn cache(home: &Path, folder: &Path, name: &str) {
     link(folder, &repository.join("snapshots").join(revision), &repository.join("blobs"), "../..");
 }
 
-/// Whether two configurations say the same, whole numbers and floats alike.
+/// Compares configurations; integers equal floats of the same value.
 fn same(a: &Value, b: &Value) -> bool {
     a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
 }
 
 #[needs(cpu)]
-fn the_single_file_s_configurations_are_the_folder_s() {
+fn single_file_configurations_equal_those_of_folder() {
     let dir = TempDir::new().expect("a folder");
     let file = dir.path().join("ltx-2-tiny-dev.safetensors");
     write(&file, &combined(), Some(&header()));
@@ -96,7 +98,7 @@ fn the_single_file_s_configurations_are_the_folder_s() {
     let single = ModelSource::open(path(&file), &overrides).expect("opens");
     let folder = ModelSource::open(TINY, &Overrides::default()).expect("opens");
     single.refuse_unread().expect("statistics of training are no error");
-    // LTX-2.0 reads neither width; the rest is the reference's bookkeeping, or false in every published model.
+    // LTX-2.0 reads neither width. The other keys are metadata of the reference, or false in every published model.
     let unread = ["video_hidden_dim", "audio_hidden_dim", "_diffusers_version"];
     for c in [&IN_FILE[..], &[Component::Scheduler]].concat() {
         let (derived, own) = (single.config(c).expect("derived"), folder.config(c).expect("its own"));
@@ -114,7 +116,7 @@ fn the_single_file_s_configurations_are_the_folder_s() {
 }
 
 #[needs(cpu)]
-fn three_forms_of_a_model_give_the_same_bits() {
+fn three_model_formats_give_identical_results() {
     let dir = TempDir::new().expect("a folder");
     let home = dir.path().join("hf");
     let file = dir.path().join("single/ltx-2-tiny-dev.safetensors");
@@ -147,7 +149,7 @@ fn three_forms_of_a_model_give_the_same_bits() {
 }
 
 #[needs(cpu)]
-fn a_2_3_single_file_is_the_model_of_its_folder() {
+fn ltx_2_3_single_file_equals_its_folder() {
     let dir = TempDir::new().expect("a folder");
     let file = dir.path().join("ltx-2.3-tiny-dev.safetensors");
     write(&file, &combined_of(TINY_2_3), Some(&header_2_3()));
@@ -155,9 +157,9 @@ fn a_2_3_single_file_is_the_model_of_its_folder() {
     let (single, folder) = (open(path(&file)), open(TINY_2_3));
     for c in IN_FILE {
         let (got, want) = (single.config(c).expect("a configuration"), folder.config(c).expect("a configuration"));
-        // The folder's has the class' defaults and the reference's own bookkeeping beside.
+        // The folder's configuration also has default values of the class and metadata of the reference.
         for (key, value) in got.as_object().expect("an object") {
-            // Keys of LTX-2.5 that the reference does not have yet, and one that no size depends on.
+            // Keys of LTX-2.5 that the reference does not have yet, and a key that affects no size.
             let known = want.get(key).filter(|_| key != "resolution");
             let same = |a: &Value, b: &Value| a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b);
             assert!(known.is_none_or(|w| same(value, w)), "{c} {key}: {value} of {known:?}");
@@ -176,7 +178,7 @@ fn a_2_3_single_file_is_the_model_of_its_folder() {
 }
 
 #[needs(cpu)]
-fn a_file_of_one_generation_with_a_configuration_of_the_other_is_one_error() {
+fn mixed_model_versions_are_rejected() {
     let dir = TempDir::new().expect("a folder");
     let refused = |arguments: &[&str], words: &[&str]| {
         let done = ltx2(dir.path(), &[&["check"], arguments].concat());
@@ -206,9 +208,9 @@ fn a_file_of_one_generation_with_a_configuration_of_the_other_is_one_error() {
     }
 }
 
-/// `init` writes the numbers that the devices make for random weights of the same seed.
+/// `init` writes the same values as the device generates for random weights with the same seed.
 #[needs(cpu)]
-fn a_random_model_that_is_written_is_the_one_on_the_devices() {
+fn init_writes_same_weights_as_device_generates() {
     let dir = TempDir::new().expect("a folder");
     let written = dir.path().join("written");
     let made = ltx2(dir.path(), &["init", "--preset", "nano", "--seed", "5", "--dtype", "f32", path(&written)]);
@@ -216,7 +218,7 @@ fn a_random_model_that_is_written_is_the_one_on_the_devices() {
     let dumped = |name: &str, model: &[&str]| {
         let dump = dir.path().join(format!("{name}.safetensors"));
         let base = ["generate", "-c", "nano_2_0", "--platform", "cpu", "-p", "a red ball", "--steps", "1"];
-        // As large as those of `cli bench`: their programs are these.
+        // The size of `cli bench`, whose compiled programs are reused.
         let size = ["--width", "64", "--height", "96", "--num-frames", "9", "--set", support::QUICK];
         let mp4 = dump.with_extension("mp4");
         let out = ["--dump", path(&dump), "-o", path(&mp4)];
@@ -230,7 +232,7 @@ fn a_random_model_that_is_written_is_the_one_on_the_devices() {
     files.iter().for_each(|(k, t)| assert!(*t == devices[k], "{k}"));
 }
 
-/// tiny_a by links, with `component` copied, so that it can be damaged.
+/// Creates tiny_a from links, with a copy of `component` that can be damaged.
 fn damaged(dir: &Path, component: &str) -> PathBuf {
     let model = dir.join("model");
     fs::create_dir(&model).expect("a folder");
@@ -246,7 +248,8 @@ fn damaged(dir: &Path, component: &str) -> PathBuf {
     model
 }
 
-/// A run that must fail with code 1 and one line that holds `words`, and write nothing.
+/// Runs a model that must fail with exit code 1 and a single error line that contains `words`, without writing
+/// anything.
 fn fails(model: &[&str], words: &[&str]) {
     let out = TempDir::new().expect("a folder");
     let done = run(out.path(), model, out.path());
@@ -263,8 +266,8 @@ fn fails(model: &[&str], words: &[&str]) {
 type Tensors = BTreeMap<String, Stored>;
 type Edit = fn(&mut Tensors, &str);
 
-/// Puts a not-a-number (bf16) at the third place.
-fn spoil(tensors: &mut Tensors, key: &str) {
+/// Sets the third value to NaN (bf16).
+fn set_to_nan(tensors: &mut Tensors, key: &str) {
     tensors.get_mut(key).expect("there").2[4..6].copy_from_slice(&[0xc0, 0x7f]);
 }
 
@@ -274,17 +277,17 @@ fn flatten(tensors: &mut Tensors, key: &str) {
 }
 
 #[needs(cpu)]
-fn damaged_files_end_a_run_with_one_line() {
+fn damaged_files_give_one_error_line() {
     let shard = "diffusion_pytorch_model-00001-of-00003.safetensors";
     let norm = "language_model.model.norm.weight";
     let encoder = read(&Path::new(TINY).join("text_encoder/model.safetensors"));
     let norm = encoder.keys().find(|k| k.ends_with(".norm.weight")).map_or(norm, String::as_str);
     let (one, plain) = ("model.safetensors", "diffusion_pytorch_model.safetensors");
     let edits: [(&str, &str, Edit, &str, &[&str]); 5] = [
-        ("text_encoder", one, spoil, norm, &["NaN at [2]"]),
+        ("text_encoder", one, set_to_nan, norm, &["NaN at [2]"]),
         ("text_encoder", one, flatten, "language_model.model.embed_tokens.weight", &["[9600]", "[400, 24]"]),
         ("connectors", plain, |t, k| drop(t.remove(k)), "text_proj_in.weight", &["missing"]),
-        ("transformer", shard, spoil, "proj_in.weight", &["NaN at [0, 2]"]),
+        ("transformer", shard, set_to_nan, "proj_in.weight", &["NaN at [0, 2]"]),
         ("transformer", shard, |t, k| drop(t.remove(k)), "proj_in.weight", &["index.json", "does not have it"]),
     ];
     for (component, file, edit, key, words) in edits {
@@ -307,21 +310,21 @@ fn damaged_files_end_a_run_with_one_line() {
     fails(&[path(&model)], &["transformer", shard, "is missing", "more tensors"]);
 }
 
-/// A newer model never runs as an older one.
+/// A newer model must not be run as if it were an older one.
 #[needs(cpu)]
-fn keys_and_tensors_that_nothing_reads_are_refused() {
+fn unknown_keys_and_tensors_are_rejected() {
     let edits: [(&str, Value, &[&str]); 4] = [
         (
             "transformer",
             json!({"use_keyframes_abs_pos_embedding": true}),
-            &["`use_prompt_embeddings`: does not go with cross_attn_mod or use_keyframes_abs_pos_embedding"],
+            &["`use_prompt_embeddings`: does not match cross_attn_mod or use_keyframes_abs_pos_embedding"],
         ),
-        ("vae", json!({"blend_tiles": 3}), &["blend_tiles = 3 is a key that this program does not know"]),
+        ("vae", json!({"blend_tiles": 3}), &["blend_tiles = 3 is an unknown key"]),
         ("connectors", json!({"text_proj_in_factor": 7}), &["text_proj_in.weight: file [24, 192], model [24, 168]"]),
         (
             "text_encoder",
             json!({"model_type": "gemma4_unified"}),
-            &["`model_type` = gemma4_unified is the text encoder of LTX-2.5", "give Gemma-3-12B"],
+            &["`model_type` = gemma4_unified is the text encoder of LTX-2.5", "use Gemma-3-12B"],
         ),
     ];
     for (component, keys, words) in edits {
@@ -347,14 +350,14 @@ fn keys_and_tensors_that_nothing_reads_are_refused() {
     fails(&[path(&model)], &["transformer", "`keyframes_abs_pos_embedding` of LTX-2.5", "describes LTX-2.0"]);
 }
 
-/// A wrong model as a folder or as a single file, and the words that say what is wrong.
+/// Invalid model as a folder or a single file, and the expected words of the error.
 struct Wrong {
     model: Vec<String>,
     words: Vec<String>,
 }
 
-/// A video VAE with an invented key, an invented tensor, and without one of its own.
-fn wrong_models(dir: &Path) -> Vec<Wrong> {
+/// Creates models whose video VAE has an unknown key, an unknown tensor, or lacks a tensor.
+fn invalid_models(dir: &Path) -> Vec<Wrong> {
     let plain = "vae/diffusion_pytorch_model.safetensors";
     let (invented, gone) = ("decoder.invented.weight", "decoder.conv_in.conv.weight");
     let mut all = vec![];
@@ -384,25 +387,21 @@ fn wrong_models(dir: &Path) -> Vec<Wrong> {
         write(&model.join(plain), &folder, None);
         let file = scratch.join("ltx-2-tiny-dev.safetensors");
         write(&file, &single, Some(&header));
-        let said = [["is a key that", "missing", "nothing reads"][[0, 2, 1][i]], word];
+        let said = [["an unknown key", "missing", "unknown"][[0, 2, 1][i]], word];
         let words = |place: &str| said.iter().copied().chain([place]).map(String::from).collect();
         let place = if i == 0 { "vae/config.json" } else { "diffusion_pytorch_model.safetensors" };
         all.push(Wrong { model: vec![path(&model).into()], words: words(place) });
         let encoder = format!("{TINY}/text_encoder");
         let model = vec![path(&file).into(), "--text-encoder".into(), encoder];
-        let mut words: Vec<String> = words("ltx-2-tiny-dev.safetensors");
-        if i == 0 {
-            words[0] = "a key that".into();
-        }
-        all.push(Wrong { model, words });
+        all.push(Wrong { model, words: words("ltx-2-tiny-dev.safetensors") });
     }
     all
 }
 
-/// Every command that reads a model says so in one line, before anything is compiled: the plugin of those that run is none,
-/// which is what a model without a fault is told.
+/// Each command that reads a model reports the error in one line before anything is compiled. The plugin does not
+/// exist, so a valid model fails with that instead.
 #[needs(nothing)]
-fn wrong_files_are_refused_before_anything_is_compiled() {
+fn invalid_files_are_rejected_before_compiling() {
     let dir = TempDir::new().expect("a folder");
     let plugin = dir.path().join("pjrt_cpu_plugin.so");
     fs::write(&plugin, "no library").expect("written");
@@ -422,7 +421,7 @@ fn wrong_files_are_refused_before_anything_is_compiled() {
     let said = |command: &[&str], model: &[String]| {
         let mut ltx2 = support::ltx2();
         ltx2.env("HF_HOME", dir.path()).args(command);
-        // `check` takes the model as it is.
+        // `check` takes the model as a positional argument.
         ltx2.args(if command == ["check"] { &[][..] } else { &["--model"] }).args(model);
         let done = ltx2.output().expect("the binary runs");
         (done.status.code(), format!("{}{}", text(&done.stdout), text(&done.stderr)))
@@ -431,7 +430,7 @@ fn wrong_files_are_refused_before_anything_is_compiled() {
         let (code, whole) = said(command, &[TINY.to_string()]);
         assert!(code != Some(0) && whole.contains("pjrt_cpu_plugin.so"), "{command:?}: {whole}");
     }
-    for wrong in wrong_models(dir.path()) {
+    for wrong in invalid_models(dir.path()) {
         for command in &commands {
             let (code, said) = said(command, &wrong.model);
             assert_eq!(code, Some(1), "{command:?}: {said}");
@@ -445,14 +444,14 @@ fn wrong_files_are_refused_before_anything_is_compiled() {
     assert!(!out.exists() && !tensors.exists() && !hlo.exists());
 }
 
-/// Makes every number the largest of bf16: sums of them are infinite.
-fn blow_up(tensors: &mut Tensors, key: &str) {
+/// Sets every value to the largest bf16 number, so that sums overflow to infinity.
+fn set_to_largest_bf16(tensors: &mut Tensors, key: &str) {
     let bytes = &mut tensors.get_mut(key).expect("there").2;
     bytes.chunks_exact_mut(2).for_each(|value| value.copy_from_slice(&[0x7f, 0x7f]));
 }
 
 #[needs(cpu)]
-fn values_that_overflow_are_named_instead_of_shown() {
+fn non_finite_values_are_reported_instead_of_written() {
     let shard = "diffusion_pytorch_model-00001-of-00003.safetensors";
     let plain = "diffusion_pytorch_model.safetensors";
     let edits = [
@@ -465,9 +464,9 @@ fn values_that_overflow_are_named_instead_of_shown() {
         let model = damaged(dir.path(), component);
         let target = model.join(component).join(file);
         let mut tensors = read(&target);
-        blow_up(&mut tensors, key);
+        set_to_largest_bf16(&mut tensors, key);
         write(&target, &tensors, None);
-        // Frames as values where they are dumped, as bytes where they are not.
+        // The frames are float values if dumped, otherwise bytes.
         fails(&[path(&model)], &[said, "not finite"]);
         let out = TempDir::new().expect("a folder");
         let done = run_into(out.path(), &[path(&model)], &["-o", path(&out.path().join("a.mp4"))]);
@@ -477,16 +476,16 @@ fn values_that_overflow_are_named_instead_of_shown() {
 }
 
 #[needs(cpu)]
-fn damage_in_a_single_file_names_the_file_and_the_tensor() {
+fn damaged_single_file_reports_file_and_tensor() {
     let dir = TempDir::new().expect("a folder");
     let file = dir.path().join("ltx-2-tiny-dev.safetensors");
     let block = "model.diffusion_model.video_embeddings_connector.transformer_1d_blocks.1.attn1";
     let norm = format!("{block}.q_norm.weight");
     let gone = "video_connector.transformer_blocks.1.attn1.norm_q.weight";
     let edits: [(Edit, &str, &[&str]); 3] = [
-        (spoil, &norm, &[&norm, "NaN at [2]"]),
+        (set_to_nan, &norm, &[&norm, "NaN at [2]"]),
         (flatten, &format!("{block}.to_q.weight"), &["attn1.to_q.weight", "[576]", "[24, 24]"]),
-        // What a file does not have has no name in it: the error tells the diffusers one.
+        // A missing tensor has no name in the file, so the error uses the diffusers name.
         (|t, k| drop(t.remove(k)), &norm, &[gone, "missing"]),
     ];
     for (edit, key, words) in edits {

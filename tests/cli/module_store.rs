@@ -1,5 +1,5 @@
-//! Figures are read anew from stored modules, and are those of the program as it is: nothing old is shown, nothing known
-//! is compiled twice. On the CPU plugin with two virtual devices.
+//! Experiment figures are always computed from stored modules with the current program: no outdated figure is shown,
+//! and no known program is compiled twice. On the CPU plugin with two virtual devices.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -19,7 +19,7 @@ const SMALL: &str = "config: nano_2_0\n\
     runtime.xla_flags.xla_backend_optimization_level=0]\n\
     layers: 1\ntargets: ['cpu:2']\n";
 
-/// A folder with an experiment of these cases.
+/// Folder with an experiment file of these cases.
 struct Experiment {
     dir: tempfile::TempDir,
 }
@@ -35,7 +35,7 @@ impl Experiment {
         self.dir.path().join(name)
     }
 
-    /// With the modules of `sequence` and `tensor` in its store; for what is not about how they come there.
+    /// Starts with the compiled modules of `sequence` and `tensor` in the store.
     fn with_modules(cases: &str) -> Self {
         static KNOWN: OnceLock<Vec<PathBuf>> = OnceLock::new();
         let known = KNOWN.get_or_init(|| {
@@ -61,7 +61,7 @@ impl Experiment {
         c.output().expect("runs")
     }
 
-    /// The same in this process, with children of another binary.
+    /// Runs the experiment in this process, with another binary for child processes.
     fn rows(&self, binary: &Path, retry: bool) -> Vec<CaseResult> {
         let file = read_experiment(&self.path("x.yml")).expect("an experiment");
         let (binary, folder) = (binary.to_path_buf(), self.path("out"));
@@ -75,12 +75,12 @@ impl Experiment {
         records(&self.path("out"))
     }
 
-    /// Bytes and times of the stored modules.
+    /// Returns contents and modification times of the stored modules.
     fn modules(&self) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
         modules(&self.path("out"))
     }
 
-    /// A script in the place of the binary.
+    /// Writes a script that replaces the binary.
     fn script(&self, text: &str) -> PathBuf {
         let path = self.path("child.sh");
         std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("writes");
@@ -107,7 +107,7 @@ fn stderr(out: &Output) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()
 }
 
-/// Writes another figure into every line of a log.
+/// Replaces figures in every line of a log.
 pub fn tamper(folder: &Path) {
     let lines = records(folder).into_iter().map(|mut r| {
         for field in ["/flops", "/collectives/per_layer_bytes", "/memory/temporaries", "/needed/bytes"] {
@@ -121,37 +121,37 @@ pub fn tamper(folder: &Path) {
     std::fs::write(folder.join("results.jsonl"), lines).expect("writes");
 }
 
-/// No such file: whatever starts a child fails.
+/// A path without a file, so that starting a child process fails.
 fn nothing() -> &'static Path {
     Path::new("/no/such/binary")
 }
 
 #[needs(cpu)]
-fn figures_of_an_experiment_are_read_anew() {
+fn experiment_figures_are_computed_from_stored_modules() {
     let experiment = Experiment::with_modules("layouts: [sequence, tensor]");
     let first = experiment.run(&[]);
     assert!(first.status.success(), "{}", stderr(&first));
     let (right, stored) = (experiment.records(), experiment.modules());
     assert_eq!((right.len(), stored.len()), (2, 2));
 
-    // What the log says of figures is not believed, and is put right.
+    // Wrong figures in the log are ignored and corrected.
     tamper(&experiment.path("out"));
     let again = experiment.run(&[]);
-    assert!(stderr(&again).contains("2 of 2 are known"), "{}", stderr(&again));
+    assert!(stderr(&again).contains("2 of 2 results are already stored"), "{}", stderr(&again));
     assert_eq!(String::from_utf8_lossy(&again.stdout), String::from_utf8_lossy(&first.stdout));
     assert_eq!(experiment.modules(), stored, "nothing was compiled");
     let last = experiment.records().split_off(2);
-    // By their key: cases that compile at a time end in any order.
+    // Index by key, because concurrent cases finish in any order.
     let of = |all: &[Record]| -> BTreeMap<_, _> { all.iter().map(|r| (r.key.clone(), r.result.clone())).collect() };
     assert_eq!(of(&last), of(&right));
     experiment.run(&[]);
     assert_eq!(experiment.records().len(), 4, "what is right is not said again");
 
-    // Another module under the same name is another program's figures, at once.
+    // Another module under the same key changes the figures immediately.
     let store = ModuleStore::new(&experiment.path("out/modules"));
     let key = |n: usize| right[n].identity.as_ref().expect("a program");
     let others = store.get(key(1)).expect("readable").expect("is stored");
-    // A module that is there stays.
+    // The store does not overwrite an existing module.
     std::fs::remove_file(store.path(key(0))).expect("removed");
     store.put(key(0), &others).expect("is written");
     let rows = experiment.rows(nothing(), false);
@@ -162,49 +162,53 @@ fn figures_of_an_experiment_are_read_anew() {
 }
 
 #[needs(cpu)]
-fn a_program_is_what_results_are_known_by() {
+fn experiment_results_are_keyed_by_program() {
     let experiment = Experiment::with_modules("layouts: [mine.yml]");
     let shipped = |name: &str| std::fs::read_to_string(format!("shardings/{name}.yml")).expect("a layout");
     let write = |text: &str| std::fs::write(experiment.path("mine.yml"), text).expect("writes");
     write(&shipped("sequence"));
     let first = experiment.run(&[]);
-    assert!(first.status.success() && stderr(&first).contains("1 of 1 are known"), "{}", stderr(&first));
+    assert!(
+        first.status.success() && stderr(&first).contains("1 of 1 results are already stored"),
+        "{}",
+        stderr(&first)
+    );
     assert_eq!(experiment.modules().len(), 2);
 
-    // The same program from another text.
+    // Another layout text that gives the same program.
     write(&format!("# A remark\n\n{}", shipped("sequence")));
     let same = experiment.run(&[]);
-    assert!(stderr(&same).contains("1 of 1 are known"), "{}", stderr(&same));
+    assert!(stderr(&same).contains("1 of 1 results are already stored"), "{}", stderr(&same));
     assert_eq!((experiment.modules().len(), &same.stdout), (2, &first.stdout));
 
-    // Another program from the same command: an edit of `nn` is no different.
+    // Another layout gives another program, as an edit of the module `nn` would.
     write(&shipped("before-385"));
     let other = experiment.run(&[]);
-    assert!(!stderr(&other).contains("are known"), "{}", stderr(&other));
+    assert!(!stderr(&other).contains("already stored"), "{}", stderr(&other));
     assert_eq!(experiment.modules().len(), 3);
     assert_ne!(other.stdout, first.stdout);
 
-    // Back again: the first module is still there.
+    // After restoring the layout, the first module is still stored.
     write(&shipped("sequence"));
     let back = experiment.run(&[]);
-    assert!(stderr(&back).contains("1 of 1 are known"), "{}", stderr(&back));
+    assert!(stderr(&back).contains("1 of 1 results are already stored"), "{}", stderr(&back));
     assert_eq!((experiment.modules().len(), &back.stdout), (3, &first.stdout));
 
-    // Another compile option is another module of the same program.
+    // Another compile option gives another module of the same program.
     let text = std::fs::read_to_string(experiment.path("x.yml")).expect("the experiment");
     std::fs::write(experiment.path("x.yml"), format!("{text}flags: [{{xla_cpu_enable_fast_math: true}}]\n"))
         .expect("writes");
     let fast = experiment.run(&[]);
-    assert!(fast.status.success() && !stderr(&fast).contains("are known"), "{}", stderr(&fast));
+    assert!(fast.status.success() && !stderr(&fast).contains("already stored"), "{}", stderr(&fast));
     let identities: Vec<_> = experiment.records().into_iter().filter_map(|r| r.identity).collect();
     let (last, before) = identities.split_last().expect("lines");
     let twin = before.iter().find(|k| k.program == last.program).expect("the same program");
     assert_ne!((&twin.options, twin.hash()), (&last.options, last.hash()));
 }
 
-/// A change of a constant of the cost model, planted in the chip: every command shows other times, from the same modules.
+/// After a change of the cost model (here of the chip file), every command computes new times from the same modules.
 #[needs(cpu)]
-fn a_change_of_the_cost_model_shows_without_compiling() {
+fn cost_model_change_updates_times_without_recompiling() {
     let experiment = Experiment::with_modules("layouts: [sequence, tensor]");
     let (chip, log) = (experiment.path("chip.toml"), experiment.path("compiles.jsonl"));
     let text = std::fs::read_to_string("examples/chips/a100.toml").expect("a chip");
@@ -247,12 +251,12 @@ fn a_change_of_the_cost_model_shows_without_compiling() {
         let report: Value = serde_json::from_str(answer).expect("JSON");
         report["predicted_ms"]["memory"].as_f64().expect("milliseconds")
     };
-    // Half the bandwidth is twice the time.
+    // Half the bandwidth doubles the time.
     assert!((memory(&edited[3]) / memory(&first[3]) - 2.0).abs() < 1e-9, "{} then {}", first[3], edited[3]);
 }
 
 #[needs(cpu)]
-fn a_damaged_module_is_compiled_anew() {
+fn damaged_module_is_recompiled() {
     let experiment = Experiment::with_modules("layouts: [sequence, tensor]");
     let first = experiment.run(&[]);
     assert!(first.status.success(), "{}", stderr(&first));
@@ -261,7 +265,7 @@ fn a_damaged_module_is_compiled_anew() {
     std::fs::write(path, &bytes[..bytes.len() - 1]).expect("writes");
     let again = experiment.run(&[]);
     let said = stderr(&again);
-    assert!(said.contains("the program is compiled anew") && said.contains("1 of 2 are known"), "{said}");
+    assert!(said.contains("recompiling the program") && said.contains("1 of 2 results are already stored"), "{said}");
     let figures = |out: &Output| String::from_utf8_lossy(&out.stdout).into_owned();
     assert_eq!(figures(&again), figures(&first));
     let after = experiment.modules();
@@ -273,8 +277,8 @@ fn a_damaged_module_is_compiled_anew() {
 }
 
 #[needs(cpu)]
-fn what_the_compiler_fails_on_is_remembered_until_retry() {
-    // An option that the plugin does not know is its refusal.
+fn compiler_failures_are_remembered_until_retry() {
+    // The plugin rejects an unknown option.
     let experiment = Experiment::new("layouts: [sequence]\nflags: [{xla_no_such_option: 1}]");
     let error = |rows: &[CaseResult]| rows[0].error.clone().unwrap_or_default();
     let first = experiment.rows(Path::new(env!("CARGO_BIN_EXE_ltx2")), false);
@@ -283,13 +287,13 @@ fn what_the_compiler_fails_on_is_remembered_until_retry() {
     let again = std::panic::catch_unwind(|| experiment.rows(nothing(), true));
     assert!(again.is_err(), "--retry starts a child");
 
-    // A crash has no words of the compiler's own, but is remembered as its answer.
+    // A compiler crash is remembered as the result, too.
     let experiment = Experiment::new("layouts: [sequence]");
     let crash = experiment.script("echo 'F0000 check.cc:1] Check failed: no' >&2; kill -6 $$");
     let crashed = error(&experiment.rows(&crash, false));
     assert!(crashed.contains("signal: 6") && crashed.contains("Check failed: no"), "{crashed}");
     assert_eq!(error(&experiment.rows(nothing(), false)), crashed);
-    // An error that is not the compiler's is not.
+    // Errors that the compiler did not cause are not remembered.
     let full = experiment.script("echo 'error: no space left' >&2; exit 1");
     assert_eq!(error(&experiment.rows(&full, true)), "no space left");
     let done = experiment.rows(Path::new(env!("CARGO_BIN_EXE_ltx2")), false);
@@ -303,7 +307,7 @@ fn what_the_compiler_fails_on_is_remembered_until_retry() {
 }
 
 #[needs(cpu)]
-fn why_reads_its_figures_anew() {
+fn why_command_computes_figures_from_stored_modules() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = dir.path().join("experiment");
     let ask = || {
@@ -322,7 +326,7 @@ fn why_reads_its_figures_anew() {
     let again = ask();
     assert_eq!(String::from_utf8_lossy(&again.stdout), String::from_utf8_lossy(&first.stdout));
     assert_eq!(modules(&out), stored, "nothing was compiled");
-    // A folder of modules that is shared by other means.
+    // A module folder that was copied from elsewhere.
     let other = dir.path().join("other");
     std::fs::create_dir(&other).expect("a folder");
     std::fs::rename(out.join("modules"), other.join("modules")).expect("moves");
@@ -332,7 +336,7 @@ fn why_reads_its_figures_anew() {
     c.args(["before-385", "--set", "request.width=64", "--set", "request.height=96", "--json", "-", "--modules"]);
     c.arg(other.join("modules")).args(["--set", "request.num_frames=9"]);
     let done = c.args(["--set", "runtime.xla_flags.xla_backend_optimization_level=0"]).output().expect("runs");
-    assert!(stderr(&done).contains("denoise is not compiled: its module is"), "{}", stderr(&done));
+    assert!(stderr(&done).contains("denoise is not recompiled: using the stored module"), "{}", stderr(&done));
     let (figures, answer): (Value, Value) =
         (serde_json::from_slice(&done.stdout).expect("JSON"), serde_json::from_slice(&first.stdout).expect("JSON"));
     assert_eq!(figures["collectives"]["per_layer_bytes"], answer["per_layer_bytes"]);

@@ -1,5 +1,5 @@
-//! The trained toy model does what prompts say: clips of held-out prompts (scripts/nano/prompts.py), scored by what is seen
-//! and heard in them.
+//! The trained toy model follows its prompts: clips of held-out prompts (scripts/nano/prompts.py) are scored by their
+//! frames and sound.
 
 mod conditions;
 mod hear;
@@ -25,10 +25,10 @@ use ndarray::{Axis, Slice};
 use see::see;
 use serde::Deserialize;
 
-/// A frame a second part: how near a beep must be to its bounce.
+/// Duration of a frame in seconds: maximum offset between a beep and its bounce.
 const FRAME: f64 = 1.0 / 24.0;
 
-/// A held-out prompt and what is to be seen and heard.
+/// Held-out prompt with the expected colour, motion and pitch.
 #[derive(Deserialize)]
 struct Wanted {
     prompt: String,
@@ -42,14 +42,14 @@ fn prompts() -> Vec<Wanted> {
     serde_json::from_str(&text).expect("prompts")
 }
 
-/// A shipped configuration with its devices; programs compiled once serve every clip.
-struct Studio {
+/// Session of a shipped configuration, which compiles its programs once for all clips.
+struct ClipSession {
     session: Session,
-    /// One test at a time: each uses every core, and finds the programs of those before.
+    /// Lets one test run at a time: each uses all cores, and later ones reuse the compiled programs.
     _turn: MutexGuard<'static, ()>,
 }
 
-impl Studio {
+impl ClipSession {
     fn open(config: &str, set: &[&str]) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,7 +61,7 @@ impl Studio {
         let config = load(&given).expect("a configuration").config;
         let model = Model::of(&config).expect("the model of assets/nano");
         let session = Session::start(&config, model, None).expect("a session");
-        Studio { session, _turn: turn }
+        ClipSession { session, _turn: turn }
     }
 
     fn request(&self, prompt: &str, seed: u64) -> Request {
@@ -73,7 +73,7 @@ impl Studio {
         support::generate(&mut self.session.runner, request, &support::dumping(None))
     }
 
-    /// Makes a clip of each prompt, changed by `change`, and counts what is as it should be.
+    /// Generates a clip for each prompt, with the request modified by `change`, and scores it.
     fn score(&mut self, prompts: &[Wanted], change: impl Fn(&mut Request)) -> Score {
         let mut score = Score::default();
         for (index, wanted) in prompts.iter().enumerate() {
@@ -86,7 +86,7 @@ impl Studio {
     }
 }
 
-/// Right ones and all, by what was looked at; `all` counts clips with nothing wrong.
+/// Number of correct results and of all results per property; `all` counts clips without any error.
 #[derive(Default)]
 struct Score(BTreeMap<&'static str, (usize, usize)>);
 
@@ -109,11 +109,11 @@ impl Score {
             self.count(what, right);
         }
         if wanted.motion == "bounce" && wanted.pitch != "silent" {
-            // A touch in the last moment leaves no sound to look for.
+            // A bounce at the very end leaves no time for its beep.
             let end = made.frames.count() as f64 * FRAME - 0.06;
             let times: Vec<f64> = seen.bounces.iter().map(|b| b * FRAME).filter(|t| *t < end).collect();
             let near = |t: &f64| heard.onsets.iter().any(|onset| (onset - t).abs() <= FRAME);
-            // A clip without a bounce misses one beep, one with beeps nobody saw a bounce for is wrong too.
+            // A clip without bounces counts as one missing beep. Surplus beeps without a bounce are errors too.
             let beeps: Vec<bool> = if times.is_empty() { vec![false] } else { times.iter().map(near).collect() };
             right &= beeps.iter().all(|b| *b) && heard.onsets.len() <= times.len() + 1;
             for beep in beeps {
@@ -136,7 +136,7 @@ impl Score {
         eprintln!("{of}: {}", shares.collect::<Vec<_>>().join(", "));
     }
 
-    fn must_be_good(&self) {
+    fn assert_minimum_scores(&self) {
         for (what, least) in [("colour", 0.95), ("direction", 0.90), ("pitch", 0.85), ("beep", 0.80)] {
             assert!(self.share(what) >= least, "{what}: {:?} of {least}", self.0[what]);
         }
@@ -145,29 +145,30 @@ impl Score {
 
 #[needs(cpu)]
 fn clips_follow_their_prompts() {
-    let mut studio = Studio::open("nano", &[]);
-    // A bounce with its beeps; in full two of every kind.
+    let mut studio = ClipSession::open("nano", &[]);
+    // One bouncing clip with beeps; in full test runs, two clips of each kind.
     let score = studio.score(&prompts()[if full() { 0..16 } else { 4..5 }], |_| ());
     score.tell("held-out prompts");
-    score.must_be_good();
+    score.assert_minimum_scores();
 }
 
 #[needs(cpu, full)]
 fn all_clips_follow_their_prompts() {
-    let mut studio = Studio::open("nano", &[]);
+    let mut studio = ClipSession::open("nano", &[]);
     let prompts = prompts();
     assert!(prompts.len() >= 60);
     let score = studio.score(&prompts, |_| ());
     score.tell("all held-out prompts");
-    score.must_be_good();
+    score.assert_minimum_scores();
 }
 
-/// The transformer's blocks in 8-bit integers, weights alone and activations too, against bf16: all prompts.
+/// Runs transformer blocks with int8 weights, without and with int8 activations, on all prompts, and compares the
+/// scores with those of bf16.
 #[needs(cpu, full)]
-fn clips_in_integers_follow_their_prompts() {
+fn int8_clips_follow_their_prompts() {
     let prompts = prompts();
     let of = |what: &str, set: &[&str]| {
-        let score = Studio::open("nano", &[&["runtime.dtype=bf16"], set].concat()).score(&prompts, |_| ());
+        let score = ClipSession::open("nano", &[&["runtime.dtype=bf16"], set].concat()).score(&prompts, |_| ());
         score.tell(what);
         score
     };
@@ -182,10 +183,10 @@ fn clips_in_integers_follow_their_prompts() {
     }
 }
 
-/// Twenty steps do without guidance, two do not; and where the prompt has no part, what is right is so by chance.
+/// Two steps need guidance, although twenty do not. Without a prompt, results are correct only by chance.
 #[needs(cpu, full)]
-fn clips_are_worse_without_guidance_and_wrong_without_prompts() {
-    let mut studio = Studio::open("nano", &["sampler.steps=2"]);
+fn clips_are_worse_without_guidance_or_prompt() {
+    let mut studio = ClipSession::open("nano", &["sampler.steps=2"]);
     let prompts = prompts();
     let mut at = |what: &str, prompts: &[Wanted], cfg: f32| {
         let score = studio.score(prompts, |r| r.scales = Av::both(Scales { cfg, ..Scales::NEUTRAL }));
@@ -203,7 +204,7 @@ fn clips_are_worse_without_guidance_and_wrong_without_prompts() {
     assert!(unheard.share("all") <= 0.125, "{:?} right with nothing asked for", unheard.0["all"]);
 }
 
-/// In dB, of values in 0..1.
+/// Returns the PSNR in dB of values in 0..1.
 fn psnr(got: &Tensor, want: &Tensor) -> f64 {
     assert_eq!(got.shape(), want.shape());
     let (got, want) = (got.to_f32(), want.to_f32());
@@ -211,9 +212,10 @@ fn psnr(got: &Tensor, want: &Tensor) -> f64 {
     -10.0 * square.max(1e-20).log10()
 }
 
-/// Diffusers' frames and samples of the first prompt, from the same weights and noise (scripts/nano/parity.py), in f16.
+/// Compares with diffusers' frames and samples (stored as f16) of the first prompt, from the same weights and noise
+/// (scripts/nano/parity.py).
 #[needs(cpu)]
-fn frames_and_samples_are_diffusers_own() {
+fn frames_and_samples_match_diffusers() {
     let dir = tempfile::tempdir().expect("a folder");
     let unpacked = dir.path().join("reference.safetensors");
     let packed = std::fs::File::open("tests/fixtures/nano/reference.safetensors.gz").expect("a fixture");
@@ -223,7 +225,7 @@ fn frames_and_samples_are_diffusers_own() {
     let wanted = |name: &str| reference.get(name).and_then(|view| view.to_tensor()).expect("a tensor");
     let least = support::thresholds::row("nano/reference").psnr.expect("decibels");
     for (dtype, least) in ["f32", "bf16"].into_iter().zip(least).take(if full() { 2 } else { 1 }) {
-        let mut studio = Studio::open("nano", &[&format!("runtime.dtype={dtype}")]);
+        let mut studio = ClipSession::open("nano", &[&format!("runtime.dtype={dtype}")]);
         let made = studio.make(&studio.request(&prompts()[0].prompt, 10));
         let video = support::dumped(&made, "video").to_f32();
         let sixth = Tensor::F32(video.slice_axis(Axis(1), Slice::from(..).step_by(6)).to_owned());
@@ -236,11 +238,11 @@ fn frames_and_samples_are_diffusers_own() {
     }
 }
 
-/// A given first frame stays, and what happens to it is the prompt's.
+/// The first frame is the conditioning image; its motion follows the prompt.
 #[needs(cpu)]
-fn a_conditioning_image_moves_as_the_prompt_says() {
+fn conditioning_image_moves_as_prompted() {
     let image = "request.images=[{path: tests/fixtures/nano/first.png, frame: 0, strength: 1.0, crf: 0}]";
-    let mut studio = Studio::open("nano", &["pipeline=image_to_video", image]);
+    let mut studio = ClipSession::open("nano", &["pipeline=image_to_video", image]);
     let given = read_png(Path::new("tests/fixtures/nano/first.png")).expect("an image").to_video();
     let asked = [("fade", "a medium cyan circle fades away on purple, silent"), ("right", &*prompts()[1].prompt)];
     for (motion, prompt) in asked.into_iter().take(if full() { 2 } else { 1 }) {
@@ -254,10 +256,10 @@ fn a_conditioning_image_moves_as_the_prompt_says() {
     }
 }
 
-/// A second stage of four times the pixels shows the same.
+/// The second stage, with four times the pixels, preserves what the first one generated.
 #[needs(cpu, full)]
-fn two_stages_follow_their_prompts() {
-    let mut studio = Studio::open("nano_two_stage", &[]);
+fn two_stage_clips_follow_their_prompts() {
+    let mut studio = ClipSession::open("nano_two_stage", &[]);
     let score = studio.score(&prompts()[3..5], |_| ());
     score.tell("two stages");
     assert_eq!(score.share("all"), 1.0);

@@ -1,4 +1,4 @@
-//! Outputs that are devices, pipes or links, names of other formats, and texts with a byte-order mark.
+//! Outputs that are devices, pipes or links, wrong file extensions, and text files with a byte-order mark.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::outputs::{Folder, error, json, succeed};
 use crate::support::{self, needs};
 
-/// A link to `target`, with the name of an output.
+/// Creates a link to `target` with the name of an output.
 fn link(folder: &Folder, target: &str, name: &str) {
     fs::create_dir_all(folder.path("else")).expect("a folder");
     symlink(target, folder.path(name)).expect("a link");
@@ -21,9 +21,9 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Every file of a run at the end of a link: the links stay, and nothing else is beside them or their files.
+/// Every output path is a symlink. The links are kept, and no other files appear next to them or their targets.
 #[needs(cpu)]
-fn links_stay_and_their_files_are_written() {
+fn output_symlinks_are_kept_and_their_targets_written() {
     let folder = Folder::new();
     let files = ["a.mp4", "a.json", "s.wav", "d.safetensors", "p.json"];
     files.iter().for_each(|name| link(&folder, &format!("else/{name}"), name));
@@ -46,9 +46,9 @@ fn links_stay_and_their_files_are_written() {
     assert!(folder.path("a.mp4").is_symlink());
 }
 
-/// A FIFO and a device stay what they are, without --force, and get the bytes that a file gets.
+/// A FIFO and a device are kept, need no --force, and receive the same bytes as a file.
 #[needs(cpu)]
-fn fifos_and_devices_get_the_bytes() {
+fn fifos_and_devices_receive_the_same_bytes() {
     let folder = Folder::new();
     succeed(&mut folder.generate(&["-o", "file.mp4", "--save-audio", "file.wav"]));
     for name in ["fifo.mp4", "fifo.wav"] {
@@ -69,14 +69,14 @@ fn fifos_and_devices_get_the_bytes() {
         assert!(fs::metadata(folder.path(name)).expect("it stays").file_type().is_fifo(), "{name}");
     }
     assert!(names(&folder.path("tmp")).is_empty(), "{:?}", names(&folder.path("tmp")));
-    // A sidecar has no place beside it.
+    // No sidecar can be written next to it.
     let refused = error(2, &mut folder.generate(&["-o", "fifo.mp4"]));
     assert!(refused.starts_with("error: output.sidecar: fifo.mp4 is a device or a pipe"), "{refused}");
 }
 
-/// Figures go to a device, and to the file that stdout is, behind what is there.
+/// JSON figures can go to a device, and are appended to the file that stdout is redirected to.
 #[needs(nothing)]
-fn figures_go_to_devices_and_to_stdout() {
+fn json_is_written_to_devices_and_stdout() {
     let folder = Folder::new();
     fs::write(folder.path("log"), "before\n").expect("written");
     for (name, place) in [("a", "/dev/stdout"), ("b", "/proc/self/fd/1"), ("c", "/dev/null")] {
@@ -96,33 +96,36 @@ fn figures_go_to_devices_and_to_stdout() {
     assert_eq!(names(&folder.path(".")), ["log", "tmp", "x.wav"]);
 }
 
-/// Before anything is loaded: the model is nowhere.
+/// The model does not exist, so loading it would give another error.
 #[needs(nothing)]
-fn names_of_other_formats_are_refused_first() {
+fn wrong_file_extensions_are_rejected_before_loading() {
     let folder = Folder::new();
     let generate = ["generate", "-p", "x", "-m", "no/such/model"];
-    let video = "videos are written as MP4; name a file with .mp4";
+    let video = "videos are written as MP4; use the extension .mp4";
     for (more, why) in [
         (&["-o", "x.webm"][..], format!("x.webm: {video}")),
         (&["-o", "x.gif"], format!("x.gif: {video}")),
         (&["-o", "-"], format!("-: {video}")),
         (&["-o", "x"], format!("x: {video}")),
         (&["--set", "output.path=x.mov"], format!("x.mov: {video}")),
-        (&["--save-audio", "s.mp3"], "output.save_audio: s.mp3: sound is written as WAV; name a file with .wav".into()),
-        (&["--save-audio", "-"], "output.save_audio: -: sound is written as WAV; name a file with .wav".into()),
+        (
+            &["--save-audio", "s.mp3"],
+            "output.save_audio: s.mp3: sound is written as WAV; use the extension .wav".into(),
+        ),
+        (&["--save-audio", "-"], "output.save_audio: -: sound is written as WAV; use the extension .wav".into()),
         (
             &["--save-frames", "f.gif"],
-            "output.save_frames: f.gif: frames are written as PNG files; name a folder".into(),
+            "output.save_frames: f.gif: frames are written as PNG files; use the path of a folder".into(),
         ),
         (
             &["--dump", "d.npz"],
-            "--dump: d.npz: tensors are written as safetensors; name a file with .safetensors".into(),
+            "--dump: d.npz: tensors are written as safetensors; use the extension .safetensors".into(),
         ),
         (
             &["--dump", "d.npz", "--num-videos", "2", "-o", "clips"],
             "--dump: d.npz: tensors are written as safetensors".into(),
         ),
-        (&["--perf-json", "p.csv"], "--perf-json: p.csv: times are written as JSON; name a file with .json".into()),
+        (&["--perf-json", "p.csv"], "--perf-json: p.csv: times are written as JSON; use the extension .json".into()),
     ] {
         let said = error(2, &mut folder.ltx2(&[&generate[..], more].concat()));
         assert!(said.starts_with(&format!("error: {why}")), "{more:?}: {said}");
@@ -132,18 +135,18 @@ fn names_of_other_formats_are_refused_first() {
     for (command, why) in [
         (
             &["compare", "a.mp4", "b.mp4", "--report", "x.pdf"][..],
-            "--report: x.pdf: HTML is written here; name a file with .html or .htm",
+            "--report: x.pdf: the output format is HTML; use the extension .html or .htm",
         ),
         (
             &["compare", "a.mp4", "b.mp4", "--json", "x.csv"],
-            "--json: x.csv: JSON is written here; name a file with .json",
+            "--json: x.csv: the output format is JSON; use the extension .json",
         ),
         (
             &["bench", "--micro", "--from", "a.json", "--fit", "x.yml"],
-            "--fit: x.yml: TOML is written here; name a file with .toml",
+            "--fit: x.yml: the output format is TOML; use the extension .toml",
         ),
-        (&why, "--write: x.json: YML is written here; name a file with .yml or .yaml"),
-        (&run, "--output: x.npz: SAFETENSORS is written here; name a file with .safetensors"),
+        (&why, "--write: x.json: the output format is YML; use the extension .yml or .yaml"),
+        (&run, "--output: x.npz: the output format is SAFETENSORS; use the extension .safetensors"),
     ] {
         let said = error(2, &mut folder.ltx2(command));
         assert!(said.starts_with(&format!("error: {why}")), "{command:?}: {said}");
@@ -151,9 +154,9 @@ fn names_of_other_formats_are_refused_first() {
     assert_eq!(names(&folder.path(".")), ["tmp"]);
 }
 
-/// Texts that Windows programs wrote are the texts without their mark.
+/// Text files from Windows programs are read without their byte-order mark.
 #[needs(nothing)]
-fn a_byte_order_mark_is_no_part_of_a_text() {
+fn byte_order_mark_is_ignored() {
     let folder = Folder::new();
     let marked = |name: &str, text: &str| fs::write(folder.path(name), format!("\u{feff}{text}")).expect("written");
     marked("negative.txt", "blurry\n");
@@ -167,7 +170,7 @@ fn a_byte_order_mark_is_no_part_of_a_text() {
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
     assert!(!said.contains('\u{feff}') && !said.contains("feff"), "{said}");
     assert!(said.contains("seed: 7") && said.contains("negative_prompt: blurry"), "{said}");
-    // Models, too: every text file of a diffusers folder with a mark.
+    // The same for all text files of a diffusers folder.
     let model = folder.path("model");
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/tiny_a");
     assert!(Command::new("cp").args(["-rL"]).arg(from).arg(&model).status().expect("cp runs").success());
@@ -186,7 +189,7 @@ fn a_byte_order_mark_is_no_part_of_a_text() {
 }
 
 #[needs(nothing)]
-fn negative_numbers_are_read_or_refused_with_their_range() {
+fn negative_numbers_are_parsed_or_rejected_with_range() {
     let folder = Folder::new();
     let refused = |more: &[&str]| {
         let own = [&["generate", "-c", "nano", "-p", "x", "--dry-run"], more].concat();
@@ -195,12 +198,9 @@ fn negative_numbers_are_read_or_refused_with_their_range() {
         String::from_utf8_lossy(&ran.stderr).into_owned()
     };
     let said = refused(&["--seed", "-1"]);
-    assert!(said.contains("'-1' for '--seed <N>': give a whole number from 0 to 18446744073709551615"), "{said}");
+    assert!(said.contains("'-1' for '--seed <N>': expected an integer from 0 to 18446744073709551615"), "{said}");
     let said = refused(&["--image", "p.png", "-1", "1"]);
-    assert!(
-        said.contains("--image p.png -1 1: a frame counted from the end, -1 for the last, needs --num-frames N"),
-        "{said}"
-    );
+    assert!(said.contains("--image p.png -1 1: a frame index counted from the end requires --num-frames N"), "{said}");
     let image = [
         "generate",
         "-c",
@@ -219,14 +219,14 @@ fn negative_numbers_are_read_or_refused_with_their_range() {
     assert!(String::from_utf8_lossy(&ran.stdout).contains("\"frame\":16"), "{ran:?}");
 }
 
-/// Steps belong to the contents of a LoRA, not to its time.
+/// A checkpoint depends on the contents of a LoRA, not on its modification time.
 #[needs(cpu)]
-fn steps_go_on_with_a_touched_lora_and_not_with_another() {
+fn resume_compares_lora_contents_not_mtime() {
     let folder = Folder::new();
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/lora/ic_tiny_a_plain.safetensors");
     fs::copy(from, folder.path("lora.safetensors")).expect("copied");
     let own = ["-o", "a.mp4", "--set", "model.loras=[{path: lora.safetensors}]"];
-    // The file of the video cannot get its name, and the last steps stay.
+    // Renaming the video fails, so the checkpoint is kept.
     let kept = [&own[..], &["--checkpoint-every", "1", "--steps", "2", "--set", "sampler.progress_every=1"]].concat();
     let run = |more: &[&str]| {
         let mut run = folder.ltx2(&["generate", "-c", support::tiny()]);
@@ -244,7 +244,7 @@ fn steps_go_on_with_a_touched_lora_and_not_with_another() {
     fs::rename(folder.path("lora.safetensors"), folder.path("same")).expect("renamed");
     fs::write(folder.path("lora.safetensors"), &bytes).expect("written");
     let said = error(1, &mut run(&resumed));
-    assert!(said.contains("inputs.") && said.contains("lora.safetensors is "), "{said}");
+    assert!(said.contains("inputs.") && said.contains("lora.safetensors was "), "{said}");
     fs::rename(folder.path("same"), folder.path("lora.safetensors")).expect("renamed");
     succeed(&mut run(&resumed));
     assert!(json(&folder.path("a.json"))["sha256"].is_object() && !steps.exists());

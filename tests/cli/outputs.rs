@@ -1,5 +1,5 @@
-//! Files of a run: none is overwritten unless that was asked for, a failed run leaves none, and what fails after denoising
-//! leaves what was computed.
+//! Output files: existing files are only overwritten on request, a failed run leaves none, and a failure after
+//! denoising keeps the computed results.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::support::{self, needs};
 const LORA: &str = "tests/fixtures/lora/ic_tiny_a_plain.safetensors";
 const MODEL: &str = "tests/fixtures/models/tiny_a";
 
-/// A folder that commands run in, with one for temporary files.
+/// Working folder for commands, with a subfolder for temporary files.
 pub(crate) struct Folder(TempDir);
 
 impl Folder {
@@ -38,14 +38,14 @@ impl Folder {
         run
     }
 
-    /// A short run of the smallest model.
+    /// Returns a short run of the smallest model.
     pub(crate) fn generate(&self, arguments: &[&str]) -> Command {
         let mut run = self.ltx2(&["generate", "-c", support::tiny(), "--steps", "1"]);
         run.args(arguments);
         run
     }
 
-    /// Every file below the folder with its hash; empty folders with none.
+    /// Returns all files below the folder with their hashes, and empty folders with an empty hash.
     fn contents(&self) -> BTreeMap<PathBuf, String> {
         fn add(folder: &Path, all: &mut BTreeMap<PathBuf, String>) {
             let entries: Vec<_> = fs::read_dir(folder).expect("a folder").map(|e| e.expect("one").path()).collect();
@@ -79,7 +79,7 @@ pub(crate) fn succeed(run: &mut Command) -> String {
     stderr(&out)
 }
 
-/// The one error of a run that fails.
+/// Runs a command that must exit with `code`; returns its only error line.
 pub(crate) fn error(code: i32, run: &mut Command) -> String {
     let out = run.output().expect("runs");
     let said = stderr(&out);
@@ -94,7 +94,7 @@ pub(crate) fn json(path: &Path) -> Value {
 }
 
 #[needs(nothing)]
-fn existing_outputs_are_refused_before_the_model_is_opened() {
+fn existing_outputs_are_rejected_before_opening_model() {
     let folder = Folder::new();
     fs::create_dir(folder.path("frames")).expect("a folder");
     let all = ["--save-audio", "s.wav", "--save-frames", "frames", "--dump", "d.safetensors", "--perf-json", "p.json"];
@@ -115,7 +115,7 @@ fn existing_outputs_are_refused_before_the_model_is_opened() {
             let named = if key == "output.save_frames" { "frames" } else { name };
             assert!(error.starts_with(&format!("error: {key}: {named} ")) && error.contains("--force"), "{error}");
         }
-        // With --force the run goes on to the model.
+        // With --force, the run proceeds to open the model.
         let error = error(1, &mut folder.ltx2(&[&base[..], &["--force"]].concat()));
         assert!(error.contains("no/such/model"), "{error}");
         assert_eq!(folder.contents(), before, "{name}");
@@ -152,19 +152,21 @@ fn reports_and_layouts_are_not_overwritten() {
     ];
     for (flag, name, command, more) in commands {
         let error = error(2, &mut folder.ltx2(&[command, more].concat()));
-        let line = format!("error: {flag}: {name} exists; overwrite it with --force, or name another");
+        let line = format!("error: {flag}: {name} exists; overwrite it with --force, or choose another file");
         assert!(error.starts_with(&line), "{command:?}: {error}");
     }
-    // An experiment's folder is its own: its log is beside the reports that a later run replaces.
+    // An experiment only replaces reports in a folder that contains its log.
     let search = ["experiment", "--search", "--target", "cpu:2", "-c", "nano_2_0", "-o", "search"];
     for (command, name) in
         [(&search[..], "search/best.yml"), (&["experiment", "x.yml", "-o", "cases"], "cases/report.md")]
     {
         let error = error(2, &mut folder.ltx2(command));
-        let line = format!("error: --output: {name} exists, and results.jsonl of an experiment is not beside it");
+        let line = format!(
+            "error: --output: {name} exists, but its folder has no results.jsonl, so no experiment wrote the file"
+        );
         assert!(error.starts_with(&line), "{error}");
     }
-    // With --force they go on to their inputs, and fail there.
+    // With --force, the commands proceed to their inputs and fail there.
     for command in [&["bench", "--json", "new.json", "--force"][..], &["profile", "-o", "profile", "--force"]] {
         let out = folder.ltx2(&[command, &nano].concat()).output().expect("runs");
         assert!(stderr(&out).contains("no/such/model"), "{command:?}: {}", stderr(&out));
@@ -173,7 +175,7 @@ fn reports_and_layouts_are_not_overwritten() {
 }
 
 #[needs(nothing)]
-fn a_run_that_fails_or_only_plans_leaves_nothing() {
+fn failed_run_or_plan_leaves_no_files() {
     let folder = Folder::new();
     let before = folder.contents();
     let places = ["-o", "new/a.mp4", "--save-frames", "frames/of/a", "--save-audio", "sounds/a.wav"];
@@ -186,14 +188,14 @@ fn a_run_that_fails_or_only_plans_leaves_nothing() {
 }
 
 #[needs(cpu)]
-fn a_rerun_and_a_forced_run_touch_no_other_files() {
+fn rerun_and_forced_run_touch_no_other_files() {
     let folder = Folder::new();
     let places =
         ["--save-audio", "a.wav", "--save-frames", "frames", "--dump", "d.safetensors", "--perf-json", "p.json"];
     succeed(&mut folder.generate(&[&["-o", "out/ltx2_10.mp4"], &places[..]].concat()));
     let first = folder.contents();
     assert_eq!(first.len(), 2 + 9 + 3 + 1, "{first:?}");
-    // The first run has the default name: the rerun gets the next one, and saves neither frames nor sound.
+    // The first run has the default name: the rerun gets the next number, and saves neither frames nor sound.
     succeed(&mut folder.ltx2(&["generate", "-c", "out/ltx2_10.json"]));
     let mut second = folder.contents();
     let [video, sidecar] = ["out/ltx2_10_1.mp4", "out/ltx2_10_1.json"].map(|name| folder.path(name));
@@ -202,13 +204,13 @@ fn a_rerun_and_a_forced_run_touch_no_other_files() {
     second.remove(&sidecar);
     assert_eq!(second, first);
 
-    // Frames of a longer video go; what is no frame stays.
+    // Frames of a longer video are deleted; other files are kept.
     let [longer, notes] = ["frames/frame_00020.png", "frames/notes.txt"].map(|name| folder.path(name));
     fs::write(&longer, "of another video").expect("written");
     fs::write(&notes, "kept").expect("written");
     let again = ["generate", "-c", "out/ltx2_10.json", "-o", "b.mp4", "--save-frames", "frames"];
     let error = error(2, &mut folder.ltx2(&again));
-    assert!(error.starts_with("error: output.save_frames: frames holds frames of another video"), "{error}");
+    assert!(error.starts_with("error: output.save_frames: frames contains frames of another video"), "{error}");
     succeed(&mut folder.ltx2(&[&again[..], &["--force"]].concat()));
     assert_eq!(fs::read_dir(folder.path("frames")).expect("frames").count(), 10);
     assert!(!longer.exists() && notes.exists());
@@ -216,7 +218,7 @@ fn a_rerun_and_a_forced_run_touch_no_other_files() {
     assert_eq!(folder.contents().get(&name), first.get(&name));
 }
 
-/// A copy of the smallest model and of a LoRA of it.
+/// Copies the smallest model and one of its LoRAs.
 fn copies(folder: &Folder) {
     for (from, to) in [(MODEL, "model"), (LORA, "lora.safetensors")] {
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join(from);
@@ -224,7 +226,6 @@ fn copies(folder: &Folder) {
     }
 }
 
-/// Changes the last byte of a file.
 fn change(path: &Path) {
     let mut bytes = fs::read(path).expect("a file");
     *bytes.last_mut().expect("bytes") ^= 1;
@@ -242,14 +243,14 @@ fn reruns_and_resumes_compare_request_inputs_and_model() {
     assert!(sidecar["model"]["fingerprint"].as_str().is_some_and(|text| text.starts_with("v2:")), "{sidecar}");
     assert!(sidecar["inputs"]["lora.safetensors"].as_str().is_some_and(|text| text.starts_with("v2:")), "{sidecar}");
 
-    // A finished video, compared with the request that would make it; a LoRA's time does not count.
+    // A finished video is compared with the request; the modification time of a LoRA is ignored.
     let lora = fs::File::options().append(true).open(folder.path("lora.safetensors")).expect("the LoRA");
     lora.set_modified(std::time::SystemTime::UNIX_EPOCH).expect("another time");
     let before = folder.contents();
     let resumed = [&own[..], &["--resume"]].concat();
     assert!(succeed(&mut folder.generate(&resumed)).contains("a.mp4 is finished: nothing to resume"));
     let other = error(2, &mut folder.generate(&[&resumed[..], &["--seed", "77"]].concat()));
-    assert!(other.contains("a.mp4: is the video of another request: request.seed is 10 there, 77 here"), "{other}");
+    assert!(other.contains("a.mp4: is the video of another request: request.seed was 10, is now 77"), "{other}");
     assert!(other.contains("--force"), "{other}");
     change(&folder.path("lora.safetensors"));
     let other = error(2, &mut folder.generate(&resumed));
@@ -258,7 +259,7 @@ fn reruns_and_resumes_compare_request_inputs_and_model() {
     let weights = folder.path("model/vae/diffusion_pytorch_model.safetensors");
     change(&weights);
     let other = error(2, &mut folder.generate(&resumed));
-    assert!(other.contains("is the video of another request: model: other vae than there"), "{other}");
+    assert!(other.contains("is the video of another request: model: changed components: vae"), "{other}");
     change(&weights);
     fs::rename(folder.path("a.json"), folder.path("b.json")).expect("renamed");
     let none = error(2, &mut folder.generate(&resumed));
@@ -266,7 +267,7 @@ fn reruns_and_resumes_compare_request_inputs_and_model() {
     fs::rename(folder.path("b.json"), folder.path("a.json")).expect("renamed");
     assert_eq!(folder.contents(), before, "nothing was written");
 
-    // A rerun, which ends at its platform where it is not refused before.
+    // A rerun with a missing plugin, which fails there unless it is rejected before.
     let rerun =
         |more: &[&str]| folder.ltx2(&[&["generate", "-c", "a.json", "--platform", "/nowhere.so"], more].concat());
     assert!(error(1, &mut rerun(&[])).contains("/nowhere.so"));
@@ -292,11 +293,15 @@ fn reruns_and_resumes_compare_request_inputs_and_model() {
     change(&folder.path("lora.safetensors"));
     change(&weights);
     let refused = error(1, &mut rerun(&[]));
-    assert!(refused.contains("model: other vae than there"), "{refused}");
-    // Another model by name is asked for.
+    assert!(refused.contains("model: changed components: vae"), "{refused}");
+    // Another model is allowed if it is selected explicitly.
     let named = stderr(&rerun(&["-m", "model"]).output().expect("runs"));
-    assert!(named.contains("WARN a.json: the model is not the sidecar's") && named.contains("/nowhere.so"), "{named}");
-    // A sidecar of an earlier release has no hash of the weights.
+    assert!(
+        named.contains("WARN a.json: this run uses a model other than that of the sidecar")
+            && named.contains("/nowhere.so"),
+        "{named}"
+    );
+    // Sidecars of an earlier release have no hash of the weights.
     let mut old = sidecar;
     old["model"] = serde_json::json!({"path": "model", "fingerprint": "0".repeat(64)});
     fs::write(folder.path("a.json"), old.to_string()).expect("written");
@@ -304,7 +309,7 @@ fn reruns_and_resumes_compare_request_inputs_and_model() {
     assert!(old.contains("fingerprint does not cover the weights") && old.contains("/nowhere.so"), "{old}");
 }
 
-/// The file that an error names at its end, and its tensors.
+/// Returns the file that an error names at its end, and its tensors.
 pub(crate) fn kept(error: &str, what: &str) -> (PathBuf, BTreeMap<String, Tensor>) {
     let path =
         error.split(&format!("; {what} kept in ")).nth(1).unwrap_or_else(|| panic!("'{what}' is not in {error}"));
@@ -313,9 +318,9 @@ pub(crate) fn kept(error: &str, what: &str) -> (PathBuf, BTreeMap<String, Tensor
     (path, tensors)
 }
 
-/// Every step after the last denoising step fails in turn.
+/// Each step after the last denoising step fails in turn.
 #[needs(cpu)]
-fn what_fails_after_denoising_leaves_what_was_computed() {
+fn failure_after_denoising_keeps_computed_results() {
     let folder = Folder::new();
     succeed(&mut folder.generate(&["-o", "whole.mp4", "--dump", "whole.safetensors"]));
     let whole = tensors::read(&folder.path("whole.safetensors")).expect("a dump");
@@ -339,7 +344,7 @@ fn what_fails_after_denoising_leaves_what_was_computed() {
         assert_eq!(tensors.contains_key("audio"), what.contains("samples"), "{moment}");
         let names = ["out.json", "out.mp4", "out.wav"].into_iter().filter(|name| folder.path(name).exists());
         assert_eq!(names.collect::<Vec<_>>(), left, "{moment}: {error}");
-        // Beside what is kept, or beside the video, is what repeats it.
+        // The sidecar is next to the saved tensors or next to the video.
         let sidecar = [path.with_extension("json"), folder.path("out.json")].into_iter().find(|path| path.exists());
         assert_eq!(sidecar.is_some(), what == all, "{moment}");
         sidecar.iter().for_each(|sidecar| assert_eq!(json(sidecar)["sha256"], sha256, "{moment}"));
@@ -348,15 +353,15 @@ fn what_fails_after_denoising_leaves_what_was_computed() {
     assert_eq!(fs::read_dir(folder.path("tmp")).expect("kept").count(), 5 + 2);
 }
 
-/// Number of frames of the MP4 that the rest of an error names.
+/// Returns the number of frames of the MP4 named in the rest of an error.
 pub(crate) fn frames_of(rest: &str) -> usize {
     let path = Path::new(rest.split("; ").next().expect("a path"));
     probe_clip(path, Path::new("ffmpeg")).expect("an MP4").frames
 }
 
-/// Three clips of which the file cannot get its name, or of which the second fails.
+/// Covers a chain of three clips whose video cannot be renamed, and one whose second clip fails.
 #[needs(cpu)]
-fn a_chain_that_fails_leaves_its_clips() {
+fn failed_chain_keeps_its_clips() {
     let folder = Folder::new();
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny_video.yml");
     let chain = "request.chain={clip: 17, overlap: 9}";

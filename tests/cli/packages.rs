@@ -1,5 +1,5 @@
-//! Each crate below `ltx2` as its archive holds it: unpacked outside the repository, it builds, runs its example and shows its
-//! README as the first page of its documentation.
+//! The packaged archive of each library crate, unpacked outside the repository: it builds, runs its example, and its
+//! documentation starts with its README.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,15 @@ use ltx2::pjrt::discover::{self, Platform};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// stdout of a command that succeeds.
+/// Runs a command that must succeed; returns its stdout.
 fn output(command: &mut Command) -> String {
     let done = command.output().expect("it runs");
     assert!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr));
     String::from_utf8(done.stdout).expect("text")
 }
 
-/// Builds below `outside`, from scratch: files of archives have an old date, so cargo would take earlier builds for theirs.
+/// Returns a cargo command that builds below `outside` from scratch: archived files have old timestamps, so cargo would
+/// reuse earlier builds.
 fn cargo(folder: &Path, outside: &Path, subcommand: &str) -> Command {
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(folder).args([subcommand, "--offline", "--locked", "--quiet"]);
@@ -25,7 +26,7 @@ fn cargo(folder: &Path, outside: &Path, subcommand: &str) -> Command {
     command
 }
 
-/// A crate's folder, unpacked from its archive into `outside`.
+/// Packages a crate and unpacks its archive into `outside`; returns its folder.
 fn unpacked(package: &str, outside: &Path) -> PathBuf {
     output(cargo(Path::new(ROOT), outside, "package").args(["--no-verify", "--allow-dirty", "-p", package]));
     let name = format!("{package}-{}", env!("CARGO_PKG_VERSION"));
@@ -34,13 +35,13 @@ fn unpacked(package: &str, outside: &Path) -> PathBuf {
     outside.join(name)
 }
 
-/// Minutes: dependencies are built too.
+/// Takes minutes, because dependencies are built too.
 #[needs(cpu, full)]
-fn each_crate_works_from_its_archive() {
+fn each_crate_builds_from_its_packaged_archive() {
     let outside = tempfile::tempdir().expect("a folder");
     assert!(!outside.path().starts_with(ROOT), "outside the repository");
     let plugin = discover::find(Platform::Cpu, None).found.remove(0).path.canonicalize().expect("a plugin");
-    // A seed's first byte says how the others are read.
+    // The first byte of a fuzz seed selects the format of the rest.
     let seed = fs::read("fuzz/seeds/module/tpu_v6e_gathers.pb").expect("a seed");
     let module = outside.path().join("module.pb");
     fs::write(&module, &seed[1..]).expect("written");

@@ -1,5 +1,5 @@
-//! Plugins that are not what they should be: code of others is loaded only where it is known, and a failure of it is
-//! one line.
+//! Broken plugins and interrupted installs: untrusted code is only loaded after its checksum is verified or a trial
+//! succeeds, and a failure gives a single error line.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,7 +14,7 @@ use crate::support::{self, needs};
 use ltx2::pjrt::discover;
 use sha2::{Digest, Sha256};
 
-/// Kills of an install, at times spread over as long as it takes.
+/// Number of killed installs, at times spread over the duration of an install.
 const KILLED_INSTALLS: usize = 20;
 
 fn error(out: &Output) -> String {
@@ -25,8 +25,9 @@ fn error(out: &Output) -> String {
     errors[0].to_string()
 }
 
-/// `ltx2 plugin install cpu` into `plugins` of a folder, with wheels from `wheels` there alone and no program to be found.
-fn installing(dir: &Path) -> Command {
+/// Returns `ltx2 plugin install cpu` into the subfolder `plugins`, with wheels only from the subfolder `wheels` and an
+/// empty PATH.
+fn install_command(dir: &Path) -> Command {
     let mut command = support::ltx2();
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("PIP_")) {
         command.env_remove(name);
@@ -38,27 +39,27 @@ fn installing(dir: &Path) -> Command {
     command
 }
 
-/// Entries that it leaves in the folder, but for the lock.
+/// Returns the entries of the plugin folder, without the lock file.
 fn left(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir.join("plugins")).expect("the folder");
     let names = entries.map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned());
     names.filter(|name| name != ".cpu.lock").collect()
 }
 
-/// File name of the pinned wheel, as an install that does not find it names it.
-fn pinned_wheel() -> String {
+/// Returns the file name of the pinned wheel, taken from the error of an install that does not find it.
+fn pinned_wheel_name() -> String {
     let dir = tempfile::tempdir().expect("a folder");
-    let said = error(&installing(dir.path()).output().expect("runs"));
-    let (_, wanted) = said.split_once("none of 0 files is ").unwrap_or_else(|| panic!("{said}"));
+    let said = error(&install_command(dir.path()).output().expect("runs"));
+    let (_, wanted) = said.split_once("none of the 0 listed files is ").unwrap_or_else(|| panic!("{said}"));
     let words: Vec<&str> = wanted.split([' ', ';']).collect();
     assert_eq!(words[2], "for", "{said}");
     format!("{}-{}-py3-none-{}.whl", words[0].replace('-', "_"), words[1], words[3])
 }
 
-/// One install at a time has a folder: another waits, and then finds what it needs, or does the work itself. What a killed one left is
-/// removed.
+/// Only one install at a time uses a folder: another waits, then finds the plugin or installs it. Files of a killed
+/// install are removed.
 #[needs(nothing)]
-fn of_two_installs_one_waits() {
+fn concurrent_installs_wait_for_each_other() {
     let dir = tempfile::tempdir().expect("a folder");
     let plugins = dir.path().join("plugins");
     fs::create_dir_all(plugins.join(".install-cpu-killed")).expect("a folder");
@@ -66,7 +67,7 @@ fn of_two_installs_one_waits() {
     lock.lock().expect("locked");
     let index = TcpListener::bind("127.0.0.1:0").expect("a port");
     index.set_nonblocking(true).expect("set");
-    let mut run = installing(dir.path());
+    let mut run = install_command(dir.path());
     run.env_remove("PIP_NO_INDEX").env("PIP_INDEX_URL", format!("http://{}/simple", index.local_addr().expect("one")));
     run.env("NO_PROXY", "127.0.0.1").env_remove("PIP_FIND_LINKS");
     let mut process = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
@@ -86,13 +87,13 @@ fn of_two_installs_one_waits() {
     assert_eq!(left(dir.path()), [""; 0], "what was left is removed");
 }
 
-/// Killed at any time, an install leaves a plugin that is whole, or none that is taken for one; the next goes through.
+/// An install that is killed at any time leaves a complete plugin or none; the next install succeeds.
 #[needs(cpu, full)]
-fn a_killed_install_is_never_taken_for_a_plugin() {
+fn killed_install_is_never_used_as_plugin() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("plugins/cpu");
-    // The wheel, as pip finds it: kills are to come while it is copied, checked and unpacked.
-    let name = pinned_wheel();
+    // Download the wheel first, so that the kills hit copying, verifying and unpacking.
+    let name = pinned_wheel_name();
     let [package, version, .., platform] = name.trim_end_matches(".whl").split('-').collect::<Vec<_>>()[..] else {
         panic!("{name}");
     };
@@ -102,11 +103,11 @@ fn a_killed_install_is_never_taken_for_a_plugin() {
     let downloaded = download.output().expect("python3 runs");
     assert!(downloaded.status.success(), "{}", String::from_utf8_lossy(&downloaded.stderr));
     let run = || {
-        let mut run = installing(dir.path());
+        let mut run = install_command(dir.path());
         run.stdout(Stdio::null()).stderr(Stdio::piped());
         run
     };
-    // The checksum of what is taken for the plugin: its stamp is there.
+    // Returns the checksum of the installed plugin, if its stamp file exists.
     let checked = || {
         let plugin =
             discover::in_folder(discover::Platform::Cpu, &file).filter(|_| file.join("installed.txt").exists())?;
@@ -142,34 +143,37 @@ fn a_killed_install_is_never_taken_for_a_plugin() {
     assert_eq!(left(dir.path()), ["cpu"]);
 }
 
-/// A wheel of the right name with other bytes, from a folder that lists no checksum.
+/// The wheel has the right name but other contents, and comes from a folder without checksums.
 #[needs(nothing)]
-fn a_download_with_another_checksum_is_refused() {
+fn download_with_wrong_checksum_is_rejected() {
     let dir = tempfile::tempdir().expect("a folder");
-    let mut run = installing(dir.path());
-    fs::write(dir.path().join("wheels").join(pinned_wheel()), "code").expect("written");
+    let mut run = install_command(dir.path());
+    fs::write(dir.path().join("wheels").join(pinned_wheel_name()), "code").expect("written");
     let said = error(&run.output().expect("runs"));
     let sum = hex::encode(Sha256::digest("code"));
-    assert!(said.contains(&format!("sha256 is {sum}, expected ")) && said.contains("not the one this program trusts"));
+    assert!(
+        said.contains(&format!("sha256 is {sum}, expected ")) && said.contains("refusing to install an unknown file")
+    );
     assert_eq!(left(dir.path()), [""; 0], "nothing is installed");
 }
 
-/// A place that is not there, and one that has other files.
+/// One location does not exist, and one contains other files.
 #[needs(nothing)]
-fn a_download_that_fails_names_each_place_with_its_reason() {
+fn failed_download_lists_each_location_with_reason() {
     let dir = tempfile::tempdir().expect("a folder");
-    let mut run = installing(dir.path());
+    let mut run = install_command(dir.path());
     fs::write(dir.path().join("wheels/other-1.0-py3-none-any.whl"), "code").expect("written");
     let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port");
     run.env("PIP_NO_INDEX", "0").env("PIP_INDEX_URL", format!("http://me:secret@{closed}/simple")).env("NO_PROXY", "*");
     let said = error(&run.output().expect("runs"));
-    let words = [": cannot be downloaded: ", "/wheels: none of 1 files is ", "onnection refused", "PIP_INDEX_URL"];
+    let words =
+        [": cannot download: ", "/wheels: none of the 1 listed files is ", "onnection refused", "PIP_INDEX_URL"];
     assert!(words.iter().all(|words| said.contains(words)) && !said.contains("secret"), "{said}");
     assert_eq!(left(dir.path()), [""; 0]);
 }
 
 #[needs(nothing)]
-fn a_library_that_is_no_plugin_is_named() {
+fn library_that_is_not_a_plugin_is_reported() {
     let Some(library) = ["/lib/x86_64-linux-gnu/libm.so.6", "/lib64/libm.so.6", "/usr/lib/libm.so.6"]
         .into_iter()
         .find(|path| Path::new(path).is_file())
@@ -188,9 +192,9 @@ fn a_library_that_is_no_plugin_is_named() {
     }
 }
 
-/// A dependency that the loader does not find is named in the loader's own words.
+/// The error quotes the loader's message about the missing library.
 #[needs(nothing)]
-fn a_plugin_that_lacks_a_library_names_the_library() {
+fn missing_library_of_plugin_is_reported() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name: &str| dir.path().join(name);
     fs::write(path("empty.c"), "int nothing;\n").expect("written");
@@ -212,9 +216,9 @@ fn a_plugin_that_lacks_a_library_names_the_library() {
     assert!(words.iter().all(|words| said.contains(words)), "{said}");
 }
 
-/// A file that turns out to be libtpu is not initialised without chips: it would look for them for minutes.
+/// A file that turns out to be libtpu is not initialized without chips, because it would search for them for minutes.
 #[needs(cpu, no_tpu)]
-fn a_plugin_for_tpus_needs_chips_whatever_its_name() {
+fn tpu_plugin_requires_chips_whatever_its_file_name() {
     let dir = tempfile::tempdir().expect("a folder");
     let neutral = dir.path().join("neutral.so");
     let standin = Standin::new().load(Load::Tpu);
@@ -227,7 +231,7 @@ fn a_plugin_for_tpus_needs_chips_whatever_its_name() {
         run.args(["generate", "-c", tiny, "--set", "runtime.watchdog=60"]).args(arguments);
         run.arg("-o").arg(dir.path().join("a.mp4"));
         standin.give(&mut run).env_remove("LTX2_PJRT_PLUGIN").env_remove("TPU_SKIP_MDS_QUERY");
-        // Some keep this for compiling ahead of time, which needs no chips.
+        // Some users always set this variable for ahead-of-time compilation, which needs no chips.
         run.envs(skip.then_some(("TPU_SKIP_MDS_QUERY", "1")));
         let started = Instant::now();
         let said = error(&run.envs(variable.map(|path| ("LTX2_PJRT_PLUGIN", path))).output().expect("runs"));
@@ -242,9 +246,9 @@ fn a_plugin_for_tpus_needs_chips_whatever_its_name() {
     }
 }
 
-/// Plugins end their process at a flag that they do not know: commands name it, and `doctor` reports all the same.
+/// A plugin would abort on an unknown flag. Commands report the flag instead, and `doctor` still prints its report.
 #[needs(cpu)]
-fn an_unknown_flag_of_the_environment_is_named() {
+fn unknown_environment_flag_is_reported() {
     let dir = tempfile::tempdir().expect("a folder");
     let run = |arguments: &[&str]| {
         let mut run = support::ltx2();
@@ -288,9 +292,10 @@ fn an_unknown_flag_of_the_environment_is_named() {
     assert!(stderr.contains("error: runtime.xla_flags.xla_no_such_option: "), "{stderr}");
 }
 
-/// `doctor` lists a plugin under the platform that it drives, by its package or, for a neutral name, by itself.
+/// `doctor` lists a plugin under its platform, which it determines from the package name or, if that is neutral, from
+/// the plugin itself.
 #[needs(cpu)]
-fn doctor_lists_a_plugin_under_its_own_platform() {
+fn doctor_lists_plugin_under_its_platform() {
     let site = tempfile::tempdir().expect("a folder");
     let package = site.path().join("lib/python3.11/site-packages/jax_plugins/xla_rocm7");
     fs::create_dir_all(&package).expect("a folder");
@@ -317,13 +322,13 @@ fn doctor_lists_a_plugin_under_its_own_platform() {
     fs::copy(Standin::new().file(), &neutral).expect("copied");
     assert_eq!(listed(&report("LTX2_PJRT_PLUGIN", &neutral, None), &neutral), ["cpu"]);
     assert_eq!(listed(&report("LTX2_PJRT_PLUGIN", &neutral, Some(Load::Tpu)), &neutral), ["tpu"]);
-    // Hardware that only the client names, and a file that names none because it does not load: once each, and under no
-    // platform of this program.
+    // A plugin whose platform only its client reports, and a file that does not load: each is listed once, under none
+    // of the supported platforms.
     let platforms = report("LTX2_PJRT_PLUGIN", &neutral, Some(Load::Other));
     assert_eq!(listed(&platforms, &neutral), ["other"], "{platforms:?}");
     let cpu = platforms.iter().find(|platform| platform["platform"] == "cpu").expect("the CPU");
     assert_eq!((&cpu["works"], &cpu["plugin"]), (&false.into(), &serde_json::Value::Null));
-    assert!(cpu["missing"][0].as_str().is_some_and(|why| why.ends_with("neutral.so is a plugin of other")), "{cpu}");
+    assert!(cpu["missing"][0].as_str().is_some_and(|why| why.ends_with("neutral.so is a plugin for other")), "{cpu}");
     let broken = site.path().join("broken.so");
     fs::write(&broken, "no code").expect("written");
     let platforms = report("LTX2_PJRT_PLUGIN", &broken, None);
@@ -336,9 +341,10 @@ fn doctor_lists_a_plugin_under_its_own_platform() {
     }
 }
 
-/// Tried in a process of its own first: what would end or hang the run there is one line. A good one is tried once.
+/// A new plugin is first loaded in a separate process, so that an abort or a hang becomes an error line. A working
+/// plugin is only tried once.
 #[needs(cpu)]
-fn a_plugin_that_aborts_or_hangs_while_it_is_loaded_is_an_error() {
+fn aborting_or_hanging_plugin_gives_an_error() {
     let folder = tempfile::tempdir().expect("a folder");
     let (cache, out) = (folder.path().join("cache"), folder.path().join("out.mp4"));
     let results = cache.join("ltx2/plugins");
@@ -357,13 +363,13 @@ fn a_plugin_that_aborts_or_hangs_while_it_is_loaded_is_an_error() {
         assert!(said.contains("`ltx2 plugin install cpu|cuda|tpu`"), "{load:?}: what to do: {said}");
         assert!(!results.exists() && !out.exists(), "{load:?}: nothing is kept of a failure");
     };
-    refused(Load::Abort, ["the process that tried it ended with signal: 6 (SIGABRT)", " while it was loaded"]);
-    refused(Load::Hang, ["the process that tried it hung for 2 s while it was loaded", "LTX2_PJRT_PLUGIN=FILE.so"]);
-    refused(Load::Major, ["it speaks PJRT 1.", "this program speaks 0."]);
+    refused(Load::Abort, ["a trial process ended with signal: 6 (SIGABRT)", " while loading the plugin"]);
+    refused(Load::Hang, ["a trial process hung for 2 s while loading the plugin", "LTX2_PJRT_PLUGIN=FILE.so"]);
+    refused(Load::Major, ["it has PJRT 1.", "this program requires 0."]);
     let (ran, file) = run(Some(Load::Old));
-    let old = format!("error: {}: the plugin is too old: it has PJRT 0.80 and 0.81 or newer ", file.display());
+    let old = format!("error: {}: the plugin is too old: it has PJRT 0.80, but 0.81 or newer ", file.display());
     assert!(error(&ran).starts_with(&old) && !results.exists() && !out.exists(), "{}", error(&ran));
-    refused(Load::NoEntry, ["it exports no `GetPjrtApi`", "so it is not a PJRT plugin"]);
+    refused(Load::NoEntry, ["it does not export `GetPjrtApi`", "so it is not a PJRT plugin"]);
 
     let (ran, _) = run(None);
     assert!(ran.status.success() && out.exists(), "{}", String::from_utf8_lossy(&ran.stderr));
@@ -372,17 +378,17 @@ fn a_plugin_that_aborts_or_hangs_while_it_is_loaded_is_an_error() {
         entries.map(|e| e.expect("one").file_name().to_string_lossy().into_owned()).collect()
     };
     assert_eq!(names().len(), 2, "the file, and its checksum: {:?}", names());
-    // It is known, and so not tried again: only the run itself comes to its end.
+    // The plugin passed its trial before and is not tried again, so the run itself aborts.
     let (ran, _) = run(Some(Load::Abort));
     let said = error(&ran);
-    assert!(said.starts_with("error: this process was ended by an abort: the words above are the plugin's"), "{said}");
+    assert!(said.starts_with("error: this process was aborted: see the output of the plugin"), "{said}");
     assert_eq!(names().len(), 2);
 }
 
-/// An option for speed that a plugin does not know is left out, and the program is filed under what it was compiled with; one that
-/// numbers rest on is an error.
+/// A performance option that a plugin does not know is omitted, and the cache key reflects the options used. An unknown
+/// option that affects results is an error.
 #[needs(cpu)]
-fn options_that_a_plugin_does_not_know_are_left_out_or_an_error() {
+fn unknown_plugin_options_are_omitted_or_rejected() {
     let dir = tempfile::tempdir().expect("a folder");
     let unknown = |option: &str| format!("No such compile option: '{option}'");
     let compile = "PJRT_Client_Compile";
@@ -395,7 +401,7 @@ fn options_that_a_plugin_does_not_know_are_left_out_or_an_error() {
     let numbers =
         Standin::new().at(compile, 1, &Fault::Fail(INVALID_ARGUMENT, unknown("xla_allow_excess_precision").leak()));
     let said = error(&run(numbers));
-    assert!(said.contains("xla_allow_excess_precision, which the numbers rest on: `ltx2 plugin install"), "{said}");
+    assert!(said.contains("xla_allow_excess_precision, which results depend on; run `ltx2 plugin install"), "{said}");
     assert_eq!(entries(), 0);
 
     let speed = || {
@@ -404,14 +410,14 @@ fn options_that_a_plugin_does_not_know_are_left_out_or_an_error() {
     };
     let ran = run(speed());
     let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-    let warning = "the plugin does not take xla_enable_hlo_sharding_v3; compiling without it";
+    let warning = "the plugin rejects the compile option xla_enable_hlo_sharding_v3; compiling without it";
     assert!(ran.status.success() && said.matches(warning).count() == 1, "{said}");
     assert_eq!(entries(), 1);
-    // The next one is told so again, and finds the program.
+    // The next run is rejected again, and then finds the cached program.
     let ran = run(speed().at(compile, 2, &Fault::Fail(INTERNAL, "compiled again")));
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
     assert_eq!(entries(), 1);
-    // A plugin that takes it: another program.
+    // A plugin that accepts the option compiles another program.
     assert!(run(Standin::new()).status.success());
     assert_eq!(entries(), 2);
 }

@@ -1,6 +1,6 @@
-//! `docs/guides/pods.md`, followed word for word: its command blocks are typed into a shell whose `gcloud`, `gcsfuse`,
-//! `docker`, `kubectl`, `sbatch` are the stand-ins of `tests/fixtures/pods`. They start real processes of `ltx2`, each in a
-//! folder and an environment of its own. Nothing but the loopback network is used.
+//! Runs the command blocks of `docs/guides/pods.md` unchanged in a shell where `gcloud`, `gcsfuse`, `docker`, `kubectl`
+//! and `sbatch` are the stand-ins of `tests/fixtures/pods`. These start real `ltx2` processes, each in its own folder
+//! and environment. Only the loopback network is used.
 
 mod cluster;
 mod rehearsal;
@@ -17,15 +17,15 @@ use serde_json::Value;
 
 const BUCKET: &str = "buckets/my-project-ltx2";
 
-/// Takes half a minute: each of four workers computes the whole video, for want of a way between them, and the first run
-/// of each place compiles. It is one test because the page is one course of commands.
+/// Takes half a minute: each of four workers computes the complete video, because CPU processes cannot exchange data,
+/// and the first run of each section compiles. The page is one sequence of commands, so this is one test.
 #[needs(cpu)]
-fn the_page_is_followed_word_for_word() {
+fn pods_guide_commands_run_unchanged() {
     let rehearsal = Rehearsal::new();
     let mut walk = Walk::new(&rehearsal);
     walk.prepares();
-    let video = walk.uses_one_vm();
-    let compiled = walk.uses_several_vms(&video);
+    let video = walk.use_one_vm();
+    let compiled = walk.use_several_vms(&video);
     walk.loses_a_worker(compiled);
     walk.uses_kubernetes(&video, compiled);
     walk.uses_gpus();
@@ -33,13 +33,13 @@ fn the_page_is_followed_word_for_word() {
     assert_eq!(rehearsal.running(), [""; 0], "nothing runs any more");
 }
 
-/// The way through the page.
+/// State of following the page.
 struct Walk<'a> {
     rehearsal: &'a Rehearsal,
     terminal: Terminal,
-    /// Blocks that were not typed yet.
+    /// Remaining blocks.
     blocks: IntoIter<Block>,
-    /// The first one, which sets the variables of a terminal.
+    /// First block, which sets the variables of a terminal.
     variables: Option<Block>,
 }
 
@@ -48,14 +48,14 @@ impl<'a> Walk<'a> {
         Walk { rehearsal, terminal: rehearsal.terminal(), blocks: blocks(&page()).into_iter(), variables: None }
     }
 
-    /// The next block, which has to be below this heading: none is left out.
+    /// Returns the next block, which must be under this heading, so that no block is skipped.
     fn next(&mut self, heading: &str) -> Block {
         let block = self.blocks.next().unwrap_or_else(|| panic!("no more blocks, but {heading}"));
         assert_eq!(block.heading, heading, "{}", block.text);
         block
     }
 
-    /// Types the next block, which has to succeed.
+    /// Runs the next block, which must succeed.
     fn types(&mut self, heading: &str) -> Ran {
         let block = self.next(heading);
         self.terminal.succeeds(&block)
@@ -72,8 +72,8 @@ impl<'a> Walk<'a> {
         assert_eq!(self.rehearsal.names(BUCKET), ["ltx2", "models", "plugins"].map(String::from).into());
     }
 
-    /// The video that was made.
-    fn uses_one_vm(&mut self) -> Vec<u8> {
+    /// Returns the generated video.
+    fn use_one_vm(&mut self) -> Vec<u8> {
         let rehearsal = self.rehearsal;
         for _ in ["create", "copy", "generate", "experiment"] {
             self.types("One VM, with files copied");
@@ -90,8 +90,8 @@ impl<'a> Walk<'a> {
         video
     }
 
-    /// The number of programs of a run, which the bucket keeps from here on.
-    fn uses_several_vms(&mut self, video: &[u8]) -> u64 {
+    /// Returns the number of programs of a run, which are now cached in the bucket.
+    fn use_several_vms(&mut self, video: &[u8]) -> u64 {
         let (rehearsal, heading) = (self.rehearsal, "Several VMs, with the bucket mounted");
         self.types(heading);
         let workers = ["worker-0", "worker-1", "worker-2", "worker-3", "zone"].map(String::from).into();
@@ -112,11 +112,11 @@ impl<'a> Walk<'a> {
         );
         let entries = rehearsal.names(&format!("{BUCKET}/cache"));
         assert_eq!(entries.len() as u64, compiled, "each program once: {entries:?}");
-        // One process or four: the same video.
+        // One process and four processes give the same video.
         assert!(video == rehearsal.bytes("laptop/fox-again.mp4"));
         assert!(video == rehearsal.bytes(&format!("{BUCKET}/out/fox.mp4")));
 
-        // The CPU's plugin has no profiler: the command comes so far on every worker.
+        // The CPU plugin has no profiler: the command fails with that error on every worker.
         let block = self.next(heading);
         let profile = self.terminal.run(&block);
         assert_ne!(profile.code, 0);
@@ -132,7 +132,7 @@ impl<'a> Walk<'a> {
         let (rehearsal, heading) = (self.rehearsal, "When a worker dies");
         let out = format!("{BUCKET}/out");
         let under_way = || rehearsal.names(&out).iter().filter(|name| name.starts_with(".ltx2-")).count();
-        // Worker 0 stops before the file gets its name, so that the kill comes in the middle.
+        // Worker 0 stops before it renames the file, so that it is killed in the middle of the run.
         fs::write(rehearsal.path("on-worker-0"), "LTX2_FAILPOINT=rename night.mp4\n").expect("written");
         let block = self.next(heading);
         self.terminal.start(&block);
@@ -178,7 +178,7 @@ impl<'a> Walk<'a> {
             let joined = format!("process {pod} of 2 on ");
             let named = |line: &&str| line.starts_with(&format!("[pod/ltx2-slice-0-{pod}")) && line.contains(&joined);
             let line = logs.lines().find(named).unwrap_or_else(|| panic!("{joined}: {logs}"));
-            assert!(line.contains("over Kubernetes JobSet)"), "{line}");
+            assert!(line.contains("(Kubernetes JobSet with overrides from flags, YAML or LTX2_*)"), "{line}");
         }
         let counts = rehearsal.compiled_and_cached(&format!("{BUCKET}/out/fox-gke.json"));
         assert_eq!(counts, (0, compiled), "the bucket has the programs");
@@ -202,15 +202,15 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Every block was typed; the shell ends.
+    /// Checks that every block was run, and ends the shell.
     fn ends(mut self) {
         assert!(self.blocks.next().is_none(), "a block is left");
     }
 }
 
-/// Without the variable the CPU is refused to several processes: a rehearsal is nothing that happens by chance.
+/// Several CPU processes are rejected without the rehearsal variable, so that none start by mistake.
 #[needs(cpu)]
-fn several_processes_on_the_cpu_have_to_be_asked_for() {
+fn several_cpu_processes_require_rehearsal_variable() {
     let id = std::process::id();
     let place = format!("127.{}.{}.251:8476", 1 + id / 250 % 250, 1 + id % 250);
     let folder = tempfile::tempdir().expect("a folder");
@@ -229,9 +229,9 @@ fn several_processes_on_the_cpu_have_to_be_asked_for() {
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "nothing is written");
 }
 
-/// The page says which variables the rehearsal sets, and those are all that can be set beforehand.
+/// The page lists the variables that the rehearsal sets, and no other variables can be set beforehand.
 #[needs(nothing)]
-fn the_page_names_what_the_rehearsal_sets() {
+fn pods_guide_lists_rehearsal_variables() {
     let page = page();
     let said = page.split("It sets beforehand: ").nth(1).and_then(|rest| rest.split(". ").next()).expect("a list");
     let said: BTreeSet<&str> = said.split('`').skip(1).step_by(2).collect();
@@ -248,9 +248,9 @@ fn the_page_names_what_the_rehearsal_sets() {
     assert_eq!((&said, &settable), (&set, &set));
 }
 
-/// The table of slices agrees with the stand-in, which refuses others, and with the meshes of the configurations.
+/// The table of slices agrees with the stand-in, which rejects other slices, and with the meshes of the configurations.
 #[needs(nothing)]
-fn the_slices_of_the_page_fit_their_configurations() {
+fn pods_guide_slices_match_their_configurations() {
     let known = fs::read_to_string(Path::new(FIXTURES).join("slices.tsv")).expect("slices");
     let known: Vec<Vec<&str>> = known.lines().map(|line| line.split('\t').collect()).collect();
     let page = page();

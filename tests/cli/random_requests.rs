@@ -1,7 +1,7 @@
 //! Random requests by seed: `check`, `--dry-run` and the run agree, a run that starts writes its video, and no existing
 //! file is replaced.
 //!
-//! `LTX2_REQUEST_SEED=N` replays one: it prints the commands and what they said, and leaves the files in
+//! `LTX2_REQUEST_SEED=N` replays one seed: it prints the commands and their output, and keeps the files in
 //! `target/tmp/random_requests`.
 
 mod draws;
@@ -24,11 +24,11 @@ use self::models::Models;
 use self::requests::{Inputs, Request};
 use crate::support::{self, full, needs};
 
-/// Seeds of `make test` and of `make test-full`.
+/// Number of seeds of `make test` and of `make test-full`.
 const SEEDS: [u64; 2] = [20, 200];
 const AT_ONCE: usize = 2;
 
-/// How a command ended.
+/// Result of a command.
 struct Ended {
     code: Option<i32>,
     stdout: String,
@@ -38,7 +38,7 @@ struct Ended {
 impl Ended {
     fn of(arguments: &[String]) -> Self {
         let mut command = support::ltx2();
-        // Compilations are logged. Without ffmpeg and GPUs, so that a seed says the same on every machine.
+        // Log compilations. Hide ffmpeg and GPUs, so that a seed gives the same result on every machine.
         command.env("LTX2_LOG", "info,ltx2::runtime::engine=debug").env("PATH", "").env("CUDA_VISIBLE_DEVICES", "");
         let output = command.args(arguments).output().expect("the binary runs");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -53,7 +53,7 @@ impl Ended {
         self.stderr.lines().filter_map(|line| line.strip_prefix("error: ")).collect()
     }
 
-    /// The exit code and the error.
+    /// Returns the exit code and the error.
     fn verdict(&self) -> String {
         match &self.errors()[..] {
             [] if self.succeeded() => "ready".into(),
@@ -61,18 +61,18 @@ impl Ended {
         }
     }
 
-    /// Whether a program was compiled or taken from the cache.
+    /// Returns whether a program was compiled or loaded from the cache.
     fn compiled(&self) -> bool {
         self.stderr.lines().any(|line| line.contains("DEBUG") && line.contains("program=") && line.contains("hash="))
     }
 
-    /// The last line about denoising steps that are done.
+    /// Returns the last progress line of denoising steps.
     fn steps(&self) -> Option<&str> {
         self.stderr.lines().rfind(|line| line.ends_with(" steps"))
     }
 }
 
-/// Files below a folder with their bytes, and folders.
+/// Returns the files below a folder with their contents, and the folders.
 fn snapshot(folder: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {
@@ -90,7 +90,7 @@ fn snapshot(folder: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
 /// What disagrees, and the details.
 type Fault = (&'static str, String);
 
-/// What a request came to.
+/// Result of a request.
 struct Outcome {
     request: Request,
     completed: bool,
@@ -117,14 +117,14 @@ fn try_request(seed: u64, models: &Models, inputs: &Inputs, folder: &Path, tell:
     if !untouched {
         faults.push(("check or the dry run writes files", String::new()));
     }
-    judge_verdicts(&request, [&check, &dry, &run], &mut faults);
+    compare_verdicts(&request, [&check, &dry, &run], &mut faults);
     judge_files(&request, &run, &before, &mut faults);
     let (completed, compiled) = (run.succeeded(), run.compiled());
     Outcome { request, completed, compiled, faults }
 }
 
-/// Compares what the three commands say.
-fn judge_verdicts(request: &Request, [check, dry, run]: [&Ended; 3], faults: &mut Vec<Fault>) {
+/// Compares the results of the three commands.
+fn compare_verdicts(request: &Request, [check, dry, run]: [&Ended; 3], faults: &mut Vec<Fault>) {
     for (name, ended) in [("check", check), ("the dry run", dry), ("the run", run)] {
         let lines = ended.errors().len();
         let wrong = !matches!(ended.code, Some(0..=2)) || ended.stderr.contains("panicked");
@@ -148,7 +148,7 @@ fn judge_verdicts(request: &Request, [check, dry, run]: [&Ended; 3], faults: &mu
         faults.push(("check's exit code is not its verdict", format!("ready: {ready}, exit {:?}", check.code)));
     }
     let details = || format!("check: {}\n    dry run: {}\n    run:     {}", error, dry.verdict(), run.verdict());
-    // `check` does not know where the outputs go.
+    // `check` does not know the outputs.
     let excused = dry.errors().iter().any(|error| request.is_about_outputs(error));
     match (ready, dry.succeeded()) {
         (true, false) if !excused => faults.push(("check accepts what the dry run refuses", details())),
@@ -160,7 +160,7 @@ fn judge_verdicts(request: &Request, [check, dry, run]: [&Ended; 3], faults: &mu
     }
 }
 
-/// The verdict of `check` on the request, and its error. `check` prints no JSON where it cannot open the model.
+/// Returns whether `check` accepts the request, and its error. `check` prints no JSON if it cannot open the model.
 fn verdict_of_check(check: &Ended) -> (bool, String) {
     let json: Value = serde_json::from_str(&check.stdout).unwrap_or(Value::Null);
     match json["request"]["ready"].as_bool() {
@@ -169,7 +169,7 @@ fn verdict_of_check(check: &Ended) -> (bool, String) {
     }
 }
 
-/// Judges what a run leaves.
+/// Checks the files that a run leaves.
 fn judge_files(request: &Request, run: &Ended, before: &BTreeMap<PathBuf, Option<Vec<u8>>>, faults: &mut Vec<Fault>) {
     let after = snapshot(&request.out);
     let own = |path: &Path| path.strip_prefix(&request.out).unwrap_or(path).display().to_string();
@@ -201,7 +201,7 @@ fn judge_files(request: &Request, run: &Ended, before: &BTreeMap<PathBuf, Option
     }
 }
 
-/// The request, what disagrees, and the command.
+/// Formats the request, the disagreements and the command.
 fn report(outcome: &Outcome) -> String {
     let Request { seed, generation, layout, pipeline, damage, options, .. } = &outcome.request;
     let damage = damage.as_ref().map_or("whole".into(), |(part, damage)| format!("{} {damage:?}", part.display()));
@@ -214,7 +214,7 @@ fn report(outcome: &Outcome) -> String {
 }
 
 #[needs(cpu)]
-fn check_the_dry_run_and_the_run_agree() {
+fn check_dry_run_and_run_agree_on_random_requests() {
     let replayed: Option<u64> =
         std::env::var("LTX2_REQUEST_SEED").ok().map(|seed| seed.parse().expect("LTX2_REQUEST_SEED is a number"));
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("random_requests");
@@ -254,7 +254,7 @@ fn check_the_dry_run_and_the_run_agree() {
 }
 
 #[needs(nothing)]
-fn seeds_repeat_and_draw_every_pipeline_sampler_and_decoder() {
+fn seeded_requests_are_repeatable_and_cover_all_pipelines() {
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path();
     let (models, inputs) = (Models::new(&root.join("models")), Inputs::new(root));

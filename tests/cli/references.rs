@@ -1,4 +1,4 @@
-//! `--reference-video`: a video beside a reference, and references that cannot be.
+//! `--reference-video`: videos with a reference, and rejected references.
 
 use std::collections::HashMap;
 use std::fs;
@@ -24,7 +24,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The one error of a run that ends with a code.
+/// Returns the only error line of a run that exits with `code`.
 fn fails(code: i32, more: &[&str]) -> String {
     let folder = tempfile::tempdir().expect("a folder");
     let made = generate(support::tiny(), &folder.path().join("x.mp4"), more);
@@ -35,7 +35,7 @@ fn fails(code: i32, more: &[&str]) -> String {
     errors[0].to_string()
 }
 
-/// A folder of frames.
+/// Writes a folder of frames; returns its path.
 fn video(path: &Path, (frames, height, width): (usize, usize, usize)) -> String {
     let byte = |(f, y, x, c)| ((f * 13 + y * 3 + x * 5 + c * 70) % 256) as u8;
     let frames = Frames::new(Array4::from_shape_fn((frames, height, width, 3), byte)).expect("frames");
@@ -43,7 +43,7 @@ fn video(path: &Path, (frames, height, width): (usize, usize, usize)) -> String 
     path.to_str().expect("UTF-8").to_string()
 }
 
-/// A file with no tensors but one, and a header.
+/// Writes a LoRA file with one tensor and this header; returns its path.
 fn lora(path: &Path, header: &[(&str, &str)]) -> String {
     let view = TensorView::new(Dtype::F32, vec![1], &[0; 4]).expect("a tensor");
     let header: HashMap<String, String> = header.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
@@ -51,9 +51,10 @@ fn lora(path: &Path, header: &[(&str, &str)]) -> String {
     path.to_str().expect("UTF-8").to_string()
 }
 
-/// A landscape of 12 frames beside a portrait of 9, and its repeat by the sidecar.
+/// The reference video is landscape with 12 frames, the generated video portrait with 9. A run from the sidecar repeats
+/// it.
 #[needs(cpu)]
-fn a_video_beside_a_reference() {
+fn video_with_reference_is_generated_and_repeated() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let wide = video(&path("wide"), (12, 50, 70));
@@ -61,9 +62,9 @@ fn a_video_beside_a_reference() {
     let made = generate(support::tiny(), &path("a.mp4"), &[&ONE_STAGE[..], &["--reference-video", &given]].concat());
     let told = said(&made);
     assert!(made.status.success(), "{told}");
-    // 64 x 96 of 70 x 50, a landscape for a portrait: what lies outside is told, and that nothing trained it to be followed.
-    assert!(told.contains("70x50, the video is 64x96: 52 % of it lies outside and is cut off"), "{told}");
-    assert!(told.contains("a model follows references by an IC-LoRA, and none is given: --lora FILE"), "{told}");
+    // Cropping 70x50 to the aspect of 64x96 is reported, and so is the missing IC-LoRA.
+    assert!(told.contains("70x50, but the video is 64x96: 52 % of each reference frame is cropped"), "{told}");
+    assert!(told.contains("models need an IC-LoRA to follow reference videos; pass one with --lora FILE"), "{told}");
     let read = |name: &str| -> Value {
         serde_json::from_str(&fs::read_to_string(path(name)).expect("a sidecar")).expect("JSON")
     };
@@ -77,14 +78,14 @@ fn a_video_beside_a_reference() {
     let repeated = generate(path("a.json").to_str().expect("UTF-8"), &path("b.mp4"), &[]);
     assert!(repeated.status.success(), "{}", said(&repeated));
     assert_eq!(read("b.json")["sha256"], sidecar["sha256"]);
-    // It is not the video that is made without.
+    // Without the reference, the video differs.
     let plain = generate(support::tiny(), &path("c.mp4"), &ONE_STAGE);
     assert!(plain.status.success(), "{}", said(&plain));
     assert_ne!(read("c.json")["sha256"], sidecar["sha256"]);
 }
 
 #[needs(cpu)]
-fn references_that_cannot_be() {
+fn invalid_references_are_rejected() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let nine = video(&path("nine"), (9, 32, 32));
@@ -92,29 +93,29 @@ fn references_that_cannot_be() {
     let half = lora(&path("half.safetensors"), &[("reference_downscale_factor", "half")]);
     let [two, three] =
         ["2", "3"].map(|scale| lora(&path(&format!("{scale}.safetensors")), &[("reference_downscale_factor", scale)]));
-    // With two stages a multiple of this many times 64 would be none.
+    // In two stages, 64 times this factor overflows.
     let huge = lora(&path("huge.safetensors"), &[("reference_downscale_factor", "288230376151711744")]);
     let long = lora(&path("long.safetensors"), &[("reference_temporal_scale_factor", "65")]);
     let hdr = lora(&path("hdr.safetensors"), &[("hdr_transform", "logc3")]);
-    let no_number = "`reference_downscale_factor`: `half` in the header is no whole number from 1 to 64";
+    let no_number = "`reference_downscale_factor`: is `half` in the header, which is not a whole number from 1 to 64";
     for (more, why) in [
         (&["--lora", &half][..], no_number),
         (
             &["--lora", &huge],
-            "huge.safetensors: `reference_downscale_factor`: `288230376151711744` in the header is no whole",
+            "huge.safetensors: `reference_downscale_factor`: is `288230376151711744` in the header, which is not a whole",
         ),
         (
             &["--lora", &long],
-            "long.safetensors: `reference_temporal_scale_factor`: `65` in the header is no whole number",
+            "long.safetensors: `reference_temporal_scale_factor`: is `65` in the header, which is not a whole number",
         ),
         (&["--set", "conditioning.reference_downscale_factor=65"], "conditioning.reference_downscale_factor"),
         (&["--set", "conditioning.reference_temporal_scale_factor=65"], "conditioning.reference_temporal_scale_factor"),
-        (&["--lora", &two, "--lora", &three], "2.safetensors says 2: LoRAs of different scales do not go together"),
-        (&["--lora", &hdr], "`hdr_transform`: logc3: a LoRA of high dynamic range"),
+        (&["--lora", &two, "--lora", &three], "2.safetensors has 2; LoRAs with different scales cannot be combined"),
+        (&["--lora", &hdr], "`hdr_transform`: is logc3, but LoRAs for HDR video"),
         (&["--lora", "gone.safetensors"], "gone.safetensors"),
-        (&["--lora", &two], "must be a multiple of 64 with references of 1/2 its size; the nearest are 64 and 128"),
-        (&["--pipeline", "text_to_audio"], "takes no reference videos; --pipeline in_context does"),
-        (&["--num-frames", "auto"], "references are cut to a number of frames: give one"),
+        (&["--lora", &two], "must be a multiple of 64 with reference videos at 1/2 size; the nearest are 64 and 128"),
+        (&["--pipeline", "text_to_audio"], "does not support reference videos; use --pipeline in_context"),
+        (&["--num-frames", "auto"], "reference videos need a number of frames; set one"),
     ] {
         let error = reference(more);
         assert!(error.contains(why), "{more:?}: {error}");
@@ -122,26 +123,26 @@ fn references_that_cannot_be() {
     assert!(fails(2, &["--reference-video", "gone.mp4"]).contains("cannot read gone.mp4"));
     assert!(fails(2, &["--reference-video", &format!("{nine}=2")]).contains("a number from 0 to 1"));
     assert!(
-        fails(2, &["--pipeline", "ic_lora", "--height", "128"]).contains("needs a reference: --reference-video PATH")
+        fails(2, &["--pipeline", "in_context", "--height", "128"])
+            .contains("needs a reference video: --reference-video PATH")
     );
 
-    // What only the video itself tells ends before anything is loaded.
+    // Errors that only the reference video itself reveals are reported before anything is loaded.
     let more = |keys: &str| format!("request.reference_videos=[{{path: {nine}, {keys}}}]");
     let long = fails(2, &[&ONE_STAGE[..], &["--num-frames", "17", "--set", &more("frames: 17")]].concat());
-    assert!(long.contains("nine") && long.contains("has 9 frames, 17 are needed"), "{long}");
+    assert!(long.contains("nine") && long.contains("has 9 frames, but 17 are needed"), "{long}");
     let four = video(&path("four"), (4, 32, 32));
     video(&path("more"), (17, 32, 32));
     let masked = format!("request.reference_videos=[{{path: {}, attention_mask: {four}}}]", path("more").display());
     let mask = fails(2, &[&ONE_STAGE[..], &["--num-frames", "17", "--set", &masked]].concat());
     assert!(
-        mask.contains("four") && mask.contains("a mask of 4 frames does not fit the reference's 3 latent"),
+        mask.contains("four") && mask.contains("a mask with 4 frames does not match the reference's 3 latent"),
         "{mask}"
     );
 }
 
-/// Tokens of references are counted in the first stage.
 #[needs(nothing)]
-fn a_plan_counts_the_tokens_of_references() {
+fn plan_counts_reference_tokens() {
     let folder = tempfile::tempdir().expect("a folder");
     let nine = video(&folder.path().join("nine"), (9, 32, 32));
     let lora = "tests/fixtures/lora/ic_tiny_a.safetensors";
@@ -153,23 +154,26 @@ fn a_plan_counts_the_tokens_of_references() {
         assert!(output.status.success(), "{}", said(&output));
         String::from_utf8_lossy(&output.stdout).into_owned() + &said(&output)
     };
-    // Two latent frames of each: 2 x 1 at half the size of a first stage of 128 x 64, 8 x 4 in one stage.
+    // Each of the two references has two latent frames of 2 x 1 (half of a first stage of 128 x 64), or 8 x 4 in one
+    // stage.
     let two_stages = plan(&["--lora", lora]);
     assert!(two_stages.contains("pipeline   in_context, preset ltx2_distilled"), "{two_stages}");
-    assert!(two_stages.contains("references 8 tokens behind the first stage's video"), "{two_stages}");
+    assert!(two_stages.contains("references 8 tokens, appended to the first stage's video"), "{two_stages}");
     // 2 x 2 at half the size of a first stage of 128 x 128.
     let two_thirds = ["--lora", lora, "--upsample", "spatial_x1_5", "--width", "192", "--height", "192"];
     let two_thirds = plan(&two_thirds);
-    assert!(two_thirds.contains("references 16 tokens behind the first stage's video"), "{two_thirds}");
-    // A portrait for a landscape, by a LoRA that does not say how large its references were.
+    assert!(two_thirds.contains("references 16 tokens, appended to the first stage's video"), "{two_thirds}");
+    // A portrait reference for a landscape video, with a LoRA that does not state its reference scale.
     let tall = video(&folder.path().join("tall"), (17, 96, 64));
     let silent = "tests/fixtures/lora/ic_tiny_a_plain.safetensors";
     let told = plan(&["--lora", silent, "--reference-video", &tall]);
-    assert!(told.contains("tall: 64x96, the video is 256x128: 67 % of it lies outside and is cut off"), "{told}");
-    let says_nothing =
-        "ic_tiny_a_plain.safetensors: no LoRA says `reference_downscale_factor`: references have the size of the stage";
+    assert!(
+        told.contains("tall is 64x96, but the video is 256x128: 67 % of each reference frame is cropped"),
+        "{told}"
+    );
+    let says_nothing = "ic_tiny_a_plain.safetensors: no LoRA specifies `reference_downscale_factor`, so reference videos have the size of the stage";
     assert!(told.contains(says_nothing) && told.contains("set conditioning.reference_downscale_factor"), "{told}");
-    assert!(!two_stages.contains("no LoRA says"), "{two_stages}");
+    assert!(!two_stages.contains("no LoRA specifies"), "{two_stages}");
     let one_stage = plan(&ONE_STAGE);
-    assert!(one_stage.contains("references 128 tokens behind the first stage's video"), "{one_stage}");
+    assert!(one_stage.contains("references 128 tokens, appended to the first stage's video"), "{one_stage}");
 }

@@ -1,5 +1,5 @@
-//! An ended run that goes on gives the bytes of one that was left alone, in every phase and with every sampler; and what
-//! becomes of a video that cannot be written.
+//! An interrupted run that is resumed gives the same bytes as an uninterrupted one, in every phase and with every
+//! sampler; and a video that cannot be written is kept as tensors.
 
 use ltx2::pipeline::phase::Phase;
 use std::ops::ControlFlow;
@@ -10,14 +10,14 @@ use crate::support::drawn::{distilled_2_5, with_diffusion_decoder};
 use crate::support::{self, full, needs};
 use ltx2::config::{CliOverrides, Job, load};
 use ltx2::media::{Frames, write_png_frames};
+use ltx2::pipeline::denoise_checkpoint;
 use ltx2::pipeline::generate::{Finished, Observer, generate};
 use ltx2::pipeline::options::GenerateOptions;
-use ltx2::pipeline::saved;
 use ndarray::Array4;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// Ends the run when a phase has so many steps behind it; remembers where each phase began.
+/// Interrupts the run after a number of steps of a phase; records the first step of each phase.
 #[derive(Default)]
 struct Ends {
     at: Option<(Phase, usize)>,
@@ -45,7 +45,7 @@ struct Run<'a> {
     resume: bool,
 }
 
-/// Hashes of frames and samples, or what ended it; where each phase began.
+/// Hashes of frames and samples, or the error; and the first step of each phase.
 type Outcome = (Result<[String; 2], String>, Vec<(Phase, usize)>);
 
 impl Run<'_> {
@@ -76,10 +76,10 @@ fn settings(pipeline: &str, more: &[&str]) -> Vec<String> {
 }
 
 #[needs(cpu)]
-fn a_run_that_ended_goes_on_to_the_same_bytes() {
+fn interrupted_run_resumes_to_identical_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     let output: PathBuf = folder.path().join("out.mp4");
-    // Pipeline, where it ends, how often steps are kept, and the step that it goes on from.
+    // Pipeline, phase and step of the interruption, checkpoint interval, and the step that the run resumes from.
     let cases: [(&str, Phase, usize, usize, usize); 5] = [
         ("text_to_video", Phase::Denoise, 3, 2, 3),
         ("two_stage", Phase::Denoise, 1, 1, 1),
@@ -88,7 +88,7 @@ fn a_run_that_ended_goes_on_to_the_same_bytes() {
         ("hq", Phase::Refine, 1, 1, 1),
     ];
     for (n, (pipeline, phase, at, every, from)) in cases.into_iter().enumerate() {
-        // A phase of each pipeline, one of which `kills` has; in full both.
+        // One phase of each pipeline; the other one is tested in `crash_safety`. Full test runs test both.
         if ![2, 3].contains(&n) && !full() {
             continue;
         }
@@ -103,18 +103,19 @@ fn a_run_that_ended_goes_on_to_the_same_bytes() {
     }
 }
 
-/// In a clip behind the first, in each pass: it starts from the ends of the clip before, which the steps have with them.
+/// Interrupts a clip after the first one, in each pass. The checkpoint includes the end of the previous clip, from
+/// which the interrupted clip starts.
 #[needs(cpu)]
-fn a_chain_that_ended_goes_on_within_its_clip() {
+fn interrupted_chain_resumes_within_its_clip() {
     let folder = tempfile::tempdir().expect("a folder");
     let output: PathBuf = folder.path().join("out.mp4");
     let chain = ["request.chain={clip: 17, overlap: 9}", "request.num_frames=33", "request.width=96"];
     let run = |set| Run { file: "tests/fixtures/tiny_video.yml", set, output: &output, every: Some(1), resume: false };
-    // Two steps a clip, of three clips.
+    // Three clips with two steps each.
     let one = settings("text_to_video", &[&chain[..], &["sampler.steps=2"]].concat());
     goes_on(run(&one), Phase::Denoise, 3, 3);
     if full() {
-        // Halves of a width are whole latents.
+        // Half the width is a whole number of latents.
         let upsampler = "model.upsampler=tests/fixtures/models/upsampler_rational";
         let two = settings("two_stage", &[&chain[..2], &["request.width=128", "sampler.steps=2", upsampler]].concat());
         goes_on(run(&two), Phase::Denoise, 3, 3);
@@ -122,9 +123,9 @@ fn a_chain_that_ended_goes_on_within_its_clip() {
     }
 }
 
-/// Ancestral steps draw noise where those before left off, the second pass and the diffusion decoder behind all of them.
+/// Ancestral steps, the second pass and the diffusion decoder continue one noise sequence, also after a resume.
 #[needs(cpu, full)]
-fn a_run_of_ltx_2_5_that_ended_goes_on_to_the_same_bytes() {
+fn interrupted_ltx_2_5_run_resumes_to_identical_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     let model = folder.path().join("model");
     std::fs::create_dir(&model).expect("a folder");
@@ -139,9 +140,11 @@ fn a_run_of_ltx_2_5_that_ended_goes_on_to_the_same_bytes() {
     }
 }
 
-/// Ends a run that keeps its steps when a phase has `at` behind it; it goes on from step `from` to the bytes of one left alone.
+/// Interrupts a run with checkpoints after `at` steps of a phase; resumed, it must continue from step `from` and give
+/// the same bytes as an uninterrupted run.
 fn goes_on(kept: Run, phase: Phase, at: usize, from: usize) {
-    let (what, steps) = (format!("{} {:?}, {phase:?} after {at}", kept.file, kept.set), saved::path_of(kept.output));
+    let (what, steps) =
+        (format!("{} {:?}, {phase:?} after {at}", kept.file, kept.set), denoise_checkpoint::path_of(kept.output));
     let (whole, _) = Run { every: None, ..kept }.run(None);
     let whole = whole.unwrap_or_else(|e| panic!("{what}: {e}"));
     assert!(!steps.exists(), "{what}: nothing was asked to be kept");
@@ -156,8 +159,8 @@ fn goes_on(kept: Run, phase: Phase, at: usize, from: usize) {
     assert!(!steps.exists(), "{what}: they are not needed any more");
 }
 
-/// Writes kept steps as another release of this program does, whose version is in what they are known by.
-fn as_another_release(path: &Path) {
+/// Rewrites a checkpoint as if another release, whose version is part of the key, had written it.
+fn rewrite_as_another_release(path: &Path) {
     let bytes = std::fs::read(path).expect("the steps");
     let (length, rest) = bytes.split_at(8);
     let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
@@ -177,7 +180,7 @@ fn as_another_release(path: &Path) {
 }
 
 #[needs(cpu)]
-fn steps_of_another_model_or_release_are_refused() {
+fn checkpoint_of_another_model_or_release_is_rejected() {
     let folder = tempfile::tempdir().expect("a folder");
     let (output, model) = (folder.path().join("out.mp4"), folder.path().join("model"));
     let copied = Command::new("cp").args(["-r", "tests/fixtures/models/tiny_a"]).arg(&model).status();
@@ -196,11 +199,11 @@ fn steps_of_another_model_or_release_are_refused() {
     assert!(said.contains("holds the steps of another request, model or release: model"), "{said}");
     std::fs::write(&weights, whole).expect("written");
 
-    let path = saved::path_of(&output);
+    let path = denoise_checkpoint::path_of(&output);
     let steps = std::fs::read(&path).expect("the steps");
-    as_another_release(&path);
+    rewrite_as_another_release(&path);
     let said = refused();
-    assert!(said.contains("model or release: release is \"0.0.9\" there, "), "{said}");
+    assert!(said.contains("model or release: release was \"0.0.9\", is now "), "{said}");
     assert!(!output.exists());
     std::fs::write(&path, steps).expect("written");
     let (made, began) = resumed();
@@ -208,7 +211,7 @@ fn steps_of_another_model_or_release_are_refused() {
 }
 
 #[needs(cpu)]
-fn steps_of_another_request_are_refused() {
+fn checkpoint_of_another_request_is_rejected() {
     let folder = tempfile::tempdir().expect("a folder");
     let output = folder.path().join("out.mp4");
     let image_file = folder.path().join("first.png");
@@ -226,8 +229,8 @@ fn steps_of_another_request_are_refused() {
     };
     let said = message(&other);
     assert!(said.contains("holds the steps of another request"), "{said}");
-    assert!(said.contains(": request.seed is 10 there, 11 here; give what that run was given"), "{said}");
-    // The command logs what it compiles: nothing.
+    assert!(said.contains(": request.seed was 10, is now 11; repeat that run's request"), "{said}");
+    // The log shows that nothing is compiled.
     let mut command = support::ltx2();
     command.args(["generate", "-c", support::tiny(), "--resume", "-o"]).arg(&output);
     command.args(other.iter().flat_map(|pair| ["--set", pair])).env("LTX2_LOG", "info,ltx2::runtime::engine=debug");
@@ -235,31 +238,31 @@ fn steps_of_another_request_are_refused() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("holds the steps of another request"), "{said}");
     assert!(!said.contains("hash="), "{said}");
-    // Another file of the same size and time, in its place.
+    // Replace the image by another file with the same size and modification time.
     let file = || std::fs::OpenOptions::new().write(true).open(&image_file).expect("the image");
     let was = file().metadata().and_then(|m| m.modified()).expect("a time");
     std::fs::write(&image_file, [&drawn[..], b"b"].concat()).expect("written");
     file().set_modified(was).expect("the time it had");
     let said = message(&set);
-    assert!(said.contains("holds the steps of another request") && said.contains("first.png is "), "{said}");
+    assert!(said.contains("holds the steps of another request") && said.contains("first.png was "), "{said}");
     std::fs::write(&image_file, [&drawn[..], b"a"].concat()).expect("written");
 
-    let path = saved::path_of(&output);
+    let path = denoise_checkpoint::path_of(&output);
     let bytes = std::fs::read(&path).expect("the steps");
     std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("cut");
     assert!(message(&set).contains("truncated"), "{}", message(&set));
     assert!(!output.exists());
-    // The same file at another time is the same.
+    // The same contents with another modification time are accepted.
     std::fs::write(&path, &bytes).expect("whole");
     file().set_modified(was + std::time::Duration::from_secs(9)).expect("a later time");
     let (made, began) = Run { set: &set, resume: true, ..kept }.run(None);
     assert!(made.is_ok() && began.first() == Some(&(Phase::Denoise, 2)), "{made:?} {began:?}");
 }
 
-/// Runs with a given sound, video or reference, and sound alone. They take the programs of `sounds` and `given_video`, and retake that
-/// of extension: each of the three by default is three runs of a second. The others are in full.
+/// Covers input audio, input video, reference videos, and audio-only runs, with the programs of `sounds` and
+/// `given_video`. Three cases run by default, each with three runs of one second; the others only in full test runs.
 #[needs(cpu)]
-fn runs_with_given_files_go_on_to_the_same_bytes() {
+fn interrupted_runs_with_input_files_resume_identically() {
     const VIDEO: &str = "tests/fixtures/tiny_video.yml";
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
@@ -271,15 +274,15 @@ fn runs_with_given_files_go_on_to_the_same_bytes() {
     let reference = format!("request.reference_videos=[{{path: {}}}]", path("source"));
     let lora = "model.loras=[{path: tests/fixtures/lora/ic_tiny_a_plain.safetensors}]";
     let alone = ["request.num_frames=9", "request.width=64", "request.height=64"];
-    let retake = ["request.num_frames=17", "request.retake={start: 0.3, end: 0.5}"];
+    let retake = ["request.num_frames=17", "request.retake={from: 0.3, to: 0.5}"];
     let cases: [(&str, &str, Vec<&str>, Phase, bool); 7] = [
         (VIDEO, "extend", vec![&video, "request.extend={seconds: 0.3, overlap: 9}"], Phase::Denoise, true),
         (support::tiny(), "audio_to_video", vec![sound], Phase::Denoise, true),
         (VIDEO, "text_to_audio", alone.to_vec(), Phase::Denoise, true),
         (VIDEO, "retake", [&[&*video], &retake[..]].concat(), Phase::Denoise, false),
         (VIDEO, "video_to_audio", vec![&video], Phase::Denoise, false),
-        (support::tiny(), "ic_lora", vec![&reference, lora, "request.height=64"], Phase::Denoise, false),
-        (support::tiny(), "ic_lora", vec![&reference, lora, "request.height=64"], Phase::Refine, false),
+        (support::tiny(), "in_context", vec![&reference, lora, "request.height=64"], Phase::Denoise, false),
+        (support::tiny(), "in_context", vec![&reference, lora, "request.height=64"], Phase::Refine, false),
     ];
     let cache = format!("runtime.compile_cache={}", support::programs().display());
     for (file, pipeline, more, phase, by_default) in &cases {
@@ -292,18 +295,18 @@ fn runs_with_given_files_go_on_to_the_same_bytes() {
         let run = Run { file, set: &set, output: &output, every: Some(1), resume: false };
         goes_on(run, *phase, 1, 1);
         if *pipeline == "extend" {
-            // A frame that is written over changes neither size nor time of its folder.
+            // Overwriting a frame changes neither the size nor the modification time of its folder.
             assert!(run.run(Some((*phase, 1))).0.is_err_and(|e| e.starts_with("interrupted after")));
             write_png_frames(Path::new(&path("source")), &frames.part(1..20)).expect("written");
             let other = Run { resume: true, ..run }.run(None).0.expect_err("another video");
             assert!(other.contains("holds the steps of another request"), "{other}");
             write_png_frames(Path::new(&path("source")), &frames).expect("written");
-            std::fs::remove_file(saved::path_of(&output)).expect("removed");
+            std::fs::remove_file(denoise_checkpoint::path_of(&output)).expect("removed");
         }
     }
 }
 
-/// Puts a file where the folder of the video was, when its last phase begins.
+/// Replaces the output folder by a file when the last phase begins.
 struct Takes(PathBuf);
 
 impl Observer for Takes {
@@ -318,9 +321,9 @@ impl Observer for Takes {
     fn finished(&mut self, _: &Finished, _: &str) {}
 }
 
-/// Of two videos the first is finished: the second is made with its sound and frames where they were to be.
+/// The first of two videos is finished. Resuming generates the second, with its audio and frames at the original paths.
 #[needs(cpu)]
-fn the_rest_of_several_videos_goes_where_it_was_to_go() {
+fn resume_writes_remaining_videos_to_original_paths() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     std::fs::write(path("prompts.txt"), "a lighthouse\na harbour\n").expect("written");
@@ -368,7 +371,7 @@ fn the_rest_of_several_videos_goes_where_it_was_to_go() {
 }
 
 #[needs(cpu)]
-fn a_video_that_cannot_be_written_is_kept_as_tensors() {
+fn unwritable_video_is_kept_as_tensors() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("videos");
     std::fs::create_dir(&place).expect("a folder");

@@ -1,4 +1,4 @@
-//! `--audio`: a video to a given sound, and sounds that cannot be given.
+//! `--audio`: videos with input audio, and rejected audio files.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn generate(out: &Path, more: &[&str]) -> Output {
     ltx2(&[&["generate", "-c", support::tiny(), "-o", out], more].concat())
 }
 
-/// The one error of a run that ends with a code.
+/// Returns the only error line of a run that exits with `code`.
 fn fails(code: i32, more: &[&str]) -> String {
     let folder = tempfile::tempdir().expect("a folder");
     let made = generate(&folder.path().join("x.mp4"), more);
@@ -33,9 +33,10 @@ fn fails(code: i32, more: &[&str]) -> String {
     errors[0].to_string()
 }
 
-/// A sound of 8 bits that ends within the video, a mono one of a rate that AAC lacks, and one that is cut.
+/// Inputs: an 8-bit file that ends before the video, a mono file with a sample rate that AAC does not support, and a
+/// file longer than the video.
 #[needs(cpu)]
-fn a_video_to_a_given_sound() {
+fn video_is_generated_for_input_audio() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let text = |name: &str| path(name).to_str().expect("UTF-8").to_string();
@@ -68,7 +69,7 @@ fn a_video_to_a_given_sound() {
         let programs = sidecar["programs"].as_object().expect("programs");
         assert!(programs.contains_key("audio_encoder") && !programs.contains_key("vocoder"), "{programs:?}");
         if n == 0 {
-            // The sidecar repeats the run.
+            // A run from the sidecar has the same output.
             let again = path("again.mp4");
             let sidecar = out.with_extension("json");
             let arguments = ["generate", "-c", sidecar.to_str().expect("UTF-8"), "-o", again.to_str().expect("UTF-8")];
@@ -79,7 +80,7 @@ fn a_video_to_a_given_sound() {
 }
 
 #[needs(cpu)]
-fn what_is_no_sound_is_said_in_a_line() {
+fn invalid_audio_gives_one_error_line() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
     let given =
@@ -97,14 +98,14 @@ fn what_is_no_sound_is_said_in_a_line() {
     let odd = Audio::new(Array2::zeros((1, 8)), 999_983).expect("mono");
     write_wav(Path::new(&path("odd.wav")), &odd, WavFormat::Pcm16).expect("written");
     let odd = given(&path("odd.wav"), &[]);
-    assert!(odd.contains("odd.wav") && odd.contains("999983 samples a second"), "{odd}");
+    assert!(odd.contains("odd.wav") && odd.contains("999983 Hz"), "{odd}");
     let behind = given(SOUND, &["--audio-start", "7"]);
     assert!(behind.contains("given.flac") && behind.contains("ends after 0.600 s"), "{behind}");
 }
 
-/// The readers of media files log what they pass over, in good files too.
+/// The audio decoders log skipped data even for valid files; these messages are suppressed.
 #[needs(cpu)]
-fn readers_of_sound_say_nothing_in_the_log() {
+fn audio_decoders_log_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     for name in ["tone.mp3", "tone.m4a", "tone.opus"] {
         let sound = format!("tests/fixtures/sounds/{name}");
@@ -117,18 +118,18 @@ fn readers_of_sound_say_nothing_in_the_log() {
 }
 
 #[needs(nothing)]
-fn pipelines_that_take_no_sound_refuse_it() {
+fn pipelines_without_audio_input_reject_audio() {
     for pipeline in ["text_to_video", "image_to_video"] {
         let image: &[&str] =
             if pipeline == "image_to_video" { &["--image", "tests/fixtures/images/shapes.png", "0", "1"] } else { &[] };
         let said = fails(2, &[&["--pipeline", pipeline, "--audio", SOUND], image].concat());
         assert!(said.contains(&format!("pipeline = {pipeline}")), "{said}");
-        assert!(said.contains("a sound needs --pipeline audio_to_video, two_stage"), "{said}");
+        assert!(said.contains("input audio needs --pipeline audio_to_video, two_stage"), "{said}");
     }
     let none = fails(2, &["--pipeline", "audio_to_video"]);
-    assert!(none.contains("needs a sound: --audio PATH"), "{none}");
+    assert!(none.contains("needs input audio: --audio PATH"), "{none}");
     let both = ["--pipeline", "audio_to_video", "--audio", SOUND, "--set", "request.audio_latents=[{path: a}]"];
-    assert!(fails(2, &both).contains("leave out one of the two"));
+    assert!(fails(2, &both).contains("remove one of the two"));
     let zero = ["--pipeline", "audio_to_video", "--audio", SOUND, "--audio-duration", "0"];
     assert!(fails(2, &zero).contains("request.audio.duration = 0"), "{}", fails(2, &zero));
     let before = ["--pipeline", "audio_to_video", "--audio", SOUND, "--audio-start", "-1"];

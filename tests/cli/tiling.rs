@@ -4,9 +4,9 @@ use serde_json::Value;
 
 use crate::support::{self, needs};
 
-/// Frames that are encoded while later tiles are decoded, and, where a dump wants the values, all at the end.
+/// Encoding frames while later tiles are decoded gives the same file as encoding all at the end, which a dump requires.
 #[needs(cpu)]
-fn a_tiled_video_is_the_same_file_however_it_is_encoded() {
+fn tiled_video_is_identical_with_and_without_streaming() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     let tiling = "runtime.tiling={pixels: 64, overlap: 32, frames: 16, frame_overlap: 8}";
@@ -14,7 +14,7 @@ fn a_tiled_video_is_the_same_file_however_it_is_encoded() {
     let dump = at("b.safetensors");
     let dumped = [&tiled[..], &["--dump", dump.to_str().expect("UTF-8")]].concat();
     for (name, more) in [("a.mp4", &tiled[..]), ("b.mp4", &dumped)] {
-        // Without ffmpeg, which takes whole videos.
+        // Without ffmpeg, which encodes only complete videos.
         let out = support::ltx2().env("PATH", folder.path()).args(more).arg("-o").arg(at(name)).output();
         let out = out.expect("the binary runs");
         let said = String::from_utf8_lossy(&out.stderr);

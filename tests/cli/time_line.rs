@@ -1,19 +1,19 @@
-//! The time line of a run, as `--perf-json` has it, and what a run tells with `-vv` of the time it takes.
+//! Timeline of a run in `--perf-json`, and timings in the log with `-vv`.
 
 use serde_json::Value;
 
 use crate::support::{self, needs};
 
-/// Each program is made ready once and each component's parameters are loaded once, beside each other and in the order of use.
+/// Each program is prepared once and each component's parameters are loaded once, concurrently and in order of use.
 #[needs(cpu)]
-fn parameters_load_beside_programs_in_the_order_of_use() {
+fn parameters_load_concurrently_in_order_of_use() {
     let dir = tempfile::tempdir().expect("a folder");
     let (video, times) = (dir.path().join("a.mp4"), dir.path().join("times.json"));
     let mut run = support::ltx2();
     run.args(["generate", "-c", support::tiny(), "-v", "-o"]).arg(&video).arg("--perf-json").arg(&times);
     let ran = run.output().expect("runs");
     let said = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success() && said.contains("time line, ") && said.contains(" GB in "), "{said}");
+    assert!(ran.status.success() && said.contains("timeline, ") && said.contains(" GB in "), "{said}");
     let perf: Value = serde_json::from_slice(&std::fs::read(times).expect("a file")).expect("JSON");
     let spans = perf["timeline"].as_array().expect("a time line");
     let of = |work: &str| -> Vec<&Value> { spans.iter().filter(|span| span["work"] == work).collect() };
@@ -35,21 +35,20 @@ fn parameters_load_beside_programs_in_the_order_of_use() {
         "one after the other: {loads:?}"
     );
     assert!(loads.iter().all(|span| span["bytes"].as_u64().expect("bytes") > 0));
-    // The thread that loads does not wait for the last program, nor the first run for more than the plan.
+    // Loading starts before the last program is ready.
     let ready = of("compile").into_iter().chain(of("cache")).map(|span| at(span, "to")).fold(0.0, f64::max);
     assert!(at(loads[0], "from") < ready && ready <= at(of("run")[0], "to"), "{spans:?}");
 }
 
-/// A program's text is written for the plan, and once more for all videos.
 #[needs(cpu)]
-fn texts_of_programs_are_kept_for_later_videos() {
+fn program_texts_are_generated_once_for_all_videos() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut run = support::ltx2();
     run.args(["generate", "-c", support::tiny(), "-vv", "--num-videos", "2", "-o"]).arg(dir.path().join("videos"));
     let ran = run.output().expect("runs");
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{said}");
-    let texts: Vec<&str> = said.lines().filter(|line| line.contains("wrote the text")).collect();
+    let texts: Vec<&str> = said.lines().filter(|line| line.contains("wrote the program text")).collect();
     let of = |program: &str| texts.iter().filter(|line| line.contains(&format!("program=\"{program}\""))).count();
     assert_eq!(["text_encoder", "connectors", "denoise", "video_decoder"].map(of), [1; 4], "{texts:#?}");
 }

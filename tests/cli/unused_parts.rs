@@ -1,4 +1,5 @@
-//! A part of a model that is broken: commands that do not read it succeed, and those that read it fail before they compile.
+//! A broken component of a model: commands that do not read it succeed, and commands that read it fail before they
+//! compile.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ enum Damage {
     HeaderCut,
 }
 
-/// The smallest model with a broken upsampler.
+/// Creates the smallest model with a broken upsampler.
 fn model(folder: &Path, damage: Damage) -> PathBuf {
     let model = folder.join(format!("{damage:?}"));
     let upsampler = model.join("latent_upsampler");
@@ -42,7 +43,7 @@ fn model(folder: &Path, damage: Damage) -> PathBuf {
 
 fn run(folder: &Path, arguments: &[&str]) -> Output {
     let mut run = support::ltx2();
-    // Compilations are logged.
+    // Log compilations.
     run.env("LTX2_LOG", "info,ltx2::runtime::engine=debug").current_dir(folder).args(arguments);
     run.output().expect("the binary runs")
 }
@@ -51,13 +52,13 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Whether a program was compiled or taken from the cache.
+/// Returns whether a program was compiled or loaded from the cache.
 fn compiled(said: &str) -> bool {
     said.lines().any(|line| line.contains("program=") && line.contains("hash="))
 }
 
 #[needs(cpu)]
-fn a_broken_upsampler_fails_only_what_reads_it() {
+fn broken_upsampler_fails_only_commands_that_read_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let size = ["--width", "96", "--height", "64"];
     let set = ["--set", "request.width=96", "--set", "request.height=64", "--set", "request.num_frames=17"];
@@ -73,7 +74,7 @@ fn a_broken_upsampler_fails_only_what_reads_it() {
             [&generate("one.mp4")[..], &one, &["--dry-run"]].concat(),
             [&generate("one.mp4")[..], &one].concat(),
         ];
-        // What is verified is the same for each of them.
+        // The check is the same for every kind of damage.
         if matches!(damage, Damage::NoWeights) || full() {
             commands.push([&generate("two")[..], &one, &["--num-videos", "2"]].concat());
             commands.push([&generate("clips.mp4")[..], &chain].concat());
@@ -87,7 +88,7 @@ fn a_broken_upsampler_fails_only_what_reads_it() {
             assert_eq!(compiled(&said), runs, "{command:?}: {said}");
         }
         for name in ["one.mp4", "one.json", "clips.mp4", "clips.json", "two"].map(|name| folder.path().join(name)) {
-            // Not every command was run.
+            // Some commands were not run, so the file may not exist.
             let _ = if name.is_dir() { fs::remove_dir_all(&name) } else { fs::remove_file(&name) };
         }
 

@@ -1,4 +1,4 @@
-//! Upsampling between two stages as a user asks for it: sizes and files that do not fit, and what `check` says of files.
+//! Upsampling between two stages on the command line: rejected sizes and files, and the report of `check`.
 
 use std::process::Output;
 
@@ -14,7 +14,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The one error of a run of two stages on LTX-2.0's fixture.
+/// Returns the only error line of a two-stage run on the LTX-2.0 fixture.
 fn fails(code: i32, more: &[&str]) -> String {
     let (out, model) = (tempfile::tempdir().expect("a folder"), format!("{MODELS}/tiny_a"));
     let file = out.path().join("x.mp4");
@@ -32,7 +32,7 @@ fn fails(code: i32, more: &[&str]) -> String {
 }
 
 #[needs(cpu)]
-fn what_does_not_fit_is_said_in_one_line_before_the_run() {
+fn mismatched_upsampling_gives_one_error_before_the_run() {
     let [twice, halves, in_time] = ["rational", "3_2", "temporal"].map(|name| format!("{MODELS}/upsampler_{name}"));
     let folder = format!("{halves}/latent_upsampler");
     let x1_5 = ["--upsample", "spatial_x1_5"];
@@ -40,18 +40,18 @@ fn what_does_not_fit_is_said_in_one_line_before_the_run() {
     let cases: [(&[&[&str]], &str); 7] = [
         (
             &[&x1_5, &["--upsampler", &twice]],
-            "this latent upsampler is x2, two_stage.upsample asks for spatial_x1_5: give one of spatial_x1_5 as model.upsampler",
+            "this latent upsampler is x2, but two_stage.upsample requests spatial_x1_5: set model.upsampler to a spatial_x1_5 upsampler",
         ),
-        (&[&["--upsampler", &halves]], "this latent upsampler is x1.5, two_stage.upsample asks for spatial_x2"),
+        (&[&["--upsampler", &halves]], "this latent upsampler is x1.5, but two_stage.upsample requests spatial_x2"),
         (
             &[&["--upsampler", &in_time]],
-            "is x2 in time, two_stage.upsample asks for spatial_x2: give this file as model.temporal_upsampler",
+            "is x2 in time, but two_stage.upsample requests spatial_x2: set model.temporal_upsampler to this file",
         ),
         (
             &[&both, &["--upsampler", &twice, "--temporal-upsampler", &folder]],
-            "is x1.5, two_stage.upsample asks for temporal_x2: give this file as model.upsampler",
+            "is x1.5, but two_stage.upsample requests temporal_x2: set model.upsampler to this file",
         ),
-        (&[&x1_5, &["--upsampler", &halves]], "takes latents of 4 channels, the video VAE has 8"),
+        (&[&x1_5, &["--upsampler", &halves]], "takes latents with 4 channels, but the video VAE has 8"),
         (
             &[&x1_5, &["--upsampler", &twice, "--width", "128"]],
             "request.width = 128 (flag --width): must be a multiple of 96 with spatial_x1_5 between two stages; the nearest are \
@@ -67,16 +67,14 @@ fn what_does_not_fit_is_said_in_one_line_before_the_run() {
         assert!(said.contains(want), "{want}\n{said}");
     }
     let missing = fails(1, &[&both[..], &["--upsampler", &twice]].concat());
-    assert!(
-        missing.contains("no temporal latent upsampler here: give its file or folder as `model.temporal_upsampler`")
-    );
+    assert!(missing.contains("contains no temporal latent upsampler: set `model.temporal_upsampler` in the YAML"));
     let unknown = run("generate", &["--upsample", "spatial_x3", "-p", "a"]);
     assert_eq!(unknown.status.code(), Some(2));
     assert!(text(&unknown.stderr).contains("[possible values: spatial_x2, spatial_x1_5, temporal_x2]"));
 }
 
 #[needs(nothing)]
-fn check_says_what_upsamplers_do() {
+fn check_reports_factors_of_upsamplers() {
     let [model, halves, in_time] =
         ["tiny_a", "upsampler_3_2", "upsampler_temporal"].map(|name| format!("{MODELS}/{name}"));
     let made = run("check", &[&model, "--upsampler", &halves, "--temporal-upsampler", &in_time]);

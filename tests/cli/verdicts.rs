@@ -1,5 +1,5 @@
-//! `check` and `--dry-run` say what the run says: on the platform of this machine, of models with a part of another one, and of
-//! flags that change nothing.
+//! `check` and `--dry-run` agree with the run: for the platform of this machine, for models with a component of another
+//! model, and for flags without effect.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
 const CONFIG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny.yml");
 
 fn ltx2(arguments: &[&str]) -> Output {
-    // Without GPUs, so that `auto` is the CPU wherever there is no TPU.
+    // Without GPUs, so that `auto` selects the CPU unless there is a TPU.
     support::ltx2().env("CUDA_VISIBLE_DEVICES", "").args(arguments).output().expect("the binary runs")
 }
 
@@ -23,7 +23,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Exit code and error of a command.
+/// Returns the exit code and the error of a command.
 fn verdict(arguments: &[&str]) -> (Option<i32>, String) {
     let out = ltx2(arguments);
     let said = text(&out.stderr);
@@ -37,16 +37,16 @@ fn utf8(path: &Path) -> &str {
 }
 
 #[needs(nothing)]
-fn check_and_dry_run_refuse_what_the_platform_of_the_run_refuses() {
+fn check_and_dry_run_reject_unsupported_platform_settings() {
     let folder = tempfile::tempdir().expect("a folder");
     let (model, out) = (format!("{FIXTURES}/models/tiny_a"), folder.path().join("out.mp4"));
     let part = |key: &str, path: &str| format!("model.{key}={FIXTURES}/models/{path}");
     let plugin = folder.path().join("pjrt_cpu_plugin.so");
     for (set, want) in [
-        ("runtime.weights=fp8".to_string(), "runtime.weights: fp8 is CUDA's, the platform is "),
-        (part("vae", "tiny_2_3/vae"), "a token of its latents has 2 channels"),
-        (part("audio_vae", "tiny_b/audio_vae"), "a token of its latents has 8 channels"),
-        (part("vocoder", "vocoder_odd/vocoder"), "has not in_channels = 6 channels and bins"),
+        ("runtime.weights=fp8".to_string(), "runtime.weights: fp8 requires CUDA, but the platform is "),
+        (part("vae", "tiny_2_3/vae"), "its latents have 2 channels per token"),
+        (part("audio_vae", "tiny_b/audio_vae"), "its latents have 8 channels per token"),
+        (part("vocoder", "vocoder_odd/vocoder"), "the product of channels and bins must be in_channels = 6"),
         (part("text_encoder", "tiny_b/text_encoder"), "text_proj_in_factor = 8 is not supported"),
     ] {
         for platform in ["auto", "cpu", utf8(&plugin)] {
@@ -62,7 +62,7 @@ fn check_and_dry_run_refuse_what_the_platform_of_the_run_refuses() {
     assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 0, "nothing is written");
 }
 
-/// A folder of a model's parts, some of which are another one's.
+/// Creates a model folder in which some components come from another model.
 fn model_of(folder: &Path, base: &str, parts: &[(&str, &str)]) -> PathBuf {
     let name = format!("{base}_{}", parts.iter().map(|(_, from)| from.replace('/', "_")).collect::<String>());
     let model = folder.join(name);
@@ -78,7 +78,7 @@ fn model_of(folder: &Path, base: &str, parts: &[(&str, &str)]) -> PathBuf {
     model
 }
 
-/// The given files of a pipeline's request.
+/// Returns the input arguments of a pipeline.
 fn inputs(pipeline: &str, frames: &str) -> Vec<String> {
     let (image, sound) = (format!("{FIXTURES}/images/frame.png"), format!("{FIXTURES}/sounds/given.flac"));
     let words: &[&str] = match pipeline {
@@ -93,8 +93,8 @@ fn inputs(pipeline: &str, frames: &str) -> Vec<String> {
     words.iter().map(|word| (*word).to_string()).collect()
 }
 
-/// Compares the lines of `check` with dry runs; returns how many pipelines are ready, and refused for another reason than a part
-/// that is missing.
+/// Compares the pipeline lines of `check` with dry runs. Returns the number of ready pipelines, and of those rejected
+/// for another reason than a missing component.
 fn compare_lines(model: &Path, frames: &str) -> [usize; 2] {
     let out = ltx2(&["check", utf8(model), "--json"]);
     let said: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&out.stderr)));
@@ -113,7 +113,7 @@ fn compare_lines(model: &Path, frames: &str) -> [usize; 2] {
                 assert_eq!((code, &error[..]), (Some(0), ""), "{place} is ready");
                 counts[0] += 1;
             }
-            // A given video has sizes of its own.
+            // The input video determines the size.
             (Some(false), Some(_)) if ["retake", "extend", "video_to_audio"].contains(&&pipeline[..]) => counts[1] += 1,
             (Some(false), Some(error)) => {
                 assert_eq!(dry_run().1, format!("error: {error}"), "{place}");
@@ -127,7 +127,7 @@ fn compare_lines(model: &Path, frames: &str) -> [usize; 2] {
 }
 
 #[needs(nothing)]
-fn a_pipeline_that_check_calls_ready_passes_its_dry_run() {
+fn pipelines_accepted_by_check_pass_the_dry_run() {
     let folder = tempfile::tempdir().expect("a folder");
     let frames = Frames::new(Array4::from_elem((17, 64, 96, 3), 90)).expect("frames");
     let video = folder.path().join("frames");
@@ -157,16 +157,16 @@ fn a_pipeline_that_check_calls_ready_passes_its_dry_run() {
     let refused: Vec<usize> = counts.iter().map(|[_, refused]| *refused).collect();
     eprintln!("ready: {ready:?}, refused: {refused:?}");
     assert!(ready[0] >= 7 && ready[2] >= 4, "{ready:?}");
-    // Presets of LTX-2.3 perturb a block that this model does not have; parts of other widths run no pipeline.
+    // Presets of LTX-2.3 perturb a block that this model does not have; components with other widths run no pipeline.
     assert!(refused[1] >= 4 && refused[3] >= 4, "{refused:?}");
     assert_eq!(ready[4..], [0; 4]);
 }
 
 #[needs(nothing)]
-fn a_duration_head_of_other_widths_is_refused() {
+fn duration_head_with_mismatched_widths_is_rejected() {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model_of(folder.path(), "tiny_2_5", &[("duration_head", "duration_head_narrow")]);
-    let want = "it reads text of 7 and 5 channels, and in ";
+    let want = "it reads text contexts with 7 (video) and 5 (audio) channels, but ";
     let checked = text(&ltx2(&["check", utf8(&model)]).stdout);
     let line = checked.lines().find(|line| line.starts_with("--num-frames auto: ")).expect("a line");
     assert!(line.contains(want), "{checked}");
@@ -176,9 +176,9 @@ fn a_duration_head_of_other_widths_is_refused() {
     assert!(code != Some(0) && error.contains(want), "{error}");
 }
 
-/// What predicts the number of frames is read where it is asked for, and only there.
+/// The duration head is only read if the number of frames is predicted.
 #[needs(nothing)]
-fn a_damaged_duration_head_is_refused_where_frames_are_predicted() {
+fn damaged_duration_head_fails_only_predicted_frame_counts() {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model_of(folder.path(), "tiny_2_5", &[]);
     let head = model.join("duration_head");
@@ -205,7 +205,7 @@ fn a_damaged_duration_head_is_refused_where_frames_are_predicted() {
 }
 
 #[needs(nothing)]
-fn flags_that_change_nothing_are_refused() {
+fn flags_without_effect_are_rejected() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
     let (model, report) = (format!("{FIXTURES}/models/tiny_a"), path("profile"));
@@ -219,37 +219,37 @@ fn flags_that_change_nothing_are_refused() {
         (&["bench", "--micro", "--layers", "2"], "--layers"),
         (
             &["bench", "--micro", "--from", "a.json", "--platform", "cpu"],
-            "runtime.platform = cpu (flag --platform): --from is measured already",
+            "runtime.platform = cpu (flag --platform): --from uses existing measurements",
         ),
         (&["bench", "--micro", "--from", "a.json", "--runs", "3"], "--runs"),
         (&["bench", "-c", CONFIG, "--tolerance", "0.2"], "--baseline"),
         (
             &["bench", "-c", CONFIG, "--num-videos", "2"],
-            "request.num_videos = 2 (flag --num-videos): one video is timed; remove it",
+            "request.num_videos = 2 (flag --num-videos): this command times a single video; remove it",
         ),
-        (&["bench", "-c", CONFIG, "--set", &save_frames], "(--set): no video is written"),
-        (&["profile", "-o", &report, "-c", CONFIG, "--num-videos", "2"], "one video is timed"),
-        (&["profile", "-o", &report, "-c", CONFIG, "--set", "output.audio=false"], "no video is written"),
+        (&["bench", "-c", CONFIG, "--set", &save_frames], "(--set): this command writes no video"),
+        (&["profile", "-o", &report, "-c", CONFIG, "--num-videos", "2"], "this command times a single video"),
+        (&["profile", "-o", &report, "-c", CONFIG, "--set", "output.audio=false"], "this command writes no video"),
         (
             &["profile", "--read", "x.xplane.pb", "--width", "64"],
-            "request.width = 64 (flag --width): --read runs nothing; remove it",
+            "request.width = 64 (flag --width): --read does not run the model; remove it",
         ),
-        (&["check", &model, "--chip", "v6e"], "--chip v6e: it predicts times on --target's devices"),
+        (&["check", &model, "--chip", "v6e"], "--chip v6e requires --target"),
         (
             &["check", &model, "--target", "cpu:4", "--platform", "cpu"],
-            "--platform cpu: --target cpu:4 names the devices; remove one",
+            "--platform cpu: --target cpu:4 already selects the devices; remove one of the two",
         ),
         (
             &["generate", "-p", "x", "--allow-changed-inputs", "--dry-run"],
-            "--allow-changed-inputs: no sidecar is repeated; give one (-c OUT.json), or remove it",
+            "--allow-changed-inputs: no sidecar is loaded; pass one (-c OUT.json), or remove the flag",
         ),
         (
             &["generate", "-p", "x", "--chain", "--num-frames", "9", "--dry-run"],
-            "request.chain = {} (flag --chain): 9 frames are one clip",
+            "request.chain = {} (flag --chain): 9 frames fit in one clip",
         ),
         (
             &["generate", "-p", "x", "--set", "text.bos=always", "--dry-run"],
-            "text.bos = always (--set): prompts always begin with BOS where reference is official",
+            "text.bos = always (--set): prompts always begin with BOS if reference is official",
         ),
     ] {
         let out = ltx2(arguments);
@@ -261,13 +261,13 @@ fn flags_that_change_nothing_are_refused() {
 }
 
 #[needs(nothing)]
-fn placement_flags_have_check_verify_the_request() {
+fn placement_flags_make_check_validate_the_request() {
     let model = format!("{FIXTURES}/models/tiny_a");
     let plain = ltx2(&["check", &model]);
     assert!(plain.status.success() && !text(&plain.stdout).contains("the request: "), "{}", text(&plain.stdout));
     for more in [["--dtype", "f32"], ["--layout", "ring"], ["--mesh", "context=2"], ["--platform", "cpu"]] {
         let verified = ltx2(&[&["check", &model[..]], &more[..]].concat());
-        assert!(text(&verified.stdout).contains("the request: ready\n"), "{more:?}: {}", text(&verified.stderr));
+        assert!(text(&verified.stdout).contains("request: ready\n"), "{more:?}: {}", text(&verified.stderr));
     }
     let (code, error) = verdict(&["check", &model, "--layout", "nowhere.yml"]);
     assert!(code != Some(0) && error.contains("nowhere.yml"), "{error}");

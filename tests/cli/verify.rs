@@ -1,4 +1,4 @@
-//! `scripts/verify_real.sh` without its reference: what it finds, what it would run, and what it refuses.
+//! `scripts/verify_real.sh` without its reference: what it detects, what it would run, and what it rejects.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use crate::support::needs;
 use crate::support::single_file::{self, TINY, TINY_2_3, TINY_2_5};
 use ltx2::weights::Component;
 
-/// Exit code, stdout and stderr.
+/// Runs the script; returns exit code, stdout and stderr.
 fn verify(arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut run = Command::new("scripts/verify_real.sh");
     let out = run.args(arguments).args(["--python", "python3"]).output().expect("runs");
@@ -16,7 +16,7 @@ fn verify(arguments: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[needs(nothing)]
-fn it_says_what_is_there_and_what_it_would_run() {
+fn verify_script_lists_model_and_planned_cases() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = dir.path().to_str().expect("UTF-8");
     let list = ["--list", "--device", "cpu", "--sizes", "128x64x9", "-o", out];
@@ -39,7 +39,7 @@ fn it_says_what_is_there_and_what_it_would_run() {
 }
 
 #[needs(nothing)]
-fn a_single_file_is_told_from_its_header() {
+fn verify_script_identifies_single_file_by_its_header() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("model.safetensors");
     single_file::write(&file, &single_file::combined_of(TINY_2_3), Some(&single_file::header_2_3()));
@@ -61,7 +61,7 @@ fn a_single_file_is_told_from_its_header() {
     assert_eq!((code, error.contains("is LTX-2.3, ") && error.contains("is LTX-2.0")), (Some(2), true), "{error}");
 }
 
-/// The keys and files that say what a second call keeps, of a made-up model.
+/// Python program that checks which keys and files let a second call skip finished cases, for an artificial model.
 const RESUME: &str = r#"
 import os, sys
 from pathlib import Path
@@ -94,14 +94,14 @@ assert main.finished(folder, "f32") and not main.finished(folder, "bf16")
 "#;
 
 #[needs(nothing)]
-fn what_changed_is_run_again() {
+fn verify_script_reruns_changed_cases() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = Command::new("python3").args(["-B", "-c", RESUME]).arg(dir.path()).output().expect("runs");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
 }
 
 #[needs(nothing)]
-fn errors_are_one_line() {
+fn verify_script_errors_are_one_line() {
     let nothing = Path::new("no/such/model").to_str().expect("UTF-8");
     let upsampler = "tests/fixtures/models/upsampler_rational/latent_upsampler/diffusion_pytorch_model.safetensors";
     let cases: [(&[&str], &str); 4] = [
@@ -122,9 +122,9 @@ fn errors_are_one_line() {
     assert_eq!((code, error.contains("not enough disk")), (Some(3), true), "{error}");
 }
 
-/// Its folders alone are compared, in the pipelines of LTX-2.3.
+/// For LTX-2.5, only diffusers folders are compared, in the pipelines of LTX-2.3.
 #[needs(nothing)]
-fn ltx_2_5_is_a_folder() {
+fn ltx_2_5_verification_requires_a_diffusers_folder() {
     const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_2_5");
     let dir = tempfile::tempdir().expect("a folder");
     let out = dir.path().join("out").to_str().expect("UTF-8").to_string();

@@ -1,5 +1,5 @@
-//! Devices that hang, fail or take the process with them, as the stand-in plugin plays them: a run ends soon with one line that
-//! says where, and goes on from its steps.
+//! Devices that hang, fail or abort the process, simulated by the stand-in plugin: a run ends soon with one error line
+//! that says where, and resumes from its checkpoint.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -10,22 +10,22 @@ use std::time::{Duration, Instant};
 
 use crate::support::standin::{Fault, INTERNAL, Standin, UNAVAILABLE};
 use crate::support::{self, needs};
-use ltx2::pipeline::saved;
+use ltx2::pipeline::denoise_checkpoint;
 use ltx2::runtime::processes::store::Server;
 use tempfile::TempDir;
 
-/// After that a process hangs, however busy the machine is.
+/// Timeout after which a process counts as hung, even on a busy machine.
 const HANGS: Duration = Duration::from_secs(120);
-/// A limit that is over soon, and that nothing else reaches on a busy machine.
-const SOON: &str = "runtime.watchdog=2";
+/// Short watchdog limit that nothing else reaches, even on a busy machine.
+const SHORT_WATCHDOG: &str = "runtime.watchdog=2";
 
-/// A run of `tiny` that keeps its steps.
+/// Running `ltx2` process of the `tiny` configuration.
 struct Run {
     process: Child,
     said: JoinHandle<String>,
 }
 
-/// How a run ended.
+/// Result of a run.
 struct Ended {
     status: ExitStatus,
     said: String,
@@ -70,7 +70,7 @@ impl Run {
 }
 
 impl Ended {
-    /// The one error of a run that ended with exit code 1.
+    /// Returns the only error line of a run that exited with 1.
     fn error(&self) -> &str {
         assert_eq!(self.status.code(), Some(1), "{}", self.said);
         let errors: Vec<&str> = self.said.lines().filter_map(|line| line.strip_prefix("error: ")).collect();
@@ -97,7 +97,7 @@ impl Folder {
         names
     }
 
-    /// The video of a run that nothing disturbs.
+    /// Returns the video of a run without faults.
     fn whole(&self) -> Vec<u8> {
         let ended = Run::start(None, &self.path("whole.mp4"), &[], &[]).ended();
         assert!(ended.status.success(), "{}", ended.said);
@@ -106,17 +106,17 @@ impl Folder {
         video
     }
 
-    /// The video of a run that goes on, behind its first step.
+    /// Resumes a run after its first step; returns the video.
     fn resumed(&self) -> Vec<u8> {
         let resumed = Run::start(None, &self.path("out.mp4"), &["--resume"], &[]).ended();
         assert!(resumed.status.success(), "{}", resumed.said);
-        assert!(resumed.said.contains("goes on in phase denoise after 1 evaluations"), "{}", resumed.said);
+        assert!(resumed.said.contains("resuming in phase denoise after 1 evaluations"), "{}", resumed.said);
         fs::read(self.path("out.mp4")).expect("a video")
     }
 }
 
 #[needs(cpu)]
-fn an_execution_that_hangs_ends_the_run_which_goes_on_to_the_same_bytes() {
+fn hung_execution_ends_run_and_resume_is_identical() {
     let folder = Folder::new();
     let whole = folder.whole();
     let (log, kernel, out) = (folder.path("log"), folder.path("kernel"), folder.path("out.mp4"));
@@ -141,10 +141,13 @@ fn an_execution_that_hangs_ends_the_run_which_goes_on_to_the_same_bytes() {
     let error = ended.error();
     let start = "denoise, step 2 of 3: the execution on device 0 (cpu) has not ended after 1 s (runtime.watchdog: 1): ";
     assert!(error.starts_with(start), "{error}");
-    assert!(error.contains("look at it with dmesg") && error.contains("raise runtime.watchdog"), "{error}");
-    let logged = "; the kernel's log: NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off";
+    assert!(error.contains("check dmesg") && error.contains("raise runtime.watchdog"), "{error}");
+    let logged = "; kernel log: NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off";
     assert!(error.ends_with(logged), "only what was added: {error}");
-    let kept = format!("the steps are kept in {}; --resume goes on there", saved::path_of(&out).display());
+    let kept = format!(
+        "the finished steps are saved in {}; resume with --resume",
+        denoise_checkpoint::path_of(&out).display()
+    );
     assert!(ended.said.contains(&kept), "{}", ended.said);
     assert_eq!(folder.names(), ["kernel", "log", "out.mp4.steps.safetensors"]);
     assert!(folder.resumed() == whole, "the same bytes");
@@ -152,7 +155,7 @@ fn an_execution_that_hangs_ends_the_run_which_goes_on_to_the_same_bytes() {
 }
 
 #[needs(cpu)]
-fn a_transfer_that_hangs_is_named() {
+fn hung_transfer_is_reported() {
     let folder = Folder::new();
     let cases = [
         ("PJRT_Client_BufferFromHostBuffer", Fault::Drop, "upload to"),
@@ -165,7 +168,7 @@ fn a_transfer_that_hangs_is_named() {
     ];
     for (function, fault, what) in cases {
         let standin = Standin::new().at(function, 1, &fault);
-        let ended = Run::start(Some(&standin), &folder.path("out.mp4"), &["--set", SOON], &[]).ended();
+        let ended = Run::start(Some(&standin), &folder.path("out.mp4"), &["--set", SHORT_WATCHDOG], &[]).ended();
         let error = ended.error();
         let words = format!(": the {what} device 0 (cpu) has not ended after 2 s (runtime.watchdog: 2): ");
         let (stage, _) = error.split_once(&words).unwrap_or_else(|| panic!("{function} {fault:?}: {error}"));
@@ -176,9 +179,9 @@ fn a_transfer_that_hangs_is_named() {
     }
 }
 
-/// Slower than usual is no hang.
+/// An execution that is slower than usual is not a hang.
 #[needs(cpu)]
-fn a_delay_below_the_limit_changes_nothing() {
+fn delay_below_the_limit_is_tolerated() {
     let folder = Folder::new();
     let whole = folder.whole();
     let log = folder.path("log");
@@ -200,9 +203,9 @@ fn a_delay_below_the_limit_changes_nothing() {
     }
 }
 
-/// Stopped for longer than the limit, with more of the execution to come.
+/// Stops the process with a signal for longer than the limit, during an execution.
 #[needs(cpu)]
-fn a_run_that_was_stopped_is_not_taken_for_a_hanging_one() {
+fn stopped_process_does_not_count_as_hung() {
     let folder = Folder::new();
     let (log, out) = (folder.path("log"), folder.path("out.mp4"));
     let slow = Standin::new().execution("denoise", 2, &Fault::Delay(9000)).log(&log);
@@ -224,7 +227,7 @@ fn a_run_that_was_stopped_is_not_taken_for_a_hanging_one() {
 }
 
 #[needs(cpu)]
-fn an_execution_that_fails_is_one_line() {
+fn failed_execution_gives_one_error_line() {
     let folder = Folder::new();
     let cases =
         [(INTERNAL, "INTERNAL", "CUDA_ERROR_ILLEGAL_ADDRESS"), (UNAVAILABLE, "UNAVAILABLE", "the device was lost")];
@@ -239,24 +242,25 @@ fn an_execution_that_fails_is_one_line() {
 }
 
 #[needs(cpu)]
-fn a_plugin_that_aborts_in_a_step_costs_that_step() {
+fn plugin_abort_loses_only_the_current_step() {
     let folder = Folder::new();
     let whole = folder.whole();
     let standin = Standin::new().execution("denoise", 2, &Fault::Abort);
     let ended = Run::start(Some(&standin), &folder.path("out.mp4"), &["--checkpoint-every", "1"], &[]).ended();
     let error = ended.error();
     let at =
-        "denoise, step 2 of 3: the execution on device 0 (cpu) ended this process by an abort: the words above are ";
+        "denoise, step 2 of 3: the execution on device 0 (cpu) aborted this process: see the output of the plugin ";
     assert!(error.starts_with(at), "{error}");
-    assert!(error.contains("; if they tell of memory: denoise needs 0.00 GiB a device"), "{error}");
-    assert!(ended.said.contains("out.mp4.steps.safetensors; --resume goes on there"), "{}", ended.said);
+    assert!(error.contains("; if it ran out of memory: denoise needs 0.00 GiB per device"), "{error}");
+    assert!(ended.said.contains("out.mp4.steps.safetensors; resume with --resume"), "{}", ended.said);
     assert_eq!(folder.names(), ["out.mp4.steps.safetensors"]);
     assert!(folder.resumed() == whole, "the same bytes");
 }
 
-/// On the CPU each of them computes everything. Devices of both hang; one alone has a watchdog.
+/// On the CPU, each process computes everything. The devices of both processes hang, but only one process has a
+/// watchdog.
 #[needs(cpu)]
-fn of_two_processes_both_end_where_a_device_of_one_hangs() {
+fn hung_device_of_one_process_ends_both_processes() {
     let folder = Folder::new();
     let place = Server::start("127.0.0.1:0").expect("listens").address().to_string();
     let hangs = Standin::new().execution("denoise", 2, &Fault::Hang);
@@ -272,6 +276,6 @@ fn of_two_processes_both_end_where_a_device_of_one_hangs() {
     assert!(second.error().starts_with(hang), "{}", second.said);
     let error = first.error();
     assert!(error.starts_with("process 1 (") && error.contains(&format!(") hangs: {hang}")), "{error}");
-    assert!(error.ends_with("; the run is ended"), "{error}");
+    assert!(error.ends_with("; the run is aborted"), "{error}");
     assert_eq!(folder.names(), [""; 0], "nothing is written");
 }

@@ -1,4 +1,4 @@
-//! `ltx2 why` on layouts that are wrong on purpose: the first suggestion undoes what was planted.
+//! `ltx2 why` on layouts with a deliberate error: the first suggestion undoes it.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -6,65 +6,66 @@ use std::time::{Duration, Instant};
 use crate::support::{self, needs};
 use serde_json::Value;
 
-/// Longest that one diagnosis may take on two cores.
+/// Maximum time of one diagnosis on two cores.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// Rules of tokens over `context`, before what is planted.
+/// Rules that shard tokens over `context`, to which an error is added.
 const TOKENS: &str = "mesh: {context: -1}\nrules:\n  video_sequence: [context]\n  height: [context]\n";
 
-/// A layout that is wrong on purpose, and the beginning of the change that undoes it.
+/// Layout with a deliberate error, and the start of the change that undoes it.
 struct Planted {
     name: &'static str,
-    /// A shipped layout's name, or a layout file's text.
+    /// Name of a shipped layout, or the text of a layout file.
     layout: String,
     undone: &'static str,
 }
 
-/// `rope-gathered` is not among them: gathered keys cost the CPU's program nothing. It is among those of `cuda why`.
+/// Returns all layouts with errors, except `rope-gathered`: gathered keys cost nothing in the CPU program. `cuda why`
+/// tests it.
 fn all() -> Vec<Planted> {
     let of = |name, layout: &str, undone| Planted { name, layout: layout.into(), undone };
     vec![
         of("before-385", "before-385", "rules: without embed"),
         of("tensor-gathered-ffn", "tensor-gathered-ffn", "tensors: without \"*ff.hidden\""),
-        // Weights sharded as for storage, by a rule of compute: the rule stands under the wrong key.
+        // The storage rule for weights is listed under `rules`, which apply to compute.
         of(
             "embed of storage moved to the rules",
             &format!("{TOKENS}  embed: [context]\ncontext_parallel: {{kind: ulysses}}\n"),
             "rules: without embed",
         ),
-        // Storage over an axis of its own, but as a rule of compute: every matmul sums over it.
+        // Storage sharding over a separate axis, but as a compute rule: every matmul needs an all-reduce over it.
         of(
             "embed over fsdp in the rules",
             "mesh: {fsdp: 2, context: 2}\nrules:\n  video_sequence: [context]\n  height: [context]\n  embed: [fsdp]\n\
              context_parallel: {kind: ulysses}\n",
             "rules: without embed",
         ),
-        // Attention's weights alone, by a pattern that was meant for storage.
+        // A pattern meant for storage that shards only the attention weights.
         of(
             "an override that shards attention's weights",
             &format!("{TOKENS}tensors:\n  \"*attn*\": {{embed: [context]}}\ncontext_parallel: {{kind: ulysses}}\n"),
             "tensors: without \"*attn*\"",
         ),
-        // Axes swapped: weights of attention sharded along their inputs, in place of their heads.
+        // Swapped axes: attention weights are sharded along their inputs instead of their heads.
         of(
             "attention's inputs sharded in place of its heads",
             "mesh: {tensor: -1}\nrules:\n  heads: [tensor]\n  kv_heads: [tensor]\n  mlp: [tensor]\n  vocab: [tensor]\n\
              tensors:\n  \"*attn1*\": {heads: [], embed: [tensor]}\n",
             "tensors: without \"*attn1*\"",
         ),
-        // Nothing shards the tokens: every device computes all of them.
+        // No rule shards the tokens, so every device computes all of them.
         of(
             "tokens left out",
             "mesh: {context: -1}\nrules:\n  height: [context]\ncontext_parallel: {kind: ulysses}\n",
             "rules: video_sequence: [context]",
         ),
-        // And each head split, in place of heads over devices.
+        // Each head is sharded, instead of distributing heads over devices.
         of(
             "a head's width sharded in place of heads",
             "mesh: {tensor: -1}\nrules:\n  head_dim: [tensor]\n  mlp: [tensor]\n  vocab: [tensor]\n",
             "tensors: \"transformer.*attn*\": {head_dim: []}",
         ),
-        // The inner activation is gathered, as in `tensor-gathered-ffn`, in one of two streams.
+        // The inner activation is gathered in one of two streams, as in `tensor-gathered-ffn`.
         of(
             "the inner activation of one stream gathered",
             "mesh: {tensor: -1}\nrules:\n  heads: [tensor]\n  kv_heads: [tensor]\n  mlp: [tensor]\n  vocab: [tensor]\n\
@@ -85,7 +86,7 @@ fn first(planted: &Planted, folder: &Path) -> String {
     };
     let mut command = support::ltx2();
     command.args(["why", "--target", "cpu:4", "-c", "nano_2_0", "--model", "nano", "--layers", "1"]);
-    // Times, not bytes: what repeats work on every device is no gain.
+    // Compare times rather than bytes: replicating work on every device is not a gain.
     command.args(["--chip", "v5p"]);
     command.args(["--set", "request.width=256", "--set", "request.height=256", "--set", "request.num_frames=33"]);
     command.args(["--set", support::QUICK, "--json", "-", "--layout", &layout, "-o"]).arg(folder.join("lab"));
@@ -111,7 +112,7 @@ fn first(planted: &Planted, folder: &Path) -> String {
     advice.first().map_or_else(|| format!("nothing: {answer}"), |a| a["change"].as_str().expect("a change").into())
 }
 
-/// The first suggestion, where it is another.
+/// Returns an error if the first suggestion is not the expected one.
 fn check(planted: &Planted) -> Option<String> {
     let folder = tempfile::tempdir().expect("a folder");
     let change = first(planted, folder.path());
@@ -119,19 +120,19 @@ fn check(planted: &Planted) -> Option<String> {
 }
 
 #[needs(cpu)]
-fn the_first_suggestion_names_a_rule_that_was_moved() {
+fn first_suggestion_removes_misplaced_rule() {
     assert_eq!(check(&all()[2]), None);
 }
 
 #[needs(cpu)]
-fn the_first_suggestion_names_a_rule_that_is_missing() {
+fn first_suggestion_adds_missing_rule() {
     let planted = all().into_iter().find(|planted| planted.name == "tokens left out").expect("planted");
     assert_eq!(check(&planted), None);
 }
 
-/// `layout: auto`, the default, is what it takes for the target's devices.
+/// `layout: auto`, the default, is resolved to the layout that it selects for the target.
 #[needs(cpu)]
-fn what_auto_takes_is_diagnosed() {
+fn layout_chosen_by_auto_is_diagnosed() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = support::ltx2();
     command.args(["why", "--target", "cpu:2", "-c", "nano_2_0", "--model", "nano", "--layers", "1", "--chip", "h200"]);
@@ -145,6 +146,6 @@ fn what_auto_takes_is_diagnosed() {
 }
 
 #[needs(cpu, full)]
-fn the_first_suggestion_names_what_was_planted() {
+fn first_suggestion_undoes_each_planted_layout_error() {
     assert_eq!(all().iter().filter_map(check).collect::<Vec<_>>(), Vec::<String>::new());
 }

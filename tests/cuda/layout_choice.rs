@@ -1,16 +1,16 @@
-//! `layout: auto` on H100s that are not here, compared with compiled modules of all shipped layouts.
+//! `layout: auto` on H100s, compared with compiled modules of all shipped layouts, without the hardware.
 
 use ltx2::config::presets::CONFIGS;
 
 use crate::support::layout_choice::{faults, is_chosen};
 use crate::support::needs;
 
-/// Hundreds of programs of two blocks, about half a minute each: `LTX2_TEST_LAYOUTS=ltx2_3_hq:2,ltx2:7` takes some of the cases, and
-/// what is compiled is kept.
+/// Compiles hundreds of programs of two blocks, about half a minute each: `LTX2_TEST_LAYOUTS=ltx2_3_hq:2,ltx2:7`
+/// selects cases. Compiled modules are cached.
 #[needs(cuda, full)]
-fn auto_is_near_the_best_shipped_layout_on_1_to_16_h100s() {
+fn auto_layout_is_nearly_as_fast_as_the_best_on_1_to_16_h100s() {
     let mut all = Vec::new();
-    // The toy model is no H100's; generated keyframes have passes of their own.
+    // The toy model is too small for an H100; generated keyframes use different passes.
     let is_published = |name: &&str| name.starts_with("ltx2") && !name.ends_with("dfr");
     for preset in CONFIGS.iter().map(|(name, _)| *name).filter(is_published) {
         for count in 1..=16 {

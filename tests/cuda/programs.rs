@@ -12,15 +12,15 @@ use crate::support::rope::{ROPES, rope};
 use crate::support::tpu::{self, Case, module};
 use crate::support::{needs, published_blocks};
 
-/// Blocks of the published model: two show what every block does.
+/// Blocks of the published model to compile; two are enough, as all blocks are alike.
 const BLOCKS: usize = 2;
 
-/// Compiles for one H200 that is not here.
+/// Compiles for one H200, without the hardware.
 fn compiled(network: &Network) -> Module {
     compiled_for(network, 1)
 }
 
-/// The same for several of one host.
+/// Like [`compiled`], for several GPUs of one host.
 fn compiled_for(network: &Network, cards: usize) -> Module {
     let target: Target = format!("cuda:h200:1x1x{cards}").parse().expect("a target");
     let machine = target.open().expect("a topology");
@@ -28,27 +28,27 @@ fn compiled_for(network: &Network, cards: usize) -> Module {
     Module::decode(&optimized.format, &optimized.bytes).expect("a module")
 }
 
-/// The loop at 768x512x121 with a negative prompt.
+/// Compiles the denoising loop at 768x512x121 with a negative prompt.
 #[needs(cuda)]
-fn products_hold_their_epilogues_and_weights_are_read_in_place() {
+fn matmuls_fuse_epilogues_and_read_weights_in_place() {
     let [_, (_, denoise)] = published_blocks("cuda", Some(BLOCKS));
     let module = compiled(&denoise);
     let all: Vec<Instruction> = module.instructions().collect();
     let calls = |target: &str| all.iter().filter(|i| i.target == target).count();
     // Self, text and cross-modal attention of both streams.
     assert_eq!(calls("__cudnn$fmhaSoftmax"), 6 * BLOCKS);
-    // A block's matmuls: fused queries, keys and values, and the output, of both streams' self-attention; queries and
-    // output of text attention; queries, keys with values and output of both cross-modal ones; two of each feed-forward.
-    // And the maps in and out of the streams.
+    // Matmuls of a block: fused queries, keys and values, and the output, of both streams' self-attention; queries and
+    // output of text attention; queries, keys with values, and output of both cross-modal attentions; two of each
+    // feed-forward. And the input and output projections of the streams.
     let products: Vec<&Instruction> = all.iter().filter(|i| i.target == "__cublas$lt$matmul").collect();
     assert_eq!(products.len(), BLOCKS * (2 * 2 + 2 * 2 + 2 * 3 + 2 * 2) + 4);
     assert!(all.iter().all(|i| i.opcode != "dot"), "a product outside of cuBLAS");
     let bare: Vec<&str> = products.iter().filter(|i| !i.config.contains("BIAS")).map(|i| &*i.scope).collect();
     assert!(bare.is_empty(), "biases in passes of their own: {bare:?}");
     let gelu = products.iter().filter(|i| i.config.contains("BIAS_GELU")).count();
-    // The video's: the audio's 252 rows are padded to 256.
+    // Only the video's: the audio's 252 rows are padded to 256.
     assert_eq!(gelu, BLOCKS);
-    // A slice, a copy or a broadcast as large as a weight.
+    // Slices, copies or broadcasts as large as a weight.
     let moves = |i: &&Instruction| {
         let opcode = matches!(i.opcode.as_str(), "copy" | "dynamic-slice" | "transpose");
         (opcode || i.name.starts_with("wrapped_")) && i.elements >= 1 << 22
@@ -56,16 +56,17 @@ fn products_hold_their_epilogues_and_weights_are_read_in_place() {
     assert_eq!(all.iter().filter(moves).map(|i| &*i.name).collect::<Vec<_>>(), Vec::<&str>::new());
 }
 
-/// FLOPs of two forwards by the model's sizes (2 a multiplication and addition), text keys and values made before.
+/// The formula computes the FLOPs of two forward passes from the model's sizes. A multiply-add counts as two, and text
+/// keys and values are computed beforehand.
 #[needs(cuda)]
-fn flops_are_those_of_the_formula() {
+fn counted_flops_match_the_analytical_formula() {
     let [_, (_, denoise)] = published_blocks("cuda", Some(BLOCKS));
     let module = compiled(&denoise);
     let report = analysis::report(&module, &denoise.program.mesh.axes, &[BLOCKS], None);
     let (d, a, n, m, t) = (4096.0, 2048.0, 6144.0, 126.0, 1024.0);
     let stream =
         |d: f64, n: f64| 8.0 * d * d * n + 4.0 * n * n * d + 4.0 * d * d * n + 4.0 * n * t * d + 16.0 * d * d * n;
-    // Queries and output on the reading side, keys and values on the other.
+    // Queries and output on the attending side, keys and values on the other.
     let to_video = 4.0 * d * a * n + 4.0 * a * a * m + 4.0 * n * m * a;
     let to_audio = 4.0 * a * a * m + 4.0 * d * a * n + 4.0 * n * m * a;
     let ends = 2.0 * 2.0 * 128.0 * (d * n + a * m);
@@ -78,8 +79,9 @@ fn flops_are_those_of_the_formula() {
 }
 
 #[needs(cuda)]
-fn rope_is_one_fusion_that_rounds_where_the_order_says() {
-    // The product with the cosine and both tables; a table rounded on its way in would be read as wide as before.
+fn rope_is_one_fusion_with_the_specified_roundings() {
+    // Official numerics round three values: the product with the cosine and both tables. (Rounding a table inside the
+    // fusion does not reduce the bytes read.)
     for (numerics, rounded) in [(Numerics::Default, 0), (Numerics::Official, 3)] {
         for dims in ROPES {
             let module = compiled(&rope(dims, numerics, Lowering::of("cuda", "")));
@@ -87,15 +89,15 @@ fn rope_is_one_fusion_that_rounds_where_the_order_says() {
             let count = |opcode: &str| all.iter().filter(|i| i.opcode == opcode).count();
             assert_eq!(count("fusion"), 1, "{numerics:?} {dims:?}");
             assert_eq!(count("concatenate") + count("copy") + count("transpose"), 0, "{numerics:?} {dims:?}");
-            // Into f32 and back.
+            // To f32 and back.
             assert_eq!((count("convert"), count("reduce-precision")), (2, rounded), "{numerics:?} {dims:?}");
         }
     }
 }
 
-/// Windowed attention of the diffusion decoder: one kernel a block, whole and sharded, and no slab of keys beside it.
+/// Runs on one GPU and sharded. Keys of overlapping windows are not materialized.
 #[needs(cuda)]
-fn windows_of_the_diffusion_decoder_are_one_kernel_a_block() {
+fn windowed_attention_is_one_kernel_per_decoder_block() {
     let config = DiffusionDecoderConfig::from_json(&serde_json::json!({})).unwrap();
     let depths = 4 + 6 + 4 + 2 + 8;
     for (cards, latents) in [(1, [1, 3, 8, 12]), (2, [1, 3, 16, 12])] {
@@ -107,7 +109,7 @@ fn windows_of_the_diffusion_decoder_are_one_kernel_a_block() {
         let module = compiled_for(&network, cards);
         let all: Vec<Instruction> = module.instructions().collect();
         assert_eq!(all.iter().filter(|i| i.target == "__gpu$xla.gpu.triton").count(), depths, "{cards}");
-        // Matmuls of queries with their own windows, and nothing of what else their blocks see.
+        // FLOPs of queries with their own windows only, not with all keys that a kernel's block loads.
         let report = analysis::report(&module, &network.program.mesh.axes, &[1], None);
         let windows = [(4, 5 * 8 * 12, 2048, 147), (6, 5 * 16 * 24, 1024, 147), (4, 9 * 16 * 24, 512, 75)];
         let windows = windows.into_iter().chain([(2, 17 * 32 * 48, 512, 75), (8, 17 * 64 * 96, 256, 1331)]);
@@ -116,13 +118,13 @@ fn windows_of_the_diffusion_decoder_are_one_kernel_a_block() {
     }
 }
 
-/// `ring` on two GPUs: cuDNN attends to the own keys while the others' are on their way, and to those then.
+/// cuDNN attends to the local keys while the remote keys are transferred, and then to the remote keys.
 #[needs(cuda)]
-fn a_ring_of_two_is_two_calls_of_cudnn_and_no_loop() {
+fn ring_attention_on_two_gpus_uses_two_cudnn_calls_and_no_loop() {
     let ring = Case::denoise("ring", "context=2", "cuda:h200:1x1x2");
     let made = tpu::compiled(Case { layers: Some(BLOCKS), size: [1024, 576, 65], attention: "cudnn", ..ring });
     let all: Vec<Instruction> = made.module.instructions().collect();
-    // Six attentions of a block, one of them in two parts.
+    // Six attentions per block, one of them in two parts.
     assert_eq!(all.iter().filter(|i| i.target == "__cudnn$fmhaSoftmax").count(), 7 * BLOCKS);
     // The loop over steps.
     assert_eq!(all.iter().filter(|i| i.opcode == "while").count(), 1);
@@ -131,7 +133,7 @@ fn a_ring_of_two_is_two_calls_of_cudnn_and_no_loop() {
     // Keys and values.
     assert_eq!(permutes.len(), 2 * BLOCKS);
     assert!(permutes.iter().all(|c| c.asynchronous && c.overlapped), "{permutes:?}");
-    // By copy engines: the wrapped operation, or its start.
+    // With copy engines: the wrapped operation or its start.
     let passes = all.iter().filter(|i| i.opcode.starts_with("collective-permute") && !i.opcode.ends_with("done"));
     let engines = passes.filter(|i| i.config.contains("COLLECTIVES_PEER_MEMORY")).count();
     assert_eq!(engines, 2 * BLOCKS);

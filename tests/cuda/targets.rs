@@ -1,7 +1,7 @@
-//! GPUs that are not here as targets: collectives, memory and work that the compiler reports.
+//! GPU targets without the hardware: collectives, memory and work reported by the compiler.
 
 use crate::support::tpu::module;
-use crate::support::tuning_guide::own_chip_and_layout;
+use crate::support::tuning_guide::run_custom_chip_and_layout;
 use crate::support::{ltx2, needs, published, published_text};
 use ::ltx2::analysis::{CollectiveKind, Module, report};
 use ::ltx2::hlo::DType;
@@ -9,9 +9,9 @@ use ::ltx2::hlo::{Argument, Builder, Mesh, Sharding, Type};
 use ::ltx2::runtime::{EngineOptions, RandomProgram, Target, random_programs};
 use serde_json::Value;
 
-/// The deviceless CUDA compiler takes our description of an H200.
+/// The deviceless CUDA compiler accepts our description of an H200.
 #[needs(cuda)]
-fn a_program_compiles_for_gpus_that_are_not_here() {
+fn program_compiles_without_the_target_gpus() {
     let target: Target = "cuda:h200:1x2x2".parse().expect("a target");
     let machine = target.open().expect("a topology");
     assert_eq!((machine.devices.len(), machine.capacity), (4, Some(150_000_000_000)));
@@ -25,16 +25,16 @@ fn a_program_compiles_for_gpus_that_are_not_here() {
     let r = report(&module, &program.mesh.axes, &[1], target.chip().as_ref());
     let [gather] = &r.collectives[..] else { panic!("one gather: {r:?}") };
     assert_eq!((gather.kind, gather.bytes), (CollectiveKind::AllGather, (64 * 32 * 4) as f64));
-    // Between two hosts the network sets the pace: 3/4 of the bytes at 50 GB/s.
+    // Between two hosts the network limits the rate: 3/4 of the bytes at 50 GB/s.
     assert!((gather.seconds - gather.wire_bytes / 50e9).abs() < 1e-12, "{gather:?}");
     assert!(r.predicted.is_some());
 }
 
-/// The guide's commands, word for word: a card that the binary does not know, and a layout of a reader's own. Six programs of the
-/// published size are compiled, which takes minutes.
+/// Runs the guide's commands verbatim, with a GPU that is not embedded and a custom layout. Compiles six programs of
+/// the published size, which takes minutes.
 #[needs(cuda)]
-fn a_reader_s_chip_and_layout_are_searched() {
-    let (folder, done) = own_chip_and_layout(&[]);
+fn search_uses_custom_chip_and_layout() {
+    let (folder, done) = run_custom_chip_and_layout(&[]);
     let words = String::from_utf8_lossy(&done.stdout).into_owned();
     assert!(done.status.success(), "{words}\n{}", String::from_utf8_lossy(&done.stderr));
     let best = std::fs::read_to_string(folder.path().join("out/mine/best.yml")).expect("a layout");
@@ -43,9 +43,9 @@ fn a_reader_s_chip_and_layout_are_searched() {
     assert!(best.contains(" of 70.00 GiB") && !best.contains("error"), "{best}");
 }
 
-/// 38 GB of weights are made in their place: beside them a card needs nothing of their size.
+/// 38 GB of random weights are generated in place, without temporaries of their size.
 #[needs(cuda)]
-fn no_temporaries_are_needed_at_full_size() {
+fn random_weights_need_no_temporaries_at_full_size() {
     let machine = "cuda:h200:1x1x1".parse::<Target>().expect("a target").open().expect("a topology");
     for (name, network) in published("cuda").into_iter().chain(published_text("cuda")) {
         let (mut made, mut programs) = (0, 0);
@@ -72,9 +72,9 @@ fn no_temporaries_are_needed_at_full_size() {
     }
 }
 
-/// Work of convolutions is known where a library does them, as it is where XLA does.
+/// The FLOPs of convolutions are known both in library calls and in XLA's own operations.
 #[needs(cpu, cuda)]
-fn work_is_counted_on_gpus_too() {
+fn convolution_flops_match_between_cpu_and_gpu() {
     let dir = tempfile::tempdir().expect("a folder");
     let flops = |target: &str, program: &str| {
         let sizes = ["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"];

@@ -1,15 +1,15 @@
-//! `ltx2 why` on the published model and layouts that are kept for their waste, for two H200s that are not here.
+//! `ltx2 why` with the published model and wasteful example layouts, for two H200s without the hardware.
 
 use std::time::{Duration, Instant};
 
 use crate::support::{ltx2, needs};
 use serde_json::Value;
 
-/// Longest that one diagnosis may take on two cores.
+/// Time limit of one diagnosis on two cores.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// Diagnoses layouts, each on its mesh, and compares the first suggestion with the change that undoes what was planted; the
-/// longest that one took.
+/// Diagnoses layouts, each on its mesh, checks that the first suggestion undoes the planted waste, and returns the
+/// longest time.
 fn first_suggestions(config: &str, planted: &[(&str, &str, &str)]) -> Duration {
     let mut longest = Duration::ZERO;
     for (layout, mesh, undone) in planted {
@@ -29,18 +29,18 @@ fn first_suggestions(config: &str, planted: &[(&str, &str, &str)]) -> Duration {
 
 const GATHERED: (&str, &str, &str) = ("tensor-gathered-ffn", "tensor=2", "tensors: without \"*ff.hidden\"");
 
-/// Up to seven programs of the published size are compiled for each, which takes minutes.
+/// Compiles up to seven programs of the published size for each layout, which takes minutes.
 #[needs(cuda)]
-fn the_first_suggestion_names_what_was_planted() {
+fn first_suggestion_removes_the_planted_inefficiency() {
     let sharded = ("before-385", "context=2", "rules: without embed");
     let rotated = ("rope-gathered", "context=2", "tensors: without \"*.attn1.keys\"");
     let longest = first_suggestions("ltx2", &[sharded, GATHERED, rotated]);
     assert!(longest < LONGEST, "{:.0} s", longest.as_secs_f64());
 }
 
-/// A shipped layout without the rule of its tokens.
+/// Removes the rule that shards tokens from a shipped layout.
 #[needs(cuda, full)]
-fn the_first_suggestion_is_the_rule_that_is_missing() {
+fn first_suggestion_adds_the_missing_rule() {
     let folder = tempfile::tempdir().expect("a folder");
     let text = std::fs::read_to_string("shardings/ulysses.yml").expect("a layout");
     let kept: Vec<&str> = text.lines().filter(|line| !line.starts_with("  video_sequence:")).collect();
@@ -49,8 +49,8 @@ fn the_first_suggestion_is_the_rule_that_is_missing() {
     first_suggestions("ltx2", &[(path.to_str().expect("UTF-8"), "context=2", "rules: video_sequence: [context]")]);
 }
 
-/// Of its layouts that are kept for their waste this one's is not hidden behind four branches' matmuls.
+/// For LTX-2.5, only the waste of this layout is not hidden by the matmuls of the four guidance branches.
 #[needs(cuda, full)]
-fn of_ltx2_5_too() {
+fn first_suggestion_removes_the_inefficiency_for_ltx2_5() {
     first_suggestions("ltx2_5", &[GATHERED]);
 }

@@ -1,5 +1,5 @@
-//! On NVIDIA GPUs that are here: a model of middle size, random weights, against the CPU plugin and against itself.
-//! `make test-gpu`.
+//! A medium-sized model with random weights on NVIDIA GPUs, compared with the CPU plugin and across layouts (`make
+//! test-gpu`).
 
 use std::path::{Path, PathBuf};
 
@@ -9,18 +9,19 @@ use ltx2::tensor::Tensor;
 use ltx2::weights::Checkpoint;
 use serde_json::{Value, json};
 
-/// Largest distance of f32 runs.
+/// Maximum distance between f32 runs.
 const F32: f64 = 1e-4;
-/// How much farther from f32 a GPU's bf16 may be than the CPU's: their roundings differ, their number does not.
+/// Factor by which a GPU's bf16 error may exceed the CPU's: rounding differs in place, not in amount.
 const SPREAD: f64 = 1.5;
 
-/// Dump of a run: latents before decoding, frames and samples after.
+/// Dumped tensors: latents before decoding, frames and samples after.
 const DUMPED: [&str; 4] = ["latents.video", "latents.audio", "video", "audio"];
 
-/// One GPU, whatever `auto` would take.
+/// A single GPU, whatever layout `auto` would choose.
 const ONE: &[&str] = &["--layout", "replicated"];
 
-/// The nano model's configurations with a transformer of 16 and 8 heads of the published sizes, eight blocks.
+/// Writes the nano model's configurations with a transformer of eight blocks with 16 heads of the published video and
+/// audio sizes.
 fn model(dir: &Path) -> PathBuf {
     let preset = Preset::named("nano").expect("a preset");
     let folder = dir.join("middle");
@@ -72,7 +73,7 @@ fn run(dir: &Path, name: &str, platform: &str, dtype: &str, more: &[&str]) -> Ru
 }
 
 #[needs(cpu, gpu)]
-fn one_gpu_is_the_cpu() {
+fn one_gpu_agrees_with_the_cpu() {
     let dir = tempfile::tempdir().expect("a folder");
     let exact = run(dir.path(), "cpu", "cpu", "f32", &[]);
     let wide = run(dir.path(), "gpu", "cuda", "f32", ONE);
@@ -88,14 +89,14 @@ fn one_gpu_is_the_cpu() {
 }
 
 #[needs(gpu)]
-fn runs_repeat_to_the_bit() {
+fn runs_are_bitwise_reproducible() {
     let dir = tempfile::tempdir().expect("a folder");
     let [first, second, third] = ["a", "b", "c"].map(|name| run(dir.path(), name, "cuda", "bf16", &[]).sha256);
     assert!(first["frames"].is_string(), "{first}");
     assert_eq!((&first, &first), (&second, &third));
 }
 
-/// Every shipped layout on two GPUs: all that take both, the history's steps too.
+/// Every shipped layout that can use two GPUs, including the steps of the tuning history.
 const TWO: [(&str, &str); 14] = [
     ("cfg", "cfg=2"),
     ("cfg-ulysses", "cfg=2"),
@@ -113,7 +114,7 @@ const TWO: [(&str, &str); 14] = [
     ("out-unsharded", "context=2"),
 ];
 
-/// Layouts whose axes or groups need four.
+/// Layouts whose axes or groups need four GPUs.
 const FOUR: [(&str, &str); 9] = [
     ("ulysses", "context=4"),
     ("ring", "context=4"),
@@ -130,7 +131,7 @@ fn placed(dir: &Path, dtype: &str, (layout, mesh): (&str, &str)) -> Run {
     run(dir, "several", "cuda", dtype, &["--layout", layout, "--mesh", mesh])
 }
 
-/// Layouts in f32, whose attention is XLA's operations, against one GPU.
+/// Compares layouts in f32, with attention as XLA operations, with one GPU.
 fn agree_in_f32(layouts: &[(&str, &str)]) {
     let dir = tempfile::tempdir().expect("a folder");
     let one = run(dir.path(), "one", "cuda", "f32", ONE);
@@ -144,16 +145,17 @@ fn agree_in_f32(layouts: &[(&str, &str)]) {
     }
 }
 
-/// One GPU in bf16 that rounds elsewhere: attention by XLA's operations in place of cuDNN, Triton's matmuls in place of
-/// cuBLAS, and a third branch in the batch whose weight of a millionth changes nothing else.
+/// Variants of one GPU in bf16 that round differently: attention by XLA instead of cuDNN, Triton matmuls instead of
+/// cuBLAS, and a third branch in the batch with a negligible weight of 1e-6.
 const OTHER_KERNELS: [&[&str]; 3] = [
     &["--set", "runtime.attention=plain"],
     &["--set", "runtime.xla_flags.xla_gpu_enable_triton_gemm=true"],
     &["--set", "guidance.video.modality=1.000001"],
 ];
 
-/// Layouts in bf16, whose attention is cuDNN's, against one GPU. A layout rounds other partial sums, as other kernels do: it
-/// may be [`SPREAD`] times as far from one GPU as the farthest of those, and from f32 as one GPU is.
+/// Compares layouts in bf16, with cuDNN attention, with one GPU. A layout rounds other partial sums, like other kernels
+/// do: its distance to one GPU may be [`SPREAD`] times that of the farthest variant, and its distance to f32 [`SPREAD`]
+/// times that of one GPU.
 fn agree_in_bf16(layouts: &[(&str, &str)]) {
     let dir = tempfile::tempdir().expect("a folder");
     let exact = run(dir.path(), "exact", "cuda", "f32", ONE);
@@ -164,7 +166,7 @@ fn agree_in_bf16(layouts: &[(&str, &str)]) {
         let kernels = others.iter().map(|other| far(other, &one, name)).fold(0.0, f64::max);
         let rounding = far(&one, &exact, name);
         eprintln!("one GPU, bf16 {name}: other kernels {kernels:.2e}, from f32 {rounding:.2e}");
-        assert!(kernels > 0.0, "{name}: other kernels, and the same bits");
+        assert!(kernels > 0.0, "{name}: other kernels give identical bits");
         (name, kernels, rounding)
     });
     let mut too_far = Vec::new();
@@ -183,21 +185,21 @@ fn agree_in_bf16(layouts: &[(&str, &str)]) {
 }
 
 #[needs(gpus)]
-fn every_layout_on_two_gpus_is_one() {
+fn layouts_on_two_gpus_agree_with_one_gpu() {
     agree_in_f32(&TWO);
 }
 
 #[needs(gpus)]
-fn every_layout_on_two_gpus_is_one_in_bf16() {
+fn layouts_on_two_gpus_agree_with_one_gpu_in_bf16() {
     agree_in_bf16(&TWO);
 }
 
 #[needs(four_gpus)]
-fn layouts_on_four_gpus_are_one() {
+fn layouts_on_four_gpus_agree_with_one_gpu() {
     agree_in_f32(&FOUR);
 }
 
 #[needs(four_gpus)]
-fn layouts_on_four_gpus_are_one_in_bf16() {
+fn layouts_on_four_gpus_agree_with_one_gpu_in_bf16() {
     agree_in_bf16(&FOUR);
 }

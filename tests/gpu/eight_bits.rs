@@ -1,5 +1,5 @@
-//! Transformers whose blocks are multiplied in 8 bits, on a GPU: as far from the reference as on the CPU, and nearer to the
-//! CPU's own results than those are to the reference.
+//! 8-bit transformers on a GPU: as close to the reference as on the CPU, and closer to the CPU's results than those are
+//! to the reference.
 
 use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering, Quantization};
@@ -8,16 +8,16 @@ use ltx2::pipeline::tensors;
 
 use crate::support::{cases, cpu, ltx2, needs, quick, relative_l2, run_case};
 
-/// How much farther from the reference a GPU's results may be than the CPU's: their roundings differ, their number does not.
+/// Factor by which a GPU's error may exceed the CPU's: rounding differs in place, not in amount.
 const SPREAD: f64 = 1.5;
 
 #[needs(cpu, gpu)]
-fn one_gpu_in_8_bits_is_the_cpu() {
+fn quantized_transformer_on_one_gpu_agrees_with_the_cpu() {
     let client = cpu(1);
     let dir = tempfile::tempdir().expect("a folder");
     let (inputs, results) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
     let all = cases("transformer");
-    // Of each generation one; the layers apart, as CUDA's programs have them.
+    // One case per generation; unrolled layers, as in CUDA programs.
     let lowering = Lowering { unroll_layers: true, ..Lowering::of("cpu", "") };
     for name in ["transformer/tiny_b", "transformer/tiny_2_3_perturbed", "transformer/tiny_v2_5"] {
         let case = all.iter().find(|case| case.name == name).expect("a case");

@@ -1,4 +1,4 @@
-//! Windowed attention of the diffusion decoder by its fused kernel: as near to f32 as XLA's operations are in bf16.
+//! Windowed attention of the diffusion decoder with its fused kernel: as close to f32 as XLA's bf16 operations.
 
 use std::fs;
 use std::path::Path;
@@ -20,19 +20,19 @@ use ltx2::weights::{ModelSource, Overrides};
 use crate::support::drawn::write_component;
 use crate::support::{needs, quick, relative_l2};
 
-/// The published windows and strides, narrow; heads of 16.
+/// The published windows and strides with few channels; heads of 16.
 const PUBLISHED: &str = r#"{"_class_name": "LTX2VideoDiffusionDecoderModel", "latent_channels": 8, "decoder_head_dim": 16,
     "decoder_stage_channels": [128, 64, 32, 32, 16], "decoder_stage_depths": [1, 1, 1, 1, 2], "decoder_t_emb_dim": 16}"#;
 
-/// Latents whose grids hold their windows just so, and others that no block divides.
+/// Latents whose grids exactly fit the windows, and latents that no block size divides.
 const LATENTS: [[usize; 4]; 2] = [[1, 3, 7, 7], [2, 4, 9, 13]];
 
-/// The same where rows or columns are in two parts; of the second the last part is padded.
+/// Latents for two shards of rows or columns; in the second case the last shard is padded.
 const IN_PARTS: [[usize; 4]; 2] = [[1, 3, 14, 14], [2, 4, 18, 13]];
 
 const FUSED: Kernel = Kernel::Cudnn { required: false };
 
-/// This machine's GPUs: all, as the plugin keeps to the devices of a process's first client.
+/// A client with all GPUs of this machine: the plugin keeps the devices of a process's first client.
 fn gpus() -> Client {
     let search = discover::find(Platform::Cuda, None);
     let plugin = Plugin::load(&search.found.first().expect("a plugin").path).expect("loads");
@@ -83,7 +83,7 @@ impl Decoder {
     }
 }
 
-/// One device, or blocks of rows and columns over several.
+/// Returns a layout that shards rows and columns over a mesh; 1 x 1 is a single device.
 fn blocks(rows: usize, columns: usize) -> Layout {
     let rule = |axis, mesh_axis: &str| Rule { axis, mesh_axes: vec![mesh_axis.into()], place: "blocks.yml:1".into() };
     let rules = vec![rule(Axis::Height, "context"), rule(Axis::Width, "cfg")];
@@ -108,11 +108,11 @@ fn agree(sizes: [[usize; 4]; 2], layouts: &[(usize, usize)]) {
 }
 
 #[needs(gpu)]
-fn the_fused_kernel_is_as_near_to_f32() {
+fn fused_window_attention_is_as_accurate_as_xla_operations() {
     agree(LATENTS, &[(1, 1)]);
 }
 
 #[needs(gpus)]
-fn rows_or_columns_over_two_gpus_are_as_near() {
+fn sharded_window_attention_is_as_accurate_as_xla_operations() {
     agree(IN_PARTS, &[(2, 1), (1, 2)]);
 }

@@ -1,5 +1,5 @@
-//! No circle among files: whatever a file names, by `use` or by path, does not lead back to it. A module and those
-//! inside of it are one: they may know each other. Unit tests are left out.
+//! No cyclic dependencies among files, by `use` or by path. A module and its submodules count as one and may depend on
+//! each other. Unit tests are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,15 +13,15 @@ type Name = Vec<String>;
 #[derive(Default)]
 struct Module {
     file: PathBuf,
-    /// Names that `use` brings in, with their paths.
+    /// Names bound by `use`, with their paths.
     bound: BTreeMap<String, Name>,
-    /// Modules of which `use` brings in everything.
+    /// Modules imported by glob.
     globs: Vec<Name>,
-    /// Every path that the file names.
+    /// Every path in the file.
     named: BTreeSet<Name>,
 }
 
-/// The modules of a crate, by their paths.
+/// The modules of a crate, by path.
 #[derive(Default)]
 struct Crate(BTreeMap<Name, Module>);
 
@@ -49,7 +49,7 @@ impl Crate {
         }
     }
 
-    /// The module that defines what `path` names in `module`, through `pub use` of others; none for other crates.
+    /// Resolves `path` in `module` to the module that defines it, following `pub use`; `None` for other crates.
     fn definer(&self, module: &[String], path: &[String], seen: &mut Vec<(Name, Name)>) -> Option<Name> {
         let key = (module.to_vec(), path.to_vec());
         if seen.contains(&key) {
@@ -77,13 +77,13 @@ impl Crate {
         self.child(module, name).is_some() || self.0[module].bound.contains_key(name)
     }
 
-    /// Definer ([`Crate::definer`]) of a path that begins with a name of `module`.
+    /// Resolves ([`Crate::definer`]) a path that starts with a name of `module`.
     fn inside(&self, module: &[String], path: &[String], seen: &mut Vec<(Name, Name)>) -> Option<Name> {
         let Some((first, rest)) = path.split_first() else { return Some(module.to_vec()) };
         if let Some(child) = self.child(module, first) {
             return self.inside(&child, rest, seen);
         }
-        // A path that begins with the name that it brings is another crate's: its module of that name was found above.
+        // A binding whose path starts with its own name refers to another crate; modules of that name were found above.
         if let Some(bound) = self.0[module].bound.get(first).filter(|bound| bound.first() != Some(first)) {
             return self.definer(module, &[bound, rest].concat(), seen);
         }
@@ -94,7 +94,7 @@ impl Crate {
         }
     }
 
-    /// Of each module those that it needs, itself and those around and inside of it left out.
+    /// Returns the dependencies of each module, without itself, its parents and its submodules.
     fn arrows(&self) -> Arrows<'_> {
         let of = |(name, module): (&'_ Name, &Module)| {
             let needed = module.named.iter().filter_map(|path| self.definer(name, path, &mut Vec::new()));
@@ -129,7 +129,7 @@ impl Module {
         module
     }
 
-    /// Reads one tree of a `use` behind `path`; the place behind it.
+    /// Reads one `use` tree with the prefix `path`; returns the position after it.
     fn bring(&mut self, words: &[String], mut at: usize, path: &[String]) -> usize {
         let mut path = path.to_vec();
         loop {
@@ -170,12 +170,12 @@ impl Module {
     }
 }
 
-/// A source without its unit tests: those in it end it, those in a file of their own are a line anywhere.
+/// Removes the unit tests from a source: an inline test module ends the file; a `mod tests;` line may be anywhere.
 fn untested(text: &str) -> String {
     let mut parts = text.split("#[cfg(test)]\n");
     let mut kept = parts.next().unwrap_or_default().to_string();
     for part in parts {
-        // Other attributes may stand between.
+        // Other attributes may follow.
         let mut item = part;
         while item.starts_with("#[") {
             item = item.split_once('\n').map_or("", |(_, rest)| rest);
@@ -193,7 +193,7 @@ fn untested(text: &str) -> String {
     kept
 }
 
-/// Names and signs of a source, without comments, texts and characters.
+/// Returns the tokens of a source without comments, strings and characters.
 fn words(text: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut rest = text;
@@ -226,12 +226,12 @@ fn words(text: &str) -> Vec<String> {
     words
 }
 
-/// Whether a text begins in which signs stand for themselves.
+/// Returns whether a raw string starts here.
 fn is_raw(rest: &str) -> bool {
     rest.strip_prefix('r').is_some_and(|rest| rest.trim_start_matches('#').starts_with('"'))
 }
 
-/// Bytes of a text before the quotation mark that ends it.
+/// Returns the length of a string literal up to its closing quote.
 fn text_length(text: &str) -> usize {
     let mut escaped = false;
     let end = text.find(|c| {
@@ -244,7 +244,7 @@ fn text_length(text: &str) -> usize {
 
 type Arrows<'a> = BTreeMap<&'a Name, BTreeSet<Name>>;
 
-/// Whatever is reached from a module over one arrow or more.
+/// Returns all modules reachable from a module over one or more dependencies.
 fn reached<'a>(arrows: &'a Arrows, from: &'a Name) -> BTreeSet<&'a Name> {
     let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
     while let Some(at) = next.pop() {
@@ -253,7 +253,7 @@ fn reached<'a>(arrows: &'a Arrows, from: &'a Name) -> BTreeSet<&'a Name> {
     seen
 }
 
-/// Groups of modules of which each leads to each.
+/// Returns the groups of modules that all depend on each other.
 fn circles<'a>(arrows: &'a Arrows) -> BTreeSet<BTreeSet<&'a Name>> {
     let all: BTreeMap<&Name, BTreeSet<&Name>> = arrows.keys().map(|name| (*name, reached(arrows, name))).collect();
     let with = |name: &Name| all.keys().copied().filter(|o| all[name].contains(o) && all[o].contains(name)).collect();
@@ -261,7 +261,7 @@ fn circles<'a>(arrows: &'a Arrows) -> BTreeSet<BTreeSet<&'a Name>> {
 }
 
 #[needs(nothing)]
-fn no_file_leads_back_to_itself() {
+fn source_files_have_no_cyclic_dependencies() {
     let crates = fs::read_dir("crates").expect("readable").map(|e| e.expect("an entry").path().join("src"));
     for root in crates.chain([PathBuf::from("src")]) {
         let all = Crate::read(&root);
@@ -281,7 +281,7 @@ fn no_file_leads_back_to_itself() {
 }
 
 #[needs(nothing)]
-fn circles_are_found_through_reexports_and_paths() {
+fn cycles_through_reexports_and_paths_are_found() {
     let folder = tempfile::tempdir().expect("a folder");
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);

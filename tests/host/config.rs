@@ -1,4 +1,4 @@
-//! The command line as its user meets it: what is printed where, and the exit code.
+//! Output and exit codes of the command line.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -11,7 +11,7 @@ struct Run {
     err: String,
 }
 
-/// Runs `ltx2` in a folder of its own files.
+/// Runs `ltx2` in a folder.
 fn ltx2_in(folder: &Path, args: &[&str]) -> Run {
     let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_ltx2"))
         .args(args)
@@ -33,7 +33,7 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     folder
 }
 
-/// An error is one line on stderr, nothing on stdout, and its code.
+/// Checks that an error is one line on stderr with its exit code and no output on stdout.
 fn assert_error(folder: &Path, args: &[&str], code: i32, message: &str) {
     let run = ltx2_in(folder, args);
     assert_eq!((run.err.as_str(), run.code), (format!("error: {message}\n").as_str(), code), "{args:?}");
@@ -41,7 +41,7 @@ fn assert_error(folder: &Path, args: &[&str], code: i32, message: &str) {
 }
 
 #[needs(nothing)]
-fn mistakes_in_yaml_name_file_line_and_key() {
+fn yaml_errors_have_file_line_and_key() {
     let dir = folder(&[
         ("typo.yml", "request:\n  width: 512\n  heigth: 320\n"),
         ("type.yml", "sampler:\n  steps: many\n"),
@@ -61,7 +61,7 @@ fn mistakes_in_yaml_name_file_line_and_key() {
             "frames.yml",
             "request.num_frames = 120 (frames.yml:2): must be one more than a multiple of 8; the nearest are 113 and 121",
         ),
-        ("a.yml", "b.yml:1: 'extends' goes in a circle: a.yml -> b.yml -> a.yml"),
+        ("a.yml", "b.yml:1: circular 'extends': a.yml -> b.yml -> a.yml"),
         ("gone.yml", "cannot read gone.yml: No such file or directory (os error 2)"),
     ] {
         assert_error(dir.path(), &["generate", "-c", file, "--print-config"], 2, message);
@@ -72,7 +72,7 @@ fn mistakes_in_yaml_name_file_line_and_key() {
 }
 
 #[needs(nothing)]
-fn mistakes_in_flags_name_the_flag() {
+fn flag_errors_include_the_flag() {
     let dir = folder(&[("taken.mp4", "")]);
     let prompt = ["generate", "--prompt", "x"];
     let with = |more: &[&'static str]| prompt.iter().copied().chain(more.iter().copied()).collect::<Vec<_>>();
@@ -89,17 +89,17 @@ fn mistakes_in_flags_name_the_flag() {
         (&["--set", "sampler.stepz=2"], "--set sampler.stepz=2: unknown key 'sampler.stepz'; did you mean 'steps'?"),
         (
             &["--mesh", "ctx=2"],
-            "--mesh ctx=2: 'ctx' is no axis, known are data, cfg, fsdp, context, tensor; e.g. --mesh cfg=2,context=4",
+            "--mesh ctx=2: unknown axis 'ctx'; known axes are data, cfg, fsdp, context, tensor; e.g. --mesh cfg=2,context=4",
         ),
         (
             &["--platform", "gpu"],
-            "runtime.platform = gpu (flag --platform): platform 'gpu' is none of auto, cpu, cuda, tpu or a plugin file PATH.so",
+            "runtime.platform = gpu (flag --platform): unknown platform 'gpu'; use auto, cpu, cuda, tpu or a plugin file PATH.so",
         ),
         (
             &["--pipeline", "keyframes"],
-            "pipeline = keyframes (flag --pipeline): needs a frame: --image PATH FRAME STRENGTH, or request.images",
+            "pipeline = keyframes (flag --pipeline): needs an image: --image PATH FRAME STRENGTH, or request.images",
         ),
-        (&["-o", "taken.mp4"], "output.path: taken.mp4 exists; overwrite it with --force, or name another"),
+        (&["-o", "taken.mp4"], "output.path: taken.mp4 exists; overwrite it with --force, or use another path"),
         (
             &["--set", "runtime.watchdog=0"],
             "--set runtime.watchdog=0: 'runtime.watchdog' must be auto, off or a whole number from 1 to 604800, not 0",
@@ -108,7 +108,7 @@ fn mistakes_in_flags_name_the_flag() {
     ] {
         assert_error(dir.path(), &with(flags), 2, message);
     }
-    let no_prompt = "no prompt: give --prompt, --prompts or request.prompt in the YAML";
+    let no_prompt = "no prompt; pass --prompt or --prompts, or set request.prompt in the YAML file";
     assert_error(dir.path(), &["generate"], 2, no_prompt);
     for unknown in [
         &["generate", "--widht", "3"][..],
@@ -120,9 +120,9 @@ fn mistakes_in_flags_name_the_flag() {
     }
 }
 
-/// Layout files of users know the keys of earlier releases.
+/// Layout files may use the keys of earlier releases.
 #[needs(nothing)]
-fn old_keys_of_layouts_are_read_or_say_what_to_write() {
+fn old_layout_keys_are_accepted_or_suggest_the_new_key() {
     let dir = folder(&[]);
     let path = dir.path().join("own.yml");
     let read = |policy: &str| {
@@ -149,7 +149,7 @@ fn old_keys_of_layouts_are_read_or_say_what_to_write() {
 }
 
 #[needs(nothing)]
-fn the_merged_configuration_is_printed_with_origins() {
+fn print_config_shows_merged_values_with_origins() {
     let dir = folder(&[("my.yml", "extends: ltx2\nrequest:\n  seed: 3\n  width: 512\n")]);
     let run = ltx2_in(
         dir.path(),
@@ -173,15 +173,15 @@ fn the_merged_configuration_is_printed_with_origins() {
 }
 
 #[needs(nothing)]
-fn a_dry_run_says_what_would_be_done() {
+fn dry_run_prints_the_plan() {
     let dir = folder(&[]);
     let run = ltx2_in(dir.path(), &["generate", "-c", "ltx2_full_guidance", "-p", "x", "--dry-run"]);
     assert_eq!((run.code, run.out.as_str()), (0, ""));
     for part in [
         "Lightricks/LTX-2 (cannot be read: ",
-        "768x512, 121 frames at 24 a second, 5.04 s",
+        "768x512, 121 frames at 24 per second, 5.04 s",
         "6144 video (16 x 16 x 24), 126 audio, 1024 text",
-        "40 steps, passes a step: conditional, negative, perturbed, isolated",
+        "40 steps, passes per step: conditional, negative, perturbed, isolated",
         "out/ltx2_10.mp4",
     ] {
         assert!(run.err.contains(part), "no '{part}' in\n{}", run.err);
@@ -197,10 +197,10 @@ fn a_dry_run_says_what_would_be_done() {
 }
 
 #[needs(nothing)]
-fn seconds_are_said_in_frames() {
+fn seconds_flag_logs_the_number_of_frames() {
     let dir = folder(&[]);
     let run = ltx2_in(dir.path(), &["generate", "-p", "x", "--seconds", "2", "--dry-run"]);
-    assert!(run.err.contains("--seconds 2 at 24 frames a second: 49 frames, 2.04 s"), "{}", run.err);
+    assert!(run.err.contains("--seconds 2 at 24 frames per second: 49 frames, 2.04 s"), "{}", run.err);
     assert!(
         !ltx2_in(dir.path(), &["-q", "generate", "-p", "x", "--seconds", "2", "--dry-run"]).err.contains("--seconds")
     );
@@ -220,6 +220,6 @@ fn help_is_grouped_and_schema_and_completions_are_printed() {
     let schema: serde_json::Value = serde_json::from_str(&ltx2_in(dir.path(), &["schema"]).out).expect("JSON");
     assert_eq!(schema["properties"]["request"]["$ref"], "#/$defs/Request");
     assert_eq!(schema["$defs"]["Sampler"]["properties"]["steps"]["maximum"], 256);
-    assert_eq!(schema["$defs"]["Sampler"]["properties"]["steps"]["description"], "Denoising steps.");
+    assert_eq!(schema["$defs"]["Sampler"]["properties"]["steps"]["description"], "Number of denoising steps.");
     assert!(ltx2_in(dir.path(), &["completions", "bash"]).out.contains("--print-config"));
 }

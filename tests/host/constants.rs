@@ -1,11 +1,11 @@
-//! Measured constants of chips follow from the measurements that are kept beside the docs.
+//! The calibration constants of the chip files can be reproduced from the measurements in `benchmarks/calibration`.
 
 use ltx2::analysis::{Calibration, Chip, Measurements, fit};
 
 use crate::support::needs;
 
 #[needs(nothing)]
-fn calibrations_follow_from_what_was_measured() {
+fn calibrations_are_reproducible_from_measurements() {
     let mut count = 0;
     for chip in Chip::all() {
         let Some(kept) = &chip.calibration else { continue };

@@ -1,4 +1,4 @@
-//! The files of experiments/, read as the command reads them.
+//! The files in experiments/, read like the command reads them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,14 +9,14 @@ use crate::support::needs;
 use ltx2::config::presets::CONFIGS;
 use ltx2::config::read_experiment;
 
-/// Cases of a file, as values.
+/// Returns the cases of a file as JSON values.
 fn cases(name: &str) -> Vec<Value> {
     let file = read_experiment(&Path::new("experiments").join(name)).unwrap_or_else(|e| panic!("{e}"));
     file.cases().iter().map(|case| serde_json::to_value(case).expect("a case has a JSON form")).collect()
 }
 
 #[needs(nothing)]
-fn every_file_is_read() {
+fn every_experiment_file_has_the_expected_cases() {
     let files = std::fs::read_dir("experiments").expect("a folder").map(|e| e.expect("an entry").file_name());
     let counts: BTreeSet<(String, usize)> =
         files.map(|name| name.into_string().expect("UTF-8")).map(|name| (name.clone(), cases(&name).len())).collect();
@@ -38,15 +38,15 @@ fn every_file_is_read() {
     assert_eq!(counts, expected.map(|(name, count)| (name.to_string(), count)).into());
 }
 
-/// Every shipped slice in both generations; those of no size or generation in two sizes, beside two other layouts on the same
-/// devices. Those of LTX-2.5 have a file of their own.
+/// Every shipped slice appears in both generations and, unless its file is for one size or generation, in two sizes,
+/// each together with two other layouts on the same devices. LTX-2.5 slices are in a separate file.
 #[needs(nothing)]
-fn the_tpu_file_names_every_shipped_slice() {
+fn tpu_experiments_cover_every_shipped_slice() {
     let (cases, of_2_5) = (cases("tpu.yml"), cases("tpu-2_5.yml"));
     for (slice, _) in CONFIGS.iter().filter(|(name, _)| name.starts_with("tpu/")) {
         let cases = if slice.ends_with("2_5") { &of_2_5 } else { &cases };
         let own: Vec<&Value> = cases.iter().filter(|case| case["slice"] == *slice).collect();
-        // The one size, and the one generation, of a slice's further file.
+        // A slice's additional file is for one size and one generation.
         let size = match *slice {
             name if name.ends_with("int8") => Some("768x512x121"),
             name if name.ends_with("large") => Some("1280x768x121"),
@@ -77,17 +77,17 @@ fn the_tpu_file_names_every_shipped_slice() {
     }
 }
 
-/// Of each slice's files the best is within 2 % of the fastest case that was compiled for the same devices, configuration and
-/// shape. `tpu/v6e-16` says why its second pass is not.
+/// The best file of each slice is within 2 % of the fastest case compiled for the same devices, configuration and
+/// shape. The second pass of `tpu/v6e-16` is a documented exception.
 #[needs(nothing)]
-fn a_slices_best_file_is_within_two_percent() {
+fn best_shipped_file_is_within_two_percent_of_fastest() {
     let mut behind: BTreeMap<[String; 3], Option<f64>> = BTreeMap::new();
     for page in ["benchmarks/tpu-slices.md", "benchmarks/tpu-refine.md"] {
         let text = std::fs::read_to_string(page).expect("a page");
         for row in text.lines().filter(|line| line.starts_with("| tpu:")) {
             let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
             let [devices, config, shape, case, share, ..] = cells[..] else { panic!("{page}: {row}") };
-            // Nothing else was compiled for these devices.
+            // The only case compiled for these devices.
             if share.is_empty() {
                 continue;
             }

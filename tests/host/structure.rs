@@ -1,12 +1,12 @@
-//! The house rules that a reader of one file cannot see: arrows between modules point down, MLIR is written in one
-//! place, C is called in one place.
+//! Rules of the repository that span files: module dependencies point down, MLIR is only written in one place, and C is
+//! only called in one place.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::support::needs;
 
-/// Modules from the top down; a module may use those of later lines.
+/// Modules from top to bottom; a module may only use modules of later lines.
 const LAYERS: &[&[&str]] = &[
     &["cli"],
     &["tune", "serve"],
@@ -22,11 +22,11 @@ const LAYERS: &[&[&str]] = &[
     &["tensor"],
     &[
         "av",
-        "contained",
+        "catch_panic",
         "defaults",
         "destination",
         "failpoint",
-        "foreign",
+        "file_kind",
         "host",
         "interrupts",
         "temporaries",
@@ -54,14 +54,14 @@ fn module(path: &Path) -> String {
     first.trim_end_matches(".rs").to_string()
 }
 
-/// The code of a file without its comments.
+/// Returns a file's code without comment lines.
 fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).expect("readable");
     text.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
 #[needs(nothing)]
-fn arrows_between_modules_point_down() {
+fn modules_depend_only_on_lower_layers() {
     let layer = |name: &str| LAYERS.iter().position(|l| l.contains(&name));
     let mut wrong = Vec::new();
     let mut seen = 0;
@@ -76,7 +76,7 @@ fn arrows_between_modules_point_down() {
             let Some(target) = layer(&name) else { continue };
             seen += 1;
             let down = target > level || name == from;
-            // Neighbours of one layer that are allowed to know each other, in this direction only.
+            // Modules of one layer that may depend on each other, in this direction only.
             let neighbour = matches!((from.as_str(), name.as_str()), ("runtime", "weights"));
             if !down && !neighbour {
                 wrong.push(format!("{}: {from} uses {name}", path.display()));
@@ -88,13 +88,13 @@ fn arrows_between_modules_point_down() {
 }
 
 #[needs(nothing)]
-fn mlir_is_written_by_the_builder_and_kernels_only() {
+fn only_builder_and_kernel_modules_write_mlir() {
     let mut wrong = Vec::new();
     for path in sources(Path::new("src")) {
         if module(&path) == "kernels" {
             continue;
         }
-        // A unit test may read what was written.
+        // Unit tests may inspect generated text.
         let written =
             code(&path).lines().take_while(|l| !l.starts_with("#[cfg(test)]")).map(str::to_string).collect::<Vec<_>>();
         for (n, line) in written.iter().enumerate() {
@@ -107,10 +107,10 @@ fn mlir_is_written_by_the_builder_and_kernels_only() {
 }
 
 #[needs(nothing)]
-fn unsafe_stands_where_c_is_called() {
+fn unsafe_code_is_used_only_to_call_c() {
     let mut wrong = Vec::new();
     for path in [sources(Path::new("src")), sources(Path::new("crates"))].concat() {
-        // The driver's library is asked for its devices.
+        // These query the driver's library for devices.
         let allowed = path.starts_with("crates/pjrt")
             || path.ends_with("runtime/platform.rs")
             || path.ends_with("runtime/hardware.rs");
@@ -121,7 +121,7 @@ fn unsafe_stands_where_c_is_called() {
     assert!(wrong.is_empty(), "unsafe where no C is called: {wrong:?}");
 }
 
-/// Statements that go on with a default where a call cannot fail, or fails for a reason that no default stands for.
+/// Returns statements that substitute a default although the call cannot fail or no default makes sense.
 fn made_up(code: &str) -> Vec<String> {
     let sure = [
         "serde_json::to_",
@@ -144,7 +144,7 @@ fn made_up(code: &str) -> Vec<String> {
         |text: &'static str| before(text).into_iter().map(|t| t.rsplit([';', '{', '}']).next().unwrap_or(t));
     let defaults = [".unwrap_or_default()", ".unwrap_or_else(|_| "].into_iter().flat_map(statement);
     let made = defaults.filter(|s| sure.iter().any(|call| s.contains(call)));
-    // A number may be meant where a conversion ends, not where something is looked up or given its shape.
+    // A default number is acceptable for a conversion, but not for a lookup or a shape.
     let numbers = [".unwrap_or(0", ".unwrap_or(1"].into_iter().flat_map(statement);
     let made = made.chain(numbers.filter(|s| [".position(", "_shape("].iter().any(|call| s.contains(call))));
     let passed_over = code.split("if let Ok(").skip(1).map(|rest| rest.split('{').next().unwrap_or(rest));
@@ -153,7 +153,7 @@ fn made_up(code: &str) -> Vec<String> {
 }
 
 #[needs(nothing)]
-fn what_cannot_fail_is_expected_not_defaulted() {
+fn infallible_calls_use_expect_instead_of_defaults() {
     let planted =
         "let a = 1;\nlet b = x\n    .as_slice()\n    .unwrap_or_default();\nlet c = map.get(d).unwrap_or_default();";
     assert_eq!(made_up(planted), ["let b = x\n    .as_slice()"]);
@@ -169,7 +169,8 @@ fn what_cannot_fail_is_expected_not_defaulted() {
     assert!(wrong.is_empty(), "write expect(\"why it cannot fail\"), or an error:\n{}", wrong.join("\n"));
 }
 
-/// The name of a field or variant may explain it; an item of a module says more. The commands' help is clap's.
+/// Fields and variants may be self-explanatory, but module items need a comment. clap generates the help of the
+/// commands.
 #[needs(nothing)]
 fn public_items_are_documented() {
     let kinds = ["struct ", "enum ", "trait ", "type ", "fn ", "const fn ", "unsafe fn "];
@@ -188,10 +189,10 @@ fn public_items_are_documented() {
     assert!(bare.is_empty(), "public items without a doc comment:\n{}", bare.join("\n"));
 }
 
-/// Parts of a tuple have no names where the function is called; nor have those of an array, but sizes and places along
-/// axes are known by their order.
+/// The parts of a tuple argument have no names at the call site. Neither have those of an array, but sizes and
+/// positions along axes are clear from their order.
 #[needs(nothing)]
-fn arguments_are_no_tuples_or_arrays_of_unlike_things() {
+fn arguments_are_not_heterogeneous_tuples_or_arrays() {
     let alike = ["usize;", "f64;", "&Tile;"];
     let (mut wrong, mut seen) = (Vec::new(), 0);
     for path in [sources(Path::new("src")), sources(Path::new("crates"))].concat() {
@@ -212,7 +213,7 @@ fn arguments_are_no_tuples_or_arrays_of_unlike_things() {
     assert!(wrong.is_empty(), "arguments without a name for each thing:\n{}", wrong.join("\n"));
 }
 
-/// Files that may be longer than others: tables, of which a part alone says nothing.
+/// Files that may be longer: tables that cannot be split sensibly.
 const TABLES: [(&str, &str); 2] = [
     ("crates/pjrt/src/abi.rs", "the C interface, generated from its header"),
     ("src/config/schema.rs", "every key of the YAML, with its description and default"),
@@ -233,9 +234,9 @@ fn files_have_at_most_500_lines() {
     assert_eq!(tables.len(), TABLES.len(), "no longer longer than others: {tables:?} are");
 }
 
-/// A file that no `mod` names, or a test that the harness does not know, would never run.
+/// A file without a `mod` item, or a test that is not registered with the harness, would never run.
 #[needs(nothing)]
-fn every_file_of_tests_is_run_by_the_harness() {
+fn every_test_file_is_registered_with_the_harness() {
     for binary in ["host", "it", "cli", "serve", "tpu", "cuda", "gpu", "support"] {
         let folder = Path::new("tests").join(binary);
         let all = sources(&folder);

@@ -1,4 +1,4 @@
-//! `tests/thresholds.yml`: every whole run that is compared with a reference has its limits there.
+//! `tests/thresholds.yml` has a row of limits for every end-to-end run that is compared with a reference.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::support::needs;
 use crate::support::thresholds::{row, rows};
 
-/// Folders of `tests/fixtures/cases` whose every case is a whole run.
+/// Folders of `tests/fixtures/cases` in which every case is an end-to-end run.
 const WHOLE_RUNS: [&str; 12] = [
     "pipeline",
     "dfr",
@@ -21,11 +21,11 @@ const WHOLE_RUNS: [&str; 12] = [
     "by_diffusers",
     "upsampling",
 ];
-/// Whole runs that are kept elsewhere, and those that compute their own reference.
+/// End-to-end runs stored elsewhere, and those that compute their own reference.
 const OTHERS: [&str; 4] = ["images/image_to_video", "nano/reference", "gpu/one", "gpu/layouts"];
 
 #[needs(nothing)]
-fn every_whole_run_has_one_row() {
+fn every_end_to_end_run_has_one_threshold_row() {
     let files = |folder: &str| {
         let at = Path::new("tests/fixtures").join(if folder == "seeds" { "" } else { "cases" }).join(folder);
         let entries = std::fs::read_dir(&at).unwrap_or_else(|e| panic!("{}: {e}", at.display()));
@@ -50,9 +50,9 @@ fn every_whole_run_has_one_row() {
     }
 }
 
-/// The tests on GPUs are built where no GPU is, but never run there.
+/// The GPU tests are compiled on machines without a GPU, but do not run there.
 #[needs(nothing)]
-fn limits_on_gpus_are_those_of_the_tests() {
+fn gpu_limits_equal_the_constants_of_the_tests() {
     let source = std::fs::read_to_string("tests/gpu/agreement.rs").expect("a file");
     let constant = |name: &str| -> f64 {
         let line = source.lines().find_map(|l| l.strip_prefix(&format!("const {name}: f64 = "))).expect("a constant");

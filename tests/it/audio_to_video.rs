@@ -1,5 +1,5 @@
-//! A video made to a sound that is given: the sound stays as it is, and goes with the video. What is made of it is compared
-//! with Lightricks' pipeline in `official_steps`, in one pass with its parts in `given_video`.
+//! Video generated for input audio, which stays unchanged and is written to the output. The video is compared with
+//! Lightricks' pipeline in `official_steps`, and a single pass with its parts in `given_video`.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ fn case(all: Vec<Case>) -> Case {
     all.into_iter().find(|case| case.name.ends_with("_audio")).expect("a case with a sound")
 }
 
-/// The request of a configuration of one pass, at the size of the first of the case's two.
+/// Returns the request of a single-pass configuration at the size of the case's first pass.
 fn of_one_pass(model: &Model) -> Request {
     let sound = format!("request.audio={{path: {SOUND}, start: 0.05}}");
     let set = [
@@ -40,13 +40,13 @@ fn of_one_pass(model: &Model) -> Request {
 }
 
 #[needs(cpu)]
-fn the_sound_stays_and_goes_with_the_video() {
+fn input_audio_is_unchanged_in_the_output() {
     let (all, mut runner) = cases_of(&cpu(8), "official", "tiny_a");
     let case = case(all);
     let request = request(&case, &runner.model);
     let made = generate(&mut runner, &request, &dumping_steps());
     let steps: Vec<_> = made.dump.iter().filter(|(name, _)| name.ends_with(".latents.audio")).collect();
-    assert_eq!(steps.len(), 3 + 4 + 1, "of two passes, and between them");
+    assert_eq!(steps.len(), 3 + 4 + 1, "steps of two passes, and the latents between them");
     for (name, latents) in steps {
         assert_eq!(latents, dumped(&made, "latents.audio"), "{name}");
     }
@@ -54,7 +54,7 @@ fn the_sound_stays_and_goes_with_the_video() {
     assert_eq!((made.sample_rate, made.audio.dim()), (8000, (2, 3000)));
     assert_eq!(&made.audio, sound.span(0.05, 3000).samples());
 
-    // The first pass of two is the request of one.
+    // The first of two passes equals the single-pass request.
     let one = of_one_pass(&runner.model);
     let same = Request {
         prompt: one.prompt.clone(),
@@ -88,7 +88,7 @@ fn sharded(model: &str, layouts: &[(&str, &str)]) {
 }
 
 #[needs(cpu, full)]
-fn every_layout_gives_what_one_device_gives() {
+fn ltx2_0_layouts_match_single_device_result() {
     let layouts = [
         ("cfg", "cfg=4"),
         ("fsdp-ulysses", "cfg=4,context=2"),
@@ -99,6 +99,6 @@ fn every_layout_gives_what_one_device_gives() {
 }
 
 #[needs(cpu, full)]
-fn layouts_of_2_3_give_what_one_device_gives() {
+fn ltx2_3_layouts_match_single_device_result() {
     sharded("tiny_2_3", &[("cfg-ulysses", "cfg=2,context=2"), ("tensor", "cfg=2,tensor=2"), ("ring", "context=2")]);
 }

@@ -1,4 +1,4 @@
-//! Several videos as one batch over `data`: the numbers of each are those of the request alone.
+//! Several videos as one batch over `data`: each has the same numbers as alone.
 
 use ltx2::request::Request;
 use std::ops::ControlFlow;
@@ -14,15 +14,15 @@ use ltx2::sampling::guidance::RescaleScope;
 const DUMPED: [&str; 7] =
     ["noise.video", "noise.audio", "prompt_embeds", "latents.video", "latents.audio", "video", "audio"];
 
-/// A shipped layout with its own mesh replaced.
+/// Returns a shipped layout with another mesh.
 fn build(layout: &str, mesh: &str, devices: usize) -> Build {
     let mesh = Some(parse_mesh(mesh).expect("a mesh"));
     let layout = Config { layout: layout.into(), mesh, ..Config::default() }.placement(devices).expect("a layout");
     Build { layout, ..plain(DType::F32) }
 }
 
-/// Three videos of one case that differ in prompt and seed. Guided ones are rescaled, over the batch as far as the
-/// request goes.
+/// Returns three requests of one case that differ in prompt and seed. Guided ones are rescaled, with statistics over
+/// the batch as requested.
 fn three(base: &Request) -> [Request; 3] {
     let mut base = Request { rescale: RescaleScope::Batch, ..base.clone() };
     for scales in base.scales.as_mut() {
@@ -44,7 +44,7 @@ fn agree(what: &str, got: &Generated, want: &Generated) {
     assert_eq!((got.frames.data().dim(), got.audio.dim()), (want.frames.data().dim(), want.audio.dim()), "{what}");
 }
 
-/// Three videos of a case, two at a time on `mesh`, against one at a time on `single`.
+/// Compares three videos of a case, two at a time on `mesh`, with one at a time on `single`.
 fn two_at_a_time(name: &str, single: (&str, &str), together: (&str, &str)) {
     let client = cpu(8);
     let all = cases("pipeline");
@@ -71,26 +71,26 @@ fn two_at_a_time(name: &str, single: (&str, &str), together: (&str, &str)) {
         assert_eq!((s.compiles + s.cache_hits, s.executions), (1, 2), "{name}: {program}");
     }
     assert_eq!(statistics.len(), 7, "{:?}", statistics.keys());
-    // Which videos run beside it changes no bit of a video.
+    // The other videos of a batch do not change a bit of a video.
     let again = generate(&mut runner, &jobs[1], &dumping(None));
     for name in DUMPED {
         assert_eq!(dumped(&again, name), dumped(&got[1], name), "{name}: other bits alone");
     }
 }
 
-/// Statistics of the rescale, even those that are asked for over the batch, must not see a video's neighbours.
+/// The guidance rescale statistics of a video, even those requested over the batch, must not include other videos.
 #[needs(cpu)]
-fn three_guided_videos_on_two_devices_are_those_of_one() {
+fn batched_guided_videos_match_single_videos() {
     two_at_a_time("tiny_b_cfg", ("replicated", "data=1"), ("cfg", "data=2"));
 }
 
 #[needs(cpu)]
-fn a_mesh_inside_each_part_of_the_batch() {
+fn batched_videos_on_sharded_meshes_match_single_videos() {
     two_at_a_time("tiny_b_cfg", ("replicated", "data=1"), ("cfg-ulysses", "data=2,cfg=2,context=2"));
 }
 
 #[needs(cpu)]
-fn requests_that_no_program_serves_together_are_refused() {
+fn batch_of_videos_with_different_sizes_is_rejected() {
     let client = cpu(8);
     let all = cases("pipeline");
     let mut runner = open(&client, all[0].model.to_str().expect("a path"), build("cfg", "data=2", 8));
@@ -103,7 +103,7 @@ fn requests_that_no_program_serves_together_are_refused() {
 }
 
 #[needs(cpu)]
-fn a_layout_without_a_data_axis_makes_one_video_at_a_time() {
+fn batch_size_equals_size_of_data_axis() {
     for (layout, mesh, size) in
         [("ulysses", "context=8", 1), ("replicated", "data=2", 1), ("tensor", "data=4,tensor=2", 4)]
     {

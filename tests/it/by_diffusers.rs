@@ -1,5 +1,5 @@
-//! Whole runs against diffusers' own pipelines (scripts/oracle/cases_by_diffusers.py): conditions of a strength below 1, another
-//! motion speed, ancestral steps in two passes.
+//! End-to-end runs compared with diffusers' pipelines (scripts/oracle/cases_by_diffusers.py): conditions with a
+//! strength below 1, another motion speed, and ancestral steps in two passes.
 
 use crate::pipeline_2_5::tokenizer_without_bos;
 use crate::references::{Patterns, ready};
@@ -36,18 +36,18 @@ fn conditions_agree(model: &str, names: &[&str]) {
 }
 
 #[needs(cpu)]
-fn frames_below_strength_1_agree_in_2_0() {
+fn partial_strength_frames_match_diffusers_for_ltx2_0() {
     conditions_agree("tiny_a", &["first", "strengths"]);
 }
 
-/// The two cases differ in motion speed alone: one program runs both.
+/// The two cases differ only in motion speed, so one program runs both.
 #[needs(cpu)]
-fn frames_below_strength_1_agree_in_2_3_at_each_motion_speed() {
+fn partial_strength_and_motion_speed_match_diffusers() {
     conditions_agree("tiny_2_3", &["strengths", "motion"]);
 }
 
 #[needs(nothing)]
-fn motion_speed_is_refused_where_no_position_depends_on_it() {
+fn motion_speed_is_rejected_by_pipelines_that_ignore_it() {
     let load = |pipeline: &str, speed: &str| {
         let set = [("pipeline", pipeline), ("request.motion_speed", speed), ("request.prompt", "a")];
         Config::load("ltx2", set.map(|(key, value)| format!("{key}={value}")))
@@ -64,18 +64,18 @@ fn motion_speed_is_refused_where_no_position_depends_on_it() {
 }
 
 #[needs(cpu)]
-fn a_reference_video_below_strength_1_agrees() {
+fn partial_strength_reference_video_matches_diffusers() {
     conditions_agree("tiny_2_3", &["reference"]);
 }
 
 #[needs(cpu)]
-fn frames_below_strength_1_agree_in_two_passes_of_2_5() {
+fn partial_strength_frames_match_diffusers_for_ltx2_5() {
     conditions_agree("tiny_2_5", &["strengths"]);
 }
 
-/// The tokenizer adds no BOS, so the empty negative prompt has no token at all.
+/// The tokenizer adds no BOS, so the empty negative prompt has no tokens.
 #[needs(cpu)]
-fn prompts_without_bos_agree() {
+fn prompts_without_bos_match_diffusers() {
     let (all, mut runner) = cases_of(&cpu(8), "by_diffusers", "tiny_a");
     let case = all.iter().find(|case| case.name.ends_with("no_bos")).expect("a case");
     let folder = tempfile::tempdir().expect("a folder");
@@ -88,9 +88,9 @@ fn prompts_without_bos_agree() {
     agrees(case, &mut runner, &request);
 }
 
-/// One generator makes the noise of both passes' starts and steps, and the decoder's.
+/// A single generator draws the initial noise and step noise of both passes, and the decoder's noise.
 #[needs(cpu)]
-fn ancestral_steps_of_two_passes_continue_one_generator() {
+fn ancestral_noise_of_both_passes_uses_one_generator() {
     let (all, runner) = cases_of(&cpu(8), "by_diffusers", "tiny_2_5");
     drop(runner);
     let case = all.iter().find(|case| case.name.ends_with("ancestral")).expect("a case");

@@ -1,4 +1,4 @@
-//! The compile cache: whose entries are taken.
+//! The compile cache: which entries are hits.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -20,7 +20,7 @@ fn program() -> Program {
     b.finish_with(vec![(Output::new("y", ty), &x + &x)]).expect("a program")
 }
 
-/// A new engine of a plugin, given a folder of entries.
+/// Creates an engine with a cache folder.
 fn engine(plugin: &Path, folder: &Path, devices: usize) -> Engine {
     engine_that_writes(plugin, folder, devices, None)
 }
@@ -33,13 +33,13 @@ fn engine_that_writes(plugin: &Path, folder: &Path, devices: usize, write_behind
     Engine::new(client, options)
 }
 
-/// Origin of the program's executable for a new engine.
+/// Returns the origin of the program's executable in a new engine.
 fn origin(plugin: &Path, folder: &Path, devices: usize) -> ExecutableOrigin {
     engine(plugin, folder, devices).compile("double", &program()).expect("compiles").origin()
 }
 
 #[needs(cpu)]
-fn an_entry_of_another_plugin_is_not_taken() {
+fn cache_entry_of_another_plugin_is_a_miss() {
     let dir = tempfile::tempdir().expect("a folder");
     let entries = || -> Vec<PathBuf> {
         let all = fs::read_dir(dir.path().join("cache")).expect("a cache");
@@ -52,7 +52,7 @@ fn an_entry_of_another_plugin_is_not_taken() {
     let first = entries().remove(0);
     let whole = fs::read(&first).expect("an entry");
 
-    // Another build, as far as its file tells: a byte more.
+    // Simulates another build of the plugin with one more byte.
     let other = dir.path().join("pjrt_c_api_cpu_plugin.so");
     fs::copy(&own, &other).expect("copied");
     OpenOptions::new().append(true).open(&other).and_then(|mut file| file.write_all(b"\n")).expect("written");
@@ -61,7 +61,7 @@ fn an_entry_of_another_plugin_is_not_taken() {
     let second = entries().into_iter().find(|entry| *entry != first).expect("an entry of its own");
     assert_eq!(entries().len(), 2);
 
-    // Its entry under the name of the first's: refused by what its header says, and replaced.
+    // The other plugin's entry under the name of the first one's is rejected because of its header, and replaced.
     fs::copy(&second, &first).expect("copied");
     assert_eq!(origin(&own), ExecutableOrigin::Compiled);
     let plugin = |entry: &[u8]| -> Value {
@@ -74,7 +74,7 @@ fn an_entry_of_another_plugin_is_not_taken() {
 }
 
 #[needs(cpu)]
-fn an_entry_is_of_its_devices_and_not_of_those_beside_them() {
+fn cache_key_ignores_unused_devices() {
     let dir = tempfile::tempdir().expect("a folder");
     let own = discover::find(Platform::Cpu, None).found.remove(0).path;
     assert_eq!(origin(&own, dir.path(), 8), ExecutableOrigin::Compiled);
@@ -82,7 +82,7 @@ fn an_entry_is_of_its_devices_and_not_of_those_beside_them() {
 }
 
 #[needs(cpu)]
-fn threads_that_want_one_program_compile_it_once() {
+fn concurrent_compiles_of_one_program_run_once() {
     let dir = tempfile::tempdir().expect("a folder");
     let own = discover::find(Platform::Cpu, None).found.remove(0).path;
     let mut origins = std::thread::scope(|scope| {
@@ -93,9 +93,10 @@ fn threads_that_want_one_program_compile_it_once() {
     assert_eq!(origins, ["CacheHit", "Compiled"]);
 }
 
-/// Some plugins do not run a program while they serialize it: its entry is written behind the first run, or at the end.
+/// Some plugins cannot run a program while they serialize it, so the entry is written in the background after the first
+/// run, or at exit.
 #[needs(cpu)]
-fn an_entry_is_written_behind_the_first_run_or_at_the_end() {
+fn deferred_entry_is_written_after_first_run_or_at_exit() {
     let own = discover::find(Platform::Cpu, None).found.remove(0).path;
     for runs in [true, false] {
         let dir = tempfile::tempdir().expect("a folder");
@@ -106,14 +107,14 @@ fn an_entry_is_written_behind_the_first_run_or_at_the_end() {
         if runs {
             let x = engine.upload(&executable, "x", &Tensor::from(arr1(&[1.0f32; 4]))).expect("uploads");
             engine.run(&executable, |_| Some(&x)).expect("runs");
-            // Who wants the same waits for the entry.
+            // Another compile of the program waits for the entry.
             assert_eq!(engine.compile("double", &program()).expect("loads").origin(), ExecutableOrigin::CacheHit);
         }
         drop((executable, engine));
         assert_eq!(entries(), 1);
         assert_eq!(origin(&own, dir.path(), 1), ExecutableOrigin::CacheHit);
     }
-    // On a CPU at once, unless it is said: another process may wait for it.
+    // On CPU the entry is written at once unless configured otherwise: another process may be waiting for it.
     let dir = tempfile::tempdir().expect("a folder");
     let engine = engine(&own, dir.path(), 1);
     engine.compile("double", &program()).expect("compiles");

@@ -1,5 +1,5 @@
-//! A guidance branch on a device of its own has the bits it has beside the others: `cfg` gives one device's latents, of
-//! models of every kind of size.
+//! A guidance branch on a separate device has the same bits as in a batch with the others: `cfg` gives one device's
+//! latents for models of different sizes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::support::{
     cases, cpu, dumped, dumping, full, generate, needs, open, optimized, quick, relative_l2, request,
 };
 
-/// A transformer of random weights: heads and their widths, of the sound, blocks, and further keys.
+/// A transformer with random weights: heads and head dimensions (also of the audio stream), blocks, and other keys.
 struct Variant {
     base: &'static str,
     heads: [usize; 2],
@@ -32,7 +32,7 @@ struct Variant {
     more: Value,
 }
 
-/// One head and several, narrow and wide, odd sizes; activations, norms and biases beside the published ones.
+/// One head and several, narrow and wide, odd sizes; other activations, norms and biases than the published models.
 fn variants() -> Vec<Variant> {
     let plain = json!({});
     let v = |base, heads, audio_heads, layers, more: &Value| Variant {
@@ -52,7 +52,7 @@ fn variants() -> Vec<Variant> {
 }
 
 impl Variant {
-    /// Writes the configurations of its base with its own transformer.
+    /// Writes the configurations of its base model with its own transformer.
     fn write(&self, folder: &Path) {
         let base = base(self.base);
         for part in ["transformer", "connectors", "text_encoder", "vae", "audio_vae", "vocoder", "scheduler"] {
@@ -61,7 +61,7 @@ impl Variant {
             let mut config: Value = serde_json::from_str(&text).expect("JSON");
             match part {
                 "transformer" => self.change(&mut config),
-                // LTX-2.3's are as wide as the streams.
+                // LTX-2.3's connectors have the widths of the streams.
                 "connectors" if self.base == "tiny_2_3" => self.widen(&mut config),
                 _ => {}
             }
@@ -101,11 +101,11 @@ fn base(name: &str) -> PathBuf {
 #[derive(Clone, Copy, Debug)]
 enum Video {
     OfCase,
-    /// 17 frames, 24 tokens, guidance of 3.5: attention over other numbers of queries and keys.
+    /// 17 frames, 24 text tokens, guidance scale 3.5: attention with other numbers of queries and keys.
     Longer,
 }
 
-/// A model's pass with as many branches as its generation knows, on meshes of `cfg`.
+/// A model's pass with as many branches as its generation supports, on meshes of `cfg`.
 struct Subject {
     name: String,
     source: Arc<ModelSource>,
@@ -129,7 +129,7 @@ impl Subject {
         self.name.starts_with("tiny_2_3")
     }
 
-    /// LTX-2.0's with three heads also makes a longer video.
+    /// LTX-2.0's with three heads also generates a longer video.
     fn videos(&self) -> &'static [Video] {
         if self.name.starts_with("tiny_a 3x") { &[Video::OfCase, Video::Longer] } else { &[Video::OfCase] }
     }
@@ -165,7 +165,8 @@ fn source(folder: &Path) -> Arc<ModelSource> {
     Arc::new(ModelSource::open(folder.to_str().expect("UTF-8"), &Overrides::default()).expect("a model"))
 }
 
-/// Compares bits under these compile options, of the first `count` variants with as many seeds; names what differs.
+/// Compares bits under these compile options for the first `count` variants with `seeds` seeds each; lists the
+/// differences.
 fn compare(options: &EngineOptions, count: usize, seeds: u64) {
     let client = cpu(4);
     let dir = tempfile::tempdir().expect("a folder");
@@ -196,7 +197,7 @@ fn compare(options: &EngineOptions, count: usize, seeds: u64) {
     assert_eq!(differ, [""; 0], "other bits than on one device");
 }
 
-/// Runs a test of this file with XLA's newer emitters, as users compile; this process has the older ones.
+/// Runs a test of this file in a process with XLA's newer emitters, which users have; this process uses the older ones.
 fn with_newer_emitters(test: &str) {
     let mut child = std::process::Command::new(std::env::current_exe().expect("this file"));
     child.args(["--exact", &format!("cfg_bits::{test}"), "--nocapture"]);
@@ -206,36 +207,36 @@ fn with_newer_emitters(test: &str) {
     assert!(out.status.success() && said.contains("1 passed"), "{said}");
 }
 
-/// A minute: the newer emitters take five times the older ones' time.
+/// Takes a minute: the newer emitters take five times as long as the older ones.
 #[needs(cpu)]
-fn branches_apart_have_the_bits_of_branches_together() {
-    with_newer_emitters("quickly_compiled");
+fn sharded_guidance_branches_equal_batched_ones_bitwise() {
+    with_newer_emitters("quick_compile_keeps_sharded_branches_bitwise_equal");
 }
 
 #[needs(member)]
-fn quickly_compiled() {
+fn quick_compile_keeps_sharded_branches_bitwise_equal() {
     compare(&quick(), if full() { usize::MAX } else { 1 }, if full() { 4 } else { 1 });
 }
 
-/// With LLVM's optimizations, which vectorize sums.
+/// Compiles with LLVM's optimizations, which vectorize sums.
 #[needs(cpu, full)]
-fn branches_apart_have_the_bits_of_branches_together_as_users_compile() {
-    with_newer_emitters("optimized_too");
+fn llvm_optimizations_keep_guidance_branches_bitwise_equal() {
+    with_newer_emitters("optimized_compile_keeps_sharded_branches_bitwise_equal");
 }
 
 #[needs(member)]
-fn optimized_too() {
+fn optimized_compile_keeps_sharded_branches_bitwise_equal() {
     compare(&optimized(), usize::MAX, 1);
 }
 
-/// From prompt to frames and sound.
+/// Compares all tensors from prompt to frames and audio.
 #[needs(cpu, full)]
-fn a_guided_video_has_the_bits_of_one_device() {
-    with_newer_emitters("guided_video");
+fn guided_video_is_bitwise_equal_to_single_device() {
+    with_newer_emitters("sharded_guided_video_has_identical_bits");
 }
 
 #[needs(member)]
-fn guided_video() {
+fn sharded_guided_video_has_identical_bits() {
     let client = cpu(4);
     let case = cases("pipeline").into_iter().find(|c| c.name.ends_with("/tiny_a_cfg")).expect("a case");
     let made = |build: Build| {

@@ -1,4 +1,4 @@
-//! Videos of several clips: what a clip knows of the one before, in one pass and in two.
+//! Chained clips: what a clip takes from the previous one, in one and in two passes.
 
 use std::ops::ControlFlow;
 
@@ -12,10 +12,10 @@ use ndarray::{Array5, Axis, Ix4, Ix5, Slice};
 use crate::support::official::cases_of;
 use crate::support::{cpu, dumped, dumping, generate, needs};
 
-/// Clips of 17 frames, 9 of which two have: a latent of eight frames is carried.
+/// Clips of 17 frames with an overlap of 9: one latent of eight frames is carried over.
 pub const CHAIN: [&str; 2] = ["request.chain={clip: 17, overlap: 9}", "request.num_frames=33"];
 
-/// The request of a case of another pipeline, as a video of several clips.
+/// Returns the request of another pipeline's case as a chain of clips.
 pub fn request(runner: &Runner, preset: &str, common: &serde_json::Value, more: &[&str]) -> Request {
     let keys = common.as_array().expect("settings").iter().map(|key| key.as_str().expect("a setting"));
     let keys = keys.filter(|key| !key.starts_with("pipeline=") && !key.starts_with("request.extend"));
@@ -23,7 +23,7 @@ pub fn request(runner: &Runner, preset: &str, common: &serde_json::Value, more: 
     runner.model.request(&config, &config.jobs().expect("a job").remove(0)).expect("legal")
 }
 
-/// The clips of a request.
+/// Generates the clips of a request.
 pub fn clips(runner: &mut Runner, request: &Request) -> Vec<Generated> {
     let mut clips = Vec::new();
     let mut each = |mut made: Vec<Generated>| {
@@ -40,7 +40,8 @@ fn video(clip: &Generated, name: &str) -> Array5<f32> {
     dumped(clip, name).to_f32().into_dimensionality::<Ix5>().expect("five axes")
 }
 
-/// Each clip's second latents are the last ones of the clip before, bit for bit; its first one is none of them.
+/// Checks that each clip's second latent equals the last one of the previous clip, bit for bit, and that its first one
+/// is new.
 fn goes_on(clips: &[Generated], names: [&str; 2]) {
     for pair in clips.windows(2) {
         let [before, own] = [&pair[0], &pair[1]].map(|clip| video(clip, names[0]));
@@ -49,7 +50,7 @@ fn goes_on(clips: &[Generated], names: [&str; 2]) {
         assert_eq!(latent(&own, 1), latent(&before, 2), "{}", names[0]);
         assert_ne!(latent(&own, 0), latent(&before, 1), "{}", names[0]);
         assert_ne!(latent(&own, 2), latent(&before, 2), "{}", names[0]);
-        // 8 frames are 8.33 latents of sound, of 18: from the ninth, or from the eighth on.
+        // 8 frames are 8.33 of the 18 audio latents, so the overlap starts at the eighth or ninth.
         let [before, own] = [&pair[0], &pair[1]]
             .map(|clip| dumped(clip, names[1]).to_f32().into_dimensionality::<Ix4>().expect("four axes"));
         let part = |all: &ndarray::Array4<f32>, from: usize, n: usize| {
@@ -63,7 +64,7 @@ fn goes_on(clips: &[Generated], names: [&str; 2]) {
 }
 
 #[needs(cpu)]
-fn a_clip_starts_from_the_latents_of_the_one_before() {
+fn each_clip_continues_latents_of_previous_clip() {
     let (all, mut runner) = cases_of(&cpu(8), "given_video", "tiny_a");
     let common = &all.iter().find(|case| case.name.ends_with("_extend")).expect("a case").scalars["common"];
     let request = request(&runner, "ltx2", common, &CHAIN);
@@ -73,10 +74,11 @@ fn a_clip_starts_from_the_latents_of_the_one_before() {
     assert_eq!(clips.len(), 3);
     goes_on(&clips, ["latents.video", "latents.audio"]);
     let noise: Vec<_> = clips.iter().map(|clip| video(clip, "noise.video")).collect();
-    assert!(noise[0] != noise[1] && noise[1] != noise[2], "each clip has a seed of its own");
+    assert!(noise[0] != noise[1] && noise[1] != noise[2], "each clip has its own seed");
     assert_eq!([0, 1, 2].map(|at| request.of_clip(at).seed), [4, 1004, 2004]);
 
-    // The first clip is the video of its seed alone: where nothing is known, the inputs for it change nothing.
+    // The first clip equals an unchained video with its seed: the inputs for known latents have no effect if nothing is
+    // known.
     let alone = Request { chain: None, conditions: Default::default(), ..request.clone() };
     let alone = video(&generate(&mut runner, &alone, &dumping(None)), "latents.video");
     let off = (&alone - &video(&clips[0], "latents.video")).iter().fold(0.0f32, |most, v| most.max(v.abs()));
@@ -88,14 +90,14 @@ fn a_clip_starts_from_the_latents_of_the_one_before() {
     assert_eq!(pieces.iter().map(|piece| piece.frames.count()).collect::<Vec<_>>(), [8, 8, 17]);
     let samples: usize = pieces.iter().map(|piece| piece.sound.ncols()).sum();
     assert_eq!(samples, (33.0 / 24.0 * rate).round() as usize);
-    // A run of one clip takes no such request.
+    // Generating a single clip rejects such a request.
     let why = runner.generate(&request, &Default::default(), &mut |_, _, _| ControlFlow::Continue(()));
     assert!(why.err().expect("refused").to_string().contains("request.chain: a video of several clips is written"));
 }
 
-/// At half size and at full size; the kept sound is the first pass'.
+/// The passes run at half and at full size; the output keeps the audio of the first pass.
 #[needs(cpu)]
-fn both_passes_go_on() {
+fn both_passes_continue_the_previous_clip() {
     let (all, mut runner) = cases_of(&cpu(8), "official", "tiny_a");
     let case = all.iter().find(|case| case.name.ends_with("two_stage")).expect("a case");
     let more = [&CHAIN[..], &["pipeline=two_stage", "sampler.steps=1", "two_stage.sigmas=[0.9, 0.5, 0.0]"]].concat();

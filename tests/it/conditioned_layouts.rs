@@ -1,5 +1,6 @@
-//! Requests with conditions on several devices: a pass of each kind, then videos of several clips and upsampling other than by two, whole.
-//! Whole requests with given videos, sounds and references are in `given_video`, `audio_to_video` and `references`.
+//! Requests with conditions on several devices: one pass of each kind, chained clips, and upsampling factors other than
+//! two. Complete requests with input videos, audio and references are tested in `given_video`, `audio_to_video` and
+//! `references`.
 
 use ltx2::av::Av;
 use ltx2::hlo::DType;
@@ -20,7 +21,7 @@ fn case_of(client: &Client, component: &str, model: &str, name: &str) -> (Case, 
     (all.into_iter().find(named).expect("a case"), runner)
 }
 
-/// The loop of a request's first pass, on what one device prepares.
+/// Compares the loop of a request's first pass with one device, starting from the inputs that one device prepared.
 fn agrees(client: &Client, case: &Case, mut runner: Runner, request: &Request, layout: &str, mesh: &str) {
     let model = case.model.to_str().expect("UTF-8");
     let source = ModelSource::open(model, &Overrides::default()).expect("a model");
@@ -38,9 +39,10 @@ fn agrees(client: &Client, case: &Case, mut runner: Runner, request: &Request, l
     }
 }
 
-/// A program each: known tokens of both streams, sound that is kept, and references whose attention is weighed.
+/// Three requests, each under one layout: known tokens in both streams, fixed audio, and a reference video with
+/// attention strengths.
 #[needs(cpu)]
-fn passes_with_conditions_on_several_devices() {
+fn sharded_conditioned_passes_match_single_device() {
     let client = cpu(8);
     let (case, runner) = case_of(&client, "given_video", "tiny_2_3", "retake");
     let retake = given_video::request(&case, &runner.model, &Shared::from(given_video::clip()), &[]);
@@ -54,7 +56,7 @@ fn passes_with_conditions_on_several_devices() {
     agrees(&client, &case, runner, &beside, "ring", "context=2");
 }
 
-/// Three clips, of which each knows the one before.
+/// Compares three clips, each continuing the previous one, with one device.
 fn clips_agree(model: &str, preset: &str, layout: &str, mesh: &str) {
     let client = cpu(8);
     let (case, mut runner) = case_of(&client, "given_video", model, "extend");
@@ -72,14 +74,14 @@ fn clips_agree(model: &str, preset: &str, layout: &str, mesh: &str) {
 }
 
 #[needs(cpu, full)]
-fn clips_on_several_devices_are_one_device_s() {
+fn sharded_chained_clips_match_single_device() {
     clips_agree("tiny_a", "ltx2", "cfg-ulysses", "cfg=2,context=2");
     clips_agree("tiny_2_3", "ltx2_3", "cfg-ulysses", "cfg=2,context=2");
 }
 
-/// Both passes, in time and by three halves between them.
+/// Runs both passes, with temporal upsampling and spatial upsampling by 1.5 between them.
 #[needs(cpu, full)]
-fn upsampling_on_several_devices_is_one_device_s() {
+fn sharded_upsampling_matches_single_device() {
     let client = cpu(8);
     for name in ["tiny_a_temporal_x1_5", "tiny_2_3_temporal_x1_5"] {
         let case = upsampling::case_of(name);

@@ -1,5 +1,5 @@
-//! Kept sound: tokens of the audio stream whose clean latents are known, against the transformer on tokens with noise
-//! levels of their own.
+//! Fixed audio: tokens of the audio stream with known clean latents, compared with the transformer on tokens with
+//! separate noise levels.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use ndarray::{Array1, Array3, Axis, Ix4, Ix5, s};
 
 use crate::support::{Case, cases, cpu, dumped, dumping, generate, needs, open, plain, quick, request, run_case};
 
-/// Audio tokens of the case that lie within the span, of 6 that last 0.04 s each, but the first 0.01 s.
+/// Audio tokens of the case inside the span; the case has 6 tokens of 0.04 s, the first of 0.01 s.
 const KEPT: std::ops::Range<usize> = 2..4;
 
 fn kept(path: &Path, strength: f32) -> Av<Vec<Condition>> {
@@ -25,7 +25,7 @@ fn kept(path: &Path, strength: f32) -> Av<Vec<Condition>> {
     Av { video: Vec::new(), audio: vec![Condition { content, placement, strength }] }
 }
 
-/// Latents of a dump as normalised tokens.
+/// Returns dumped latents as normalised tokens.
 fn tokens(runner: &Runner, video: &Tensor, audio: &Tensor) -> Av<Array3<f32>> {
     let mut video = video.to_f32().into_dimensionality::<Ix5>().expect("five axes");
     runner.model.statistics.video.normalize(&mut video, 1).expect("the model's channels");
@@ -44,7 +44,7 @@ fn plain_case() -> Case {
 }
 
 #[needs(cpu)]
-fn kept_sound_stays_and_the_rest_follows_its_seed() {
+fn fixed_audio_is_kept_and_other_tokens_depend_on_seed() {
     let (client, case) = (cpu(8), plain_case());
     let mut runner = open(&client, case.model.to_str().expect("UTF-8"), plain(DType::F32));
     let first = request(&case, &runner.model);
@@ -65,14 +65,14 @@ fn kept_sound_stays_and_the_rest_follows_its_seed() {
     };
     assert!(distance(&part(&held, true), &part(&before, true)) < 1e-6);
     assert!(distance(&part(&held, false), &part(&before, false)) > 0.1, "another seed");
-    // Both streams attend to what is kept.
+    // Both streams attend to the fixed audio.
     assert!(distance(&part(&held, false), &part(&free, false)) > 1e-4);
     assert!(distance(&held.video, &free.video) > 1e-4);
 }
 
-/// One step, so that it is a call of the transformer and two blends.
+/// The expected result of a single step is computed with one transformer call and two blends of the fixed tokens.
 #[needs(cpu)]
-fn kept_sound_has_a_noise_level_of_its_own() {
+fn fixed_audio_tokens_have_a_separate_noise_level() {
     let (sigma, strength) = (0.7_f32, 0.75_f32);
     let (client, case) = (cpu(8), plain_case());
     let mut runner = open(&client, case.model.to_str().expect("UTF-8"), plain(DType::F32));

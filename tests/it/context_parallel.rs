@@ -1,4 +1,4 @@
-//! Context-parallel attention: with every kind of collective, the result is that of one device.
+//! Context-parallel attention: every kind of collective gives the result of one device.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ const ROWS: usize = 2;
 const DIM: usize = 8;
 const SCALE: f64 = 0.6;
 
-/// One attention.
+/// An attention layer.
 #[derive(Clone, Copy, Debug)]
 struct Layer {
-    /// Of queries and keys.
+    /// Sequence axes of queries and keys.
     sequence: [Axis; 2],
     tokens: [usize; 2],
     heads: usize,
@@ -29,11 +29,11 @@ struct Layer {
 
 #[derive(Clone, Copy, Debug)]
 enum Bias {
-    /// None but for what hides the filling.
+    /// Only the mask of padded keys.
     None,
-    /// Each query has one of its own for each key.
+    /// A bias for each query and key.
     Each,
-    /// No query sees a later key.
+    /// A causal mask.
     Causal,
 }
 
@@ -50,7 +50,7 @@ fn policy(kind: ContextParallelKind, outer: ContextParallelKind) -> ContextParal
     ContextParallelPolicy { kind, outer, ulysses: Some(2) }
 }
 
-/// Layers side by side, in `dtype` between inputs and results in f32: those of the first end in `0`.
+/// Builds independent layers that compute in `dtype` with f32 inputs and results; the names of layer 0 end in `0`.
 fn network(layers: &[Layer], layout: Layout, kernel: Kernel, dtype: DType) -> Network {
     let lowering = Lowering { attention: kernel, ..Lowering::of("cpu", "") };
     let p = Params::new("attention", "transformer", &Build { layout, lowering, ..Build::new(DType::F32) });
@@ -88,7 +88,7 @@ fn run(engine: &Engine, program: &Program) -> Vec<Tensor> {
     (0..program.results.len()).map(|n| outputs.tensor(&format!("y{n}")).expect("a result")).collect()
 }
 
-/// Layers under layouts, each with its name, against one device.
+/// Compares layers under named layouts with one device.
 fn agree(engine: &Engine, layers: &[Layer], layouts: &[(String, Layout)]) {
     let whole = run(engine, &network(layers, Layout::default(), Kernel::Plain, DType::F32).program);
     for (name, layout) in layouts {
@@ -101,9 +101,10 @@ fn agree(engine: &Engine, layers: &[Layer], layouts: &[(String, Layout)]) {
     }
 }
 
-/// Tokens and heads that divide, with a bias for each query, and that do not, with what hides the filling.
+/// Covers numbers of tokens and heads that the devices divide evenly, with a bias for each query, and numbers that they
+/// do not, with a mask for the padding.
 #[needs(cpu)]
-fn a_split_sequence_meets_itself() {
+fn sharded_self_attention_matches_single_device() {
     use ContextParallelKind::{GatherKv, Hybrid, Ring, Ulysses};
     let engine = Engine::new(cpu(8), quick());
     let policies = [(GatherKv, Ring), (Ulysses, Ring), (Ring, Ring), (Hybrid, Ring), (Hybrid, GatherKv)];
@@ -114,7 +115,7 @@ fn a_split_sequence_meets_itself() {
         heads,
         bias,
     });
-    // Heads that are split too; whole ones in full, and under the shipped layouts (`layouts`).
+    // Sharded heads too; replicated heads in the full test, and with the shipped layouts in `layouts`.
     for tensor in if full() { vec![1, 2] } else { vec![2] } {
         let mesh = [("context", 4), ("tensor", tensor)];
         let layouts = policies
@@ -123,9 +124,9 @@ fn a_split_sequence_meets_itself() {
     }
 }
 
-/// Queries that every device has, and queries of another sequence, with keys that are split.
+/// Attention between the streams, in both directions: with only the video sharded, and with both streams sharded.
 #[needs(cpu)]
-fn split_keys_meet_queries_of_another_sequence() {
+fn sharded_cross_attention_matches_single_device() {
     let engine = Engine::new(cpu(4), quick());
     let mesh = [("context", 4)];
     let one = [(Axis::VideoSequence, "context")];
@@ -140,10 +141,10 @@ fn split_keys_meet_queries_of_another_sequence() {
     agree(&engine, layers.as_flattened(), &layouts);
 }
 
-/// cuDNN's calls in bf16, a plain function in their place: parts that are joined by their sums are no farther from f32
-/// than one device's attention, also where a part holds nothing that a query sees.
+/// A plain function replaces the bf16 cuDNN calls. The merged partial results must be as close to the f32 result as
+/// unsharded attention is, even if a query sees no key of one part.
 #[needs(cpu)]
-fn parts_by_cudnn_are_joined_by_their_sums() {
+fn merged_partial_attention_is_as_accurate_as_unsharded() {
     use ContextParallelKind::{Hybrid, Ring};
     let engine = Engine::new(cpu(4), quick());
     let mesh = [("context", 4)];
@@ -160,10 +161,11 @@ fn parts_by_cudnn_are_joined_by_their_sums() {
     ];
     let one = |dtype| run(&engine, &network(&layers, Layout::default(), Kernel::Plain, dtype).program);
     let (exact, rounded) = (one(DType::F32), one(DType::BF16));
-    // First, next and last keys of a ring over four and first and last of one over two, of four layers; two parts more.
+    // First, next and last keys of a ring of four, and first and last of a ring of two, for four layers; two more
+    // parts.
     for (policy, ring) in [(policy(Ring, Ring), 3), (policy(Hybrid, Ring), 3)] {
         let network = network(&layers, layout(&mesh, &split, policy), Kernel::Cudnn { required: true }, DType::BF16);
-        let (program, calls) = cudnn::on_the_cpu(&network.program, SCALE);
+        let (program, calls) = cudnn::replace_cudnn_calls(&network.program, SCALE);
         assert_eq!(calls, 4 * ring + 2);
         for (((layer, got), exact), rounded) in layers.iter().zip(run(&engine, &program)).zip(&exact).zip(&rounded) {
             let (distance, limit) = (relative_l2(&got, exact), 1.5 * relative_l2(rounded, exact));

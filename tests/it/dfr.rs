@@ -1,5 +1,5 @@
-//! DFR from prompt to frames and sound against diffusers' pipelines, each pass and each round (scripts/oracle/cases_dfr.py).
-//! The same seed draws the same noise in both.
+//! DFR from prompt to frames and audio compared with diffusers' pipelines, for each pass and round
+//! (scripts/oracle/cases_dfr.py). Both draw the same noise from the same seed.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use ltx2::request::Request;
 
 const PART: &str = "temporal_latent_upsampler";
 
-/// The model with a temporal upsampler.
+/// Writes a model with a temporal upsampler and returns its path.
 fn model(folder: &Path) -> String {
     link_parts("tests/fixtures/models/tiny_2_5", folder);
     let source = Path::new("tests/fixtures/models/dfr_temporal");
@@ -26,7 +26,7 @@ fn model(folder: &Path) -> String {
     folder.to_str().expect("a path").to_string()
 }
 
-/// The preset with a case's sizes, words and seed.
+/// Returns the preset's configuration with a case's sizes, prompt and seed.
 fn config(case: &Case, model: &str) -> Config {
     let s = &case.scalars;
     let mut set = vec![
@@ -34,7 +34,7 @@ fn config(case: &Case, model: &str) -> Config {
         "runtime.dtype=f32".to_string(),
         format!("reference={}", s["reference"].as_str().expect("a word")),
         format!("dfr.temporal_rounds={}", s["temporal_rounds"]),
-        // The model's scheduler is that of a dev transformer, the case's is not.
+        // The model's scheduler is that of a dev transformer, unlike the case's.
         "sampler.sigma_shift=official".to_string(),
     ];
     for key in
@@ -52,7 +52,7 @@ fn config(case: &Case, model: &str) -> Config {
     Config::load("ltx2_5_dfr", set).expect("a configuration")
 }
 
-/// Runs a case and compares every tensor that it holds. `folder` is the model's.
+/// Runs a case and compares all of its tensors. The model is written to `folder`.
 fn agrees(name: &str, folder: &Path) -> (Runner, Request, Generated) {
     let case = case("dfr", Path::new(&format!("tests/fixtures/cases/dfr/{name}.safetensors")));
     let config = config(&case, &model(folder));
@@ -72,26 +72,26 @@ fn agrees(name: &str, folder: &Path) -> (Runner, Request, Generated) {
     (runner, request, made)
 }
 
-/// Tiles that attend to the sound of the first pass; 48 frames a second are placed as 60.
+/// Tiles attend to the audio of the first pass. Token positions are computed as if the 48 frames per second were 60.
 #[needs(cpu)]
-fn a_round_by_diffusers() {
+fn dfr_with_one_round_matches_diffusers() {
     let folder = tempfile::tempdir().expect("a folder");
     let (mut runner, request, made) = agrees("diffusers", folder.path());
     let bytes = generate(&mut runner, &request, &RunOptions::default());
     assert_eq!(bytes.frames.data(), made.frames.data());
 }
 
-/// Tiles without sound, placed at 48 frames a second.
+/// Tiles have no audio, and their token positions are computed at 48 frames per second.
 #[needs(cpu)]
-fn a_round_by_lightricks() {
+fn dfr_with_one_round_and_no_audio_matches_reference() {
     let folder = tempfile::tempdir().expect("a folder");
     agrees("official", folder.path());
 }
 
-/// Two rounds of a video with images of some strength, the later one in every round's tile where it is by then; a canvas that is
-/// padded, and positions of all passes at 60 frames a second.
+/// Two rounds with conditioning images of partial strength, of which the later one lies in a tile of every round. The
+/// canvas is padded, and all passes compute token positions at 60 frames per second.
 #[needs(cpu, full)]
-fn two_rounds_with_images() {
+fn dfr_with_two_rounds_and_images_matches_reference() {
     let folder = tempfile::tempdir().expect("a folder");
     agrees("images", folder.path());
 }

@@ -1,4 +1,4 @@
-//! LTX-2.5's diffusion decoder against the reference. Weights are drawn by seed on both sides; none are stored.
+//! LTX-2.5's diffusion decoder compared with the reference. Both generate the weights from a seed; none are stored.
 
 use std::fs;
 use std::path::Path;
@@ -27,13 +27,13 @@ fn config(case: &Case) -> DiffusionDecoderConfig {
     DiffusionDecoderConfig::from_json(&serde_json::from_str(&text).expect("JSON")).expect("valid")
 }
 
-/// A model folder with the weights that a program reads.
+/// Writes the weights that a program reads to a model folder.
 fn written(case: &Case, network: &Network, folder: &Path) -> Arc<ModelSource> {
     write_component(&case.model, "diffusion_decoder", network, &[], folder);
     Arc::new(ModelSource::open(folder.to_str().expect("a path"), &Overrides::default()).expect("opens"))
 }
 
-/// The video of a case, under the noise that its seed gives torch's generator.
+/// Decodes a case with the noise that torch's generator draws from its seed.
 fn decode(client: &Client, case: &Case, build: &Build) -> Tensor {
     let config = config(case);
     let latents = &case.inputs["latents"];
@@ -51,9 +51,10 @@ fn decode(client: &Client, case: &Case, build: &Build) -> Tensor {
     executor.run(&prepared, &inputs).expect("runs").tensor("video").expect("a result")
 }
 
-/// Three configurations, and latents smaller than the windows, padded as Lightricks' decoder pads them.
+/// Covers three configurations, and latents smaller than the attention windows, which are padded as in Lightricks'
+/// decoder.
 #[needs(cpu)]
-fn a_whole_video_is_the_reference_s() {
+fn decoded_video_matches_reference() {
     let client = cpu(8);
     let all = cases("diffusion-decoder");
     assert_eq!(all.len(), 4);
@@ -64,9 +65,9 @@ fn a_whole_video_is_the_reference_s() {
     }
 }
 
-/// Unrolled layers and RoPE by reversal, as CUDA's programs have them.
+/// As in CUDA programs, layers are unrolled, and RoPE swaps the two features of each pair by a reversal.
 #[needs(cpu)]
-fn in_the_form_of_cuda_it_is_the_same() {
+fn cuda_lowering_matches_reference() {
     let case = &cases("diffusion-decoder")[0];
     let lowering = Lowering { mixed_precision_dot: false, ..Lowering::of("cuda", "") };
     let distance = case.distance("video", &decode(&cpu(8), case, &Build { lowering, ..Build::new(DType::F32) }));
@@ -74,9 +75,10 @@ fn in_the_form_of_cuda_it_is_the_same() {
     assert!(distance <= 1e-4, "{distance:e}");
 }
 
-/// Windows as features of queries and keys, as TPUs' programs have them: on one device, and with rows and columns sharded.
+/// As in TPU programs, attention windows are encoded in additional features of queries and keys. Runs on one device,
+/// and with sharded rows and columns.
 #[needs(cpu)]
-fn in_the_form_of_tpus_it_is_the_same() {
+fn tpu_lowering_matches_reference() {
     let case = &cases("diffusion-decoder")[0];
     let forms = Lowering::of("tpu", "TPU v6 lite");
     let lowering = Lowering { mixed_precision_dot: false, attention: Kernel::Plain, ..forms };
@@ -89,7 +91,7 @@ fn in_the_form_of_tpus_it_is_the_same() {
     assert!(distance <= 1e-4, "{distance:e}");
 }
 
-/// Frames in blocks of rows over `rows` devices and of columns over `columns`.
+/// Returns a layout that shards rows over `rows` devices and columns over `columns`.
 fn blocks(columns: usize, rows: usize) -> Layout {
     let rule = |axis, mesh_axis: &str| Rule { axis, mesh_axes: vec![mesh_axis.into()], place: "blocks.yml:1".into() };
     let rules = vec![rule(Axis::Height, "context"), rule(Axis::Width, "cfg")];
@@ -97,10 +99,11 @@ fn blocks(columns: usize, rows: usize) -> Layout {
     Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid")
 }
 
-/// Rows over two devices, and columns over two more: blocks that do not divide, windows pushed inward at the borders of the
-/// whole grid alone. Rows over eight devices would be blocks that windows reach beyond: each device has all.
+/// Rows are sharded over two devices and columns over two more. The sizes do not divide evenly, and windows are shifted
+/// inward only at the borders of the complete grid. With rows over eight devices, windows would extend beyond a
+/// neighbouring device's block, so the rows are replicated.
 #[needs(cpu)]
-fn sharded_over_rows_and_columns_it_is_the_same() {
+fn decoder_with_sharded_rows_and_columns_matches_single_device() {
     let case = &cases("diffusion-decoder")[0];
     let whole = decode(&cpu(1), case, &plain(DType::F32));
     for (columns, rows) in [(1, 2), (2, 2), (1, 8)] {

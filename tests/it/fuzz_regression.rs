@@ -1,7 +1,7 @@
-//! Bytes from elsewhere, whole and damaged: nothing that reads them may panic, abort or take memory that they do not hold.
+//! Untrusted input, valid and damaged: no reader may panic, abort or allocate memory that the input does not justify.
 //! The readers are those of `fuzz/`, which libFuzzer runs for longer (`make fuzz`).
 //!
-//! `LTX2_FUZZ_CASES=2000000` damages each kind so many times; 400 without it.
+//! `LTX2_FUZZ_CASES=2000000` sets the number of damaged inputs per kind; the default is 400.
 
 #[path = "../../fuzz/src/lib.rs"]
 mod kinds;
@@ -14,7 +14,7 @@ use crate::support::needs;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-/// Bytes that mean something to a reader: lengths, signs, quotes, references, numbers that no memory holds.
+/// Bytes with a meaning for readers: lengths, signs, quotes, references, and huge numbers.
 const WORDS: [&[u8]; 22] = [
     b"{",
     b"}",
@@ -40,7 +40,7 @@ const WORDS: [&[u8]; 22] = [
     b"\xc3\x28",
 ];
 
-/// A change of some bytes; places are parts of the length.
+/// A mutation of bytes; positions are fractions of the length.
 #[derive(Clone, Debug)]
 enum Damage {
     Bit(f64, u8),
@@ -68,7 +68,8 @@ fn damage() -> impl Strategy<Value = Damage> {
     ]
 }
 
-/// Several changes; of messages, of bytes or of fields, as a number that is too long leaves nothing to read.
+/// Several mutations; for messages either of bytes or of fields, because an overlong varint would make all fields
+/// unreadable.
 fn damages(of_messages: bool) -> impl Strategy<Value = Vec<Damage>> {
     let field = (0.0..1.0f64, protobuf::change()).prop_map(|(part, change)| Damage::Field(part, change));
     let fields = if of_messages { 3 } else { 0 };
@@ -76,7 +77,7 @@ fn damages(of_messages: bool) -> impl Strategy<Value = Vec<Damage>> {
     prop_oneof![1 => several(damage().boxed()), fields => several(field.boxed())]
 }
 
-/// The seed with changes; a message begins after so many bytes.
+/// Returns the mutated seed; a message starts after the first `ahead` bytes.
 fn damaged(seed: &[u8], damages: &[Damage], ahead: usize) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     for d in damages {
@@ -113,7 +114,7 @@ fn damaged(seed: &[u8], damages: &[Damage], ahead: usize) -> Vec<u8> {
     bytes
 }
 
-/// The files below a folder that are named so.
+/// Collects the files below a folder whose names match.
 fn files(folder: &Path, wanted: &dyn Fn(&str) -> bool, found: &mut Vec<PathBuf>) {
     let mut entries: Vec<_> = fs::read_dir(folder).expect("a folder").map(|e| e.expect("an entry").path()).collect();
     entries.sort();
@@ -126,10 +127,10 @@ fn files(folder: &Path, wanted: &dyn Fn(&str) -> bool, found: &mut Vec<PathBuf>)
     }
 }
 
-/// Seeds that are refused, and are to be.
+/// Seeds that must be rejected.
 const REFUSED: [&str; 1] = ["huge.png"];
 
-/// Whole inputs of a kind: the repository's own files, and `fuzz/seeds`.
+/// Returns the valid inputs of a kind: the repository's own files and `fuzz/seeds`.
 fn seeds(kind: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
@@ -156,15 +157,15 @@ fn check(kind: &str) {
     for (path, seed) in &seeds {
         let refused = REFUSED.iter().any(|name| path.ends_with(name));
         match read(seed) {
-            Ok(()) => assert!(!refused, "{} is read", path.display()),
-            Err(reason) => assert!(refused, "{} stops before its end: {reason}", path.display()),
+            Ok(()) => assert!(!refused, "{} is accepted", path.display()),
+            Err(reason) => assert!(refused, "{} is rejected: {reason}", path.display()),
         }
     }
     let cases = std::env::var("LTX2_FUZZ_CASES").map_or(400, |n| n.parse().expect("a number"));
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
     let all = (0..seeds.len(), damages(matches!(kind, "module" | "trace")));
-    // The chip of a module.
+    // A module starts with a byte that selects the chip.
     let ahead = usize::from(kind == "module");
     let outcome = TestRunner::new_with_rng(config, rng).run(&all, |(seed, damages)| {
         drop(read(&damaged(&seeds[seed].1, &damages, ahead)));
@@ -180,7 +181,7 @@ macro_rules! each {
         $(#[needs(nothing)] fn $kind() { check(stringify!($kind)); })*
 
         #[needs(nothing)]
-        fn every_kind_is_tried() {
+        fn every_fuzz_target_has_a_test() {
             assert_eq!(kinds::TARGETS.map(|(name, _)| name), [$(stringify!($kind)),*]);
         }
     };

@@ -1,4 +1,4 @@
-//! Contents of the fuzzers' seeds: one that lost its loops or collectives would not exercise their readers.
+//! The contents of the fuzz seeds: without their loops or collectives they would not exercise the readers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,13 +12,13 @@ use ltx2::hlo::Mesh;
 struct Seed {
     name: &'static str,
     chip: Option<&'static str>,
-    /// Axes of the mesh that it was partitioned over.
+    /// Axis of the mesh that it was partitioned over.
     mesh: (&'static str, usize),
-    /// Loops and the loops inside.
+    /// Nested loops, as parentheses.
     loops: &'static str,
-    /// How often a collective of a kind stands in the program, waited for and in the background.
+    /// Number of collectives of each kind: synchronous and asynchronous.
     collectives: &'static [(&'static str, usize, usize)],
-    /// Starts and ends of what runs in the background: of instructions, and of TPUs' fusions.
+    /// Starts and ends of asynchronous operations: of instructions, and of TPU fusions.
     pairs: [(usize, usize); 2],
 }
 
@@ -69,14 +69,14 @@ fn read(folder: &str, name: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join(name)).expect("a seed")
 }
 
-/// `(())()`: a loop in a loop, and one beside them.
+/// Formats loops: `(())()` is a nested loop, followed by another loop.
 fn nested(loops: &[Loop]) -> String {
     loops.iter().map(|l| format!("({})", nested(&l.inner))).collect()
 }
 
-/// The platform, by what its compiler alone writes.
+/// Returns the platform, from features that only its compiler writes.
 fn platform(module: &Module) -> &'static str {
-    // Memory spaces other than the device's own are a TPU's; matmuls in a library are CUDA's.
+    // Only TPU has other memory spaces than device memory; only CUDA calls a matmul library.
     match (module.listing().contains(":S(1)"), module.instructions().any(|i| i.target.starts_with("__cublas"))) {
         (true, false) => "tpu",
         (false, true) => "cuda",
@@ -85,13 +85,13 @@ fn platform(module: &Module) -> &'static str {
 }
 
 #[needs(nothing)]
-fn modules_of_three_platforms_loop_and_communicate() {
+fn module_seeds_have_the_expected_loops_and_collectives() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/module");
     assert_eq!(fs::read_dir(folder).expect("seeds").count(), SEEDS.len());
     for seed in &SEEDS {
         let name = seed.name;
         let bytes = read("fuzz/seeds/module", &format!("{name}.pb"));
-        // As fuzz/src/lib.rs takes the first byte.
+        // Decodes the first byte like fuzz/src/lib.rs.
         let format = if bytes[0].is_multiple_of(2) { "hlo_with_config" } else { "hlo" };
         let chip = Chip::all().get(usize::from(bytes[0] / 2));
         assert_eq!(chip.map(|c| c.name.as_str()), seed.chip, "{name}");
@@ -120,8 +120,8 @@ fn modules_of_three_platforms_loop_and_communicate() {
 }
 
 #[needs(nothing)]
-fn traces_hold_collectives_beside_work_and_programs_that_explain_them() {
-    // Starts and ends in the programs; milliseconds of collectives overlapped and exposed.
+fn trace_fixtures_have_the_expected_collectives() {
+    // Starts and ends in the programs; milliseconds of overlapped and exposed collectives.
     let seeds = [("two_devices", 2, 0.0125, 0.015), ("two_h200", 4, 0.0103, 0.1171), ("one_tpu", 3, 0.06, 0.031)];
     for (name, ends, overlapped, exposed) in seeds {
         let space = XSpace::read(&read("tests/fixtures/trace", &format!("{name}.xplane.pb"))).expect("a trace");

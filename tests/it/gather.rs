@@ -1,4 +1,4 @@
-//! Replicating a sharded tensor over devices; of several processes, each gets all of it.
+//! Replication of a sharded tensor over devices, which gives each of several processes the complete tensor.
 
 use crate::support::{cpu, needs, quick};
 use ltx2::hlo::{Argument, Builder, DType, Mesh, Output, Sharding, Type};
@@ -7,9 +7,9 @@ use ltx2::tensor::Tensor;
 use ndarray::Array2;
 
 #[needs(cpu)]
-fn a_gathered_tensor_is_the_tensor() {
+fn replicating_a_sharded_tensor_keeps_its_values() {
     let engine = Engine::new(cpu(4), quick());
-    // Four devices, a tensor in four parts, of whose columns callers see five.
+    // Four devices and a tensor in four shards; callers see five of its six columns.
     let mesh = Mesh::new(&[("cfg", 2), ("context", 2)]);
     let (split, ty, content) = (Sharding::new(&[&["cfg"], &["context"]]), Type::new(DType::F32, [4, 6]), vec![4, 5]);
 

@@ -1,4 +1,5 @@
-//! LTX-2.5's text encoder: against the reference, sharded against one device, in the forms of the platforms.
+//! LTX-2.5's text encoder: compared with the reference, sharded compared with one device, and as lowered for each
+//! platform.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,14 +28,14 @@ fn config(model: &Path) -> Gemma4Config {
     Gemma4Config::from_json(&json(&model.join("text_encoder/config.json"))).expect("valid")
 }
 
-/// `prompt_embeds` of a case: projected, or the stack of hidden states.
+/// Returns `prompt_embeds` of a case: projected, or the stack of hidden states.
 fn encode(client: &Client, case: &mut Case, projected: bool, build: &Build) -> Tensor {
     case.scalars = BTreeMap::from([("output_hidden_states".to_string(), (!projected).into())]);
     let mut outputs = run_case(client, ProgramKind::TextEncoder, case, case.inputs.clone(), quick(), build);
     outputs.remove("prompt_embeds").expect("a result")
 }
 
-/// Relative L2 distance over the rows of valid tokens.
+/// Returns the relative L2 distance over the rows of valid tokens.
 fn distance(case: &Case, got: &Tensor, want: &Tensor) -> f64 {
     let mask = &case.inputs["attention_mask"];
     relative_l2(&valid(got, mask), &valid(want, mask))
@@ -44,9 +45,9 @@ fn named(name: &str) -> Case {
     cases("gemma4").into_iter().find(|c| c.name.ends_with(name)).unwrap_or_else(|| panic!("no case {name}"))
 }
 
-/// Every hidden state of three configurations, and what the text projection makes of them.
+/// Compares every hidden state of three configurations, and their text projection.
 #[needs(cpu)]
-fn every_hidden_state_is_the_reference_s() {
+fn hidden_states_match_reference() {
     let client = cpu(8);
     let mut all = cases("gemma4");
     assert_eq!(all.len(), 3);
@@ -61,7 +62,7 @@ fn every_hidden_state_is_the_reference_s() {
 }
 
 #[needs(cpu)]
-fn in_bf16_it_is_as_near_as_the_reference_s_own() {
+fn bf16_error_is_close_to_that_of_the_reference() {
     let mut case = named("gemma4_a");
     let got = encode(&cpu(8), &mut case, true, &plain(DType::BF16));
     let distance = distance(&case, &got, &case.outputs["projected"]);
@@ -70,9 +71,9 @@ fn in_bf16_it_is_as_near_as_the_reference_s_own() {
     assert!(distance <= 1.5 * own, "{distance} of {own}");
 }
 
-/// Layers in no pattern, unrolled, as CUDA's programs have them.
+/// The layer pattern is irregular, and the layers are unrolled as in CUDA programs.
 #[needs(cpu)]
-fn unrolled_it_is_the_same() {
+fn unrolled_layers_match_reference() {
     let mut case = named("gemma4_b");
     let lowering = Lowering { mixed_precision_dot: false, ..Lowering::of("cuda", "") };
     let got = encode(&cpu(8), &mut case, true, &Build { lowering, ..Build::new(DType::F32) });
@@ -82,7 +83,7 @@ fn unrolled_it_is_the_same() {
 }
 
 #[needs(cpu)]
-fn sharded_it_is_what_one_device_gives() {
+fn sharded_encoder_matches_single_device() {
     let (client, mut case) = (cpu(8), named("gemma4_a"));
     let whole = encode(&client, &mut case, true, &build("replicated", "data=1", 1));
     for (layout, mesh) in [
@@ -98,9 +99,10 @@ fn sharded_it_is_what_one_device_gives() {
     }
 }
 
-/// The published sizes: one loop over the pattern and one inside over its sliding layers, and no copy of a stack.
+/// At the published sizes, the program has one loop over the repeated layer pattern and an inner loop over the
+/// pattern's sliding-window layers, and copies no stacked weight.
 #[needs(cpu)]
-fn the_12b_program_copies_no_stack() {
+fn program_at_published_size_copies_no_stacked_weights() {
     let preset = Preset::named("ltx2_3").expect("the published configuration");
     let connectors = ConnectorsConfig::from_json(preset.config("connectors").expect("a configuration")).expect("valid");
     let config = config(Path::new("tests/fixtures/models/gemma4_12b"));

@@ -1,4 +1,4 @@
-//! Videos and images of many kinds, made by ffmpeg, against what ffmpeg decodes of them.
+//! Videos and images of many formats, created by ffmpeg and compared with ffmpeg's decoding.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,13 +26,13 @@ impl Files {
         self.path(name).to_str().expect("UTF-8").into()
     }
 
-    /// Makes a file of ffmpeg's arguments.
+    /// Creates a file with ffmpeg.
     fn make(&self, name: &str, how: &[&str]) -> PathBuf {
         ffmpeg(&[&["-y"], how, &[&self.at(name)]].concat());
         self.path(name)
     }
 
-    /// A file of the test picture.
+    /// Creates a file of the test pattern.
     fn of_source(&self, name: &str, how: &[&str]) -> PathBuf {
         self.make(name, &[&SOURCE[..], how].concat())
     }
@@ -44,7 +44,7 @@ fn ffmpeg(how: &[&str]) -> Vec<u8> {
     output.stdout
 }
 
-/// What ffmpeg decodes of a track of a file, as RGB.
+/// Decodes a track of a file with ffmpeg, as RGB.
 fn decoded(path: &Path, track: &str) -> Vec<u8> {
     let file = path.to_str().expect("UTF-8");
     ffmpeg(&["-i", file, "-map", track, "-fps_mode", "passthrough", "-f", "rawvideo", "-pix_fmt", "rgb24", "-"])
@@ -59,9 +59,10 @@ fn refused(path: &Path) -> [String; 2] {
     [probed, read_clip(path, Path::new(FFMPEG)).expect_err("refused").to_string()]
 }
 
-/// Few frames, whose times containers round to milliseconds, hundredths of a second or not at all.
+/// The videos have few frames. Containers round their timestamps to milliseconds, to hundredths of a second, or not at
+/// all.
 #[needs(ffmpeg)]
-fn frames_and_rates_are_those_of_ffmpeg_in_every_container() {
+fn frames_and_rates_match_ffmpeg_in_every_container() {
     let files = Files::new();
     let whole = |rate: f64| (rate, rate.to_string());
     let ntsc = |rate: f64| (rate * 1000.0 / 1001.0, format!("{rate}000/1001"));
@@ -88,7 +89,7 @@ fn frames_and_rates_are_those_of_ffmpeg_in_every_container() {
 }
 
 #[needs(ffmpeg)]
-fn a_rate_that_varies_is_refused_in_every_container() {
+fn variable_frame_rate_is_rejected_in_every_container() {
     let files = Files::new();
     let pick = ["-vf", "select='not(eq(mod(n,3),1))'", "-fps_mode", "vfr", "-c:v", "mpeg4"];
     for name in ["a.mp4", "a.mkv", "a.mov"] {
@@ -98,9 +99,9 @@ fn a_rate_that_varies_is_refused_in_every_container() {
     }
 }
 
-/// As phones write portraits: the matrix of the track's header turns and mirrors what is shown.
+/// Phones write portrait videos in this way: the matrix in the track header rotates and mirrors the frames.
 #[needs(ffmpeg)]
-fn frames_are_turned_as_the_container_says() {
+fn frames_are_rotated_by_the_track_matrix() {
     let files = Files::new();
     let plain = files.of_source("plain.mp4", &["-frames:v", "9", "-c:v", "mpeg4"]);
     let upright = bytes(&read_clip(&plain, Path::new(FFMPEG)).expect("a video"));
@@ -130,12 +131,12 @@ fn frames_are_turned_as_the_container_says() {
         assert_eq!((frames.width(), frames.height(), info.width, info.height), (size.0, size.1, size.0, size.1));
     }
     for error in refused(&write([1, 1, -1, 1], 46341)) {
-        assert!(error.contains("turned.mp4") && error.contains("no quarter turn"), "{error}");
+        assert!(error.contains("turned.mp4") && error.contains("not by a multiple of 90"), "{error}");
     }
 }
 
 #[needs(ffmpeg)]
-fn pixels_that_are_not_square_and_hdr_are_refused_with_a_command() {
+fn errors_for_non_square_pixels_and_hdr_suggest_a_command() {
     let files = Files::new();
     let colours = ["-color_primaries", "bt2020", "-colorspace", "bt2020nc", "-color_trc"];
     let transfer = |name: &'static str| [&["-c:v", "mpeg4"], &colours[..], &[name]].concat();
@@ -150,11 +151,11 @@ fn pixels_that_are_not_square_and_hdr_are_refused_with_a_command() {
             assert!(error.contains(name) && error.contains(why) && error.contains("ffmpeg -i IN -vf"), "{error}");
         }
     }
-    // The commands that the errors name do what they say.
+    // The commands in the error messages work.
     let square = ["-i", &files.at("wide.mkv"), "-vf", "scale=trunc(iw*sar/2)*2:ih,setsar=1"];
     let path = files.make("square.mp4", &square);
     assert_eq!(probe_clip(&path, Path::new(FFMPEG)).expect("square").width, 92);
-    // SDR with the primaries of HDR, and pixels that rounding made no exact squares, are read.
+    // SDR with HDR primaries, and pixels that are not exactly square because of rounding, are accepted.
     for (name, how) in [("sdr.mkv", transfer("bt709")), ("near.mp4", vec!["-vf", "setsar=255/256", "-c:v", "mpeg4"])] {
         let path = files.of_source(name, &[&["-frames:v", "9"], &how[..]].concat());
         assert!(bytes(&read_clip(&path, Path::new(FFMPEG)).expect(name)) == decoded(&path, "0:v:0"), "{name}");
@@ -162,7 +163,7 @@ fn pixels_that_are_not_square_and_hdr_are_refused_with_a_command() {
 }
 
 #[needs(ffmpeg)]
-fn default_track_is_read_and_a_cover_is_none() {
+fn default_track_is_read_and_cover_art_is_ignored() {
     let files = Files::new();
     let second = ["-f", "lavfi", "-i", "color=red:size=32x48:rate=24:duration=0.5"];
     let tracks = ["-map", "0", "-map", "1", "-frames:v", "9", "-c:v", "mpeg4"];
@@ -187,9 +188,9 @@ fn default_track_is_read_and_a_cover_is_none() {
     }
 }
 
-/// A size in the container that is not the codec's.
+/// The container's header and the encoded frames differ in size.
 #[needs(ffmpeg)]
-fn a_header_that_tells_of_other_frames_is_refused() {
+fn header_with_wrong_frame_size_is_rejected() {
     let files = Files::new();
     let path = files.of_source("other.mp4", &["-frames:v", "9", "-c:v", "mpeg4"]);
     let mut file = fs::read(&path).expect("bytes");
@@ -198,25 +199,25 @@ fn a_header_that_tells_of_other_frames_is_refused() {
     file[entry + 31] = 40;
     fs::write(&path, file).expect("written");
     let error = read_clip(&path, Path::new(FFMPEG)).expect_err("refused").to_string();
-    assert!(error.contains("its header tells of 9 frames of 64x40, 9 of 64x48 are decoded"), "{error}");
+    assert!(error.contains("its header states 9 frames of 64x40, but ffmpeg decodes 9 of 64x48"), "{error}");
 }
 
-/// The frames that are wanted may be whole where the rest is not.
+/// Reading the complete clip fails. Reading only the first frames succeeds, because they precede the truncation.
 #[needs(ffmpeg)]
-fn a_video_that_is_cut_short_is_refused() {
+fn truncated_video_is_rejected_if_all_frames_are_read() {
     let files = Files::new();
     for name in ["cut.mkv", "cut.mp4"] {
         let path = files.of_source(name, &["-c:v", "mpeg4", "-g", "4", "-movflags", "+faststart"]);
         let whole = fs::read(&path).expect("bytes");
         fs::write(&path, &whole[..whole.len() * 2 / 3]).expect("written");
         let error = read_clip(&path, Path::new(FFMPEG)).expect_err("refused").to_string();
-        assert!(error.contains(name) && error.contains("it is cut short"), "{error}");
+        assert!(error.contains(name) && error.contains("it is truncated"), "{error}");
         assert_eq!(read_first_frames(&path, Path::new(FFMPEG), 9).expect(name).count(), 9);
     }
 }
 
 #[needs(ffmpeg)]
-fn images_that_only_ffmpeg_decodes_are_its_pixels() {
+fn images_decoded_by_ffmpeg_match_its_pixels() {
     let files = Files::new();
     for name in ["a.bmp", "a.tiff", "a.gif"] {
         let path = files.of_source(name, &["-frames:v", "1"]);
@@ -228,7 +229,7 @@ fn images_that_only_ffmpeg_decodes_are_its_pixels() {
         let error = read_image(&path).expect_err("refused").to_string();
         assert!(error.contains(name) && !error.contains('\n'), "{error}");
     }
-    // Of an animation the first image.
+    // The first image of an animation.
     for (name, how) in [("b.gif", &["-f", "gif"][..]), ("b.png", &["-f", "apng", "-plays", "0"])] {
         let path = files.of_source(name, &[&["-frames:v", "3"], how].concat());
         let first = decoded(&path, "0:v:0")[..64 * 48 * 3].to_vec();

@@ -1,4 +1,4 @@
-//! Given sounds against ffmpeg: files that the built-in decoders do not read, or do not read whole.
+//! Input audio compared with ffmpeg: files that the built-in decoders do not support, or not completely.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn ffmpeg(arguments: &[&str]) {
 struct Files(tempfile::TempDir);
 
 impl Files {
-    /// A sound of a second that is never silent, and frames of a quarter of it.
+    /// A sound of one second that is never silent, and frames for a quarter of it.
     fn new() -> Self {
         let files = Files(tempfile::tempdir().expect("a folder"));
         let tones = "aevalsrc=0.4*sin(2*PI*(300+900*t)*t)*(0.6+0.4*sin(9*t))|0.3*sin(2*PI*500*t):s=44100:d=1.03";
@@ -39,7 +39,7 @@ impl Files {
         ffmpeg(&[&["-i", &self.at("source.wav")], how, &[&self.at(name)]].concat());
     }
 
-    /// A file whose bytes are those of another one, changed.
+    /// Writes a modified copy of another file.
     fn change(&self, name: &str, from: &str, change: impl FnOnce(&mut Vec<u8>)) {
         let mut bytes = fs::read(self.path(from)).expect("read");
         change(&mut bytes);
@@ -50,7 +50,7 @@ impl Files {
         read_sound(&self.path(name), Path::new("ffmpeg"), None).expect(name).expect("a sound")
     }
 
-    /// Compares a file with what ffmpeg decodes of it: as many samples, and the same.
+    /// Compares a file with ffmpeg's decoding: the same number of samples and the same values.
     fn check(&self, name: &str) {
         let wav = self.at("decoded.wav");
         ffmpeg(&["-i", &format!("file:{}", self.at(name)), "-vn", "-c:a", "pcm_f32le", &wav]);
@@ -62,12 +62,12 @@ impl Files {
     }
 }
 
-/// Where the body of a chunk of a WAV file begins.
+/// Returns the position of the body of a WAV chunk.
 fn chunk(bytes: &[u8], name: &[u8; 4]) -> usize {
     bytes.windows(4).position(|own| own == name).expect("a chunk") + 8
 }
 
-/// Their readers estimate a length from the first packets, and take it for the end.
+/// The built-in reader would estimate the length from the first packets and stop at that estimate.
 #[needs(ffmpeg)]
 fn mp3_without_a_header_is_read_to_its_last_packet() {
     let files = Files::new();
@@ -77,7 +77,7 @@ fn mp3_without_a_header_is_read_to_its_last_packet() {
         let own = read_sound(&files.path(name), Path::new(NO_FFMPEG), None).expect(name).expect("a sound");
         assert_eq!(own.len(), files.read(name).len(), "{name}");
     }
-    // Two recordings, of which the first has a header that tells of its own packets.
+    // Two concatenated recordings; the header of the first one counts only its own packets.
     files.encode("one.mp3", &["-c:a", "libmp3lame", "-q:a", "4"]);
     files.change("two.mp3", "one.mp3", |bytes| bytes.extend(bytes.clone()));
     files.check("two.mp3");
@@ -86,7 +86,7 @@ fn mp3_without_a_header_is_read_to_its_last_packet() {
 }
 
 #[needs(ffmpeg)]
-fn files_that_the_built_in_decoders_refuse_are_read_by_ffmpeg() {
+fn unsupported_files_fall_back_to_ffmpeg() {
     let files = Files::new();
     let zero = |bytes: &mut Vec<u8>, at: usize| bytes[at..at + 4].fill(0);
     files.encode("plain.wav", &["-c:a", "pcm_s16le"]);
@@ -122,9 +122,9 @@ fn files_that_the_built_in_decoders_refuse_are_read_by_ffmpeg() {
     kinds.iter().map(|(name, _)| *name).chain(others).for_each(|name| files.check(name));
 }
 
-/// The header of H.265 frames is longer than the reader of MP4 files allows.
+/// The header of H.265 frames is longer than the built-in MP4 reader allows.
 #[needs(ffmpeg)]
-fn mp4_with_frames_of_h265_has_its_sound() {
+fn audio_of_h265_mp4_is_read() {
     let files = Files::new();
     let video = ["-f", "lavfi", "-i", "testsrc=size=64x64:rate=24:duration=0.25", "-i", &files.at("source.wav")];
     let how = ["-c:v", "libx265", "-preset", "ultrafast", "-x265-params", "log-level=none", "-c:a", "aac"];
@@ -134,9 +134,9 @@ fn mp4_with_frames_of_h265_has_its_sound() {
     assert_eq!(read_sound(&files.path("silent.mp4"), Path::new("ffmpeg"), None).expect("read"), None);
 }
 
-/// What is damaged is used as far as ffmpeg decodes it, and said.
+/// The part of a damaged file that ffmpeg decodes is used, and the damage is reported.
 #[needs(ffmpeg)]
-fn damaged_sound_is_read_as_ffmpeg_reads_it() {
+fn damaged_audio_matches_ffmpeg_and_is_reported() {
     let files = Files::new();
     files.encode("whole.mp3", &["-c:a", "libmp3lame", "-b:a", "128k"]);
     files.change("hole.mp3", "whole.mp3", |bytes| {
@@ -153,19 +153,19 @@ fn damaged_sound_is_read_as_ffmpeg_reads_it() {
         files.check(name);
         assert_eq!(part(name).expect("a sound").damage.is_some(), is_damaged, "{name}");
     }
-    // A decoder that makes no sample of its first packet takes nothing off the end that is asked for.
+    // A decoder that returns no samples for its first packet still reads up to the requested end.
     files.encode("whole.wma", &["-c:a", "wmav2"]);
     let to = |end| read_sound(&files.path("whole.wma"), Path::new("ffmpeg"), end).expect("read").expect("a sound");
     let (all, half) = (to(None), to(Some(0.5)));
     assert_eq!(half.len(), half.rate() as usize / 2);
     assert_eq!(half.samples(), all.samples().slice(ndarray::s![.., ..half.len()]));
-    // Without ffmpeg, what there is.
+    // Without ffmpeg: what the built-in decoder reads.
     let own = read_sound_from(&files.path("hole.mp3"), Path::new(NO_FFMPEG), 0.0, None).expect("read");
     let damage = own.expect("a sound").damage.expect("packets are missing");
     assert!(damage.contains("samples are missing"), "{damage}");
 }
 
-/// The default track is the second one, whose flag the file leaves out: a flag that is not there is set.
+/// The second track is the default one: the file omits its flag, which then counts as set.
 #[needs(ffmpeg)]
 fn matroska_track_without_a_default_flag_is_a_default_track() {
     let files = Files::new();
@@ -177,21 +177,21 @@ fn matroska_track_without_a_default_flag_is_a_default_track() {
     assert_eq!(files.read("two.mka").channels(), 1);
 }
 
-/// A list of other files would make ffmpeg read those.
+/// ffmpeg would read other files that a playlist refers to.
 #[needs(ffmpeg)]
-fn playlists_and_scripts_are_refused() {
+fn playlists_and_scripts_are_rejected() {
     let files = Files::new();
     files.encode("a.aac", &["-c:a", "aac"]);
     let list = format!("#EXTM3U\n#EXT-X-TARGETDURATION:3\n#EXTINF:2,\n{}\n#EXT-X-ENDLIST\n", files.at("a.aac"));
     for (name, text) in [("list.m3u8", list.as_str()), ("list.wav", "ffconcat version 1.0\nfile source.wav\n")] {
         fs::write(files.path(name), text).expect("written");
         let error = read_sound(&files.path(name), Path::new("ffmpeg"), None).expect_err(name).to_string();
-        assert!(error.contains(name) && error.contains("may name other files"), "{error}");
+        assert!(error.contains(name) && error.contains("may refer to other files"), "{error}");
     }
     fs::write(files.path("text.wav"), "no sound at all").expect("written");
     let error = read_sound(&files.path("text.wav"), Path::new("ffmpeg"), None).expect_err("text").to_string();
     let want = format!(
-        "sound {}: its container is not supported here, and ffmpeg cannot decode it: Invalid data found when processing input",
+        "sound {}: the built-in decoders do not support its container, and ffmpeg cannot decode it: Invalid data found when processing input",
         files.at("text.wav")
     );
     assert_eq!(error, want);

@@ -1,7 +1,7 @@
-//! Passes that start from a given video, and sound alone, against Lightricks' pipelines, and what of them they have no pipeline for
-//! against its parts (scripts/oracle/cases_given_video.py): every step with the presets' guidance, tokens that are kept bit for bit, and
-//! of some frames and samples. Without compiled programs a test takes half a minute of one core: what is kept is data, so that retake and
-//! extend share programs.
+//! Passes with an input video, and audio-only generation, compared with Lightricks' pipelines, or with their parts
+//! where there is no such pipeline (scripts/oracle/cases_given_video.py): every step with the presets' guidance, fixed
+//! tokens bit for bit, and for some requests frames and samples. Without cached programs a test takes half a minute on
+//! one core. What is fixed is an input of the program, so that retake and extend share programs.
 
 use ltx2::Config;
 use ltx2::hlo::DType;
@@ -16,7 +16,7 @@ use crate::support::official::{cases_of, dumping_steps, limit_of, open_with};
 use crate::support::thresholds::row;
 use crate::support::{Case, cpu, dumped, dumping, full, generate, needs, plain, relative_l2};
 
-/// The pattern of the generator: frames, and samples at 16 kHz.
+/// The generator's pattern: frames, and samples at 16 kHz.
 pub fn clip() -> Clip {
     let frames = Array4::from_shape_fn((17, 64, 96, 3), |(f, y, x, c)| ((f * 11 + y * 5 + x * 3 + c * 40) % 256) as u8);
     let sample = |(c, n): (usize, usize)| (((n * 7919 + c * 104_729) % 2001) as f32 - 1000.0) / 4000.0;
@@ -24,7 +24,7 @@ pub fn clip() -> Clip {
     Clip { frames: Frames::new(frames).expect("frames"), sound: Some(sound) }
 }
 
-/// The request of a case, of that pattern as its video.
+/// Returns the request of a case with that pattern as its video.
 pub fn request(case: &Case, model: &Model, clip: &Shared<Clip>, more: &[&str]) -> Request {
     let folder = tempfile::tempdir().expect("a folder");
     write_png_frames(folder.path(), &clip.frames).expect("written");
@@ -47,7 +47,7 @@ fn agrees(component: &str, model: &str, names: &[&str]) {
     let named = |case: &Case| names.iter().any(|name| case.name.ends_with(&format!("/{model}_{name}")));
     all.retain(|case| full() || named(case));
     assert_eq!(all.len(), if full() { files(component) } else { names.len() });
-    // Samples are by diffusers' vocoder.
+    // The reference samples come from diffusers' vocoder.
     runner.model.configs = runner.model.configs.with_vocoder_clamp(false);
     let clip = Shared::from(clip());
     let mut largest = (0.0, String::new());
@@ -63,7 +63,7 @@ fn agrees(component: &str, model: &str, names: &[&str]) {
         }
         for stream in ["video", "audio"] {
             let Some(mask) = case.outputs.get(&format!("mask.{stream}")) else { continue };
-            // Latents `[1, c, …]`, a column a token.
+            // Latents `[1, c, …]` as one row per token.
             let step = |n: usize| {
                 let latents = dumped(&made, &format!("step_{n}.latents.{stream}")).to_f32();
                 let mut latents = latents.index_axis_move(Axis(0), 0);
@@ -85,32 +85,33 @@ fn agrees(component: &str, model: &str, names: &[&str]) {
     eprintln!("{component} {model}: at most {:.1e}, {}", largest.0, largest.1);
 }
 
-/// Number of cases of either model.
+/// Number of cases per model.
 fn files(component: &str) -> usize {
     if component == "given_video" { 10 } else { 4 }
 }
 
-/// Cases of `make test`: but for the last, requests of one size with both streams made anew in part share their programs.
+/// Cases of `make test`: except for the last one, requests of one size that partly regenerate both streams share their
+/// programs.
 const CASES: [&str; 7] =
     ["extend", "extend_before", "retake", "retake_start", "text_to_audio", "video_to_audio", "retake_video"];
 
 #[needs(cpu)]
-fn of_2_0() {
+fn ltx2_0_steps_match_lightricks_package_1_2() {
     agrees("given_video", "tiny_a", &CASES[..6]);
 }
 
 #[needs(cpu)]
-fn of_2_3() {
+fn ltx2_3_steps_match_lightricks_package_1_2() {
     agrees("given_video", "tiny_2_3", &CASES);
 }
 
 #[needs(cpu, full)]
-fn of_2_0_by_1_0_0() {
+fn ltx2_0_steps_match_lightricks_package_1_0() {
     agrees("given_video_1_0", "tiny_a", &[]);
 }
 
 #[needs(cpu)]
-fn of_2_3_by_1_0_0() {
+fn ltx2_3_steps_match_lightricks_package_1_0() {
     agrees("given_video_1_0", "tiny_2_3", &["extend", "retake", "retake_video"]);
 }
 
@@ -129,7 +130,7 @@ fn sharded(model: &str, names: &[&str], layouts: &[(&str, &str)]) {
     for (layout, mesh) in layouts {
         for (((name, _), got), want) in requests.iter().zip(run(build(layout, mesh, 8))).zip(&whole) {
             for tensor in ["latents.video", "latents.audio", "audio"] {
-                // There is no video to compare, or it is the one that is given.
+                // There is no generated video to compare.
                 if tensor == "latents.video" && ["text_to_audio", "video_to_audio"].contains(name) {
                     continue;
                 }
@@ -142,10 +143,11 @@ fn sharded(model: &str, names: &[&str], layouts: &[(&str, &str)]) {
     }
 }
 
-/// Spans, overlaps at either end, streams that are kept, and sound alone, with all four branches: sharded over tokens that divide and
-/// that do not, over heads and over branches. Requests of one size share a layout's programs but for the loop's.
+/// Covers time spans, overlaps at either end, fixed streams and audio-only requests, with all four guidance branches.
+/// Tokens are sharded evenly and unevenly, and heads and branches are sharded. Requests of one size share all programs
+/// of a layout except the loop.
 #[needs(cpu, full)]
-fn every_layout_gives_what_one_device_gives() {
+fn ltx2_3_layouts_match_single_device_result() {
     let names = ["retake", "extend", "extend_before", "video_to_audio", "text_to_audio"];
     let layouts = [
         ("cfg", "cfg=4"),
@@ -159,14 +161,14 @@ fn every_layout_gives_what_one_device_gives() {
 }
 
 #[needs(cpu, full)]
-fn layouts_of_2_0_give_what_one_device_gives() {
+fn ltx2_0_layouts_match_single_device_result() {
     let layouts = [("cfg-ulysses", "cfg=2,context=2"), ("tensor", "cfg=2,tensor=2"), ("ring", "context=2")];
     sharded("tiny_a", &["retake", "retake_video", "extend"], &layouts);
 }
 
-/// The source's frames are in the file: of a video that is gone on with, and of one that gets other sound.
+/// Extends a video, generates new audio for a video, and regenerates a time span.
 #[needs(cpu)]
-fn what_is_given_stays_in_the_file() {
+fn output_contains_the_source_frames_and_audio() {
     let (all, mut runner) = cases_of(&cpu(8), "given_video", "tiny_a");
     let clip = Shared::from(clip());
     let of = |name: &str| all.iter().find(|case| case.name.ends_with(name)).expect("a case");
@@ -184,7 +186,7 @@ fn what_is_given_stays_in_the_file() {
     assert_eq!(made.frames, clip.frames);
     assert!(made.audio.iter().any(|sample| *sample != 0.0));
 
-    // Frames 1 to 8 are made anew, and the sound from 0.09 to 0.33 s.
+    // Frames 1 to 8 and the audio from 0.09 to 0.33 s are regenerated.
     let [decoded, source] = retakes.map(|retake| generate(&mut runner, &retake, &Default::default()));
     assert_eq!((source.frames.count(), source.audio.dim()), (17, decoded.audio.dim()));
     for (frames, anew) in [(0..1, false), (1..9, true), (9..17, false)] {
@@ -200,7 +202,7 @@ fn what_is_given_stays_in_the_file() {
         let (given, made) = (own.get((channel, n)).copied().unwrap_or_default(), decoded.audio[(channel, n)]);
         match n as f64 / rate {
             at if !(0.07..0.35).contains(&at) => assert_eq!(*sample, given, "{at} s is the source's"),
-            at if (0.0901..0.3299).contains(&at) => assert_eq!(*sample, made, "{at} s is made anew"),
+            at if (0.0901..0.3299).contains(&at) => assert_eq!(*sample, made, "{at} s is regenerated"),
             at => assert!((given.min(made)..=given.max(made)).contains(sample), "{at} s is between both"),
         }
     }

@@ -1,7 +1,6 @@
-//! Guidance that changes from step to step, guiders, and samplers, against Lightricks' own pipeline after every step, and of some frames
-//! and samples
-//! (scripts/oracle/cases_guidance_steps.py). Without compiled programs a test takes up to a minute of one core: each request
-//! is a program.
+//! Guidance that changes from step to step, guiders and samplers, compared with Lightricks' pipeline after every step,
+//! and for some requests in frames and samples (scripts/oracle/cases_guidance_steps.py). Without cached programs a test
+//! takes up to a minute on one core: each request is a separate program.
 
 use std::sync::Arc;
 
@@ -31,7 +30,7 @@ const COMPONENT: &str = "official_by_step";
 
 fn agrees(model: &str, count: usize, names: &[&str]) {
     let (all, mut runner) = cases_of(&cpu(8), COMPONENT, model);
-    // Samples are by diffusers' vocoder.
+    // The reference samples come from diffusers' vocoder.
     runner.model.configs = runner.model.configs.with_vocoder_clamp(false);
     let (case, limit) = (&all[0], row(&all[0].name).f32());
     let asked = requests(case, &runner.model);
@@ -53,14 +52,15 @@ fn agrees(model: &str, count: usize, names: &[&str]) {
     }
 }
 
-/// Both streams at their own pace, all branches; the other guiders and samplers in full.
+/// The streams skip different steps, and all guidance branches are used. Other guiders and samplers only run in the
+/// full test.
 #[needs(cpu)]
-fn of_2_0() {
+fn ltx2_0_guidance_steps_match_lightricks() {
     agrees("tiny_a", 6, &["skip_apart"]);
 }
 
 #[needs(cpu)]
-fn of_2_3() {
+fn ltx2_3_guidance_steps_match_lightricks() {
     agrees("tiny_2_3", 8, &[]);
 }
 
@@ -68,7 +68,7 @@ fn compiles(executor: &Executor) -> usize {
     executor.engine().statistics().values().map(|s| s.compiles + s.cache_hits).sum()
 }
 
-/// A request of a model's case by its name.
+/// Returns a request of a model's case by name.
 fn requested(model: &str, name: &str) -> (Runner, Request) {
     let (all, runner) = cases_of(&cpu(8), COMPONENT, model);
     let mut asked = requests(&all[0], &runner.model);
@@ -76,9 +76,10 @@ fn requested(model: &str, name: &str) -> (Runner, Request) {
     (runner, asked.swap_remove(at).1)
 }
 
-/// Other skips of the same sets of branches, other bounds and other scales are inputs of the same program.
+/// Changed skip intervals (with the same sets of branches), sigma bounds and guidance scales are inputs of the same
+/// program.
 #[needs(cpu)]
-fn other_skips_and_levels_compile_nothing() {
+fn changed_skips_and_sigma_bounds_reuse_the_program() {
     let (mut runner, request) = requested("tiny_a", "skip_apart");
     let made = generate(&mut runner, &request, &dumping(None));
     let before = compiles(&runner.executor);
@@ -100,9 +101,10 @@ fn other_skips_and_levels_compile_nothing() {
     assert_eq!(compiles(&runner.executor), before);
 }
 
-/// A step that takes over both streams' predictions has no matmul, and one that takes over one stream's has fewer.
+/// A step that reuses the predictions of both streams has no matmul. A step that reuses those of one stream has fewer
+/// matmuls than a full step.
 #[needs(nothing)]
-fn a_step_that_is_skipped_has_no_forward_pass() {
+fn step_skipped_in_both_streams_has_no_matmul() {
     let source = Arc::new(ModelSource::open("tests/fixtures/models/tiny_a", &Overrides::default()).expect("a model"));
     let c =
         TransformerConfig::from_json(&source.config(Component::Transformer).expect("a configuration")).expect("valid");
@@ -119,16 +121,16 @@ fn a_step_that_is_skipped_has_no_forward_pass() {
     let products: Vec<usize> = bodies.split("}, {\n").map(|body| body.matches("dot_general").count()).collect();
     let [both, video, audio, none] = products[..] else { panic!("{products:?}") };
     assert!(both > video.max(audio) && video.min(audio) > 0 && none == 0, "{products:?}");
-    // Where nothing changes from step to step, there is no choice.
+    // If guidance does not change from step to step, there is no conditional.
     let same = Request { guidance_steps: Av::default(), ..request };
     let shape = same.denoise_shape(&model.sizes, &shapes, 1);
     let text = denoise(&c, &shape, &plain(DType::F32)).expect("builds").program.text;
     assert!(!text.contains("stablehlo.case") && !text.contains("tensor<257x2x4xf32>"));
 }
 
-/// Branches spread over devices, padded where a set's do not divide, give one device's numbers.
+/// Guidance branches are sharded over devices, and a set of branches that does not divide evenly is padded.
 #[needs(cpu)]
-fn sets_of_branches_on_several_devices() {
+fn sharded_guidance_branches_match_single_device() {
     const MODEL: &str = "tests/fixtures/models/tiny_a";
     let (mut runner, request) = requested("tiny_a", "skip_apart");
     let source = ModelSource::open(MODEL, &Overrides::default()).expect("a model");
@@ -148,9 +150,10 @@ fn sets_of_branches_on_several_devices() {
     }
 }
 
-/// The reference's terms on two tokens at scale 3, of one sample and beside another with padding.
+/// Compares with the reference's values for two tokens at scale 3, with a single sample and with a sample in a padded
+/// batch.
 #[needs(cpu)]
-fn guiders_are_the_reference_s() {
+fn guiders_match_reference() {
     let engine = Engine::new(cpu(1), quick());
     let apg = Guider::Apg { eta: 0.5, threshold: 1.0 };
     let legacy = Guider::LegacyApg { eta: 0.5, threshold: 1.0, momentum: 0.5 };
@@ -180,7 +183,7 @@ fn guiders_are_the_reference_s() {
             .collect();
         let named: Vec<(&str, &Value)> = results.iter().map(|(name, y)| (name.as_str(), y)).collect();
         let executable = engine.compile("guiders", &b.finish(&named).expect("builds")).expect("compiles");
-        // What pads the tensor is large.
+        // The padding has large values.
         let padded = |values: [f32; 4]| {
             Tensor::from(Array3::from_shape_fn(dims, |(i, j, k)| if i == 0 && j < 2 { values[2 * j + k] } else { 9.0 }))
         };

@@ -1,5 +1,5 @@
-//! Conditioning images against Lightricks' code and diffusers: files, H.264 and back, a video from a first frame
-//! (scripts/oracle/cases_images.py).
+//! Conditioning images compared with Lightricks' code and diffusers: files, the H.264 round trip, and a video from a
+//! first frame (scripts/oracle/cases_images.py).
 
 use std::path::Path;
 use std::process::Command;
@@ -16,7 +16,7 @@ use crate::support::{Case, cases, cpu, dumped, dumping, generate, needs, open, p
 
 const FOLDER: &str = "tests/fixtures/images";
 
-/// Versions of libx264 that were seen to give the same pixels.
+/// Versions of libx264 known to give the same pixels.
 const SAME_CORES: [i64; 2] = [164, 165];
 
 fn case(name: &str) -> Case {
@@ -42,7 +42,7 @@ fn h264(by: ImageH264) -> RoundTrip {
 }
 
 #[needs(nothing)]
-fn files_are_read_as_the_reference_reads_them() {
+fn decoded_images_match_reference() {
     let case = case("decoded");
     assert_eq!(case.outputs.len(), 17);
     for (name, want) in &case.outputs {
@@ -50,14 +50,14 @@ fn files_are_read_as_the_reference_reads_them() {
         let want = frame(want);
         assert_eq!(got.data().dim(), want.data().dim(), "{name}");
         let far = got.data().iter().zip(want.data()).map(|(a, b)| a.abs_diff(*b)).max().expect("pixels");
-        // Another library's rounding of colours, and of JPEG's cosines.
+        // Other libraries round colour conversion and JPEG's DCT differently.
         let most = if name.contains("gamut") || name.ends_with(".jpg") { 2 } else { 0 };
         eprintln!("{name}: {far}");
         assert!(far <= most, "{name}: {far}");
     }
 }
 
-/// libx264's version as a stream of the installed ffmpeg states it.
+/// Returns libx264's version from a stream of the installed ffmpeg.
 fn core() -> i64 {
     let of = ["-f", "lavfi", "-i", "color=size=32x32:duration=0.1", "-c:v", "libx264", "-f", "h264", "-"];
     let made = Command::new("ffmpeg").args(["-v", "error"]).args(of).output().expect("ffmpeg runs");
@@ -67,7 +67,7 @@ fn core() -> i64 {
 }
 
 #[needs(ffmpeg)]
-fn ffmpeg_s_round_trip_is_the_reference_s() {
+fn ffmpeg_h264_round_trip_matches_reference() {
     let case = case("h264");
     let scalar = |key: &str| case.scalars[key].as_i64().expect("a number");
     let trip = h264(ImageH264::Ffmpeg).with_threads(scalar("threads") as usize);
@@ -85,11 +85,12 @@ fn ffmpeg_s_round_trip_is_the_reference_s() {
     eprintln!("crf 33, one thread: {:.1} dB", psnr(&alone, &frame(&case.outputs["crf_33"])));
 }
 
-/// Two encoders choose other blocks and modes, so each is as far from the other as two losses are: 45 dB are not to be had
-/// where libx264 with another number of threads is below 40 from itself. What counts is how much is lost.
+/// The outputs of two encoders cannot be compared directly, because the encoders choose different blocks and modes, so
+/// that their difference is the sum of both losses. Even libx264 with another number of threads is below 40 dB from
+/// itself, so 45 dB are impossible. The test therefore compares the amounts of loss.
 #[needs(ffmpeg)]
-fn the_built_in_encoder_loses_as_much_as_the_reference() {
-    // Image, quality, least decibels from the reference, most by which the distances from the image may differ.
+fn builtin_h264_quality_loss_equals_that_of_ffmpeg() {
+    // Image, quality, minimum PSNR to the reference, maximum difference between the distances from the image.
     let limits =
         [("tests/fixtures/images/frame.png", 33, 32.0, 0.6), ("tests/fixtures/images/frame.png", 18, 41.5, 0.4)];
     let larger = [("docs/images/nano.png", 33, 36.0, 1.0), ("docs/images/nano.png", 18, 43.0, 1.3)];
@@ -108,7 +109,7 @@ fn the_built_in_encoder_loses_as_much_as_the_reference() {
 }
 
 #[needs(nothing)]
-fn what_has_no_encoder_or_no_two_lines_stays() {
+fn images_without_h264_or_with_one_line_are_unchanged() {
     let image =
         Frames::new(Array4::from_shape_fn((1, 5, 7, 3), |(_, y, x, c)| (y * 9 + x * 3 + c) as u8)).expect("a frame");
     let line = Frames::new(image.data().slice(s![.., ..1, .., ..]).to_owned()).expect("a frame");
@@ -118,18 +119,18 @@ fn what_has_no_encoder_or_no_two_lines_stays() {
     assert_eq!(through(ImageH264::Builtin, &line, 33), line);
     let even = through(ImageH264::Builtin, &image, 33);
     assert_eq!((even.height(), even.width()), (4, 6));
-    // Without ffmpeg: the built-in one, or one clear line.
+    // Without ffmpeg: the built-in encoder, or a clear one-line error.
     let missing = Path::new("/nowhere/ffmpeg");
     assert_eq!(RoundTrip::choose(ImageH264::Auto, missing).expect("falls back").encoder(), ImageH264::Builtin);
     let error = RoundTrip::choose(ImageH264::Ffmpeg, missing).expect_err("asked for").to_string();
-    let want = "conditioning.h264: ffmpeg: /nowhere/ffmpeg is not installed; install ffmpeg with libx264, or set it to \
-                auto, builtin or off";
+    let want = "conditioning.h264 is ffmpeg, but /nowhere/ffmpeg is not installed; install ffmpeg with libx264, or set \
+                conditioning.h264 to auto, builtin or off";
     assert_eq!(error, want);
 }
 
-/// The first frame goes through H.264 at the default quality, by diffusers' own pipeline.
+/// The first frame is compressed with H.264 at the default quality. The reference is diffusers' pipeline.
 #[needs(cpu, ffmpeg)]
-fn a_video_from_a_first_frame_agrees_with_the_reference() {
+fn video_from_first_frame_matches_diffusers() {
     let case = case("image_to_video");
     let mut runner = open(&cpu(8), case.model.to_str().expect("a path"), plain(DType::F32));
     let image = &case.scalars["images"][0];
@@ -147,8 +148,11 @@ fn a_video_from_a_first_frame_agrees_with_the_reference() {
         case.within(name, dumped(&made, name), limit);
     }
     let without = generate(&mut runner, &Request { conditions: with(0), ..whole.clone() }, &dumping(None));
-    assert!(case.distance("latents.video", dumped(&without, "latents.video")) > 1e-2, "the losses are seen");
-    // What a runner is told holds for every image that comes: no encoder is the file itself.
+    assert!(
+        case.distance("latents.video", dumped(&without, "latents.video")) > 1e-2,
+        "the compression loss is visible"
+    );
+    // The runner's setting applies to every image: with the encoder off, the file is used unchanged.
     let mut off = open(&cpu(8), case.model.to_str().expect("a path"), plain(DType::F32));
     off.h264 = ImageH264::Off;
     let told = generate(&mut off, &Request { conditions: with(crf), ..whole }, &dumping(None));

@@ -1,4 +1,4 @@
-//! Attention in pieces equals attention in one.
+//! Chunked attention equals attention in one piece.
 
 use crate::support::{self, cpu, needs, quick};
 use ltx2::hlo::{Builder, CustomCall, DType, Precision, Program, Type};
@@ -17,10 +17,10 @@ fn program(queries: usize, keys: usize) -> Program {
 }
 
 #[needs(cpu)]
-fn a_long_sequence_is_taken_in_chunks_with_the_same_rows() {
+fn chunked_attention_matches_unchunked_attention() {
     let client = cpu(1);
     let engine = Engine::new(client, quick());
-    // More scores than are held at once, and no multiple of the chunk.
+    // More scores than are computed at once, and not a multiple of the chunk size.
     let n = 6001;
     let long = program(n, n);
     assert!(long.text.contains("stablehlo.while"), "the long program loops over chunks");
@@ -34,7 +34,7 @@ fn a_long_sequence_is_taken_in_chunks_with_the_same_rows() {
         })
     };
     let (q, k, v) = (values(0.1), values(0.7), values(1.9));
-    // A row for each query.
+    // A bias row for each query.
     let bias = Array4::from_shape_fn((1, 1, n, n), |(_, _, q, k)| ((q * 17 + k * 5) as f32 * 0.011).cos());
     let run = |program: &Program, q: Array4<f32>, bias: Array4<f32>| {
         let executable = engine.compile("attention", program).expect("compiles");
@@ -53,7 +53,7 @@ fn a_long_sequence_is_taken_in_chunks_with_the_same_rows() {
 }
 
 #[needs(cpu)]
-fn a_custom_call_is_text_that_the_plugin_parses() {
+fn plugin_parses_custom_calls() {
     let client = cpu(1);
     let b = Builder::new("custom");
     let x = b.argument("x", Type::new(DType::F32, [2, 3]));
@@ -68,7 +68,7 @@ fn a_custom_call_is_text_that_the_plugin_parses() {
     let y = b.custom_call(&call, &[&x], &[Type::new(DType::F32, [2, 3])]);
     let program = b.finish(&[("y", &y[0])]).expect("builds");
     assert!(program.text.contains("backend_config = \"{\\22scale\\22: \\220.5\\22}\""), "{}", program.text);
-    // It is the kernel that is missing, on the way to run: the text itself was understood.
+    // Only the missing kernel is reported, so the text was parsed.
     let engine = Engine::new(client, quick());
     let error = engine.compile("custom", &program).err().map(|e| e.to_string()).unwrap_or_default();
     assert!(error.contains("no_such_kernel"), "{error}");

@@ -1,4 +1,4 @@
-//! The denoising loop marks the tokens that its mask names, those of the first frame and of slots that the model fills.
+//! The denoising loop marks the tokens selected by its mask: those of the first frame and of generated keyframes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use ltx2::tensor::Tensor;
 use ltx2::weights::{Component, ModelSource, Overrides};
 use ndarray::{Array1, Array2, Array4, Ix3, Ix4, arr0, s};
 
-/// Results of a program on known inputs.
+/// Runs a program on known inputs and returns its results.
 fn run(executor: &mut Executor, network: &Network, known: &BTreeMap<String, Tensor>) -> BTreeMap<String, Tensor> {
     let program = executor.prepare("part", network).expect("compiles");
     let weights: Vec<&str> = network.params.iter().map(|p| p.name.as_str()).collect();
@@ -29,9 +29,9 @@ fn run(executor: &mut Executor, network: &Network, known: &BTreeMap<String, Tens
     network.program.results.iter().map(|r| (r.name.clone(), outputs.tensor(&r.name).expect("a result"))).collect()
 }
 
-/// One step of Euler is the latents and the reference's velocity times the change of the noise level.
+/// One Euler step equals the latents plus the reference's velocity times the change of the noise level.
 #[needs(cpu)]
-fn a_step_of_the_loop_is_the_reference_s_forward() {
+fn euler_step_with_marked_keyframes_matches_reference() {
     let case = cases("transformer").into_iter().find(|c| c.name.ends_with("tiny_v2_5_slots")).expect("a case");
     let source = ModelSource::open(case.model.to_str().expect("a path"), &Overrides::default()).expect("a model");
     let json = source.config(Component::Transformer).expect("a configuration");

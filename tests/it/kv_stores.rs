@@ -1,4 +1,4 @@
-//! Every store in which processes meet does the same: the one in memory, the one that process 0 serves, etcd.
+//! All key-value stores behave the same: in memory, served by process 0, and etcd.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -13,14 +13,14 @@ use tempfile::TempDir;
 
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Both stores of our own, with the server of the second.
+/// Returns our two stores and the server of the second.
 fn own() -> ([Arc<dyn KvStore>; 2], Server) {
     let server = Server::start("127.0.0.1:0").expect("listens");
     let remote = RemoteStore::new(&server.address().to_string(), ANSWER);
     ([Arc::new(MemoryStore::default()), Arc::new(remote)], server)
 }
 
-/// An etcd of this test alone; it ends with this.
+/// An etcd server for one test, stopped on drop.
 struct Etcd {
     process: Child,
     place: String,
@@ -29,7 +29,7 @@ struct Etcd {
 
 impl Etcd {
     fn start() -> Self {
-        // Held together until all are known, so that they differ.
+        // Both ports are held open so that they differ.
         let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
         let [client, peer] = ports.map(|port| port.local_addr().expect("an address").to_string());
         let data = TempDir::new().expect("a folder");
@@ -49,7 +49,7 @@ impl Etcd {
         Etcd { process, place: client, _data: data }
     }
 
-    /// A store of its own, once etcd answers.
+    /// Returns a store for a run once etcd responds.
     fn store(&self, run: &str) -> Arc<dyn KvStore> {
         let started = Instant::now();
         loop {
@@ -64,7 +64,7 @@ impl Etcd {
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        // One that ended by itself is not there any more.
+        // Ignore the error if it has already exited.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -87,7 +87,7 @@ fn holds_any_bytes_under_any_key(store: &dyn KvStore) {
     assert_eq!(store.put("a", b"anew"), Ok(()));
 }
 
-/// A wait ends with the time that it was given, or with the key, long before its time.
+/// A wait ends at its timeout, or when the key is put, well before the timeout.
 fn waits(store: &Arc<dyn KvStore>) {
     let (key, after) = ("never".to_string(), Duration::from_millis(150));
     let started = Instant::now();
@@ -105,7 +105,7 @@ fn serves_many_threads(store: &Arc<dyn KvStore>) {
         .map(|i| {
             let store = store.clone();
             thread::spawn(move || {
-                // Each waits for its neighbour's, which may come later.
+                // Each waits for its neighbour's key, which may be put later.
                 store.put(&format!("of/{i}"), &[i; 1000]).expect("put");
                 let next = (i + 1) % 16;
                 let neighbours = store.get(&format!("of/{next}"), Duration::from_secs(60));
@@ -115,29 +115,29 @@ fn serves_many_threads(store: &Arc<dyn KvStore>) {
         })
         .collect();
     let first = all.into_iter().map(|t| t.join().expect("no panic")).filter(|won| *won).count();
-    assert_eq!(first, 1, "one put of a key wins");
+    assert_eq!(first, 1, "only one put of a key succeeds");
 }
 
 #[needs(nothing)]
-fn values_are_any_bytes_under_any_key() {
+fn stores_accept_any_value_bytes_and_special_characters_in_keys() {
     let (stores, _server) = own();
     stores.iter().for_each(|store| holds_any_bytes_under_any_key(&**store));
 }
 
 #[needs(nothing)]
-fn waits_end_with_the_key_or_the_time() {
+fn get_waits_until_put_or_timeout() {
     let (stores, _server) = own();
     stores.iter().for_each(waits);
 }
 
 #[needs(nothing)]
-fn many_threads_use_one_store() {
+fn store_supports_concurrent_threads() {
     let (stores, _server) = own();
     stores.iter().for_each(serves_many_threads);
 }
 
 #[needs(etcd)]
-fn etcd_is_a_store_like_the_others() {
+fn etcd_store_behaves_like_the_other_stores() {
     let etcd = Etcd::start();
     holds_any_bytes_under_any_key(&*etcd.store("values"));
     waits(&etcd.store("waits"));

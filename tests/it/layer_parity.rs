@@ -1,4 +1,4 @@
-//! The pieces a wrong number is bisected by: tables, adaLN, one block, guidance, roundings, token ids.
+//! Parts for bisecting a wrong result: tables, adaLN, one block, guidance, roundings, token ids.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use ltx2::weights::{Component, ModelSource, Overrides};
 use ndarray::{Array1, Array3, Array4, ArrayD, Ix4, s};
 
 #[needs(nothing)]
-fn rope_tables_are_the_reference_s_to_1e_6() {
+fn rope_tables_match_reference_within_1e_6() {
     let mut checked = 0;
     for case in cases("rope") {
         let number = |key: &str, default: f64| case.scalars.get(key).and_then(|v| v.as_f64()).unwrap_or(default);
@@ -56,7 +56,7 @@ fn rope_tables_are_the_reference_s_to_1e_6() {
     assert!(checked >= 20, "{checked} tables");
 }
 
-/// Our pairs `[b, t, heads, half]` as the reference lays them out.
+/// Converts our pairs `[b, t, heads, half]` to the reference's layout.
 fn as_reference(pairs: &Array4<f32>, kind: &str) -> ArrayD<f32> {
     if kind == "split" {
         return pairs.view().permuted_axes([0, 2, 1, 3]).as_standard_layout().into_owned().into_dyn();
@@ -94,7 +94,7 @@ fn declare(p: &Params, case: &Case, name: &str) -> Value {
 }
 
 #[needs(cpu)]
-fn adaln_embeds_timesteps_as_the_reference() {
+fn adaln_matches_reference() {
     let client = cpu(1);
     for case in cases("adaln") {
         let mut tiny = tiny(&client, &case);
@@ -124,7 +124,7 @@ fn adaln_embeds_timesteps_as_the_reference() {
 }
 
 #[needs(cpu)]
-fn one_block_agrees_with_the_reference() {
+fn transformer_block_matches_reference() {
     let client = cpu(1);
     for case in cases("block") {
         let mut tiny = tiny(&client, &case);
@@ -137,7 +137,7 @@ fn one_block_agrees_with_the_reference() {
             };
             let prompt = case.inputs.contains_key(prompt).then(|| rows(prompt));
             let (main, cross, gate) = (rows(main), rows(cross), rows(gate));
-            // The output layer's part is not read by a block.
+            // A block does not use the output layer's part.
             StreamModulation { embedded: gate.clone(), ada_params: main, cross, gate, prompt }
         };
         // The reference's split tables are [b, heads, t, half].
@@ -192,7 +192,7 @@ fn one_block_agrees_with_the_reference() {
 }
 
 #[needs(cpu)]
-fn guidance_and_the_euler_step_are_the_reference_s() {
+fn guidance_and_euler_step_match_reference() {
     let client = cpu(1);
     let engine = Engine::new(client, quick());
     let all = cases("guidance");
@@ -214,7 +214,7 @@ fn guidance_and_the_euler_step_are_the_reference_s() {
         let used: Vec<_> = known.into_iter().filter(|(.., needed)| *needed).collect();
         let branches: Vec<Branch> = used.iter().map(|(b, ..)| *b).collect();
         let (x, sigma, next) = (input("latents"), input("sigma"), input("sigma_next"));
-        // The fixture holds velocities; guidance acts on clean predictions.
+        // The fixture contains velocities; guidance operates on clean predictions.
         let predictions: Vec<Value> = used.iter().map(|(_, name, _)| &x - input(name) * &sigma).collect();
         let row = p.builder().constant(&[scales.len()], &scales);
         let dims = [x.dim(0), x.dim(1), x.dim(2)];
@@ -248,9 +248,9 @@ fn guidance_and_the_euler_step_are_the_reference_s() {
     }
 }
 
-/// Padding of the CFG batch and of tokens does not count in the rescale's statistics.
+/// The rescale statistics exclude the padding of the batch and of the tokens.
 #[needs(cpu)]
-fn what_fills_up_a_tensor_does_not_count_in_guidance() {
+fn padding_is_excluded_from_guidance_statistics() {
     let engine = Engine::new(cpu(1), quick());
     let content = [2, 5, 3];
     let wave = |(i, j, k): (usize, usize, usize)| ((i * 31 + j * 7 + k * 3) as f32 * 0.9).sin() + 0.3 * k as f32;
@@ -284,13 +284,13 @@ fn what_fills_up_a_tensor_does_not_count_in_guidance() {
     }
 }
 
-/// Narrowing and widening again is a rounding, which no compiler may leave out.
-/// As users compile: XLA's older emitters, which this process has, never take a rounding away.
+/// Converting to a narrower type and back is a rounding that the compiler must keep. Runs in a child process with XLA's
+/// newer emitters, the default for users; the older emitters that this process uses never remove a rounding.
 #[needs(cpu)]
-fn a_rounding_that_the_program_writes_stays() {
+fn explicit_rounding_survives_compilation() {
     let mut child = std::process::Command::new(std::env::current_exe().expect("this file"));
     child
-        .args(["--exact", "layer_parity::rounded_as_users_compile"])
+        .args(["--exact", "layer_parity::newer_emitters_keep_explicit_rounding"])
         .env("XLA_FLAGS", "")
         .env("LTX2_TEST_MEMBER", "rounds");
     let out = child.output().expect("starts");
@@ -299,7 +299,7 @@ fn a_rounding_that_the_program_writes_stays() {
 }
 
 #[needs(member)]
-fn rounded_as_users_compile() {
+fn newer_emitters_keep_explicit_rounding() {
     let engine = Engine::new(cpu(1), quick());
     let values = Array1::from_shape_fn(64, |i| (i as f32 * 0.7).sin() + 1.0 / 3.0);
     let b = Builder::new("rounding");
@@ -313,7 +313,7 @@ fn rounded_as_users_compile() {
 }
 
 #[needs(nothing)]
-fn token_ids_are_transformers_own() {
+fn token_ids_match_transformers() {
     for case in cases("tokenizer") {
         let tokenizer = Tokenizer::open(&case.model.join("tokenizer"), &GEMMA).expect("a tokenizer");
         let length = case.scalars["max_sequence_length"].as_u64().expect("a number") as usize;

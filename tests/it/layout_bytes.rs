@@ -1,5 +1,5 @@
-//! The shipped layouts differ in what they are for: which bytes a device holds and what it communicates. Both are computed
-//! here from the model's sizes, apart from the code that places tensors, and compared with what the compiler made.
+//! The shipped layouts differ in which bytes a device holds and what it communicates. Both are computed here from the
+//! model's sizes, independently of the code that shards tensors, and compared with the compiled programs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use ltx2::sampling::guidance::Branch;
 use ltx2::weights::{ModelSource, Overrides};
 
 const F32: usize = 4;
-/// Conditional and negative.
+/// Conditional and negative branch.
 const ROWS: usize = 2;
 const VIDEO_TOKENS: usize = 64;
 const AUDIO_TOKENS: usize = 24;
 const HEADS: usize = 8;
 
-/// The tiny model with as many heads as devices, so that every rule splits evenly.
+/// Returns the tiny model with as many heads as devices, so that every rule divides evenly.
 fn model() -> TransformerConfig {
     let text = std::fs::read_to_string("tests/fixtures/models/tiny_a/transformer/config.json").expect("a model");
     let mut json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -43,7 +43,7 @@ fn model() -> TransformerConfig {
     TransformerConfig::from_json(&json).expect("valid")
 }
 
-/// Bytes of the activations of all rows.
+/// Sizes of the activations of all rows, in bytes.
 struct Sizes {
     video: f64,
     audio: f64,
@@ -64,7 +64,7 @@ fn sizes(c: &TransformerConfig) -> Sizes {
     }
 }
 
-/// The denoising loop under a layout, as the CPU compiler leaves it.
+/// The denoising loop under a layout, compiled for CPU.
 struct Compiled {
     network: Network,
     report: Report,
@@ -83,7 +83,7 @@ fn network(layout: &str, mesh: &str) -> Network {
     network
 }
 
-/// Compiles, and checks that a device's arguments are as large as the rules say.
+/// Compiles, and checks the size of a device's arguments.
 fn compile(engine: &Engine, layout: &str, mesh: &str) -> Compiled {
     let network = network(layout, mesh);
     let executable = engine.compile(layout, &network.program).expect("compiles");
@@ -104,11 +104,11 @@ fn build(layout: &str, mesh: &str) -> Build {
     Build { layout, lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) }
 }
 
-/// Runs and bytes by kind.
+/// Number of runs and bytes by kind.
 type Traffic = BTreeMap<CollectiveKind, (f64, f64)>;
 
 impl Compiled {
-    /// Collectives of a loop level: once a block, a step or a run.
+    /// Returns the collectives of a loop level: per block, step or run.
     fn collectives(&self, phase: LoopLevel) -> Traffic {
         let mut sums = Traffic::new();
         for c in self.report.collectives.iter().filter(|c| c.level == phase) {
@@ -118,7 +118,7 @@ impl Compiled {
         sums
     }
 
-    /// Bytes gathered in a block under scopes that a part of their path ends.
+    /// Returns the bytes all-gathered in a block under scopes that end with one of `ends`.
     fn gathered_in(&self, ends: &[&str]) -> f64 {
         let within = |scope: &str| ends.iter().any(|end| scope.ends_with(end));
         let found = self
@@ -141,8 +141,7 @@ fn engine() -> Engine {
     Engine::new(cpu(8), quick())
 }
 
-/// Bytes that the merging of video-to-audio attention and, in a step, the statistics of the rescale cost where video tokens
-/// are split.
+/// Adds the all-reduces that merge video-to-audio attention over sharded video tokens.
 fn with_joined(kinds: &[(CollectiveKind, (f64, f64))]) -> Traffic {
     let joined = sizes(&model()).joined;
     kinds.iter().copied().chain([(CollectiveKind::AllReduce, (2.0, joined[0] + joined[1]))]).collect()
@@ -154,12 +153,12 @@ fn statistics_only(step: &Traffic) {
 }
 
 #[needs(cpu)]
-fn one_device_and_guidance_branches() {
+fn cfg_layout_gathers_only_predictions_in_each_step() {
     let engine = engine();
     assert_eq!(compile(&engine, "replicated", "data=1").report.collectives, []);
 
     let cfg = compile(&engine, "cfg", "cfg=2");
-    // Each branch's clean prediction, once a step; nothing in a block.
+    // Each branch's clean prediction, once per step; nothing in a block.
     let c = model();
     let predictions = ROWS * (VIDEO_TOKENS * c.in_channels + AUDIO_TOKENS * c.audio_in_channels) * F32;
     assert_eq!(cfg.collectives(LoopLevel::Step), [(CollectiveKind::AllGather, (2.0, predictions as f64))].into());
@@ -168,15 +167,16 @@ fn one_device_and_guidance_branches() {
 }
 
 #[needs(cpu)]
-fn layouts_of_split_video_tokens() {
+fn token_sharded_layouts_have_expected_collectives() {
     let engine = engine();
     let s = sizes(&model());
     let n = 4.0;
-    // Queries, keys, values and the result; each device receives its part of the heads.
+    // Queries, keys, values and the result; each device receives its share of the heads.
     let ulysses = [(CollectiveKind::AllToAll, (4.0, 4.0 * s.video / n))];
-    // Keys and values pass everybody else.
+    // Keys and values pass around all other devices.
     let ring = [(CollectiveKind::CollectivePermute, (2.0 * (n - 1.0), 2.0 * (n - 1.0) * s.video / n))];
-    // Among two by heads; with half of the heads, keys and values of two devices pass the other group.
+    // All-to-all over heads between two devices; then keys and values with half of the heads are exchanged with the
+    // other group.
     let hybrid = [
         (CollectiveKind::AllToAll, (4.0, 4.0 * s.video / n)),
         (CollectiveKind::CollectivePermute, (2.0, 2.0 * s.video / n)),
@@ -190,7 +190,7 @@ fn layouts_of_split_video_tokens() {
         assert_eq!(compiled.axes(), [["context"]], "{layout}");
     }
 
-    // The twin of `sequence` whose tables travel too; they are the same in every block, so this compiler moves them once.
+    // `sequence` with gathered RoPE tables; they are equal in every block, so this compiler gathers them once.
     let gathered = compile(&engine, "rope-gathered", "context=4");
     assert_eq!(gathered.collectives(LoopLevel::Block), with_joined(&sequence));
     assert_eq!(gathered.collectives(LoopLevel::Outside), [(CollectiveKind::AllGather, (2.0, 2.0 * s.rope))].into());
@@ -205,13 +205,14 @@ fn layouts_of_split_video_tokens() {
 }
 
 #[needs(cpu)]
-fn tensor_layouts() {
+fn tensor_layouts_have_expected_collectives() {
     let engine = engine();
     let s = sizes(&model());
-    // Both self-attentions, both text attentions, both cross-modal attentions and both feed-forward layers end in a sum.
+    // Both self-attentions, both text attentions, both cross-modal attentions and both feed-forward layers end in an
+    // all-reduce.
     let sums = 4.0 * (s.video + s.audio);
-    // A sum of squares a token: queries and keys of self-attention, queries of text attention, and of each cross-modal
-    // attention the queries of one stream and the keys of the other.
+    // One sum of squares per token: for queries and keys of self-attention, queries of text attention, and for each
+    // cross-modal attention the queries of one stream and the keys of the other.
     let tokens = [VIDEO_TOKENS, AUDIO_TOKENS].map(|n| (ROWS * n * F32) as f64);
     let squares = 5.0 * (tokens[0] + tokens[1]);
     let tensor = compile(&engine, "tensor", "tensor=4");
@@ -221,20 +222,21 @@ fn tensor_layouts() {
     assert_eq!((tensor.collectives(LoopLevel::Step), tensor.collectives(LoopLevel::Outside)), Default::default());
     assert_eq!(tensor.axes(), [["tensor"]]);
 
-    // The inner activations are gathered, four times as wide; the second map is replicated and ends in no sum.
+    // The inner activations, four times as wide, are gathered; the second linear layer is replicated and needs no
+    // all-reduce.
     let gathered = compile(&engine, "tensor-gathered-ffn", "tensor=4").collectives(LoopLevel::Block);
     assert_eq!(gathered[&CollectiveKind::AllGather], (2.0, 4.0 * (s.video + s.audio)));
     assert_eq!(gathered[&CollectiveKind::AllReduce].1, sums + squares - s.video - s.audio);
     assert_eq!(gathered.len(), 2, "{gathered:?}");
 }
 
-/// Weights that `storage` splits: matrices that meet the residual stream.
+/// Returns whether `fsdp-ulysses` shards a weight for storage: matrices on the residual stream.
 fn stored_apart(p: &Param) -> bool {
     p.axes.contains(&Axis::Embed) && p.axes.iter().filter(|a| **a != Axis::Layers).count() > 1
 }
 
 #[needs(cpu)]
-fn weights_split_between_their_uses_are_gathered_once_a_block() {
+fn fsdp_gathers_each_weight_once_per_block() {
     let engine = engine();
     let c = model();
     let compiled = compile(&engine, "fsdp-ulysses", "fsdp=2,context=4");
@@ -264,9 +266,9 @@ fn weights_split_between_their_uses_are_gathered_once_a_block() {
     statistics_only(&compiled.collectives(LoopLevel::Step));
 }
 
-/// Every step of the published repair takes its weights out of the gathers.
+/// Each step of the published tuning removes a family of weights from the all-gathers.
 #[needs(cpu)]
-fn the_history_gathers_less_with_every_step() {
+fn each_tuning_step_reduces_all_gathered_bytes() {
     let engine = engine();
     let names = ["before-385", "ffn-matched", "qkv-unsharded", "out-unsharded"];
     let all = names.map(|layout| compile(&engine, layout, "context=4"));
@@ -278,12 +280,12 @@ fn the_history_gathers_less_with_every_step() {
     assert!(out[..3].iter().all(|b| *b > 0.0) && out[3] == 0.0, "{out:?}");
     let total = all.each_ref().map(|c| c.collectives(LoopLevel::Block)[&CollectiveKind::AllGather].1);
     assert!(total.windows(2).all(|w| w[0] > w[1]), "{total:?}");
-    // What is left are the keys and values of `sequence`, and the audio state.
+    // What remains are the keys and values of `sequence`, and the audio state.
     let s = sizes(&model());
     assert_eq!(total[3], 2.0 * s.video + s.audio, "{total:?}");
 }
 
-/// The part of an argument that a device holds, by hand: one over this.
+/// Returns the number of shards of an argument, specified by hand.
 fn parts(layout: &str, name: &str, param: Option<&Param>) -> usize {
     let is = |axis: Axis| param.is_some_and(|p| p.axes.contains(&axis));
     let named = |part: &str| name.contains(part);
@@ -313,7 +315,7 @@ fn parts(layout: &str, name: &str, param: Option<&Param>) -> usize {
     }
 }
 
-/// Bytes of a network's arguments on one device, by hand.
+/// Returns the size of a network's arguments on one device, computed by hand.
 fn held(layout: &str, network: &Network) -> usize {
     let part = |name: &str, bytes: usize| {
         let param = network.params.iter().find(|p| p.name == name);
@@ -322,11 +324,11 @@ fn held(layout: &str, network: &Network) -> usize {
     network.program.arguments.iter().map(|a| part(&a.name, a.ty.bytes())).sum()
 }
 
-/// The compiled programs of all other tests are held against the same figures.
+/// The other tests compare the argument sizes of their compiled programs with the same calculation.
 #[needs(cpu)]
-fn a_device_holds_less_the_more_a_layout_splits() {
+fn argument_bytes_decrease_as_more_weights_are_sharded() {
     let held = |layout: &str, mesh: &str| held(layout, &network(layout, mesh));
-    // Of the weights `tensor` and `fsdp-ulysses` split nearly all, `ulysses` none.
+    // `tensor` and `fsdp-ulysses` shard nearly all weights, `ulysses` none.
     let order = [
         held("fsdp-ulysses", "fsdp=2,context=4"),
         held("tensor", "tensor=4"),
@@ -342,7 +344,7 @@ fn a_device_holds_less_the_more_a_layout_splits() {
 }
 
 #[needs(cpu)]
-fn tables_that_travel_give_the_bytes_of_those_that_stay() {
+fn gathered_rope_tables_give_bitwise_identical_results() {
     let client = cpu(8);
     let all = cases("transformer");
     let case = all.iter().find(|c| c.name.ends_with("/tiny_a")).expect("the case");

@@ -1,4 +1,4 @@
-//! Every shipped layout on eight virtual devices gives what one device gives, for every component.
+//! Every shipped layout on eight virtual devices gives one device's results, for every component.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pjrt::Client;
 use ltx2::tensor::Tensor;
 
-/// Largest distance between sharded and unsharded, f32.
+/// Returns the maximum distance between sharded and unsharded results in f32.
 pub fn limit(layout: &str) -> f64 {
     if layout.starts_with("tensor") || layout.contains("ring") || layout == "hybrid" { 1e-4 } else { 1e-5 }
 }
 
-/// Layouts with the meshes they are run on: the default, and others that leave sizes that do not divide.
+/// Returns layouts with the meshes to run them on: the default one, and others with sizes that do not divide evenly.
 pub fn layouts_on_meshes() -> Vec<(&'static str, &'static str)> {
     [("tensor", "tensor=2"), ("tensor", "tensor=4"), ("tensor", "cfg=2,context=2,tensor=2")]
         .into_iter()
@@ -40,7 +40,7 @@ fn run(client: &Client, component: ProgramKind, case: &Case, build: &Build) -> B
     run_case(client, component, case, case.inputs.clone(), quick(), build)
 }
 
-/// Each layout with one of the cases, in turn; in full with all.
+/// Compares each layout on one of the cases, in turn; in the full test on all.
 fn agree(component: ProgramKind, folder: &str, names: &[&str], layouts: impl Fn(&str) -> bool) {
     let client = cpu(8);
     let all = cases(folder);
@@ -67,16 +67,16 @@ fn agree(component: ProgramKind, folder: &str, names: &[&str], layouts: impl Fn(
 }
 
 #[needs(cpu)]
-fn transformer() {
+fn sharded_transformer_matches_single_device() {
     let names = ["tiny_a", "tiny_a_batch_masked", "tiny_b_per_token_masked"];
-    // A denoising loop on every layout is in `newer_layouts`.
+    // `newer_layouts` runs a denoising loop on every layout.
     let chosen = ["ulysses", "cfg", "cfg-ulysses", "tensor", "ring", "hybrid"];
     agree(ProgramKind::Transformer, "transformer", &names, |layout| chosen.contains(&layout));
 }
 
-/// The forms of the CUDA programs, with the collectives of attention there; in f32 cuDNN leaves it to XLA's operations.
+/// Runs the CUDA lowering with its attention collectives. In f32, XLA computes attention instead of cuDNN.
 #[needs(cpu)]
-fn forms_of_cuda() {
+fn sharded_cuda_lowering_matches_single_device() {
     let client = cpu(8);
     let all = cases("transformer");
     let case = all.iter().find(|c| c.name.ends_with("/tiny_b_per_token_masked")).expect("a case");
@@ -95,25 +95,25 @@ fn forms_of_cuda() {
     }
 }
 
-/// The layouts that differ in what they do with text.
+/// Returns whether a layout differs in how it shards text.
 fn for_text(layout: &str) -> bool {
     ["tensor", "tensor-encoder", "cfg-ulysses", "cfg-ulysses-encoder", "fsdp-ulysses", "fsdp-ffn"].contains(&layout)
 }
 
 #[needs(cpu)]
-fn text_encoder() {
+fn sharded_text_encoder_matches_single_device() {
     agree(ProgramKind::TextEncoder, "text-encoder", &["tiny_a_pair", "tiny_b_short"], for_text);
 }
 
 #[needs(cpu)]
-fn connectors() {
+fn sharded_connectors_match_single_device() {
     agree(ProgramKind::Connectors, "connectors", &["tiny_a_mixed", "tiny_b_right"], for_text);
 }
 
-/// Numbers of devices that divide neither the text's tokens nor the connectors' registers.
+/// Numbers of devices that divide neither the text tokens nor the connectors' registers.
 const UNEVEN: [usize; 4] = [3, 5, 6, 7];
 
-/// Compares a program on each uneven number of devices along `context` with one device.
+/// Compares a program on each number of devices along `context` with one device.
 fn agree_on_uneven_contexts(component: ProgramKind, folder: &str, name: &str, contexts: &[usize]) {
     let client = cpu(8);
     let all = cases(folder);
@@ -130,13 +130,13 @@ fn agree_on_uneven_contexts(component: ProgramKind, folder: &str, name: &str, co
 }
 
 #[needs(cpu)]
-fn connectors_pad_text_that_context_does_not_divide() {
+fn connectors_match_single_device_on_uneven_contexts() {
     let contexts = if full() { &UNEVEN[..] } else { &[3, 7] };
     agree_on_uneven_contexts(ProgramKind::Connectors, "connectors", "tiny_a_mixed", contexts);
 }
 
 #[needs(cpu, full)]
-fn text_on_uneven_contexts() {
+fn text_programs_match_single_device_on_uneven_contexts() {
     for name in ["tiny_a_mixed", "tiny_b_right"] {
         agree_on_uneven_contexts(ProgramKind::Connectors, "connectors", name, &UNEVEN);
     }
@@ -145,9 +145,10 @@ fn text_on_uneven_contexts() {
     }
 }
 
-/// Every kind of context parallelism makes a whole video of a prompt on devices that do not divide it.
+/// Each kind of context parallelism generates a complete video on a number of devices that does not evenly divide the
+/// text tokens.
 #[needs(cpu, full)]
-fn whole_requests_on_uneven_contexts() {
+fn videos_match_single_device_on_uneven_contexts() {
     let client = cpu(8);
     for case in cases("pipeline").iter().filter(|c| c.name.ends_with("b_plain") || c.name.ends_with("a_cfg")) {
         let run = |layout: &str, mesh: &str, devices: usize| {
@@ -176,7 +177,7 @@ fn whole_requests_on_uneven_contexts() {
 }
 
 #[needs(cpu, full)]
-fn whole_requests() {
+fn layouts_match_single_device_end_to_end() {
     let client = cpu(8);
     let names = ["noise.video", "prompt_embeds", "latents.video", "latents.audio", "video", "audio"];
     let chosen = |c: &&Case| c.name.ends_with("b_plain") || c.name.ends_with("a_cfg");
@@ -187,7 +188,7 @@ fn whole_requests() {
             generate(&mut runner, &request, &dumping(None))
         };
         let whole = run("replicated", "data=1", 1);
-        // Without guidance, devices of `cfg` take video tokens.
+        // Without guidance, the devices of `cfg` shard video tokens.
         let layouts = [
             ("cfg", "cfg=2"),
             ("fsdp-ulysses", "cfg=4,context=2"),
@@ -207,8 +208,8 @@ fn whole_requests() {
     }
 }
 
-/// Rules under which heights and widths of eight devices' blocks are cut, each with its mesh; the tiny frames seldom
-/// divide.
+/// Rules that shard heights and widths over up to eight devices, each with its mesh; the tiny frames seldom divide
+/// evenly.
 const SPATIAL_RULES: [(&str, &str); 4] = [
     ("width: [context]", "context=8"),
     ("height: [cfg]\n  width: [context]", "cfg=2,context=4"),
@@ -216,9 +217,9 @@ const SPATIAL_RULES: [(&str, &str); 4] = [
     ("batch: [data]\n  height: [context]\n  width: [cfg]", "data=2,cfg=2,context=2"),
 ];
 
-/// How far a network that its case calls badly conditioned carries changes of its inputs by a rounding, on one device: the
-/// furthest of six. Sums in another order are such changes, in every layer, and which order a device takes depends on its
-/// instructions; two runs differ by two of them.
+/// Returns how much an ill-conditioned network amplifies rounding errors of its inputs on one device: the maximum of
+/// six runs. Another order of summation causes such errors in every layer, and the order depends on the device's
+/// instructions; two runs differ by two such errors.
 fn shaken(
     client: &Client,
     component: ProgramKind,
@@ -245,8 +246,8 @@ fn shaken(
     furthest
 }
 
-/// Cases of a video autoencoder under shipped layouts and under rules of its own: each of them with one of `names`, in turn;
-/// in full with every case.
+/// Compares a video autoencoder under shipped layouts and under the spatial rules: each on one of `names`, in turn; in
+/// the full test on every case.
 fn sharded_frames_agree(component: ProgramKind, folder: &str, names: [&str; 3]) {
     let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
@@ -285,11 +286,11 @@ fn sharded_frames_agree(component: ProgramKind, folder: &str, names: [&str; 3]) 
 }
 
 #[needs(cpu)]
-fn video_decoder() {
+fn sharded_video_decoder_matches_single_device() {
     sharded_frames_agree(ProgramKind::VideoDecoder, "video-decoder", ["patch1", "tiny_2_3", "tiny_b_batch"]);
 }
 
 #[needs(cpu)]
-fn video_encoder() {
+fn sharded_video_encoder_matches_single_device() {
     sharded_frames_agree(ProgramKind::VideoEncoder, "video-encoder", ["patch1", "tiny_2_3_image", "tiny_b"]);
 }

@@ -1,4 +1,4 @@
-//! Parameters that a thread loads while programs compile.
+//! Parameters loaded by a background thread while programs compile.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -8,7 +8,7 @@ use ltx2::{Config, Session};
 
 use crate::support::needs;
 
-/// A short run's configuration of a model's copy, whose files may be written to.
+/// Returns a short run's configuration for a writable copy of a model.
 fn copied(model: &Path) -> Config {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/tiny_a");
     for folder in fs::read_dir(from).expect("the fixture").map(|entry| entry.expect("an entry").path()) {
@@ -35,9 +35,9 @@ fn weights(model: &Path, component: &str) -> std::path::PathBuf {
     folder.into_iter().find(|file| file.extension().is_some_and(|e| e == "safetensors")).expect("weights")
 }
 
-/// The thread that loads tells whoever waits: of what is needed first, and of what is needed last.
+/// The loading thread reports its error, whether the truncated tensor is needed first or last.
 #[needs(cpu)]
-fn a_file_that_is_cut_short_behind_its_check_is_an_error() {
+fn file_truncated_after_the_size_check_gives_an_error() {
     for component in ["text_encoder", "vae"] {
         let model = tempfile::tempdir().expect("a folder");
         let config = copied(model.path());

@@ -1,4 +1,4 @@
-//! Models with LoRAs: merged into what they name alone, for the stages they are for, and away again.
+//! Models with LoRAs: merged only into the listed weights, for the selected stages, and removed again.
 
 use ltx2::request::{RefinePass, Request};
 use std::collections::{BTreeMap, HashMap};
@@ -30,7 +30,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::json;
 
-/// Numbers without a pattern, about 1 in size.
+/// Pseudo-random numbers of about unit size.
 pub(crate) fn scattered(rows: usize, columns: usize, seed: u64) -> Array2<f32> {
     let mut state = seed;
     Array2::from_shape_simple_fn((rows, columns), || {
@@ -63,7 +63,7 @@ pub(crate) fn matrix(bytes: &[u8], dtype: DType, shape: [usize; 2]) -> Array2<f3
     tensor.into_f32().into_dimensionality::<Ix2>().expect("a matrix")
 }
 
-/// An update of each named module of a model's transformer.
+/// Writes a LoRA for the given modules of a model's transformer.
 fn of_modules(path: &Path, model: &ModelSource, prefix: &str, modules: &[(&str, &str)]) -> Arc<LoraFile> {
     let checkpoint = model.checkpoint(Component::Transformer).expect("a transformer");
     let mut all = BTreeMap::new();
@@ -101,7 +101,7 @@ fn distance(a: &[(String, Tensor)], b: &[(String, Tensor)]) -> f64 {
 }
 
 #[needs(cpu)]
-fn a_transformer_with_an_update_is_the_merged_one_and_only_that_is_loaded() {
+fn lora_equals_merged_weights_and_reloads_only_changed_ones() {
     for name in ["tiny_b", "tiny_v2_5"].into_iter().take(if full() { 2 } else { 1 }) {
         merged_and_loaded_alone(&case(name));
     }
@@ -150,13 +150,13 @@ fn merged_and_loaded_alone(case: &Case) {
     let mut merged = Executor::new(Engine::new(client.clone(), quick()), by_hand.clone());
     let want = run(&mut merged, case, &ModelConfigs::of(&by_hand), &build);
     assert!(distance(&updated, &want) <= 1e-6, "{:e}", distance(&updated, &want));
-    // The order of a run is what its weights are merged by: the default one rounds updates to bf16.
+    // The run's merge order determines the result: the default order rounds updates to bf16.
     let mut rounded = Executor::new(Engine::new(client, quick()), source.clone());
     rounded.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
     let off = distance(&run(&mut rounded, case, &configs, &build), &updated);
     assert!((1e-5..1e-2).contains(&off), "{off:e}");
 
-    // Another file with the same numbers, then none of it, then nothing: back to the beginning.
+    // Another file with the same numbers, then strength 0, then no LoRA: back to the original weights.
     executor.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
     assert_eq!(absent(&executor).len(), MODULES.len());
     assert!(distance(&run(&mut executor, case, &configs, &build), &updated) == 0.0);
@@ -166,12 +166,11 @@ fn merged_and_loaded_alone(case: &Case) {
     assert_eq!(absent(&executor).len(), MODULES.len());
     assert!(distance(&run(&mut executor, case, &configs, &build), &plain) == 0.0);
     executor.set_loras(&[]).expect("fits");
-    assert!(absent(&executor).is_empty(), "strength 0 was none already");
+    assert!(absent(&executor).is_empty(), "strength 0 already removed it");
 }
 
-/// Narrow weights are those of the sum, not a sum of narrow weights.
 #[needs(cpu)]
-fn eight_bit_weights_are_made_of_the_merged() {
+fn eight_bit_weights_are_quantized_after_merging() {
     let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
     let case = case("tiny_b");
@@ -202,7 +201,7 @@ fn refused(dir: &Path, tensors: &BTreeMap<String, Stored>) -> String {
 }
 
 #[needs(cpu)]
-fn what_does_not_fit_names_file_key_and_shapes() {
+fn mismatched_lora_error_has_file_key_and_shapes() {
     let dir = tempfile::tempdir().expect("a folder");
     let bad = |pairs: &[(&str, [usize; 2])]| {
         let all: BTreeMap<String, Stored> = pairs
@@ -216,12 +215,12 @@ fn what_does_not_fit_names_file_key_and_shapes() {
     let says = |error: String, parts: &[&str]| {
         parts.iter().for_each(|part| assert!(error.contains(part), "'{part}' is not in: {error}"));
     };
-    says(bad(&[(a, [2, 24])]), &[a, "no counterpart"]);
+    says(bad(&[(a, [2, 24])]), &[a, "without its counterpart"]);
     says(bad(&[(a, [2, 24]), (b, [24, 3])]), &[a, "[2, 24]", b, "[24, 3]", "rank"]);
     says(bad(&[(a, [2, 30]), (b, [24, 2])]), &[a, "[2, 30]", b, "[24, 2]", "[24, 30]", "[24, 24]", "(LTX-2.0)"]);
     let gate = "diffusion_model.transformer_blocks.0.attn1.to_gate_logits";
     let (ga, gb) = (&format!("{gate}.lora_A.weight"), &format!("{gate}.lora_B.weight"));
-    says(bad(&[(ga, [2, 24]), (gb, [4, 2])]), &[ga, "to_gate_logits.weight", "no tensor", "another model version"]);
+    says(bad(&[(ga, [2, 24]), (gb, [4, 2])]), &[ga, "to_gate_logits.weight", "not a tensor", "another model version"]);
     says(bad(&[("lora_unet_x.lora_down.weight", [2, 2])]), &["lora_unet_x", "diffusers", "Lightricks"]);
     says(bad(&[("model.diffusion_model.x.lora_A.weight", [2, 2])]), &["begins neither with"]);
     for (part, kind) in [
@@ -237,9 +236,9 @@ fn what_does_not_fit_names_file_key_and_shapes() {
     }
 }
 
-/// A header of diffusers may ask for what is not computed.
+/// The diffusers metadata of a LoRA file may request features that are not supported.
 #[needs(nothing)]
-fn headers_that_ask_for_more_are_refused_by_key() {
+fn unsupported_lora_metadata_is_rejected() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("a.safetensors");
     let q = "transformer.transformer_blocks.0.attn1.to_q";
@@ -266,7 +265,7 @@ fn headers_that_ask_for_more_are_refused_by_key() {
 }
 
 #[needs(cpu)]
-fn random_weights_take_no_updates() {
+fn loras_are_rejected_with_random_weights() {
     let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
     let source = model(&case("tiny_b").model);
@@ -276,18 +275,18 @@ fn random_weights_take_no_updates() {
     assert!(error.contains("a.safetensors") && error.contains("model.weights is random"), "{error}");
 }
 
-/// Stages have the updates that are for them, those of a model whose weights are merged beforehand. Seven runs of two
-/// stages, with two compilations of their programs.
+/// The result equals that of a model with merged weights. Takes seven runs of two stages, whose programs are compiled
+/// twice.
 #[needs(cpu)]
-fn stages_have_updates_of_their_own() {
+fn each_stage_uses_its_own_loras() {
     let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
-    // Sizes and guidance of this case: its programs.
+    // Sizes and guidance of this case, so that its programs are reused.
     let all = cases("official");
     let case = all.iter().find(|c| c.name.ends_with("/tiny_a_distilled")).expect("a case");
     let path = dir.path().join("a.safetensors");
     of_modules(&path, &model(&case.model), "diffusion_model", &MODULES);
-    // Stored in f32, so that merging rounds nothing away; of the second one the weights are merged.
+    // Stored in f32, so that merging rounds nothing; the weights of the second model are merged.
     let mut weights = transformer_weights(&case.model);
     let update = read(&path);
     let [plain, merged] = [false, true].map(|merge| {
@@ -321,7 +320,7 @@ fn stages_have_updates_of_their_own() {
         tone_map: 0.0,
     };
     let request = Request { refine: Some(refine), ..official::request(case, &plain.model) };
-    // The latents of both stages, of a first and a second video.
+    // Latents of both stages, of a first and a second video.
     let made = |runner: &mut Runner, stages: &[u8], strength: f64| {
         let entry = config::Lora { path: path.display().to_string(), strength, stages: stages.to_vec() };
         let loras = [entry].into_iter().filter(|_| !stages.is_empty()).collect();
@@ -336,7 +335,7 @@ fn stages_have_updates_of_their_own() {
         first
     };
     let none = made(&mut plain, &[], 1.0);
-    // What is merged beforehand is taken away again where the stage has no update.
+    // Merged weights are subtracted again for stages without the LoRA.
     for (stages, without) in [(&[1u8, 2][..], &[][..]), (&[1], &[2]), (&[2], &[1])] {
         let got = made(&mut plain, stages, 1.0);
         let want = made(&mut merged, without, -1.0);
@@ -350,13 +349,13 @@ fn stages_have_updates_of_their_own() {
     }
 }
 
-/// All tensors of a model's transformer.
+/// Returns all tensors of a model's transformer.
 fn transformer_weights(folder: &Path) -> BTreeMap<String, Stored> {
     let files = std::fs::read_dir(folder.join("transformer")).expect("a folder").map(|e| e.expect("a file").path());
     files.filter(|f| f.extension().is_some_and(|e| e == "safetensors")).flat_map(|f| read(&f)).collect()
 }
 
-/// Product of the matrices of a module of a file.
+/// Returns the product of a module's LoRA matrices.
 fn delta(update: &BTreeMap<String, Stored>, module: &str) -> Array2<f64> {
     let [a, b] = ["A", "B"].map(|m| {
         let (_, shape, bytes) = &update[&format!("{module}.lora_{m}.weight")];
@@ -365,7 +364,7 @@ fn delta(update: &BTreeMap<String, Stored>, module: &str) -> Array2<f64> {
     b.dot(&a)
 }
 
-/// A copy of a model by links, with another transformer.
+/// Copies a model with symlinks and another transformer.
 fn with_transformer(folder: &Path, model: &Path, weights: &BTreeMap<String, Stored>) -> PathBuf {
     std::fs::create_dir_all(folder.join("transformer")).expect("a folder");
     let model = std::fs::canonicalize(model).expect("a folder");
@@ -380,9 +379,9 @@ fn with_transformer(folder: &Path, model: &Path, weights: &BTreeMap<String, Stor
     folder.to_path_buf()
 }
 
-/// The command: a strength of 0 changes no bit, another does.
+/// With `ltx2 generate`, a LoRA of strength 0 gives identical bits, and one of the default strength does not.
 #[needs(cpu)]
-fn generate_takes_updates() {
+fn generate_applies_loras() {
     let dir = tempfile::tempdir().expect("a folder");
     let tiny = Path::new("tests/fixtures/models/tiny_a");
     let lora = dir.path().join("a.safetensors");

@@ -1,4 +1,4 @@
-//! Weights with LoRAs merged into them: as each reference merges, or with a single rounding.
+//! Weights merged with LoRAs: with each reference's rounding order, or with a single rounding.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use ltx2::weights::{Checkpoint, Component, Lora, LoraFile, MergeOrder};
 use ndarray::Array2;
 use safetensors::Dtype;
 
-/// A weight `[48, 40]` in a file, and the name it has in a model.
+/// Name of a weight `[48, 40]` in a file and in the model.
 const NAME: &str = "blocks.0.to_q.weight";
 
 fn weight(dir: &Path, values: &Array2<f32>, dtype: DType) -> Checkpoint {
@@ -32,7 +32,7 @@ fn merged(checkpoint: &Checkpoint, loras: &[Lora]) -> (DType, Array2<f32>) {
 }
 
 #[needs(nothing)]
-fn exact_merges_round_once() {
+fn exact_merge_rounds_the_sum_once() {
     let dir = tempfile::tempdir().expect("a folder");
     let w = scattered(48, 40, 1).mapv(|v| bf16::from_f32(v).to_f32());
     let (a, b) = (scattered(6, 40, 2), scattered(48, 6, 3).mapv(|v| v * 0.2));
@@ -56,7 +56,7 @@ fn exact_merges_round_once() {
 }
 
 #[needs(nothing)]
-fn updates_commute_and_alpha_scales() {
+fn lora_updates_commute_and_are_scaled_by_alpha() {
     let dir = tempfile::tempdir().expect("a folder");
     let w = scattered(48, 40, 1);
     let pair = |module: &str, rank: usize, seed: u64, alpha: Option<f32>| {
@@ -87,7 +87,7 @@ fn updates_commute_and_alpha_scales() {
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/lora");
 
-/// A weight that a reference's own loader merged, and what it was merged from.
+/// A weight merged by a reference's own loader, and the LoRAs merged into it.
 struct Reference {
     order: MergeOrder,
     dtype: DType,
@@ -97,7 +97,7 @@ struct Reference {
     merged: Vec<f32>,
 }
 
-/// Every merged weight of the fixtures: `loader/type/case/name`.
+/// Returns every merged weight of the fixtures: `loader/type/case/name`.
 fn references() -> Vec<Reference> {
     let path = |name: &str| format!("{FIXTURES}/{name}.safetensors");
     let fixtures = Checkpoint::open(Path::new(&path("merged"))).expect("fixtures");
@@ -133,7 +133,7 @@ fn references() -> Vec<Reference> {
         .collect()
 }
 
-/// The weight of a reference as this program merges it.
+/// Merges the weight of a reference case.
 fn merged_as(order: MergeOrder, reference: &Reference, weights: &Checkpoint) -> Vec<f32> {
     let view = weights.get_float(&reference.name).expect("a weight");
     let found = updates(&reference.loras, Component::Transformer, &reference.name);
@@ -144,11 +144,11 @@ fn merged_as(order: MergeOrder, reference: &Reference, weights: &Checkpoint) -> 
     matrix(merged.as_ref(), merged.dtype(), [shape[0], shape[1]]).into_iter().collect()
 }
 
-/// Both key conventions, a rank for each module, alphas in the header and among the tensors, several LoRAs, both types of
-/// weights. A sum that falls near the middle of two bf16 numbers depends on the order of its terms, which is not the
-/// references': there the next number is right too.
+/// Covers both key conventions, a different rank for each module, alphas in the header and in tensors, several LoRAs,
+/// and both weight types. A sum near the midpoint of two bf16 numbers depends on the order of its terms, which differs
+/// from that of the references, so the adjacent number is accepted too.
 #[needs(nothing)]
-fn merges_are_the_references_own() {
+fn merges_match_the_reference_loaders() {
     let dir = tempfile::tempdir().expect("a folder");
     let narrow = model(Path::new(TINY)).checkpoint(Component::Transformer).expect("weights");
     let references = references();
@@ -162,12 +162,12 @@ fn merges_are_the_references_own() {
     write(&path, &widened.collect(), None);
     let wide = Checkpoint::open(&path).expect("a file");
 
-    // Elements that are a step of bf16 away, all, and those that another order of roundings would give as well.
+    // Elements that are one bf16 step away, all elements, and elements for which the exact order gives the same value.
     let (mut off, mut count, mut alike) = (0, 0, 0);
     for r in &references {
         let weights = if r.dtype == DType::BF16 { &narrow } else { &wide };
         let got = merged_as(r.order, r, weights);
-        // Lightricks' loader rounds to bf16 whatever the weight's type.
+        // Lightricks' loader rounds to bf16 whatever the weight type.
         if r.dtype == DType::F32 && r.order == MergeOrder::Diffusers {
             for (got, want) in got.iter().zip(&r.merged) {
                 assert!((got - want).abs() <= 1e-6 * want.abs().max(1.0), "{} {}: {got}, not {want}", r.case, r.name);
@@ -188,9 +188,10 @@ fn merges_are_the_references_own() {
     assert!((count - alike) * 20 > count, "the orders can be told apart by {} of {count}", count - alike);
 }
 
-/// Sizes of updates with an alpha: Lightricks' loader reads none, in the names that it reads.
+/// Infers from the size of the update whether alpha was applied. Lightricks' loader ignores alphas of tensors whose key
+/// names it supports.
 #[needs(nothing)]
-fn alphas_count_where_the_reference_reads_them() {
+fn official_merge_ignores_alpha_of_lightricks_key_names() {
     let dir = tempfile::tempdir().expect("a folder");
     let w = Array2::zeros((48, 40));
     let (a, b) = (scattered(4, 40, 5), scattered(48, 4, 6));
@@ -223,9 +224,10 @@ fn alphas_count_where_the_reference_reads_them() {
     }
 }
 
-/// Seconds of each order on a matrix of the published sizes: the roundings of the references cost little beside the matmul.
+/// Times each merge order on a matrix of a published size: the rounding steps of the reference orders cost little
+/// compared with the matmul.
 #[needs(cpu, full)]
-fn the_orders_cost_about_the_same() {
+fn merge_orders_take_similar_time() {
     let dir = tempfile::tempdir().expect("a folder");
     let (width, rank) = (4096, 384);
     let (w, a, b) = (scattered(width, width, 1), scattered(rank, width, 2), scattered(width, rank, 3));
@@ -246,9 +248,9 @@ fn the_orders_cost_about_the_same() {
     assert!(official < 2.0 * exact && diffusers < 2.0 * exact, "{exact} s, {official} s, {diffusers} s");
 }
 
-/// Each row of 8-bit floats has a scale of its own, also in the blocks of rows behind the first.
+/// Each row of 8-bit floats has a separate scale, which must be used also in row blocks after the first.
 #[needs(nothing)]
-fn rows_of_eight_bit_weights_keep_their_scales() {
+fn merge_uses_the_scale_of_each_8_bit_row() {
     let dir = tempfile::tempdir().expect("a folder");
     let (rows, columns) = (300, 8);
     let narrow = scattered(rows, columns, 4).mapv(|v| F8::from_f32(100.0 * v));

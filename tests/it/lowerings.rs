@@ -1,4 +1,4 @@
-//! The forms in which programs are written for CUDA and TPUs compute what the others do, on the CPU plugin.
+//! Lowerings for CUDA and TPU compute the same results as the others, tested on the CPU plugin.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
 use ndarray::Array4;
 
-/// The official order: tables in bf16, the product with the cosine rounded, then one multiply-add.
+/// Order of operations in Lightricks' code: bf16 tables, a rounded product with the cosine, then one multiply-add.
 #[needs(cpu)]
-fn the_official_order_of_rope_is_the_references_bit_for_bit() {
+fn official_rope_matches_reference_bitwise() {
     let client = cpu(8);
     let engine = Engine::new(client, quick());
     let forms = [RopeForm::Halves, RopeForm::Reversal, RopeForm::Product];
@@ -40,7 +40,7 @@ fn the_official_order_of_rope_is_the_references_bit_for_bit() {
             let (cos, sin) = (round(cos[[0, j, k, pair]]), round(sin[[0, j, k, pair]]));
             bf16::from_f32(round(x[[i, j, k, l]].to_f32() * cos) + other * sin)
         });
-        // Of the sound's size one form, in full all.
+        // One lowering for the audio size; all in the full test.
         for form in forms.into_iter().skip(if full() { 0 } else { 2 * turn }) {
             let lowering = Lowering { rope: form, ..Lowering::of("cpu", "") };
             let network = rope(dims, Numerics::Official, lowering);
@@ -61,9 +61,9 @@ fn the_official_order_of_rope_is_the_references_bit_for_bit() {
     }
 }
 
-/// Every form of the CUDA and TPU programs that the CPU can run, on the reference's cases.
+/// Runs every CUDA and TPU lowering that the CPU supports on the reference's cases.
 #[needs(cpu)]
-fn forms_of_equal_value_agree() {
+fn cuda_and_tpu_lowerings_match_the_cpu_lowering() {
     let client = cpu(8);
     let plain = Lowering::of("cpu", "");
     let here = |forms: Lowering| Lowering {
@@ -74,7 +74,7 @@ fn forms_of_equal_value_agree() {
     };
     let (cuda, tpu) = (here(Lowering::of("cuda", "")), here(Lowering::of("tpu", "TPU v5")));
     let forms = [("cuda", cuda), ("tpu", tpu)];
-    // Both in the transformer, one each elsewhere; in full both for four cases.
+    // Both for the transformer, one each for the other programs; the full test runs both on four cases.
     for (component, folder, chosen) in [
         (ProgramKind::Transformer, "transformer", &forms[..]),
         (ProgramKind::TextEncoder, "text-encoder", &forms[1..]),
@@ -99,10 +99,10 @@ fn forms_of_equal_value_agree() {
     }
 }
 
-/// A kernel's program that a compiler refuses, here the CPU's a TPU's, is written anew without it, where it may be; the
-/// other programs keep theirs.
+/// If the compiler rejects a program because of its kernel (here the CPU compiler rejects a TPU kernel), the program is
+/// rebuilt without the kernel where that is allowed. Other programs keep their kernels.
 #[needs(cpu)]
-fn a_kernel_that_is_refused_is_left_out_of_its_program() {
+fn program_is_rebuilt_without_a_rejected_kernel() {
     let attend = |build: &Build| {
         let p = Params::new("attend", "transformer", build);
         let [q, k, v] =
@@ -110,23 +110,23 @@ fn a_kernel_that_is_refused_is_left_out_of_its_program() {
         let y = attention(build.lowering.attention, &q, &k, &v, None, 0.2);
         Ok(Network::finish(&p, vec![p.output("y", &y, &[Axis::Replicated; 4], y.dims())])?)
     };
-    let with = |attention_may_be_refused| {
+    let with = |attention_may_be_rejected| {
         let attention = Kernel::Mosaic(Tpu::of("TPU v5"));
-        let lowering = Lowering { attention, attention_may_be_refused, ..Lowering::of("cpu", "") };
+        let lowering = Lowering { attention, attention_may_be_rejected, ..Lowering::of("cpu", "") };
         Build { lowering, ..Build::new(DType::F32) }
     };
     let mut executor = Executor::new(Engine::new(cpu(1), quick()), Weights::Random(1));
     let is_kernel = |network: &Network| network.program.text.contains("tpu_custom_call");
-    // Asked for, or of a plugin that it was tried with: nothing takes its place.
+    // A kernel that was requested, or is known to work with the plugin, has no fallback.
     let kept = executor.accepted("attend", &with(false), attend).expect("is written");
     assert!(is_kernel(&kept) && executor.prepare("attend", &kept).is_err());
-    // Twice: the second time without asking the compiler.
+    // The second time without calling the compiler.
     for _ in 0..2 {
         let plain = executor.accepted("attend", &with(true), attend).expect("compiles without");
         assert!(!is_kernel(&plain));
         executor.prepare("attend", &plain).expect("runs");
     }
-    // What fails without the kernel too says why the first did.
+    // If the program also fails without the kernel, the error has the first reason.
     let wrong = |build: &Build| {
         let p = Params::new("wrong", "transformer", build);
         let x = p.input("x", Type::new(DType::F32, [2]), &[Axis::Replicated]);

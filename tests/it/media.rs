@@ -1,4 +1,4 @@
-//! Clips of both encoders, read back with ffprobe and ffmpeg.
+//! MP4 files of both encoders, read back with ffprobe and ffmpeg.
 
 use std::f32::consts::TAU;
 use std::path::Path;
@@ -16,7 +16,7 @@ fn options(encoder: EncoderChoice) -> Mp4Options {
     Mp4Options { encoder, ..Mp4Options::default() }
 }
 
-/// A smooth gradient that drifts, in colours that use all three channels.
+/// A smooth moving gradient that uses all three channels.
 fn gradient(count: usize, height: usize, width: usize) -> Frames {
     let video = Array4::from_shape_fn((count, 3, height, width), |(f, c, y, x)| {
         let (x, y) = (x as f32 / width as f32, y as f32 / height as f32);
@@ -31,7 +31,7 @@ fn tone(channels: usize, samples: usize, rate: u32) -> Audio {
     Audio::new(Array2::from_shape_fn((channels, samples), wave), rate).expect("sound")
 }
 
-/// Values of ffprobe's answer for one stream ("v" or "a"), in the order of `entries`.
+/// Returns ffprobe's values for one stream ("v" or "a"), in the order of `entries`.
 fn probe(path: &Path, stream: &str, entries: &[&str]) -> Vec<String> {
     let output = Command::new("ffprobe")
         .args(["-v", "error", "-count_frames", "-of", "json", "-select_streams", stream, "-show_streams"])
@@ -44,12 +44,12 @@ fn probe(path: &Path, stream: &str, entries: &[&str]) -> Vec<String> {
     entries.iter().map(|e| text(&json["streams"][0][*e])).collect()
 }
 
-/// Seconds of a stream.
+/// Returns the duration of a stream in seconds.
 fn duration(path: &Path, stream: &str) -> f64 {
     probe(path, stream, &["duration"])[0].parse().expect("a number")
 }
 
-/// All frames of a file as RGB of its shown size, through ffmpeg.
+/// Decodes all frames of a file with ffmpeg, as RGB at the display size.
 fn decode(path: &Path) -> Vec<u8> {
     let output = Command::new("ffmpeg")
         .args(["-v", "error", "-xerror", "-i"])
@@ -73,9 +73,9 @@ fn bytes(frames: &Frames) -> &[u8] {
 }
 
 #[needs(ffmpeg)]
-fn codecs_lengths_and_frames_are_those_asked_for() {
+fn codecs_lengths_and_frames_match_the_request() {
     let dir = tempfile::tempdir().expect("a folder");
-    // Size, frames, rate; audio channels (0: none), rate and samples, too few or too many for the video.
+    // Size, frames, rate; audio channels (0: none), rate and number of samples, fewer or more than the video needs.
     let clips = [
         (64, 48, 33, 24.0, 2, 24000, 30_000),
         (70, 46, 9, 23.976, 1, 16000, 50_000),
@@ -112,13 +112,13 @@ fn codecs_lengths_and_frames_are_those_asked_for() {
     }
 }
 
-/// A header that tells of 64x64 where 320x240 are decoded decides how much memory that takes.
+/// Memory is allocated for the 64x64 pixels in the header, while the encoded frames have 320x240.
 #[needs(ffmpeg)]
 fn frames_larger_than_the_header_states_are_refused() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("a.mp4");
     // The second size is beyond what ffmpeg's decoders may ask for, so that it is never decoded.
-    for ([width, height], reason) in [([320, 240], "9 of 320x240 are decoded"), ([640, 576], "max pixel count")] {
+    for ([width, height], reason) in [([320, 240], "ffmpeg decodes 9 of 320x240"), ([640, 576], "max pixel count")] {
         let frames = gradient(9, height, width);
         write_mp4(&path, &frames, 24.0, None, &options(EncoderChoice::Embedded)).expect("encodes");
         assert_eq!(read_clip(&path, Path::new("ffmpeg")).expect("decodes").width(), width);
@@ -135,7 +135,7 @@ fn frames_larger_than_the_header_states_are_refused() {
 }
 
 #[needs(ffmpeg)]
-fn sound_starts_with_the_first_frame() {
+fn audio_starts_at_the_first_frame() {
     let dir = tempfile::tempdir().expect("a folder");
     for choice in BOTH {
         let path = dir.path().join(format!("{choice:?}.mp4"));
@@ -150,7 +150,7 @@ fn sound_starts_with_the_first_frame() {
             .expect("ffmpeg runs");
         let got: Vec<f32> = bytemuck::pod_collect_to_vec(&output.stdout);
         assert!((got.len() / 2).abs_diff(rate as usize) <= 1024, "{choice:?}: {}", got.len() / 2);
-        // The tone itself comes back in place: neither priming before it nor a shift of it.
+        // The decoded tone is aligned: no encoder priming before it and no shift.
         let (mut error, mut power) = (0.0, 0.0);
         for (pair, source) in got.chunks_exact(2).zip(audio.samples().columns()).skip(2048).take(16384) {
             for c in 0..2 {
@@ -178,7 +178,7 @@ fn odd_sizes_are_padded() {
 }
 
 #[needs(ffmpeg)]
-fn the_first_frames_of_a_file_are_those_of_all() {
+fn reading_first_frames_equals_start_of_full_clip() {
     let folder = tempfile::tempdir().expect("a folder");
     let (path, ffmpeg) = (folder.path().join("a.mp4"), Path::new("ffmpeg"));
     write_mp4(&path, &gradient(12, 32, 48), 24.0, None, &Mp4Options::default()).expect("written");

@@ -1,5 +1,5 @@
-//! The TPU's attention kernel, run from its text by an interpreter, against attention as it is defined. No TPU and no
-//! plugin is needed. What the interpreter makes of a kernel that is not ours stands in `jax.rs`.
+//! The TPU attention kernel, run by an interpreter of its text and compared with the definition of attention. Needs no
+//! TPU and no plugin. `jax.rs` tests the interpreter on a kernel written by others.
 
 mod body;
 mod grid;
@@ -15,11 +15,11 @@ use program::{Case, distance};
 
 const V5P: &str = "TPU v5";
 
-/// `[rows, queries, keys, heads, heads of keys, width]`.
+/// `[rows, queries, keys, heads, key heads, head dimension]`.
 type Shape = [usize; 6];
 
-// Lengths of the published model, split over eight devices where it is long (6144 and 15360 tokens of video, 126 of sound,
-// 1024 of text; 1536 and 3840 in a first stage), and lengths that nothing divides.
+// Lengths of the published model, long ones sharded over eight devices (6144 and 15360 video tokens, 126 audio tokens,
+// 1024 text tokens; 1536 and 3840 in a first stage), and lengths that no block size divides.
 const SHAPES: &[Shape] = &[
     [1, 768, 768, 1, 1, 128],
     [1, 1920, 1920, 1, 1, 128],
@@ -70,21 +70,21 @@ fn case(dims: Shape, dtype: DType, bias: Option<usize>) -> Case {
     Case { rows, queries, keys, heads, kv_heads, dim, dtype, bias }
 }
 
-/// Every third shape has a bias of one row, every third one of its own for each row.
+/// A third of the shapes has no bias, a third a bias of one row, and a third a bias for each batch row.
 fn cases(dtype: DType) -> impl Iterator<Item = (usize, Case)> {
     let of = move |(n, &dims): (usize, &Shape)| (n, case(dims, dtype, [None, Some(1), Some(dims[0])][n % 3]));
     SHAPES.iter().enumerate().map(of)
 }
 
-/// Multiplications of one attention beyond which it takes a second; those are run in full.
+/// Number of multiplications above which a case takes a second; larger cases run only in the full test.
 const LARGE: usize = 100_000_000;
 
-/// Tolerance between the kernel and the definition, relative.
+/// Relative tolerance between the kernel and the definition.
 fn allowed(dtype: DType) -> f64 {
     if dtype == DType::F32 { 1e-6 } else { 4e-3 }
 }
 
-/// The kernel for a chip: with all of its memory, and with so little that there are many steps.
+/// The kernel for a chip with all of its memory, and with so little that it needs many steps.
 fn chips() -> [Tpu; 2] {
     [Tpu::of(V5P), Tpu::of(V5P).with_memory(1 << 20)]
 }
@@ -97,7 +97,7 @@ fn whole_agrees(case: &Case, tpu: Tpu) -> f64 {
 }
 
 #[needs(nothing)]
-fn the_kernel_is_attention() {
+fn attention_kernel_matches_the_definition_of_attention() {
     let mut worst = 0f64;
     for dtype in [DType::F32, DType::BF16] {
         for (n, case) in cases(dtype) {
@@ -106,7 +106,7 @@ fn the_kernel_is_attention() {
                 continue;
             }
             for (m, tpu) in chips().into_iter().enumerate() {
-                // Each shape on one chip and in one type that go round together; in full on each, in each.
+                // Each shape on one chip and in one type, in turn; in the full test on both, in both.
                 let turn = [0, 3, 1, 2][n % 4];
                 if turn != 2 * m + usize::from(dtype == DType::BF16) && !full() {
                     continue;
@@ -121,9 +121,9 @@ fn the_kernel_is_attention() {
 }
 
 #[needs(nothing)]
-fn the_parts_of_the_keys_are_joined_by_their_sums() {
+fn partial_attention_kernel_matches_the_definition() {
     for dtype in [DType::F32, DType::BF16] {
-        // Every second shape, of both widths of heads.
+        // Every second shape, with both head dimensions.
         for (n, case) in cases(dtype).step_by(2) {
             if (n / 2 % 2 == 0) != (dtype == DType::F32) && !full() {
                 continue;
@@ -142,7 +142,7 @@ fn the_parts_of_the_keys_are_joined_by_their_sums() {
 }
 
 #[needs(nothing)]
-fn scores_of_any_size_leave_numbers() {
+fn extreme_scores_give_finite_results() {
     let tpu = chips()[1];
     for scale in [1e-6, 30.0, 1e4] {
         let case =
@@ -153,9 +153,9 @@ fn scores_of_any_size_leave_numbers() {
 }
 
 #[needs(nothing)]
-fn what_the_kernel_does_not_take_runs_as_ever() {
+fn unsupported_shapes_fall_back_to_xla() {
     let refused = [
-        // Not a part of a register; three heads of two; a key's head for two queries' heads inside of a register.
+        // A head dimension that does not fit a register; three heads of 64; grouped queries inside a register.
         case([1, 8, 8, 1, 1, 96], DType::BF16, None),
         case([1, 8, 8, 3, 3, 64], DType::BF16, None),
         case([1, 8, 8, 4, 2, 64], DType::BF16, None),
@@ -170,7 +170,7 @@ fn what_the_kernel_does_not_take_runs_as_ever() {
 }
 
 #[needs(nothing)]
-fn text_that_is_wrong_is_an_error() {
+fn interpreter_rejects_invalid_kernels() {
     let case = case([1, 32, 200, 2, 2, 64], DType::BF16, None);
     let kernel = Kernel::Mosaic(Tpu::of(V5P).with_memory(1 << 18));
     let body = program::body(&case.program(|q, k, v, b| vec![attention(kernel, q, k, v, b, 1.0)]).text);

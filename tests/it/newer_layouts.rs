@@ -1,5 +1,5 @@
-//! LTX-2.3 and 2.5 on every shipped layout give what one device gives: gates, all four branches of guidance, two passes, frames
-//! that follow images, in the first one's place and appended, and marked ones that the model makes beside them.
+//! LTX-2.3 and 2.5 on every shipped layout give one device's results: gates, all four guidance branches, two passes,
+//! conditioning frames (the first frame and appended ones), and generated keyframes, which are marked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -32,9 +32,9 @@ use crate::support::{
 struct Subject {
     model: &'static str,
     case: [&'static str; 2],
-    /// Frames that are generated beside the video's, which LTX-2.5 alone does.
+    /// Generated keyframes, which only LTX-2.5 has.
     slots: &'static [usize],
-    /// Layouts of `make test`; all of them where there are none.
+    /// Layouts in `make test`; empty for all.
     layouts: &'static [&'static str],
 }
 
@@ -53,14 +53,14 @@ const SUBJECTS: [Subject; 2] = [
     },
 ];
 
-/// A layout on a mesh: name, largest distance, and the layout itself.
+/// A layout on a mesh: name, maximum distance, and the layout itself.
 struct Placed {
     name: String,
     limit: f64,
     build: Build,
 }
 
-/// Every shipped layout, and `hybrid` with the other communication between its groups.
+/// Returns every shipped layout, and `hybrid` with the other communication between its groups.
 fn placed() -> Vec<Placed> {
     let shipped = std::fs::read_dir("shardings").expect("a folder").map(|entry| entry.expect("an entry").path());
     let stem = |path: &Path| path.file_stem().expect("a name").to_string_lossy().into_owned();
@@ -89,8 +89,8 @@ fn case(component: &str, name: &str) -> Case {
     cases(component).into_iter().find(|c| c.name.ends_with(&format!("/{name}"))).expect("a case")
 }
 
-/// Two passes; the first with all four branches. Sizes do not divide: 18 and 96 video tokens with the appended ones, of LTX-2.5
-/// 24 and 96, 9 of sound.
+/// Returns a request with two passes, the first one with all four branches. Sizes do not divide evenly: 18 and 96 video
+/// tokens including appended ones (LTX-2.5: 24 and 96), and 9 audio tokens.
 fn requested(subject: &Subject, model: &Model) -> Request {
     let image = |placement: Placement, strength: f32| Condition {
         content: Content::Image { path: "tests/fixtures/images/shapes.png".into(), crf: 0 },
@@ -119,18 +119,18 @@ fn requested(subject: &Subject, model: &Model) -> Request {
     }
 }
 
-/// Largest distance of a pass: that of other orders of sums, which is less than whole requests are allowed.
+/// Maximum distance of a pass, caused by another order of summation; smaller than that of complete requests.
 const LIMIT: f64 = 1e-5;
 
 type Prepared = BTreeMap<String, Tensor>;
 
-/// The first pass of the request, or the second.
+/// Returns the first or the second pass of the request.
 fn pass_of(request: &Request, second: bool) -> Request {
     let (first, refine) = request.passes();
     if second { refine.expect("two passes") } else { first }
 }
 
-/// Latents of both streams of a pass, and what was prepared for it if nothing was.
+/// Returns the latents of both streams of a pass and its prepared inputs, which are computed unless given.
 fn latents(
     subject: &Subject,
     client: &Client,
@@ -146,10 +146,11 @@ fn latents(
     (pass.denoised(&mut runner.executor, build, prepared.clone()), prepared)
 }
 
-/// Denoising of both passes, the second in full only. What runs once a request is prepared on one device, in full by each
-/// layout. A program a layout, of LTX-2.5 on one of each kind: over a minute.
+/// Compares both denoising passes; the second only in the full test. Request inputs are prepared on one device, in the
+/// full test by each layout. Takes over a minute, because each layout is a separate program; for LTX-2.5 only one
+/// layout of each kind runs.
 #[needs(cpu)]
-fn passes() {
+fn sharded_denoising_passes_match_single_device() {
     let client = cpu(8);
     let one = build("replicated", "data=1", 1);
     let seconds: &[bool] = if full() { &[false, true] } else { &[false] };
@@ -174,11 +175,11 @@ fn passes() {
     }
 }
 
-/// How much farther from f32 a layout's bf16 may be than one device's: it rounds other sums, not more of them.
+/// Factor by which a layout's bf16 error may exceed one device's: other sums are rounded, but not more of them.
 const SPREAD: f64 = 1.5;
 
 #[needs(cpu, full)]
-fn passes_in_bf16() {
+fn bf16_layouts_are_as_accurate_as_single_device() {
     let client = cpu(8);
     let one = build("replicated", "data=1", 1);
     let narrow = |build: &Build| Build { dtype: DType::BF16, ..build.clone() };
@@ -198,9 +199,9 @@ fn passes_in_bf16() {
     }
 }
 
-/// Sound is decoded on the devices of `data`, each video's on its own; the layouts' other axes replicate it.
+/// Each device of the `data` axis decodes the audio of one video; the layouts' other axes replicate it.
 #[needs(cpu, full)]
-fn sound() {
+fn sharded_audio_decoding_matches_single_device() {
     let client = cpu(16);
     let programs =
         [(ProgramKind::AudioDecoder, "audio-decoder", "tiny_b"), (ProgramKind::Vocoder, "vocoder", "tiny_2_3")];
@@ -221,7 +222,7 @@ fn sound() {
     }
 }
 
-/// An upsampler of LTX-2.3's fixture, which has none of its channels.
+/// Writes an upsampler for LTX-2.3's fixture, which has a different number of channels, and returns its path.
 fn upsampler(folder: &Path) -> String {
     let upsampler = folder.join("latent_upsampler");
     std::fs::create_dir(&upsampler).expect("a folder");
@@ -232,9 +233,9 @@ fn upsampler(folder: &Path) -> String {
     upsampler.to_str().expect("UTF-8").to_string()
 }
 
-/// From prompt to frames and sound, with random weights.
+/// Compares every tensor from prompt to frames and audio, with random weights.
 #[needs(cpu, full)]
-fn whole_requests() {
+fn layouts_match_single_device_end_to_end() {
     let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
     let upsampler = upsampler(dir.path());
@@ -263,7 +264,7 @@ fn whole_requests() {
             for tensor in names {
                 let distance = relative_l2(dumped(&got, tensor), dumped(&whole, tensor));
                 eprintln!("{} {name} {tensor}: {distance:.1e}", subject.case[1]);
-                // A vocoder with random weights makes ten times as much of what its input is off by.
+                // A vocoder with random weights amplifies the error of its input tenfold.
                 let limit = if tensor == "audio" { 10.0 * limit } else { limit };
                 assert!(distance <= limit, "{} {name} {tensor}: {distance:e}", subject.case[1]);
             }
@@ -271,9 +272,10 @@ fn whole_requests() {
     }
 }
 
-/// Marked tokens of LTX-2.5 on a mesh that their number does not divide, and text keys that are made once a request.
+/// LTX-2.5 with marked keyframe tokens, whose number the mesh does not divide evenly, and a model that computes text
+/// keys once per request.
 #[needs(cpu)]
-fn marked_frames_are_split_as_their_tokens_are() {
+fn unevenly_sharded_keyframe_tokens_match_reference() {
     let client = cpu(8);
     for name in ["tiny_v2_5", "tiny_v2_5_fixed_text"] {
         let case = case("transformer", name);

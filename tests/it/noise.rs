@@ -1,4 +1,4 @@
-//! The noise of a request's stages: torch's numbers in the reference's order, and none of them twice.
+//! The noise of a request's stages: torch's numbers in the reference's order, without repetition.
 
 use crate::support::official;
 use crate::support::{Case, cases, cpu, needs, open, plain, request};
@@ -33,13 +33,13 @@ fn of(request: &Request) -> Noise {
     Batch::new(std::slice::from_ref(request), &Layout::default()).expect("a batch").noise()
 }
 
-/// How many leading numbers two tensors share.
+/// Returns the number of leading values that two tensors share.
 fn shared(a: &ArrayD<f32>, b: &ArrayD<f32>) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 #[needs(cpu)]
-fn a_stage_draws_the_references_numbers_and_the_next_goes_on_behind_them() {
+fn second_stage_noise_continues_the_torch_random_sequence() {
     let client = cpu(1);
     for case in cases("pipeline") {
         let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::F32));
@@ -60,7 +60,7 @@ fn a_stage_draws_the_references_numbers_and_the_next_goes_on_behind_them() {
 }
 
 #[needs(cpu)]
-fn a_device_draws_other_numbers_for_each_tensor_and_stage() {
+fn device_noise_differs_per_tensor_stage_and_seed() {
     let client = cpu(1);
     let case = case("official", "tiny_a_two_stage");
     let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::F32));
@@ -83,9 +83,10 @@ fn a_device_draws_other_numbers_for_each_tensor_and_stage() {
     }
 }
 
-/// Noise of both passes by each of diffusers' pipelines, as tokens: from text, from a first frame, from a later one.
+/// Compares the noise of both passes, as tokens, with that of diffusers' pipelines: from text, from a first frame, and
+/// from a later frame.
 #[needs(cpu)]
-fn passes_draw_as_diffusers_pipelines_do() {
+fn noise_order_matches_diffusers_pipelines() {
     let text = std::fs::read_to_string("tests/fixtures/noise/diffusers.json").expect("a fixture");
     let fixture: Value = serde_json::from_str(&text).expect("JSON");
     let number = |key: &str| fixture[key].as_u64().expect(key) as usize;

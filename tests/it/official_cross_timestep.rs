@@ -1,5 +1,5 @@
-//! Which noise level the attention between the streams sees: each stream's own, the other's, or the other's in the gate
-//! alone, where the three differ (scripts/oracle/cases_official.py).
+//! The noise level used by cross-modal attention (each stream's own, the other stream's, or the other's in the gate
+//! only), where the three differ (scripts/oracle/cases_official.py).
 
 use ltx2::hlo::DType;
 use ltx2::pipeline::programs::ProgramKind;
@@ -7,13 +7,13 @@ use ltx2::tensor::Tensor;
 
 use crate::support::{Case, cases, cpu, needs, plain, quick, relative_l2, run_case};
 
-/// Every two tensors of a list.
+/// Returns every pair of tensors.
 fn pairs<'a>(all: &[&'a Tensor]) -> Vec<(&'a Tensor, &'a Tensor)> {
     (0..all.len()).flat_map(|i| (0..i).map(move |j| (i, j))).map(|(i, j)| (all[i], all[j])).collect()
 }
 
 #[needs(cpu)]
-fn a_forward_with_noise_levels_of_tokens_and_streams() {
+fn cross_attention_noise_level_matches_reference() {
     let client = cpu(1);
     let all = cases("cross_timestep");
     assert_eq!(all.len(), 6);
@@ -36,9 +36,10 @@ fn a_forward_with_noise_levels_of_tokens_and_streams() {
     }
 }
 
-/// The three requests with a conditioning image whose steps `official_steps` compares.
+/// Checks that the stored results of three requests with a conditioning image, which `official_steps` compares, depend
+/// on the noise level used for cross-modal attention.
 #[needs(nothing)]
-fn a_conditioning_image_tells_the_three_apart() {
+fn cross_timestep_modes_give_different_conditioned_latents() {
     let (official, first) = (cases("official"), cases("official_1_0"));
     for model in ["tiny_a", "tiny_2_3"] {
         let of = |all: &'_ [Case], kind: &str| -> Tensor {

@@ -1,6 +1,6 @@
-//! Two guided steps against Lightricks' own guider and perturbations: every subset of the terms, scales and perturbed
-//! blocks different by stream (scripts/oracle/cases_official.py). Without compiled programs a test takes 18 seconds of one
-//! core: each set of branches and of perturbed blocks is a program.
+//! Two guided steps compared with Lightricks' guider and perturbations: every subset of the terms, and scales and
+//! perturbed blocks that differ by stream (scripts/oracle/cases_official.py). Without cached programs a test takes 18
+//! seconds on one core: each set of branches and of perturbed blocks is a separate program.
 
 use crate::support::official::{cases_of, requests};
 use crate::support::thresholds::row;
@@ -27,12 +27,12 @@ fn agrees(model: &str) {
 }
 
 #[needs(cpu, full)]
-fn of_2_0() {
+fn ltx2_0_guidance_terms_match_lightricks() {
     agrees("tiny_a");
 }
 
-/// Each subset is a program of its own: about a minute.
+/// Takes about a minute, because each subset of guidance terms is a separate program.
 #[needs(cpu)]
-fn of_2_3() {
+fn ltx2_3_guidance_terms_match_lightricks() {
     agrees("tiny_2_3");
 }

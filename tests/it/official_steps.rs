@@ -1,6 +1,6 @@
-//! Every step of every pipeline against Lightricks' own pipelines on the same weights, noise and text
-//! (scripts/oracle/cases_official.py). Without compiled programs each test takes 15 to 35 seconds of one core, nearly all in
-//! the compiler: a case has denoising programs of its own, for its sampler, guidance, conditions and stages.
+//! Every step of every pipeline compared with Lightricks' pipelines on the same weights, noise and text
+//! (scripts/oracle/cases_official.py). Without cached programs each test takes 15 to 35 seconds on one core, mostly in
+//! the compiler: each case has its own denoising programs for its sampler, guidance, conditions and stages.
 
 use ltx2::hlo::DType;
 use ltx2::pipeline::executor::Executor;
@@ -10,7 +10,7 @@ use crate::support::official::{cases_of, dumping_steps, request};
 use crate::support::thresholds::row;
 use crate::support::{cpu, dumped, dumping, full, generate, needs};
 
-/// Compares every tensor of every case; a request with other words and another seed compiles nothing.
+/// Compares every tensor of every case, and checks that a request with another prompt and seed compiles nothing.
 fn agrees(component: &str, model: &str, names: &[&str]) {
     let (mut all, mut runner) = cases_of(&cpu(8), component, model);
     all.retain(|case| names.iter().any(|name| case.name.ends_with(&format!("/{model}_{name}"))));
@@ -33,7 +33,11 @@ fn agrees(component: &str, model: &str, names: &[&str]) {
         let before = compiles(&runner.executor);
         let coarse = Request { positions: DType::BF16, ..request.clone() };
         let coarse = generate(&mut runner, &coarse, &dumping(None));
-        assert_ne!(dumped(&coarse, "latents.video"), dumped(&made, "latents.video"), "rounded positions are others");
+        assert_ne!(
+            dumped(&coarse, "latents.video"),
+            dumped(&made, "latents.video"),
+            "rounded positions give another result"
+        );
         let other = Request { prompt: "something else".into(), seed: 99, ..request };
         let again = generate(&mut runner, &other, &dumping(None));
         assert_ne!(dumped(&again, "latents.video"), dumped(&made, "latents.video"));
@@ -42,30 +46,30 @@ fn agrees(component: &str, model: &str, names: &[&str]) {
     eprintln!("{component} {model}: at most {:.1e}, {}", largest.0, largest.1);
 }
 
-/// Every pipeline, and what of its cases runs in full only.
+/// Cases of every pipeline, and cases that only the full test runs.
 const PIPELINES: [&str; 6] = ["audio", "distilled", "hq", "image", "keyframes", "two_stage"];
 const MORE: [&str; 3] = ["image_gate_only", "image_own", "images"];
 
-/// Of 1.0.0; the last in full only.
+/// Cases of version 1.0.0; the last one only in the full test.
 const BY_1_0_0: [&str; 5] = ["audio", "image_cross", "keyframes", "two_stage", "images"];
 
 #[needs(cpu)]
-fn of_2_0() {
+fn ltx2_0_pipeline_steps_match_lightricks_package_1_2() {
     agrees("official", "tiny_a", &if full() { [&PIPELINES[..], &MORE].concat() } else { PIPELINES.to_vec() });
 }
 
 #[needs(cpu, full)]
-fn of_2_0_by_1_0_0() {
+fn ltx2_0_pipeline_steps_match_lightricks_package_1_0() {
     agrees("official_1_0", "tiny_a", &BY_1_0_0);
 }
 
 #[needs(cpu)]
-fn of_2_3_by_1_0_0() {
+fn ltx2_3_pipeline_steps_match_lightricks_package_1_0() {
     agrees("official_1_0", "tiny_2_3", &BY_1_0_0[..if full() { 5 } else { 4 }]);
 }
 
 #[needs(cpu)]
-fn of_2_3() {
-    // Sound that is given by 1.0.0, and by 1.2.0 in full.
+fn ltx2_3_pipeline_steps_match_lightricks_package_1_2() {
+    // Audio input is tested with 1.0.0, and in the full test also with 1.2.0.
     agrees("official", "tiny_2_3", &[&PIPELINES[usize::from(!full())..], &MORE].concat());
 }

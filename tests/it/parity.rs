@@ -1,5 +1,5 @@
-//! Every component against the reference, on the CPU plugin: f32 within 1e-4 relative L2, bf16 within the reference's
-//! own bf16 spread.
+//! Every component compared with the reference on the CPU plugin: f32 within 1e-4 relative L2, bf16 within the
+//! reference's own bf16 spread.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pjrt::Client;
 use ltx2::tensor::Tensor;
 
-/// Largest distance in f32.
+/// Maximum distance in f32.
 const F32: f64 = 1e-4;
-/// How far a single bf16 run may be from the f32 reference, in units of what the reference's own bf16 runs of the
-/// component's cases are, root mean square: two correct implementations differ by their roundings, and so does one on two
-/// machines.
+/// Maximum distance of a single bf16 run from the f32 reference, as a multiple of the root mean square distance of the
+/// reference's own bf16 runs of the component's cases: correct implementations, or one on two machines, differ by their
+/// roundings.
 const SPREADS: f64 = 1.5;
-/// The same of the root mean square over the cases, where roundings level out and errors do not.
+/// The same for the root mean square over the cases, where roundings average out and errors do not.
 const MEAN_SPREADS: f64 = 1.1;
 
 fn build(dtype: DType, numerics: Numerics) -> Build {
@@ -49,7 +49,7 @@ fn within(limit: f64, component: ProgramKind, cases: Vec<Case>, outputs: &[&str]
     }
 }
 
-/// The first case of each model; in full every case.
+/// Returns the first case of each model; in the full test every case.
 fn one_a_model(folder: &str) -> Vec<Case> {
     let mut all = cases(folder);
     if !full() {
@@ -62,7 +62,8 @@ fn root_mean_square(all: &[f64]) -> f64 {
     (all.iter().map(|v| v * v).sum::<f64>() / all.len() as f64).sqrt()
 }
 
-/// Checks a case of each model in one of both rounding orders, in turn; in full all cases with a known bf16 spread in each.
+/// Checks one case of each model with one of both rounding orders, in turn; in the full test all cases with a known
+/// bf16 spread, with both.
 fn spread(component: ProgramKind, folder: &str, outputs: &[&str]) {
     let client = cpu(8);
     let of = |case: &Case, name: &str| case.number(&format!("bf16_spread.{name}"));
@@ -92,24 +93,24 @@ fn spread(component: ProgramKind, folder: &str, outputs: &[&str]) {
 }
 
 #[needs(cpu)]
-fn transformer() {
+fn f32_transformer_matches_reference() {
     parity(ProgramKind::Transformer, "transformer", &["video", "audio"]);
 }
 
 #[needs(cpu)]
-fn transformer_bf16() {
+fn bf16_transformer_error_is_within_reference_spread() {
     spread(ProgramKind::Transformer, "transformer", &["video", "audio"]);
 }
 
 #[needs(cpu)]
-fn connectors() {
+fn connectors_match_reference() {
     parity(ProgramKind::Connectors, "connectors", &["video", "audio"]);
 }
 
 #[needs(cpu)]
-fn connectors_start_from_projected_text_too() {
+fn connectors_accept_projected_text() {
     let client = cpu(8);
-    // The first of each generation; in full every case.
+    // The first case of each generation; in the full test every case.
     let generations = |case: &Case| full() || ["tiny_a", "tiny_2_3"].iter().any(|model| case.model.ends_with(model));
     for case in one_a_model("connectors").into_iter().filter(generations) {
         let mut inputs = case.inputs.clone();
@@ -123,40 +124,40 @@ fn connectors_start_from_projected_text_too() {
 }
 
 #[needs(cpu)]
-fn video_decoder() {
+fn video_decoder_matches_reference() {
     parity(ProgramKind::VideoDecoder, "video-decoder", &["video"]);
 }
 
 #[needs(cpu)]
-fn video_encoder() {
+fn video_encoder_matches_reference() {
     parity(ProgramKind::VideoEncoder, "video-encoder", &["latents"]);
 }
 
 #[needs(cpu)]
-fn audio_encoder() {
+fn audio_encoder_matches_reference() {
     let all = cases("audio-encoder");
     assert_eq!(all.len(), 7);
     within(1e-5, ProgramKind::AudioEncoder, all, &["latents"]);
 }
 
 #[needs(cpu)]
-fn audio_decoder() {
+fn audio_decoder_matches_reference() {
     parity(ProgramKind::AudioDecoder, "audio-decoder", &["mel"]);
 }
 
 #[needs(cpu)]
-fn vocoder() {
+fn vocoder_matches_reference() {
     parity(ProgramKind::Vocoder, "vocoder", &["audio"]);
 }
 
 #[needs(cpu)]
-fn upsampler() {
+fn upsampler_matches_reference() {
     parity(ProgramKind::Upsampler, "upsampler", &["latents"]);
 }
 
-/// The upsampler in time from the folder of its own.
+/// Opens the temporal upsampler from its separate folder.
 #[needs(cpu)]
-fn temporal_upsampler() {
+fn temporal_upsampler_matches_reference() {
     let mut all = cases("upsampler");
     all.retain(|case| case.model.ends_with("upsampler_temporal"));
     assert_eq!(all.len(), 1);
@@ -164,13 +165,13 @@ fn temporal_upsampler() {
 }
 
 #[needs(cpu)]
-fn duration_head() {
+fn duration_head_matches_reference() {
     let all = cases("duration-head");
     assert_eq!(all.len(), 3);
     within(1e-5, ProgramKind::DurationHead, all, &["seconds"]);
 }
 
-/// The rows of valid tokens: what a padded position holds is nowhere read.
+/// Returns the rows of valid tokens: values at padded positions are never read.
 pub fn valid(t: &Tensor, mask: &Tensor) -> Tensor {
     let (mut values, mask) = (t.to_f32(), mask.to_f32());
     for (at, keep) in mask.indexed_iter() {
@@ -202,14 +203,14 @@ fn text_encoder(dtype: DType, cases: Vec<Case>, limit: impl Fn(&Case, &str) -> f
 }
 
 #[needs(cpu)]
-fn text_encoder_f32() {
+fn f32_text_encoder_matches_reference() {
     text_encoder(DType::F32, cases("text-encoder"), |_, _| F32);
 }
 
 #[needs(cpu)]
-fn text_encoder_bf16() {
+fn bf16_text_encoder_error_is_within_reference_spread() {
     let stacked = |case: &Case| case.outputs.contains_key("prompt_embeds");
-    // Every other one of those with all hidden states; in full all.
+    // Every other case with all hidden states; in the full test all of them.
     let stacked = cases("text-encoder").into_iter().filter(|case| full() || stacked(case)).enumerate();
     let chosen = stacked.filter(|(n, _)| full() || n % 2 == 0).map(|(_, case)| case).collect();
     text_encoder(DType::BF16, chosen, |case, name| {
@@ -217,10 +218,10 @@ fn text_encoder_bf16() {
     });
 }
 
-/// Two per cent is what eight bits of mantissa leave after as many layers, where the reference's own bf16 run is not
-/// further away.
+/// Allows an error of 2 %, which eight-bit mantissas cause after this many layers, or a multiple of the reference's own
+/// bf16 error if that is larger.
 #[needs(cpu)]
-fn convolutional_networks_run_in_bf16() {
+fn bf16_convolutional_networks_match_reference() {
     let client = cpu(8);
     let networks = [
         (ProgramKind::VideoDecoder, "video-decoder", "video"),
@@ -229,7 +230,7 @@ fn convolutional_networks_run_in_bf16() {
         (ProgramKind::AudioDecoder, "audio-decoder", "mel"),
         (ProgramKind::Upsampler, "upsampler", "latents"),
     ];
-    // Each network with one of the models, in turn; in full with all.
+    // Each network with one of the models, in turn; in the full test with all.
     for (turn, (component, folder, name)) in networks.into_iter().enumerate() {
         let cases = one_a_model(folder);
         for case in cases.iter().enumerate().filter(|(n, _)| *n == turn % cases.len() || full()).map(|(_, case)| case) {
@@ -241,9 +242,10 @@ fn convolutional_networks_run_in_bf16() {
     }
 }
 
-/// Filters of upsampled latents between two stages are diffusers'; Lightricks' packages have none.
+/// These filters are applied to upsampled latents between two stages. The reference is diffusers, because Lightricks'
+/// packages have no such filters.
 #[needs(nothing)]
-fn filters_of_upsampled_latents() {
+fn latent_filters_match_diffusers() {
     let case = cases("filters").remove(0);
     let input = |name: &str| case.inputs[name].to_f32().into_dimensionality::<ndarray::Ix5>().expect("five axes");
     let (latents, reference) = (input("latents"), input("reference"));

@@ -1,4 +1,4 @@
-//! The whole pipeline against the reference, and what it promises about programs, chunks and repetition.
+//! The complete pipeline compared with the reference, and its guarantees about programs, chunks and reproducibility.
 
 use ltx2::request::Request;
 use std::ops::ControlFlow;
@@ -18,7 +18,7 @@ use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
 
 #[needs(cpu)]
-fn every_pipeline_case_agrees_with_the_reference() {
+fn every_pipeline_case_matches_reference() {
     let client = cpu(8);
     for case in cases("pipeline") {
         let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::F32));
@@ -37,9 +37,9 @@ fn every_pipeline_case_agrees_with_the_reference() {
 }
 
 #[needs(cpu)]
-fn bf16_stays_within_the_reference_s_own_spread() {
+fn bf16_error_is_within_the_reference_spread() {
     let client = cpu(8);
-    // One with every branch of guidance; in full all.
+    // A case with every guidance branch; all cases in the full test.
     let chosen = |case: &Case| full() || case.name.ends_with("tiny_2_3_guided");
     for case in cases("pipeline").into_iter().filter(chosen) {
         let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::BF16));
@@ -56,7 +56,7 @@ fn bf16_stays_within_the_reference_s_own_spread() {
 }
 
 #[needs(cpu)]
-fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
+fn chunked_loop_is_bitwise_equal_and_compiles_once() {
     let client = cpu(8);
     let mut runner = open(&client, "tests/fixtures/models/tiny_a", plain(DType::F32));
     let case = &cases("pipeline")[0];
@@ -69,7 +69,7 @@ fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
             assert_eq!(a, b, "{name} in chunks of {chunk}");
         }
     }
-    // Other steps, seed, prompt, scales and rate of the same length: the programs are the same.
+    // Other steps, seed, prompt, scales and rate with the same shapes use the same programs.
     request.sigmas = sigmas::official(3, sigmas::OFFICIAL_TOKENS).expect("a schedule");
     request.seed = 77;
     request.prompt = "something else entirely".into();
@@ -87,9 +87,8 @@ fn chunks_give_the_same_bits_and_nothing_is_compiled_twice() {
     assert_eq!(statistics["denoise"].executions, 1 + 5 + 3 + 2 + 1);
 }
 
-/// Networks are kept as they were written, but not for a model that is read in another way.
 #[needs(cpu)]
-fn a_model_that_is_read_otherwise_is_written_anew() {
+fn changed_model_config_rebuilds_cached_networks() {
     let (client, model) = (cpu(8), "tests/fixtures/models/tiny_2_3");
     let mut runner = open(&client, model, plain(DType::F32));
     let case = cases("pipeline").into_iter().find(|c| c.name.ends_with("tiny_2_3_guided")).expect("a case");
@@ -104,9 +103,9 @@ fn a_model_that_is_read_otherwise_is_written_anew() {
     assert!(by_lightricks != by_diffusers, "the clamp changes what is heard");
 }
 
-/// Checkpoints of one request's loop are refused by another.
+/// A request must not resume from the saved state of another request's denoising loop.
 #[needs(cpu)]
-fn a_request_behind_another_is_what_it_is_alone() {
+fn request_result_is_independent_of_previous_request() {
     let client = cpu(8);
     let model = "tests/fixtures/models/tiny_a";
     let mut runner = open(&client, model, plain(DType::F32));
@@ -131,7 +130,7 @@ fn a_request_behind_another_is_what_it_is_alone() {
 }
 
 #[needs(cpu)]
-fn an_interrupt_ends_the_run_between_chunks() {
+fn interrupt_stops_the_run_between_chunks() {
     let client = cpu(8);
     let mut runner = open(&client, "tests/fixtures/models/tiny_a", plain(DType::F32));
     let request = request(&cases("pipeline")[0], &runner.model);
@@ -141,11 +140,11 @@ fn an_interrupt_ends_the_run_between_chunks() {
 }
 
 #[needs(cpu)]
-fn latents_that_are_not_finite_are_named_by_stream_and_step() {
+fn non_finite_latents_error_has_stream_and_step() {
     let client = cpu(8);
     let mut runner = open(&client, "tests/fixtures/models/tiny_a", plain(DType::F32));
     let mut request = request(&cases("pipeline")[0], &runner.model);
-    // A step from a level of zero divides by it; the steps after that have nothing to go on from.
+    // A step from noise level zero divides by it, and the steps after it start from invalid latents.
     request.sigmas = vec![1.0, 0.7, 0.4, 0.0, 0.0, 0.0];
     for chunk in [None, Some(1), Some(2), Some(3)] {
         let mut last = 0;
@@ -162,7 +161,7 @@ fn latents_that_are_not_finite_are_named_by_stream_and_step() {
 }
 
 #[needs(cpu)]
-fn the_loop_is_one_while_over_steps_with_one_over_layers_inside() {
+fn denoising_program_has_step_and_layer_loops() {
     let client = cpu(8);
     let config = std::fs::read_to_string("tests/fixtures/models/tiny_b/transformer/config.json").expect("a file");
     let c = TransformerConfig::from_json(&serde_json::from_str(&config).expect("JSON")).expect("valid");

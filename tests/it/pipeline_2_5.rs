@@ -1,12 +1,12 @@
-//! LTX-2.5 from prompt to frames and sound against diffusers, whose pipelines are given what Lightricks' have and they do
-//! not: the marker of the first frame, and draws of ancestral steps (scripts/oracle/cases_2_5.py).
+//! LTX-2.5 from prompt to frames and audio compared with diffusers, with two features of Lightricks' pipelines added to
+//! it: the first-frame marker and the noise of ancestral steps (scripts/oracle/cases_2_5.py).
 
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
 use crate::support::drawn::{WHOLE_2_5 as MODEL, with_diffusion_decoder, write_upsampler};
-use crate::support::official::open_over;
+use crate::support::official::open_with_overrides;
 use crate::support::{Case, case, cpu, dumped, dumping, generate, needs, open, plain, thresholds};
 use ltx2::config::Config;
 use ltx2::hlo::DType;
@@ -21,7 +21,7 @@ fn named(name: &str) -> Case {
     case("pipeline_2_5", Path::new(&format!("tests/fixtures/cases/pipeline_2_5/{name}.safetensors")))
 }
 
-/// The preset of a case's pipeline with the case's own sizes, words and seed.
+/// Returns the preset's configuration with the case's sizes, prompt and seed.
 fn config(case: &Case, preset: &str, more: &[&str]) -> Config {
     config_of(MODEL, case, preset, more)
 }
@@ -37,7 +37,7 @@ fn config_of(model: &str, case: &Case, preset: &str, more: &[&str]) -> Config {
     Config::load(preset, set.into_iter().chain(more.iter().map(ToString::to_string))).expect("a configuration")
 }
 
-/// Runs a case as its preset has it and compares every tensor that it holds.
+/// Runs a case with its preset and compares all of its tensors.
 fn agrees(case: &Case, config: &Config) -> (Runner, Request, Generated) {
     let mut runner = open(&cpu(8), &config.model.path, plain(DType::F32));
     let job = config.jobs().expect("a prompt").remove(0);
@@ -66,9 +66,10 @@ pub fn tokenizer_without_bos(source: &Path, folder: &Path) {
     }
 }
 
-/// Every branch of guidance, by plain Euler. `reference: official` adds a missing BOS; diffusers takes the tokenizer's ids.
+/// Uses every guidance branch and plain Euler steps. `reference: official` adds a missing BOS token; diffusers uses the
+/// tokenizer's ids unchanged.
 #[needs(cpu)]
-fn one_pass_agrees_with_the_reference() {
+fn one_pass_with_every_guidance_branch_matches_reference() {
     let case = named("guided");
     let set = ["sampler.steps=3", "guidance.stg_blocks=[1]"];
     let (mut runner, request, made) = agrees(&case, &config(&case, "ltx2_5", &set));
@@ -87,16 +88,17 @@ fn one_pass_agrees_with_the_reference() {
     }
 }
 
-/// Eight ancestral steps at half size, three plain ones behind the upsampler, all by the preset's own values.
+/// Runs eight ancestral steps at half size and three plain Euler steps after the upsampler, with the preset's values.
 #[needs(cpu)]
-fn two_distilled_passes_agree_with_the_reference() {
+fn two_distilled_passes_match_reference() {
     let case = named("distilled");
     agrees(&case, &config(&case, "ltx2_5_distilled", &["two_stage.audio=stage_2"]));
 }
 
-/// The same from two thirds of the size. The upsampler's weights are drawn by the name of the case's.
+/// The first pass runs at two thirds of the size instead of half. The upsampler's weights are generated from its name
+/// in the case.
 #[needs(cpu, full)]
-fn two_distilled_passes_of_one_and_a_half_times_the_size_agree_with_the_reference() {
+fn two_distilled_passes_with_x1_5_upsampler_match_reference() {
     let (case, folder) = (named("distilled_x1_5"), tempfile::tempdir().expect("a folder"));
     let (drawn, file) = (&case.scalars["upsampler"], folder.path().join("upsampler"));
     write_upsampler(&file, &drawn[0], drawn[1].as_str().expect("a name"));
@@ -104,25 +106,25 @@ fn two_distilled_passes_of_one_and_a_half_times_the_size_agree_with_the_referenc
     let set = ["two_stage.audio=stage_2", "two_stage.upsample=[spatial_x1_5]", &upsampler];
     let config = config(&case, "ltx2_5_distilled", &set);
     let overrides = Overrides { upsampler: config.model.upsampler.clone(), ..Overrides::default() };
-    let mut runner = open_over(&cpu(8), &case, overrides, plain(DType::F32));
-    // The reference of the cases is diffusers.
+    let mut runner = open_with_overrides(&cpu(8), &case, overrides, plain(DType::F32));
+    // The cases use diffusers as reference.
     runner.model.configs = runner.model.configs.with_vocoder_clamp(false);
     let job = config.jobs().expect("a prompt").remove(0);
     let request = runner.model.request(&config, &job).expect("a request");
     compare(&case, &generate(&mut runner, &request, &dumping(None)));
 }
 
-/// The same by diffusers: no frame is marked, no step draws noise, and the second pass' is in the order of tokens.
+/// In diffusers no frame is marked, no step adds noise, and the second pass draws its noise in token order.
 #[needs(cpu)]
-fn two_distilled_passes_agree_with_diffusers_own() {
+fn two_distilled_passes_match_unmodified_diffusers() {
     let case = named("distilled_by_diffusers");
     agrees(&case, &config(&case, "ltx2_5_distilled", &["reference=diffusers"]));
 }
 
-/// A frame that is generated beside the video's, as diffusers' pipeline of such makes it: marked, at its own time, its noise
-/// behind the video's in one sequence.
+/// As in diffusers' pipeline, a generated keyframe is marked, has its own time position, and takes its noise after that
+/// of the video from one random sequence.
 #[needs(cpu, full)]
-fn a_generated_frame_is_diffusers_own() {
+fn generated_keyframe_matches_diffusers() {
     let case = named("generated_frame");
     let set = [
         "reference=diffusers",
@@ -138,9 +140,9 @@ fn a_generated_frame_is_diffusers_own() {
     compare(&case, &generate(&mut runner, &request, &dumping(None)));
 }
 
-/// Tiles of features on either side of every border, each with noise of its own, as diffusers decodes and blends them.
+/// Tiles with features on both sides of every border, each with its own noise, decoded and blended like in diffusers.
 #[needs(cpu)]
-fn a_video_is_decoded_by_diffusion_in_tiles() {
+fn tiled_diffusion_decoding_matches_diffusers() {
     let case = named("decoded_tiled");
     let folder = tempfile::tempdir().expect("a folder");
     let model = with_diffusion_decoder(folder.path());
@@ -165,11 +167,11 @@ fn a_video_is_decoded_by_diffusion_in_tiles() {
     for name in ["latents.video", "video"] {
         case.within(name, dumped(&made, name), limit);
     }
-    // In pieces, as they become bytes.
+    // In chunks, converted to bytes.
     let pieces = generate(&mut runner, &request, &RunOptions::default());
     assert_eq!(pieces.frames.data(), made.frames.data());
 
-    // Lightricks' tiles: the only one is the whole, less overlap than a result depends on is refused.
+    // Lightricks' tiles: a single tile equals untiled decoding, and too little overlap is rejected.
     runner.model.configs = open(&cpu(8), &model, plain(DType::F32)).model.configs;
     let whole = generate(&mut runner, &Request { tiling: None, ..request.clone() }, &RunOptions::default());
     let one = Tiling { pixels: 64, overlap: 32, frames: 16, frame_overlap: 8 };
@@ -180,9 +182,10 @@ fn a_video_is_decoded_by_diffusion_in_tiles() {
     assert!(refused.contains("runtime.tiling: overlap 8 and frame_overlap 2") && !refused.contains('\n'), "{refused}");
 }
 
-/// Noise goes on behind the pass', frames are bytes or values, and another decoder is another choice.
+/// The decoder's noise continues the random sequence of the denoising pass. Frames can be bytes or floats.
+/// `model.decoder` selects the decoder.
 #[needs(cpu)]
-fn a_video_is_decoded_by_diffusion() {
+fn diffusion_decoding_matches_reference() {
     let case = named("decoded");
     let folder = tempfile::tempdir().expect("a folder");
     let model = with_diffusion_decoder(folder.path());

@@ -1,4 +1,4 @@
-//! The PJRT layer against a real plugin: the CPU plugin, or whichever `LTX2_PJRT_PLUGIN` names.
+//! The PJRT layer with a real plugin: the CPU plugin, or the one in `LTX2_PJRT_PLUGIN`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,7 @@ use ltx2::pjrt::{
     HostUse, LoadedExecutable, OptionValue, SharedBytes, SharedHostBuffer, Topology, TransferShape, Value,
 };
 
-/// One client with 8 virtual devices for all tests.
+/// Returns a client with 8 virtual devices, shared by all tests.
 fn client() -> &'static Client {
     static CLIENT: OnceLock<Client> = OnceLock::new();
     CLIENT.get_or_init(|| cpu(8))
@@ -36,14 +36,14 @@ module @add {
   }
 }"#;
 
-/// [`ADD`] on the first device of [`client`].
+/// Returns [`ADD`] compiled for the first device of [`client`].
 fn add() -> &'static LoadedExecutable {
     static ADDED: OnceLock<LoadedExecutable> = OnceLock::new();
     ADDED.get_or_init(|| client().compile(ADD, &CompileOptions::single()).unwrap())
 }
 
 #[needs(cpu)]
-fn one_device() {
+fn executable_runs_on_one_device() {
     let (client, exe) = (client(), add());
     assert_eq!(exe.name().unwrap(), "add");
     assert_eq!(exe.devices().len(), 1);
@@ -64,19 +64,19 @@ fn one_device() {
 }
 
 #[needs(cpu)]
-fn what_the_plugin_says_about_itself() {
+fn plugin_reports_platform_and_devices() {
     let client = client();
     assert_eq!(client.platform_name(), "cpu");
     assert_eq!(client.devices().len(), 8);
     assert_eq!(client.all_devices().len(), 8);
     assert_eq!(client.process_index().unwrap(), 0);
     assert!(client.devices()[0].is_addressable().unwrap());
-    assert!(client.devices()[0].memory().is_err_and(|e| e.is_unsupported()), "CPU states no device memory");
+    assert!(client.devices()[0].memory().is_err_and(|e| e.is_unsupported()), "CPU reports no device memory");
     assert!(client.plugin().attributes().unwrap().contains_key("stablehlo_current_version"));
     assert!(client.plugin().version() >= (0, 81));
 }
 
-/// `x` is split over rows, `w` over rows too: the product needs all of `w`.
+/// `x` and `w` are sharded over rows: the product needs all of `w`.
 const SHARDED: &str = r#"
 module @sharded attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["rows"=8]>
@@ -91,7 +91,7 @@ module @sharded attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1
 }"#;
 
 #[needs(cpu)]
-fn eight_devices_gather_what_they_need() {
+fn sharded_program_gathers_its_weights() {
     let client = client();
     let exe = client.compile(SHARDED, &CompileOptions::partitioned(8)).unwrap();
     assert_eq!((exe.num_partitions().unwrap(), exe.num_replicas().unwrap(), exe.devices().len()), (8, 1, 8));
@@ -112,10 +112,10 @@ fn eight_devices_gather_what_they_need() {
 }
 
 #[needs(cpu)]
-fn wrong_arguments_are_refused() {
+fn invalid_arguments_are_rejected() {
     let (client, exe) = (client(), add());
     let x = upload(client, 0, &[0.; 6], &[2, 3]);
-    assert!(exe.execute(&[]).unwrap_err().to_string().contains("one list of arguments a device"));
+    assert!(exe.execute(&[]).unwrap_err().to_string().contains("one argument list per device"));
     let error = exe.execute(&[vec![&x]]).unwrap_err();
     assert!(error.code().is_some(), "{error}");
     let error =
@@ -124,7 +124,7 @@ fn wrong_arguments_are_refused() {
 }
 
 #[needs(cpu)]
-fn a_column_block_is_uploaded_by_strides() {
+fn strided_upload_copies_a_column_block() {
     let client = client();
     let matrix: Vec<f32> = (0..4 * 6).map(|i| i as f32).collect();
     let bytes: &[u8] = bytemuck::cast_slice(&matrix);
@@ -141,7 +141,7 @@ fn a_column_block_is_uploaded_by_strides() {
     assert_eq!(values(&transposed)[..5], [0., 6., 12., 18., 1.]);
 }
 
-/// Memory that says when it is dropped.
+/// Memory that records when it is dropped.
 struct Watched(Vec<u8>, Arc<std::sync::atomic::AtomicBool>);
 
 impl AsRef<[u8]> for Watched {
@@ -157,7 +157,7 @@ impl Drop for Watched {
 }
 
 #[needs(cpu)]
-fn shared_memory_lives_as_long_as_the_device_reads_it() {
+fn shared_host_memory_is_released_after_the_transfer() {
     let client = client();
     for usage in [HostUse::UntilTransferred, HostUse::ZeroCopy] {
         let dropped = Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -178,7 +178,7 @@ fn shared_memory_lives_as_long_as_the_device_reads_it() {
 }
 
 #[needs(cpu)]
-fn arrays_are_filled_in_pieces() {
+fn device_buffers_can_be_filled_in_chunks() {
     let client = client();
     let shapes = [
         TransferShape { ty: BufferType::F32, dims: vec![3, 4], layout: None },
@@ -197,7 +197,7 @@ fn arrays_are_filled_in_pieces() {
     assert_eq!(values(&stack), layers);
     assert_eq!(bytemuck::pod_collect_to_vec::<u8, i32>(&pair.to_host().unwrap()), [7, 8]);
     let error = transfer.write(1, 4, &[0; 8], true).unwrap_err().to_string();
-    assert!(error.contains("8 bytes at byte 4 reach past the end of array 1 of 8 bytes"), "{error}");
+    assert!(error.contains("8 bytes at byte 4 exceed buffer 1 of 8 bytes"), "{error}");
     assert!(transfer.buffer(2).is_err());
 }
 
@@ -221,7 +221,7 @@ fn donated_arguments_are_reused() {
     let keep = ExecuteOptions { keep: vec![0], ..Default::default() };
     let kept = exe.execute_with(&[vec![&x, &y]], &keep).unwrap();
     assert_eq!(values(&kept[0][0]), [3.; 1024]);
-    assert!(!x.is_deleted().unwrap(), "kept although the program donates it");
+    assert!(!x.is_deleted().unwrap(), "kept, although the program donates it");
     let out = exe.execute(&[vec![&x, &y]]).unwrap();
     assert_eq!(values(&out[0][0]), [3.; 1024]);
     assert!(x.is_deleted().unwrap() && !y.is_deleted().unwrap());
@@ -229,7 +229,7 @@ fn donated_arguments_are_reused() {
 }
 
 #[needs(cpu)]
-fn a_serialized_program_runs_again() {
+fn serialized_program_runs_after_load() {
     let client = client();
     let bytes = add().serialize().unwrap();
     let exe = client.load(&bytes).unwrap();
@@ -260,7 +260,7 @@ fn errors_carry_call_code_and_message() {
 }
 
 #[needs(cpu)]
-fn flags_and_devices_reach_the_compiler() {
+fn flags_and_devices_are_passed_to_the_compiler() {
     let client = client();
     let devices = Some(vec![client.devices()[5].id().into()]);
     let options = CompileOptions { devices, ..CompileOptions::single() }
@@ -272,7 +272,7 @@ fn flags_and_devices_reach_the_compiler() {
 }
 
 #[needs(cpu)]
-fn cost_analysis_answers_or_says_that_it_cannot() {
+fn cost_analysis_reports_flops_or_is_unsupported() {
     match add().cost_analysis() {
         Ok(costs) => assert!(costs.contains_key("flops"), "{costs:?}"),
         Err(error) => assert!(error.is_unsupported(), "{error}"),
@@ -290,13 +290,13 @@ fn programs_compile_for_a_topology() {
             assert_eq!(exe.num_partitions().unwrap(), 8);
             assert!(exe.memory().unwrap().arguments > 0);
         }
-        // Before 0.115 the CPU plugin has no compiler that works without a client.
+        // Before 0.115 the CPU plugin cannot compile without a client.
         Err(error) => assert!(client.plugin().version() < (0, 115), "{error}"),
     }
 }
 
 #[needs(cpu)]
-fn objects_cross_threads_and_outlive_their_makers() {
+fn pjrt_objects_are_send_and_outlive_their_client() {
     fn shared<T: Send + Sync>() {}
     shared::<Client>();
     shared::<Buffer>();

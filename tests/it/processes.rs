@@ -1,5 +1,5 @@
-//! Several processes of one run, without devices: they meet, compare, and end together. This program starts itself, once
-//! for each of them.
+//! Several processes of a run without devices: they join, compare programs, and exit together. The test binary starts
+//! itself once per process.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -15,14 +15,14 @@ use ltx2::pjrt::end_process;
 use ltx2::runtime::processes::store::Server;
 use ltx2::runtime::processes::{Group, Launch, Timeouts};
 
-/// The time after which a process counts as lost here. Beats come twenty times as often.
+/// Time after which a process counts as lost in these tests. Heartbeats are twenty times as frequent.
 const LOST: Duration = Duration::from_secs(4);
-/// After that a process hangs, however busy the machine is.
+/// Time after which a process counts as hanging, even on a busy machine.
 const HANGS: Duration = Duration::from_secs(120);
 
-/// One process: what `role` says.
+/// A member process; `role` selects its behavior.
 #[needs(member)]
-fn member() {
+fn member_process_runs_its_role() {
     let role = std::env::var("LTX2_TEST_MEMBER").expect("a role");
     let parts: Vec<&str> = role.split_whitespace().collect();
     let [role, id, count, coordinator, start] = parts[..] else { panic!("{role}") };
@@ -62,7 +62,7 @@ fn member() {
             assert!(group.ensure_same_program("denoise", "abc", "def", true).unwrap());
             assert!(
                 !group.ensure_same_program("vocoder", "abc", "def", id != "1").unwrap(),
-                "process 1 has not kept it"
+                "process 1 has no cached executable"
             );
             group.finish();
         }
@@ -80,16 +80,16 @@ fn member() {
             group.fail("failed: model.safetensors: tensor 'x' is missing");
             leave("model.safetensors: tensor 'x' is missing".into());
         }
-        // As a process whose devices wait for a peer: only its watch can end it.
+        // Like a process whose devices wait for a peer: only its watchdog can end it.
         _ => std::thread::sleep(Duration::from_secs(120)),
     }
 }
 
-/// A started process and what it says.
+/// A started process and its output.
 struct Member(Child);
 
 impl Member {
-    /// Waits for its end: exit code, none after a signal, and stderr.
+    /// Waits for the process to exit. Returns its exit code (`None` after a signal) and stderr.
     fn ended(mut self, within: Duration) -> (Option<i32>, String) {
         let started = Instant::now();
         loop {
@@ -111,20 +111,20 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // Of a failed test; one that ended is not there any more.
+        // Cleans up after a failed test; errors for processes that have exited are ignored.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// An address that was free a moment ago.
+/// Returns an address that was free a moment ago.
 fn place() -> String {
     Server::start("127.0.0.1:0").expect("listens").address().to_string()
 }
 
 fn command(role: &str, id: usize, count: usize, place: &str, patience: u64) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("a path"));
-    command.args(["processes::member", "--exact", "--nocapture", "--test-threads", "1"]);
+    command.args(["processes::member_process_runs_its_role", "--exact", "--nocapture", "--test-threads", "1"]);
     command.env("LTX2_TEST_MEMBER", format!("{role} {id} {count} {place} {patience}"));
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     command
@@ -136,13 +136,13 @@ fn start(role: &str, id: usize, count: usize, place: &str, patience: u64) -> Mem
 
 fn run(role: &str, count: usize) -> Vec<Member> {
     let place = place();
-    // The first comes last: the others wait for it.
+    // Process 0 starts last: the others wait for it.
     let mut all: Vec<Member> = (0..count).rev().map(|id| start(role, id, count, &place, 60)).collect();
     all.reverse();
     all
 }
 
-/// Once all have joined.
+/// Waits until all have joined.
 fn joined(members: &mut [Member]) {
     for member in members {
         let text = line(member);
@@ -150,7 +150,7 @@ fn joined(members: &mut [Member]) {
     }
 }
 
-/// The next line that a process says.
+/// Returns the next line of a process's output.
 fn line(member: &mut Member) -> String {
     let stderr = member.0.stderr.as_mut().expect("piped");
     let mut text = Vec::new();
@@ -163,7 +163,7 @@ fn line(member: &mut Member) -> String {
 }
 
 #[needs(nothing)]
-fn all_end_well() {
+fn all_processes_exit_successfully() {
     for (id, member) in run("works", 3).into_iter().enumerate() {
         let (code, text) = member.ended(HANGS);
         assert_eq!(code, Some(0), "{text}");
@@ -172,14 +172,14 @@ fn all_end_well() {
 }
 
 #[needs(nothing)]
-fn another_program_is_named_with_both_hashes() {
+fn program_mismatch_error_has_both_hashes() {
     for member in run("differs", 3) {
         let (code, text) = member.ended(HANGS);
         assert_eq!(code, Some(1), "{text}");
         let named = text.lines().any(|line| {
             line.contains("process 2 (")
                 && line.contains(
-                    ") runs program 'denoise' 0123 with options def, process 0 program 'denoise' 4567 with options def",
+                    ") runs program 'denoise' 0123 with options def, but process 0 runs program 'denoise' 4567 with options def",
                 )
         });
         assert!(named, "{text}");
@@ -187,7 +187,7 @@ fn another_program_is_named_with_both_hashes() {
 }
 
 #[needs(nothing)]
-fn a_file_under_way_is_removed_when_another_process_is_killed() {
+fn partial_file_is_removed_when_a_peer_is_killed() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = place();
     let mut writes = command("writes", 0, 2, &place, 60);
@@ -202,7 +202,7 @@ fn a_file_under_way_is_removed_when_another_process_is_killed() {
     assert!(joined.starts_with("joined as 0 of "), "{joined}");
     assert_eq!(at, "at write out.mp4\n");
     let half = names();
-    assert!(half.len() == 1 && half[0].starts_with(".ltx2-"), "half of it is there: {half:?}");
+    assert!(half.len() == 1 && half[0].starts_with(".ltx2-"), "a partial file exists: {half:?}");
     other.0.kill().expect("killed");
     let (code, text) = writes.ended(LOST + HANGS);
     assert_eq!(code, Some(1), "{text}");
@@ -211,7 +211,7 @@ fn a_file_under_way_is_removed_when_another_process_is_killed() {
 }
 
 #[needs(nothing)]
-fn a_killed_process_ends_all_with_its_name() {
+fn killed_process_stops_all_and_is_reported() {
     for lost in [1, 0] {
         let mut members = run("waits", 3);
         joined(&mut members);
@@ -229,7 +229,7 @@ fn a_killed_process_ends_all_with_its_name() {
 }
 
 #[needs(nothing)]
-fn a_stopped_process_ends_all_and_itself_when_it_goes_on() {
+fn suspended_process_stops_all_and_exits_on_resume() {
     let mut members = run("waits", 3);
     joined(&mut members);
     let stopped = members.remove(2);
@@ -246,7 +246,7 @@ fn a_stopped_process_ends_all_and_itself_when_it_goes_on() {
 }
 
 #[needs(nothing)]
-fn a_failure_is_told_to_all() {
+fn failure_is_reported_by_all_processes() {
     for (id, member) in run("fails", 3).into_iter().enumerate() {
         let (code, text) = member.ended(HANGS);
         assert_eq!(code, Some(1), "{text}");
@@ -256,38 +256,41 @@ fn a_failure_is_told_to_all() {
 }
 
 #[needs(nothing)]
-fn who_does_not_come_is_named() {
+fn missing_process_is_reported() {
     let place = place();
     let members = [start("works", 0, 3, &place, 3), start("works", 2, 3, &place, 3)];
     for member in members {
         let (code, text) = member.ended(HANGS);
         assert_eq!(code, Some(1), "{text}");
-        assert!(text.contains("process 1 of 3 did not come within "), "{text}");
+        assert!(text.contains("process 1 of 3 did not register within "), "{text}");
     }
     let (code, text) = start("works", 1, 2, &place, 1).ended(HANGS);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("process 0 did not come within 1 s: the store at "), "{text}");
+    assert!(text.contains("process 0 did not respond within 1 s: the key-value store at "), "{text}");
 }
 
 #[needs(nothing)]
-fn contradictions_are_named() {
+fn contradictory_launch_options_are_reported() {
     let first = place();
     let twice = [start("waits", 0, 2, &first, 60), start("waits", 1, 2, &first, 60)];
     let (mut twice, place) = (twice, first);
     joined(&mut twice);
     let (code, text) = start("waits", 1, 2, &place, 60).ended(HANGS);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("process 1 is there already (pid "), "{text}");
+    assert!(text.contains("process 1 is already registered (pid "), "{text}");
 
     let place = self::place();
     for member in [start("works", 0, 2, &place, 60), start("works", 1, 3, &place, 60)] {
         let (code, text) = member.ended(HANGS);
         assert_eq!(code, Some(1), "{text}");
-        assert!(text.contains("is one of 3, process 0 one of 2: give all the same --num-processes"), "{text}");
+        assert!(
+            text.contains("expects 3 processes, process 0 expects 2; pass the same --num-processes to all processes"),
+            "{text}"
+        );
     }
 }
 
-/// `ltx2 generate` as process `id` of two, on the CPU.
+/// Starts `ltx2 generate` as process `id` of two on the CPU.
 fn generate(id: usize, place: &str, more: &[&str]) -> Member {
     let mut command = support::ltx2();
     command.args([
@@ -306,8 +309,8 @@ fn generate(id: usize, place: &str, more: &[&str]) -> Member {
 }
 
 #[needs(nothing)]
-fn another_request_is_named_before_anything_is_loaded() {
-    // Neither the model nor the folder of the dump can be opened: whoever looked at them would say that.
+fn request_mismatch_is_reported_before_loading() {
+    // Neither the model nor the dump folder can be opened, and trying to would be an error.
     let both = |seeds: [&str; 2]| {
         let place = place();
         let members = [0, 1].map(|id| {
@@ -321,16 +324,16 @@ fn another_request_is_named_before_anything_is_loaded() {
         assert!(text.contains(") has request.seed = 4, process 0 has 3"), "{text}");
         assert!(!text.contains("no/such/model") && !text.contains("/dev/null"), "{text}");
     }
-    // The same request: now they look.
+    // With equal requests they are opened.
     assert!(both(["3", "3"]).iter().any(|(code, text)| *code == Some(1) && text.contains("/dev/null")));
 }
 
 #[needs(nothing)]
-fn which_process_this_is_has_to_be_said() {
+fn missing_process_id_is_an_error() {
     let mut command = support::ltx2();
     command.args(["generate", "-c", "nano", "--prompt", "a", "--coordinator", "localhost:1"]);
     let done = command.output().expect("runs");
     let text = String::from_utf8_lossy(&done.stderr).into_owned();
     assert_eq!(done.status.code(), Some(2), "{text}");
-    assert!(text.contains("which one is this? give --process-id N"), "{text}");
+    assert!(text.contains("cannot infer the process id; pass --process-id N"), "{text}");
 }

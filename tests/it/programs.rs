@@ -1,5 +1,5 @@
-//! The real model's programs, without its weights: no longer for more blocks, accepted by the CPU plugin, with the loops
-//! they should have and no copy of a stack of weights.
+//! The published model's programs, without weights: their size does not grow with the number of blocks, the CPU plugin
+//! accepts them, they have the expected loops, and they copy no weight stack.
 
 use crate::support::{self, needs};
 use ltx2::analysis::{Loop, Module};
@@ -13,7 +13,7 @@ fn module(executable: &Executable) -> Module {
 }
 
 #[needs(cpu)]
-fn the_19b_program_is_as_short_as_one_of_two_blocks_and_the_cpu_plugin_accepts_it() {
+fn published_program_size_is_independent_of_depth() {
     let [(_, prepare), (_, denoise)] = support::published("cpu");
     let short = support::published_blocks("cpu", Some(2));
     for (all, (name, two)) in [&prepare, &denoise].into_iter().zip(&short) {
@@ -27,7 +27,7 @@ fn the_19b_program_is_as_short_as_one_of_two_blocks_and_the_cpu_plugin_accepts_i
     let compiled = engine.compile("denoise", &denoise.program).expect("accepted");
     let module = module(&compiled);
 
-    // One loop over the steps, one over the layers inside; attention may take its queries in chunks below.
+    // One loop over the steps, and inside it one over the layers; attention may have an inner loop over query chunks.
     let loops = module.loops();
     assert_eq!(loops.len(), 1, "{loops:?}");
     let layers: Vec<&Loop> = loops[0].inner.iter().collect();
@@ -37,7 +37,7 @@ fn the_19b_program_is_as_short_as_one_of_two_blocks_and_the_cpu_plugin_accepts_i
     let memory = compiled.compiled().memory().expect("figures");
     let weights = denoise.parameter_bytes() as i64;
     assert!(memory.temporaries < weights / 10, "temporaries {} of {weights} bytes of weights", memory.temporaries);
-    // What is carried through both loops must not be moved as a whole.
+    // Values carried through both loops must not be copied as a whole.
     for i in module.instructions() {
         let moved = ["copy", "transpose", "convert"].contains(&i.opcode.as_str()) && i.dims.first() == Some(&48);
         assert!(!moved || i.elements < 48 * 2048 * 2048, "a stack is copied: {i:?}");
@@ -45,7 +45,7 @@ fn the_19b_program_is_as_short_as_one_of_two_blocks_and_the_cpu_plugin_accepts_i
 }
 
 #[needs(cpu)]
-fn the_published_text_programs_loop_over_layers_and_copy_no_stack() {
+fn published_text_programs_use_loops_and_copy_no_weights() {
     let client = support::cpu(1);
     let engine = Engine::new(client, support::quick());
     for (name, network) in support::published_text("cpu") {
@@ -59,9 +59,8 @@ fn the_published_text_programs_loop_over_layers_and_copy_no_stack() {
     }
 }
 
-/// The compile cache tells programs apart, and the options that they are compiled with.
 #[needs(cpu)]
-fn an_entry_is_of_its_program_and_its_options() {
+fn cache_key_includes_program_and_options() {
     let client = support::cpu(1);
     let folder = tempfile::tempdir().expect("a folder");
     let origin = |factor: f64, flags: &[(&str, bool)]| {

@@ -1,5 +1,4 @@
-//! Transformers whose blocks are multiplied in 8 bits, on the CPU plugin: how far from wider ones they are, that random and
-//! stored weights are what they should be, and that a mesh changes nothing.
+//! 8-bit transformers on the CPU plugin: their distance from wider ones, random and stored weights, and sharding.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,15 +18,16 @@ use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{ModelSource, Overrides};
 
-/// How far from f32's a transformer's results may be.
+/// Maximum distance of a transformer's results from f32.
 const NEAR: f64 = 0.06;
-/// The same of 8-bit integers, whatever the oracle.
+/// The same for 8-bit integers, for every oracle.
 const NEAR_OF_INTEGERS: f64 = 0.03;
-/// How far they may be from bf16's. The farthest of all oracles is 0.0217: what is 0.0139 from f32 there, and bf16 0.0116.
+/// Maximum distance from bf16. The largest of all oracles is 0.0217, where the distance from f32 is 0.0139, and that of
+/// bf16 from f32 is 0.0116.
 const NEAR_BF16: f64 = 0.025;
 const WEIGHTS: Quantization = Quantization::Int8 { activations: false };
 const INTEGERS: Quantization = Quantization::Int8 { activations: true };
-/// Lower bound of the error of weights and activations rounded to three bits of mantissa; bf16 is far below.
+/// Minimum error of weights and activations rounded to three mantissa bits; bf16 is far below.
 const FAR: f64 = 0.01;
 
 fn build(dtype: DType, quantization: Quantization) -> Build {
@@ -39,7 +39,7 @@ fn source(model: &Path) -> Arc<ModelSource> {
     Arc::new(ModelSource::open(model.to_str().expect("a path"), &Overrides::default()).expect("a model"))
 }
 
-/// The transformer's results `[video, audio]` on a case's inputs.
+/// Returns the transformer's results `[video, audio]` on a case's inputs.
 fn run(client: &Client, case: &Case, model: &Arc<ModelSource>, weights: Weights, build: &Build) -> [Tensor; 2] {
     let mut executor = Executor::new(Engine::new(client.clone(), quick()), weights);
     let (configs, inputs) = (ModelConfigs::of(model), case.inputs.clone());
@@ -61,7 +61,7 @@ fn case(name: &str) -> Case {
 }
 
 #[needs(cpu)]
-fn a_transformer_stays_near_the_reference() {
+fn fp8_transformer_is_close_to_reference() {
     let client = cpu(1);
     for (case, dtypes) in
         [("tiny_a", &[DType::BF16, DType::F32][..]), ("tiny_b", &[DType::BF16]), ("tiny_v2_5", &[DType::BF16])]
@@ -84,7 +84,7 @@ fn a_transformer_stays_near_the_reference() {
 }
 
 #[needs(cpu)]
-fn random_weights_are_the_same_numbers_rounded() {
+fn fp8_random_weights_are_the_rounded_f32_weights() {
     let client = cpu(1);
     let case = case("tiny_a");
     let model = source(&case.model);
@@ -94,8 +94,8 @@ fn random_weights_are_the_same_numbers_rounded() {
     assert!(distances.iter().all(|d| *d > FAR && *d < NEAR), "{distances:?}");
 }
 
-/// A copy of a model whose blocks from the second on are stored as Lightricks stores its 8-bit models: a scale for each
-/// tensor beside it, and one for activations that this program does not read.
+/// Writes a copy of a model whose blocks from the second one on are stored like Lightricks' 8-bit models: with a scale
+/// tensor for each weight and an unused one for activations.
 fn stored_narrow(model: &Path, folder: &Path) {
     let wide = source(model).checkpoint(ltx2::weights::Component::Transformer).expect("weights");
     let is_map = |name: &str| [".to_q.", ".to_k.", ".to_v.", ".to_out.", ".net."].iter().any(|m| name.contains(m));
@@ -123,7 +123,7 @@ fn stored_narrow(model: &Path, folder: &Path) {
 }
 
 #[needs(cpu)]
-fn stored_8_bit_floats_run_wide_and_narrow() {
+fn stored_fp8_weights_run_with_wide_and_fp8_activations() {
     let client = cpu(1);
     let case = case("tiny_a");
     let folder = tempfile::tempdir().expect("a folder");
@@ -139,15 +139,15 @@ fn stored_8_bit_floats_run_wide_and_narrow() {
     assert!(distances(&narrow, &wide).iter().all(|d| *d > FAR / 2.0), "activations are 8-bit floats too");
 }
 
-/// Largest relative L2 between two layouts, where activations have 8 bits: a sum in another order may round an activation to its
-/// neighbour, a step of that type, and the blocks that follow carry the difference on.
+/// Maximum relative L2 distance between two layouts with 8-bit activations: another order of summation may round an
+/// activation to the adjacent value, and the following blocks amplify the difference.
 const LAYOUTS_OF_8_BITS: f64 = 1e-2;
 
 #[needs(cpu)]
-fn layouts_differ_by_the_rounding_of_activations_alone() {
+fn quantized_layouts_differ_only_by_activation_rounding() {
     layouts_agree(&build(DType::F32, Quantization::Fp8), LAYOUTS_OF_8_BITS);
     layouts_agree(&looped(DType::F32, INTEGERS), LAYOUTS_OF_8_BITS);
-    // Weights have their scales before any layout: without activations of 8 bits nothing is rounded on the way.
+    // Weights are scaled before they are sharded: without 8-bit activations nothing else is rounded.
     if full() {
         layouts_agree(&looped(DType::F32, WEIGHTS), 1e-5);
     }
@@ -175,7 +175,7 @@ fn layouts_agree(single: &Build, limit: f64) {
             far(&whole)
         );
         assert!(apart.iter().all(|d| *d < limit), "{mesh_axis}: {apart:?}");
-        // Neither is nearer to the numbers without rounding.
+        // Neither is closer to the unrounded result.
         for (parts, whole) in far(&parts).into_iter().zip(far(&whole)) {
             assert!((parts / whole - 1.0).abs() < 0.2, "{mesh_axis}: {parts} and {whole} from f32");
         }
@@ -183,15 +183,15 @@ fn layouts_agree(single: &Build, limit: f64) {
 }
 
 #[needs(nothing)]
-fn what_is_quantized() {
+fn only_linear_layers_of_blocks_are_quantized() {
     let c = TransformerConfig { gated_attn: true, audio_gated_attn: true, ..TransformerConfig::default() };
     let narrow: Vec<usize> = (0..c.num_layers).filter(|l| c.quantizes(*l)).collect();
     assert_eq!(narrow, (1..43).collect::<Vec<_>>());
     let shape = ForwardShape::default();
     let network = transformer::program(&c, &shape, &build(DType::BF16, Quantization::Fp8)).expect("builds");
     let count = |dtype| network.params.iter().filter(|p| p.ty.dtype == dtype).count();
-    // A block: two maps of self-attention, where queries, keys and values are one, three of attention over the text,
-    // three of that over the other stream, two of the feed-forward layer, for each stream.
+    // Linear layers of a block, for each stream: two of self-attention (queries, keys and values are one), three of
+    // text attention, three of cross-modal attention, two of the feed-forward layer.
     assert_eq!((count(DType::F8E4M3FN), count(DType::F32)), (42 * 20, 42 * 20));
     let blocks = network.params.iter().filter(|p| p.name.contains("transformer_blocks.7."));
     let plain = blocks.filter(|p| p.ty.rank() > 1 && p.ty.dtype == DType::BF16);
@@ -200,14 +200,14 @@ fn what_is_quantized() {
     assert!(maps.clone().all(|n| n.contains("to_gate_logits")), "{:?}", maps.collect::<Vec<_>>());
 }
 
-/// A loop over equal layers, as on TPUs.
+/// Loops over equal layers, as on TPU.
 fn looped(dtype: DType, quantization: Quantization) -> Build {
     Build { lowering: Lowering::of("cpu", ""), quantization, ..Build::new(dtype) }
 }
 
-/// The first block and the last five have loops, and stacks, of their own.
+/// The first block and the last five have separate loops and stacks.
 #[needs(nothing)]
-fn loops_have_stacks_of_the_layers_that_are_alike() {
+fn equal_layers_share_a_loop_and_stacked_weights() {
     let c = TransformerConfig::default();
     let network = transformer::program(&c, &ForwardShape::default(), &looped(DType::BF16, INTEGERS)).expect("builds");
     let q = |name: &str| network.params.iter().find(|p| p.name.ends_with(&format!("{name}.attn2.to_q.weight")));
@@ -224,9 +224,10 @@ fn loops_have_stacks_of_the_layers_that_are_alike() {
     assert_eq!((narrow, scales), (20, 20));
 }
 
-/// Every oracle in full, one of each generation in `make test`: near f32, and as near to bf16, which users run otherwise.
+/// The int8 result must be close to the f32 reference and to the bf16 result. Runs every case in the full test, and one
+/// per model generation in `make test`.
 #[needs(cpu)]
-fn integers_stay_near_the_reference() {
+fn int8_transformer_is_close_to_reference() {
     let client = cpu(1);
     let some = ["transformer/tiny_b", "transformer/tiny_2_3_perturbed", "transformer/tiny_v2_5"];
     for case in cases("transformer").into_iter().filter(|c| full() || some.contains(&&*c.name)) {
@@ -257,9 +258,10 @@ fn integers_stay_near_the_reference() {
     }
 }
 
-/// Stacked in a loop and layer by layer; activations in integers and not; a model that stores 8-bit floats.
+/// Compares a loop over stacked weights with unrolled layers: with and without integer activations, and for a model
+/// with stored 8-bit floats.
 #[needs(cpu)]
-fn integers_are_the_same_looped_and_unrolled() {
+fn looped_int8_matches_unrolled() {
     let client = cpu(1);
     let case = case("tiny_a");
     let model = source(&case.model);
@@ -277,7 +279,7 @@ fn integers_are_the_same_looped_and_unrolled() {
 }
 
 #[needs(cpu, full)]
-fn random_integers_are_the_same_numbers_rounded() {
+fn int8_random_weights_are_the_rounded_f32_weights() {
     let client = cpu(1);
     let case = case("tiny_a");
     let model = source(&case.model);

@@ -1,5 +1,6 @@
-//! Videos made beside references against Lightricks' pipeline and diffusers' (scripts/oracle/cases_references.py): every step, with
-//! and without a second stage, with references of the stage's size and of half of it, with weighed attention and plain.
+//! Videos with reference videos compared with Lightricks' and diffusers' pipelines
+//! (scripts/oracle/cases_references.py): every step, with and without a second stage, with references at the stage's
+//! size and at half of it, with and without attention strengths.
 
 use std::path::PathBuf;
 
@@ -20,7 +21,7 @@ use crate::support::official::{cases_of, dumping_steps, limit_of, open_with};
 use crate::support::thresholds::row;
 use crate::support::{Case, cpu, dumped, dumping, generate, needs, plain, relative_l2};
 
-/// The generator's patterns, a folder each.
+/// The generator's patterns, each in its own folder.
 pub struct Patterns(tempfile::TempDir);
 
 impl Patterns {
@@ -41,7 +42,7 @@ impl Patterns {
         self.0.path().join(name.as_str().expect("a name"))
     }
 
-    /// The configuration of a case.
+    /// Returns the configuration of a case.
     pub fn config(&self, case: &Case) -> Config {
         let keys = case.scalars["common"].as_array().expect("settings").iter();
         let mut keys: Vec<String> = keys.map(|key| key.as_str().expect("a setting").to_string()).collect();
@@ -59,7 +60,7 @@ impl Patterns {
     }
 }
 
-/// A case's request on a runner that has its LoRAs.
+/// Loads the LoRAs of a configuration into a runner and returns its request.
 pub fn ready(runner: &mut Runner, config: &Config) -> Request {
     runner.executor.keep_loras(Loras::open(&config.model).expect("updates")).expect("fits");
     let job = config.jobs().expect("a job").remove(0);
@@ -69,7 +70,7 @@ pub fn ready(runner: &mut Runner, config: &Config) -> Request {
 fn agrees(model: &str, count: usize) {
     let (all, mut runner) = cases_of(&cpu(8), "references", model);
     assert_eq!(all.len(), count);
-    // Samples are by diffusers' vocoder.
+    // The reference samples come from diffusers' vocoder.
     runner.model.configs = runner.model.configs.with_vocoder_clamp(false);
     let patterns = Patterns::new();
     let mut largest = (0.0, String::new());
@@ -83,7 +84,7 @@ fn agrees(model: &str, count: usize) {
             }
         }
         if case.name.ends_with("whole") {
-            // The image's tokens stay as they are in each stage.
+            // The image's tokens stay unchanged in each stage.
             for (stage, last) in [("", 8), ("stage_2.", 3)] {
                 let step = |n: usize| dumped(&made, &format!("{stage}step_{n}.latents.video")).to_f32();
                 let [first, last] = [step(0), step(last)].map(|latents| latents.index_axis_move(Axis(2), 0));
@@ -95,17 +96,17 @@ fn agrees(model: &str, count: usize) {
 }
 
 #[needs(cpu)]
-fn of_2_0() {
+fn ltx2_0_reference_videos_match_lightricks() {
     agrees("tiny_a", 2);
 }
 
 #[needs(cpu)]
-fn of_2_3() {
+fn ltx2_3_reference_videos_match_reference() {
     agrees("tiny_2_3", 4);
 }
 
 #[needs(cpu, full)]
-fn of_2_5() {
+fn ltx2_5_reference_videos_match_reference() {
     agrees("tiny_2_5", 1);
 }
 
@@ -132,9 +133,10 @@ fn sharded(model: &str, names: &[&str], layouts: &[(&str, &str)]) {
     }
 }
 
-/// Conditioned requests on every layout whose attention communicates in its own way; the mask has a row for each query.
+/// Runs conditioned requests with every kind of attention communication. The attention mask has a separate row for each
+/// query.
 #[needs(cpu, full)]
-fn every_layout_gives_what_one_device_gives() {
+fn ltx2_0_layouts_match_single_device_result() {
     let layouts = [
         ("cfg", "cfg=4"),
         ("sequence", "context=4"),
@@ -147,14 +149,14 @@ fn every_layout_gives_what_one_device_gives() {
 }
 
 #[needs(cpu, full)]
-fn layouts_of_2_3_give_what_one_device_gives() {
+fn ltx2_3_layouts_match_single_device_result() {
     let layouts = [("fsdp-ulysses", "context=2"), ("tensor", "context=2,tensor=2"), ("ring", "context=2")];
     sharded("tiny_2_3", &["mask"], &layouts);
 }
 
-/// Attention is weighed where some weight is less than 1, in the first stage, and nowhere else: the program of others has no mask.
+/// Only the first stage of requests with an attention strength below 1 has a mask; other programs have none.
 #[needs(cpu)]
-fn a_mask_is_where_attention_is_weighed() {
+fn only_attention_strengths_below_one_add_a_mask() {
     let (client, patterns) = (cpu(8), Patterns::new());
     let (all, mut runner) = cases_of(&client, "references", "tiny_a");
     for case in &all {

@@ -1,4 +1,4 @@
-//! Samplers on whole requests with a conditioning image: what they keep, what they draw, the size of their tables.
+//! Samplers on complete requests with a conditioning image: fixed tokens, step noise, and table sizes.
 
 use std::ops::ControlFlow;
 
@@ -12,7 +12,7 @@ use ltx2::tensor::Tensor;
 use crate::support::official::{cases_of, request};
 use crate::support::{cpu, dumped, dumping, generate, needs};
 
-/// A model, and a request with an image in the first frame's place.
+/// Returns a model and a request with an image at the first frame.
 fn conditioned(client: &Client) -> (Runner, Request) {
     let (all, runner) = cases_of(client, "official", "tiny_a");
     let case = all.iter().find(|c| c.name.ends_with("_image_own")).expect("a case");
@@ -20,9 +20,9 @@ fn conditioned(client: &Client) -> (Runner, Request) {
     (runner, request)
 }
 
-/// Tokens of strength 1 keep the conditioning latents, to the bit, after every step.
+/// Tokens of strength 1 equal the conditioning latents, bit for bit, after every step.
 #[needs(cpu)]
-fn tokens_of_full_strength_stay() {
+fn full_strength_tokens_are_unchanged() {
     let (mut runner, request) = conditioned(&cpu(8));
     let whole = generate(&mut runner, &request, &dumping(None));
     let more =
@@ -34,10 +34,10 @@ fn tokens_of_full_strength_stay() {
     assert_ne!(dumped(&whole, "latents.video"), dumped(&other, "latents.video"));
 }
 
-/// Ancestral steps are Euler's where no noise is drawn anew, as the last step is, tokens of partial strength included; they
-/// go elsewhere where it is, by a seed of its own or the request's.
+/// If no noise is added, as in the last step, ancestral steps equal Euler steps, also for tokens of partial strength.
+/// Otherwise they differ; the noise is seeded by the sampler or by the request.
 #[needs(cpu)]
-fn ancestral_steps_differ_from_euler_s_by_their_noise() {
+fn ancestral_steps_equal_euler_without_noise() {
     let (mut runner, mut request) = conditioned(&cpu(8));
     request.conditions.video[0].strength = 0.5;
     let mut latents = |sampler: AnySampler, sigmas: &[f32]| {
@@ -61,12 +61,12 @@ fn ancestral_steps_differ_from_euler_s_by_their_noise() {
     assert!(largest(&euler, &with) > 1e-2);
     let seed = Some(request.seed + 10_000);
     assert_eq!(latents(ancestral(1.0, seed).into(), &all), with);
-    // diffusers blends known tokens in behind the last step, too.
+    // diffusers also blends in known tokens after the last step.
     let blended = EulerAncestral { blends_every_step: true, ..ancestral(1.0, None) };
     assert!(largest(&euler_at_once, &latents(blended.into(), &one)) > 1e-2);
 }
 
-/// A sampler whose tables are not as long as it says, or longer than the programs'.
+/// A sampler whose tables differ from their stated length or exceed that of the programs.
 #[derive(Debug)]
 struct Long {
     evaluations: usize,
@@ -83,16 +83,16 @@ impl Sampler for Long {
 }
 
 #[needs(cpu)]
-fn a_sampler_s_tables_are_as_long_as_its_evaluations() {
+fn sampler_tables_of_wrong_length_are_rejected() {
     let (mut runner, request) = conditioned(&cpu(8));
     let steps = request.sigmas.len() - 1;
     let cases = [
-        (257, format!("{steps} steps are 257 evaluations, there may be at most 256")),
+        (257, format!("{steps} steps take 257 evaluations, but at most 256 are supported")),
         (
             2 * steps,
             format!(
-                "{steps} steps are {n} evaluations, its schedule has {} levels and 0 rows, \
-                 not {} and 0 of 0",
+                "{steps} steps take {n} evaluations, but the sampler returned {} noise levels and 0 rows of \
+                 coefficients instead of {} levels and 0 rows of 0 coefficients",
                 steps + 1,
                 2 * steps + 1,
                 n = 2 * steps

@@ -1,4 +1,4 @@
-//! Sound that is given: files of every kind read, the spectrogram and the encoder against Lightricks' package.
+//! Input audio: files of every format, and the spectrogram and the encoder compared with Lightricks' package.
 
 use std::f32::consts::TAU;
 use std::fs;
@@ -31,7 +31,7 @@ fn rate(case: &Case) -> u32 {
 }
 
 #[needs(nothing)]
-fn spectrograms_are_the_reference_s() {
+fn spectrograms_match_reference() {
     let all = cases("mel");
     assert_eq!(all.len(), 5);
     for case in all {
@@ -48,7 +48,7 @@ fn spectrograms_are_the_reference_s() {
 }
 
 #[needs(cpu)]
-fn tokens_of_a_sound_are_the_reference_s() {
+fn audio_tokens_match_reference() {
     let client = cpu(8);
     let all = cases("given-sound");
     assert_eq!(all.len(), 2);
@@ -61,7 +61,7 @@ fn tokens_of_a_sound_are_the_reference_s() {
         let count = case.outputs["tokens"].shape()[1];
         let tokens = runner.encode_audio(&sound, count).expect("encodes");
         case.within("tokens", &Tensor::from(tokens), 1e-5);
-        // A mono sound is the same on both channels, and silence follows a short one.
+        // Mono is copied to both channels, and short audio is padded with silence.
         let mono = Audio::new(Array2::from_elem((1, 10), 0.5), 8000).expect("mono");
         let stereo = mono.with_channels(2);
         let [one, two] = [mono, stereo].map(|sound| runner.encode_audio(&sound, 2).expect("encodes"));
@@ -69,7 +69,7 @@ fn tokens_of_a_sound_are_the_reference_s() {
     }
 }
 
-/// Two decaying tones, which the files hold.
+/// Two decaying tones, the content of the test files.
 fn tone() -> Array2<f32> {
     Array2::from_shape_fn((2, 2400), |(channel, i)| {
         let (t, loud, hertz) = (i as f32 / RATE as f32, [0.5, 0.25][channel], [500.0, 1000.0][channel]);
@@ -81,7 +81,7 @@ fn sounds(name: &str) -> PathBuf {
     Path::new("tests/fixtures/sounds").join(name)
 }
 
-/// `|a - b| / |b|` of the samples that both have.
+/// `|a - b| / |b|` over the samples that both have.
 fn distance(got: &Array2<f32>, want: &Array2<f32>) -> f32 {
     let n = got.ncols().min(want.ncols());
     let both = got
@@ -92,9 +92,9 @@ fn distance(got: &Array2<f32>, want: &Array2<f32>) -> f32 {
     (off / all).sqrt()
 }
 
-/// Without ffmpeg, at their place in time: what an encoder puts in front is not heard.
+/// ffmpeg is not available in this test. Encoder priming is removed, so the samples are aligned in time.
 #[needs(nothing)]
-fn files_of_every_kind_are_read() {
+fn builtin_decoders_read_every_format() {
     for (name, limit) in
         [("tone.flac", 1e-4), ("tone_u8.wav", 0.03), ("tone.mp3", 0.2), ("tone.m4a", 0.25), ("tone.ogg", 0.2)]
     {
@@ -108,9 +108,9 @@ fn files_of_every_kind_are_read() {
     }
 }
 
-/// Samples before the start are read and not kept; those that follow are the whole file's.
+/// The remaining samples equal those of the complete file.
 #[needs(nothing)]
-fn a_sound_is_kept_from_its_start_on() {
+fn reading_from_a_start_time_skips_earlier_samples() {
     for name in ["tone.flac", "tone.mp3", "tone.m4a", "tone.ogg"] {
         let whole = read_sound(&sounds(name), Path::new(NO_FFMPEG), None).expect(name).expect("a sound");
         for start in [0.0, 0.01, 0.1, 0.149] {
@@ -126,7 +126,7 @@ fn a_sound_is_kept_from_its_start_on() {
 }
 
 #[needs(ffmpeg)]
-fn what_is_not_known_here_is_read_by_ffmpeg() {
+fn unknown_formats_are_read_by_ffmpeg() {
     let path = sounds("tone.opus");
     let sound = read_sound(&path, Path::new("ffmpeg"), Some(0.1)).expect("read").expect("a sound");
     assert_eq!((sound.channels(), sound.rate(), sound.len()), (2, 48000, 4800));
@@ -134,7 +134,7 @@ fn what_is_not_known_here_is_read_by_ffmpeg() {
     assert!(off < 0.35, "{off}");
 }
 
-/// A WAV of PCM: `bits`, a mask of speakers where it is an extended one.
+/// Returns a PCM WAV file with `bits` per sample and, if extended, a speaker mask.
 fn wav(channels: u16, bits: u16, mask: Option<u32>, data: &[u8]) -> Vec<u8> {
     let block = channels * bits / 8;
     let tag = if mask.is_some() { 0xfffe } else { 1u16 };
@@ -151,7 +151,7 @@ fn wav(channels: u16, bits: u16, mask: Option<u32>, data: &[u8]) -> Vec<u8> {
 }
 
 #[needs(nothing)]
-fn sample_formats_and_channels_become_floats_of_two() {
+fn sample_formats_and_channels_convert_to_stereo_floats() {
     let folder = tempfile::tempdir().expect("a folder");
     let read = |bytes: Vec<u8>| {
         let path = folder.path().join("sound.wav");
@@ -163,7 +163,7 @@ fn sample_formats_and_channels_become_floats_of_two() {
         assert_eq!(got.nrows(), want.len());
         assert!(got.iter().zip(want.iter().flatten()).all(|(a, b)| (a - b).abs() < 1e-6), "{got}");
     };
-    // 8 bits are unsigned: 128 is silence.
+    // 8-bit samples are unsigned: 128 is silence.
     near(read(wav(2, 8, None, &[128, 255, 0, 192])), &[[0.0, 127.0 / 128.0], [-1.0, 0.5]]);
     near(read(wav(2, 24, None, &[0, 0, 0x40, 0, 0, 0x80])), &[[0.5, -1.0]]);
     assert_eq!(read(wav(1, 16, None, &[0, 0x40])), ndarray::array![[0.5]]);
@@ -176,14 +176,14 @@ fn sample_formats_and_channels_become_floats_of_two() {
 }
 
 #[needs(nothing)]
-fn what_cannot_be_read_is_said_with_its_file() {
+fn unreadable_audio_error_has_the_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let said = |name: &str| read_sound(&path(name), Path::new(NO_FFMPEG), None).expect_err(name).to_string();
     assert!(said("none.wav").starts_with("cannot read ") && said("none.wav").contains("none.wav"));
     fs::write(path("text.wav"), "no sound at all").expect("written");
     let text = said("text.wav");
-    assert!(text.contains("text.wav") && text.contains("install ffmpeg, or give WAV"), "{text}");
+    assert!(text.contains("text.wav") && text.contains("install ffmpeg, or convert it to WAV"), "{text}");
     fs::copy(sounds("tone.opus"), path("tone.opus")).expect("copied");
     assert!(said("tone.opus").contains("install ffmpeg"), "{}", said("tone.opus"));
     let mut flac = fs::read(sounds("tone.flac")).expect("read");
@@ -191,20 +191,20 @@ fn what_cannot_be_read_is_said_with_its_file() {
     flac[middle..middle + 40].fill(0x55);
     fs::write(path("damaged.flac"), flac).expect("written");
     let damaged = said("damaged.flac");
-    assert!(damaged.contains("damaged.flac: damaged: "), "{damaged}");
-    // Of 65535 channels: their bytes a sample are more than the decoder's 16 bits.
+    assert!(damaged.contains("damaged.flac: it is damaged: "), "{damaged}");
+    // 65535 channels: the bytes per frame exceed the decoder's 16 bits.
     let mut many = wav(1, 16, None, &[0; 8]);
     many[22..24].fill(0xff);
     fs::write(path("many.wav"), many).expect("written");
-    assert!(said("many.wav").contains("many.wav: damaged: "), "{}", said("many.wav"));
+    assert!(said("many.wav").contains("many.wav: it is damaged: "), "{}", said("many.wav"));
     let odd = Audio::new(ndarray::array![[0.0, f32::NAN]], 8000).expect("mono");
     write_wav(&path("nan.wav"), &odd, WavFormat::Float32).expect("written");
-    assert!(said("nan.wav").contains("no numbers"), "{}", said("nan.wav"));
+    assert!(said("nan.wav").contains("non-finite"), "{}", said("nan.wav"));
     let plain = wav(1, 16, None, &[0; 16]);
     for rate in [7999u32, 384_001, 999_983, 4_294_967_291] {
         fs::write(path("odd.wav"), [&plain[..24], &rate.to_le_bytes(), &plain[28..]].concat()).expect("written");
         let odd = said("odd.wav");
-        assert!(odd.contains("odd.wav") && odd.contains("a sound has 8000 to 384000"), "{odd}");
+        assert!(odd.contains("odd.wav") && odd.contains("a rate from 8000 to 384000"), "{odd}");
     }
     let empty = Audio::new(Array2::zeros((1, 0)), 8000).expect("mono");
     write_wav(&path("empty.wav"), &empty, WavFormat::Pcm16).expect("written");

@@ -1,5 +1,5 @@
-//! Spatial sharding on eight virtual devices: what a convolution reads beyond its block comes from the neighbours,
-//! and nothing else moves.
+//! Spatial sharding on eight virtual devices: a convolution gets the rows beyond its block from the neighbours, and
+//! nothing else is communicated.
 
 use std::collections::BTreeMap;
 
@@ -38,12 +38,12 @@ fn with_conv3d(build: Build, conv3d: Conv3dLowering) -> Build {
 
 const PADDINGS: [Padding; 3] = [Padding::Zeros, Padding::Reflect, Padding::Replicate];
 
-/// A frame's height and width, the kernel's rows and columns, and its step.
+/// A frame's height and width, the kernel size, and the stride.
 type Convolved = ([usize; 2], usize, usize);
 
 const FRAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
-/// Convolutions of every padding, side by side, for each frame.
+/// Builds independent convolutions with every padding for each frame.
 fn convolutions(build: &Build, all: &[Convolved]) -> Network {
     let p = Params::new("convolutions", "vae", build);
     let results = all.iter().enumerate().map(|(n, convolved)| convolution(&p, n, convolved)).collect();
@@ -54,7 +54,7 @@ fn convolution(p: &Params, n: usize, &([height, width], size, step): &Convolved)
     let video = ShardedVideo::new(p, FRAMES[n], [1, 2, 3, height, width], [step; 2]);
     let x = video.input(p);
     let y = video.run(p, &x, None, |blocks, x, _| {
-        // The padding is no longer zero.
+        // The padded region is no longer zero.
         let x = &(x + 0.5);
         let all = PADDINGS.map(|padding| {
             let (kernel, stride) = ([3, size, size], [1, step, step]);
@@ -66,7 +66,7 @@ fn convolution(p: &Params, n: usize, &([height, width], size, step): &Convolved)
     video.output(p, &format!("y.{n}"), &y)
 }
 
-/// Numbers without a pattern.
+/// Pseudo-random numbers.
 fn scattered(shape: &[usize]) -> Tensor {
     let mut state = 1u64;
     ArrayD::from_shape_simple_fn(shape, || {
@@ -92,10 +92,10 @@ fn results(engine: &Engine, network: &Network, value: impl Fn(&[usize]) -> Tenso
 }
 
 #[needs(cpu)]
-fn convolutions_of_blocks_are_those_of_the_whole() {
+fn sharded_convolutions_match_unsharded() {
     let client = cpu(8);
     let engine = Engine::new(client, quick());
-    // Blocks of several rows, of one, and blocks that lie beyond the frame.
+    // Blocks of several rows, of one row, and blocks outside the frame.
     let sizes = [([8, 6], 3, 1), ([8, 6], 5, 1), ([5, 7], 5, 1), ([7, 3], 3, 1), ([2, 5], 3, 1), ([8, 8], 3, 2)];
     let sizes: Vec<Convolved> = sizes.into_iter().chain([([5, 7], 3, 2), ([9, 2], 3, 2)]).collect();
     for form in [Conv3dLowering::Direct, Conv3dLowering::Taps] {
@@ -103,7 +103,7 @@ fn convolutions_of_blocks_are_those_of_the_whole() {
         let [whole, joined] = [one(), blocks()].map(run);
         for (n, (frame, size, step)) in sizes.iter().enumerate() {
             let [whole, joined] = [&whole, &joined].map(|all| &all[&format!("y.{n}")]);
-            // Each padding's two channels by themselves: a wrong edge of one is not lost among the others.
+            // Each padding's two channels separately, so that a wrong edge is not averaged out.
             for (i, padding) in PADDINGS.iter().enumerate() {
                 let part = |t: &Tensor| {
                     let all = t.to_f32();
@@ -116,9 +116,9 @@ fn convolutions_of_blocks_are_those_of_the_whole() {
     }
 }
 
-/// Norms are over all blocks, and padding of a block does not count.
+/// The upsampler's norms include the blocks of all devices and exclude the padding of a block.
 #[needs(cpu)]
-fn upsampled_blocks_are_those_of_the_whole() {
+fn sharded_upsampling_matches_unsharded() {
     let client = cpu(8);
     let engine = Engine::new(client, quick());
     let json = |scale: f64, dims: usize| {
@@ -139,7 +139,7 @@ fn upsampled_blocks_are_those_of_the_whole() {
 }
 
 #[needs(cpu)]
-fn only_edges_move() {
+fn sharded_convolutions_exchange_only_edges() {
     let client = cpu(8);
     let engine = Engine::new(client, quick());
     let preset = Preset::named("nano").expect("a configuration");
@@ -154,7 +154,7 @@ fn only_edges_move() {
     for network in &networks {
         assert_eq!(network.notes, [""; 0], "everything divides");
         let count = |op: &str| network.program.text.matches(&format!("stablehlo.{op}")).count();
-        // Two edges of each direction for every convolution.
+        // Two edges in each direction for every convolution.
         assert_eq!(count("collective_permute"), 4 * count("convolution"));
         let compiled = engine.compile("blocks", &network.program).expect("compiles");
         let program = compiled.compiled().optimized_program().expect("an optimized program");
@@ -165,16 +165,16 @@ fn only_edges_move() {
         found.sort();
         found.dedup();
         assert_eq!(found, ["collective-permute"]);
-        // The result stays in blocks too: each device holds an eighth of everything but the weights.
+        // The result stays sharded too: each device holds an eighth of everything except the weights.
         let memory = compiled.compiled().memory().expect("figures");
         let result = &network.program.results[0].ty;
         assert_eq!(memory.outputs as usize, result.bytes() / 8);
     }
 }
 
-/// Bytes made on the devices are those that the host makes of the same values, bit for bit, whole and in blocks.
+/// Bytes computed on the devices equal those that the host computes from the same values, bit for bit, sharded or not.
 #[needs(cpu)]
-fn bytes_are_those_the_host_would_make() {
+fn device_bytes_match_host_conversion() {
     let client = cpu(8);
     let engine = Engine::new(client, quick());
     let preset = Preset::named("nano").expect("a configuration");
@@ -184,7 +184,7 @@ fn bytes_are_those_the_host_would_make() {
     // Small weights, so that most values are neither black nor white.
     let small = |shape: &[usize]| Tensor::F32(scattered(shape).to_f32() * 0.05);
     for build in [one(), blocks()] {
-        // The second does not divide: the blocks are padded. The first in full only.
+        // The second size does not divide, so that blocks are padded. The first size only in the full test.
         for sizes in [[1, 2, 8, 4], [1, 2, 5, 3]] {
             if sizes[2] == 8 && !full() {
                 continue;

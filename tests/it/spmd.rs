@@ -13,7 +13,7 @@ fn mesh() -> Mesh {
     Mesh::new(&[("fsdp", 2), ("context", 4)])
 }
 
-/// Rows over `context`, columns whole; the same on both halves of `fsdp`.
+/// Rows over `context`, replicated columns; the same on both halves of `fsdp`.
 fn by_rows() -> Sharding {
     Sharding::new(&[&["context"], &[]])
 }
@@ -35,12 +35,12 @@ fn result(name: &str, y: &Value, sharding: Sharding) -> (Output, Value) {
     (Output { sharding: Some(sharding), ..Output::new(name, y.ty().clone()) }, y.clone())
 }
 
-/// The value of element (row, column).
+/// Returns the value of element (row, column).
 fn element(row: usize, column: usize) -> f32 {
     (row * 100 + column) as f32
 }
 
-/// Runs a program of one row-sharded argument on all devices; of each result, each device's part.
+/// Runs a program with one row-sharded argument on all devices and returns each device's shard of each result.
 fn run(program: &Program) -> Vec<Vec<Vec<f32>>> {
     assert_eq!(program.devices(), 8);
     let client = cpu(8);
@@ -48,7 +48,7 @@ fn run(program: &Program) -> Vec<Vec<Vec<f32>>> {
     let rows = ROWS / 4;
     let buffers: Vec<Buffer> = (0..8)
         .map(|device| {
-            // Device d is at (d / 4, d % 4) of the mesh.
+            // Device d is at mesh position (d / 4, d % 4).
             let first = device % 4 * rows;
             let part: Vec<f32> = (first..first + rows).flat_map(|r| (0..COLUMNS).map(move |c| element(r, c))).collect();
             let dims = [rows, COLUMNS];
@@ -68,7 +68,7 @@ fn grid(rows: impl Iterator<Item = usize> + Clone, columns: std::ops::Range<usiz
 }
 
 #[needs(cpu)]
-fn collectives_give_each_device_its_part() {
+fn collectives_return_the_expected_shards() {
     let groups = mesh().groups(&["context"]);
     let around: Vec<(usize, usize)> = (0..8).map(|d| (d, d / 4 * 4 + (d + 1) % 4)).collect();
     let scattered = Sharding::new(&[&["context"], &["fsdp"]]);
@@ -93,7 +93,7 @@ fn collectives_give_each_device_its_part() {
         let (half, of_columns, of_rows) = (device / 4 * 8, device % 4 * 4, device % 4 * 2);
         assert_eq!(columns[device], grid(0..ROWS, of_columns..of_columns + 4), "all-to-all, device {device}");
         assert_eq!(all[device], grid(0..ROWS, 0..COLUMNS), "all-gather, device {device}");
-        // Row r of every part: rows r, r+2, r+4, r+6 of the whole.
+        // Row r of every shard: rows r, r+2, r+4, r+6 of the tensor.
         let sum = |r: usize, c: usize| (0..4).map(|k| element(r + 2 * k, c)).sum();
         let want: Vec<f32> = (0..2).flat_map(|r| (0..COLUMNS).map(move |c| sum(r, c))).collect();
         assert_eq!(sums[device], want, "sum, device {device}");
@@ -107,10 +107,10 @@ fn collectives_give_each_device_its_part() {
 }
 
 #[needs(cpu)]
-fn a_constraint_moves_what_it_must_inside_a_loop_too() {
+fn sharding_constraints_reshard_inside_loops() {
     let b = Builder::new("constrained").with_mesh(mesh());
     let x = argument(&b);
-    // Twice: to columns and back, one added each time.
+    // Reshards to columns and back twice, adding one each time.
     let y = b.repeat(2, &[x], |_, carried| vec![(carried[0].constrain(&by_columns()) + 1.0).constrain(&by_rows())]);
     let program = b.finish_with(vec![result("y", &y[0], by_rows())]).expect("builds");
     for (device, got) in run(&program)[0].iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A video decoded in tiles, against the official splitters and ramps, and against the whole.
+//! Tiled video decoding, compared with the official splitters and ramps and with untiled decoding.
 
 use crate::support::{cases, cpu, needs, open, plain, relative_l2};
 use ltx2::hlo::DType;
@@ -10,7 +10,7 @@ use ltx2::request::Tiling;
 use ltx2::tensor::Tensor;
 use ndarray::{Array5, Axis};
 
-/// A video in pieces of frames.
+/// Decodes a video and returns its chunks of frames.
 fn pieces(runner: &mut Runner, latents: &Array5<f32>, tiling: &Tiling) -> Vec<Array5<f32>> {
     let mut clock = Clock::start(&runner.executor);
     let mut pieces = Vec::new();
@@ -28,7 +28,7 @@ fn joined(pieces: &[Array5<f32>]) -> Array5<f32> {
 }
 
 #[needs(cpu)]
-fn tiles_are_blended_as_the_reference_blends_them() {
+fn tile_blending_matches_reference() {
     let client = cpu(8);
     let case = &cases("tiled")[0];
     let mut runner = open(&client, "tests/fixtures/models/tiny_a", plain(DType::F32));
@@ -46,13 +46,13 @@ fn tiles_are_blended_as_the_reference_blends_them() {
     eprintln!("tiles: {distance:.1e}");
     assert!(distance <= 1e-5, "{distance:e}");
 
-    // Frames come as soon as no later tile reaches into them, and no more are held than one tile has.
+    // Frames are emitted as soon as no later tile overlaps them, and at most one tile of frames is held.
     let (_, _, f, h, w) = latents.dim();
     let [time, ..] = tiling.parts([f, h, w], 32, 8);
     let longest = time.iter().map(|tile| tile.to[1] - tile.to[0]).max().expect("a tile");
     assert!(pieces.len() > 1 && pieces.iter().all(|piece| piece.dim().2 <= longest), "{}", pieces.len());
 
-    // One tile of everything is the whole.
+    // A single tile gives the untiled result.
     let one = Tiling { pixels: 160, overlap: 32, frames: 40, frame_overlap: 8 };
     let tiled = joined(&self::pieces(&mut runner, &latents, &one));
     let whole = runner.video_decoder(latents, Pixels::Values).expect("ready");

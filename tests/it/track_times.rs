@@ -1,4 +1,4 @@
-//! When the sound of a file starts and which of its sound tracks is read, in containers of every kind.
+//! Start time of a file's audio and selection of its audio track, in all kinds of containers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,17 +11,17 @@ use crate::support::needs;
 const RATE: u32 = 8000;
 const NO_FFMPEG: &str = "/nowhere/ffmpeg";
 
-/// A mono sound track of 16-bit samples that all have one value.
+/// A mono audio track of 16-bit samples that all have one value.
 #[derive(Clone)]
 struct Track {
     value: f32,
     samples: usize,
     is_default: bool,
-    /// Milliseconds of its first block in Matroska; ticks of the media in a fragment.
+    /// Start of the first block: milliseconds in Matroska, media ticks in a fragment.
     start: u32,
-    /// Nanoseconds of Matroska's CodecDelay.
+    /// Matroska's CodecDelay in nanoseconds.
     delay: u32,
-    /// An MP4's edit list: milliseconds and start in samples of each entry.
+    /// MP4 edit list: length in milliseconds and start in samples of each entry.
     edits: Vec<[i32; 2]>,
 }
 
@@ -35,7 +35,7 @@ impl Track {
     }
 }
 
-/// A Matroska element.
+/// Encodes a Matroska element.
 fn element(id: &[u8], body: &[u8]) -> Vec<u8> {
     [id, &(0x0100_0000_0000_0000 | body.len() as u64).to_be_bytes(), body].concat()
 }
@@ -68,7 +68,7 @@ fn matroska(tracks: &[Track]) -> Vec<u8> {
     [element(&[0x1a, 0x45, 0xdf, 0xa3], &head), element(&[0x18, 0x53, 0x80, 0x67], &body.concat())].concat()
 }
 
-/// A box of an MP4.
+/// Encodes an MP4 box.
 fn boxed(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
     [&(body.len() as u32 + 8).to_be_bytes()[..], name, body].concat()
 }
@@ -77,7 +77,7 @@ fn words(all: &[i32]) -> Vec<u8> {
     all.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
-/// One track's header; its samples are at `at` of the file, or in fragments.
+/// Returns a track header; its samples are at offset `at` of the file, or in fragments.
 fn track_header(id: i32, track: &Track, at: Option<usize>) -> Vec<u8> {
     let head = [words(&[i32::from(track.is_default), 0, 0, id, 0, 0]), vec![0; 60]].concat();
     let handler = [&words(&[0, 0])[..], b"soun", &[0; 13]].concat();
@@ -101,7 +101,7 @@ fn track_header(id: i32, track: &Track, at: Option<usize>) -> Vec<u8> {
     boxed(b"trak", &[boxed(b"tkhd", &head), list, boxed(b"mdia", &media.concat())].concat())
 }
 
-/// iTunes' tag: priming and number of samples.
+/// Encodes iTunes' tag: priming and number of samples.
 fn itunes([priming, count]: [usize; 2]) -> Vec<u8> {
     let text = format!(" 00000000 {priming:08X} 000000FF {count:016X} 00000000 00000000");
     let tag = [
@@ -131,7 +131,7 @@ fn mp4(tracks: &[Track], tag: Option<[usize; 2]>) -> Vec<u8> {
     [kind, boxed(b"mdat", &data), boxed(b"moov", &headers)].concat()
 }
 
-/// The same in one fragment a track.
+/// Like [`mp4`], with one fragment per track.
 fn fragmented(tracks: &[Track]) -> Vec<u8> {
     let (mut headers, mut defaults, mut fragments) = (movie_header(), Vec::new(), Vec::new());
     for (n, track) in (1..).zip(tracks) {
@@ -150,14 +150,14 @@ fn fragmented(tracks: &[Track]) -> Vec<u8> {
     [boxed(b"ftyp", b"iso5\0\0\0\0iso5"), boxed(b"moov", &headers), fragments].concat()
 }
 
-/// What is heard of a file without ffmpeg: runs of equal samples.
+/// Reads a file without ffmpeg and returns its runs of equal samples.
 fn heard(name: &str, bytes: &[u8]) -> Vec<(usize, f32)> {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join(name);
     fs::write(&path, bytes).expect("written");
     let sound = read_sound(&path, Path::new(NO_FFMPEG), None).expect(name).expect("a sound");
     assert_eq!(sound.rate(), RATE, "{name}");
-    // A part from its middle on is the whole file's.
+    // Reading from the middle on gives that part of the complete file.
     let start = sound.len() as f64 / f64::from(RATE) / 2.0;
     let part = read_sound_from(&path, Path::new(NO_FFMPEG), start, None).expect(name).expect("a sound");
     assert_eq!(part.sound, sound.span(start, part.sound.len()), "{name}");
@@ -171,17 +171,17 @@ fn runs(sound: &Audio) -> Vec<(usize, f32)> {
 }
 
 #[needs(nothing)]
-fn matroska_sound_starts_at_its_first_block() {
+fn matroska_audio_starts_at_its_first_block() {
     let late = Track { start: 780, ..Track::new(0.5) };
     for name in ["late.mkv", "late.webm"] {
         assert_eq!(heard(name, &matroska(std::slice::from_ref(&late))), [(6240, 0.0), (800, 0.5)], "{name}");
     }
-    // 25 ms that the encoder put in front, of a block at 0 and of one at 10 ms.
+    // 25 ms of encoder priming, with a block at 0 and one at 10 ms.
     for (start, unheard) in [(0, 200), (10, 120)] {
         let primed = Track { start, delay: 25_000_000, ..Track::new(0.5) };
         assert_eq!(heard("primed.mkv", &matroska(&[primed])), [(800 - unheard, 0.5)]);
     }
-    // Cut out of a longer recording.
+    // A part of a longer recording.
     let cut = Track { start: 3_600_000, ..Track::new(0.5) };
     assert_eq!(heard("cut.mkv", &matroska(std::slice::from_ref(&cut))), [(800, 0.5)]);
     let later = Track { start: 3_600_100, ..Track::new(0.25) };
@@ -190,7 +190,7 @@ fn matroska_sound_starts_at_its_first_block() {
 }
 
 #[needs(nothing)]
-fn default_sound_track_is_read() {
+fn default_audio_track_is_read() {
     let [first, second] = [0.5, 0.25].map(Track::new);
     let other = Track { is_default: false, ..first.clone() };
     for (tracks, value) in [([&first, &second], 0.5), ([&other, &second], 0.25), ([&other, &other], 0.5)] {
@@ -199,14 +199,14 @@ fn default_sound_track_is_read() {
         assert_eq!(heard("two.mov", &mp4(&tracks, None)), [(800, value)]);
         assert_eq!(heard("two.mp4", &fragmented(&tracks)), [(800, value)]);
     }
-    // The edit list is the default track's own.
+    // The default track's edit list applies.
     let other = Track { edits: vec![[500, -1], [100, 0]], ..other };
     let primed = Track { edits: vec![[75, 200]], ..second };
     assert_eq!(heard("edits.mov", &mp4(&[other, primed], None)), [(600, 0.25)]);
 }
 
 #[needs(nothing)]
-fn itunes_tag_holds_where_there_is_no_edit_list() {
+fn itunes_priming_tag_applies_only_without_an_edit_list() {
     let track = Track::new(0.5);
     assert_eq!(heard("a.m4a", &mp4(std::slice::from_ref(&track), Some([100, 650]))), [(650, 0.5)]);
     assert_eq!(heard("a.m4a", &mp4(std::slice::from_ref(&track), Some([300, 0]))), [(500, 0.5)]);
@@ -215,14 +215,14 @@ fn itunes_tag_holds_where_there_is_no_edit_list() {
 }
 
 #[needs(nothing)]
-fn sound_of_fragments_starts_at_their_time() {
+fn fragmented_audio_starts_at_the_fragment_time() {
     let late = |start: u32| Track { start, ..Track::new(0.5) };
     assert_eq!(heard("a.mp4", &fragmented(&[late(0)])), [(800, 0.5)]);
     assert_eq!(heard("a.mp4", &fragmented(&[late(6240)])), [(6240, 0.0), (800, 0.5)]);
     let listed = |start: u32| Track { edits: vec![[0, 200]], ..late(start) };
     assert_eq!(heard("a.mp4", &fragmented(&[listed(0)])), [(600, 0.5)]);
     assert_eq!(heard("a.mp4", &fragmented(&[listed(1000)])), [(800, 0.0), (800, 0.5)]);
-    // A segment of a stream: its first track's time is the file's start.
+    // A segment of a stream: the first track's time is the start of the file.
     let tracks = [Track { is_default: false, ..late(RATE * 3600) }, late(RATE * 3600 + 400)];
     assert_eq!(heard("a.mp4", &fragmented(&tracks)), [(400, 0.0), (800, 0.5)]);
 }
@@ -233,12 +233,12 @@ fn ffmpeg(arguments: &[&str]) {
     assert!(run.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&run.stderr));
 }
 
-/// Ogg in several pages: a first page that is the last one tells no start.
+/// Splits Ogg into several pages: a first page that is also the last one has no start time.
 fn pages(name: &str) -> &'static [&'static str] {
     if name.ends_with(".ogg") || name.ends_with(".ogv") { &["-page_duration", "100000"] } else { &[] }
 }
 
-/// Second at which a sound becomes loud.
+/// Returns the time in seconds at which audio becomes loud.
 fn onset(sound: &Audio) -> f64 {
     let loud = sound.samples().row(0).iter().position(|sample| sample.abs() > 0.05);
     loud.expect("a loud sample") as f64 / f64::from(sound.rate())
@@ -247,7 +247,7 @@ fn onset(sound: &Audio) -> f64 {
 struct Files(tempfile::TempDir);
 
 impl Files {
-    /// Half a second of video, and a tone that begins at once.
+    /// Creates half a second of video, and a tone that starts immediately.
     fn new() -> Self {
         let files = Files(tempfile::tempdir().expect("a folder"));
         let video = ["-f", "lavfi", "-i", "testsrc=size=64x64:rate=24:duration=0.5", "-c:v"];
@@ -265,7 +265,7 @@ impl Files {
         self.path(name).to_str().expect("UTF-8").into()
     }
 
-    /// Video and sound with starts of their own, in seconds.
+    /// Writes video and audio with separate start times, in seconds.
     fn write(&self, name: &str, codecs: [&str; 2], starts: [&str; 2]) {
         let [video, sound] = codecs;
         let inputs = ["-itsoffset", starts[0], "-i", &self.at("video.mp4"), "-itsoffset", starts[1], "-i"];
@@ -274,7 +274,8 @@ impl Files {
         ffmpeg(&[&inputs[..], &[&self.at("tone.wav")], how, pages(name), &[*last]].concat());
     }
 
-    /// Second at which a file's sound becomes loud on ffmpeg's own time line, and the first frame's second there.
+    /// Returns the time at which a file's audio becomes loud on ffmpeg's timeline, and the time of the first frame, in
+    /// seconds.
     fn reference(&self, name: &str) -> [f64; 2] {
         let line = ["-map", "0:a:0", "-af", "aresample=async=1:first_pts=0", "-ac", "1", &self.at("line.wav")];
         ffmpeg(&[&["-copyts", "-i", &self.at(name)][..], &line].concat());
@@ -288,7 +289,7 @@ impl Files {
 }
 
 #[needs(ffmpeg)]
-fn sound_keeps_its_place_beside_the_frames_in_every_container() {
+fn audio_stays_aligned_with_frames_in_every_container() {
     let files = Files::new();
     let cases = [
         ("aac.mp4", ["copy", "aac"]),
@@ -318,9 +319,9 @@ fn sound_keeps_its_place_beside_the_frames_in_every_container() {
     }
 }
 
-/// A sound of its own is heard after as much time as its container says, without the frames' part in it.
+/// An audio file starts with the silence that its container specifies, because there are no frames to align with.
 #[needs(ffmpeg)]
-fn sound_without_frames_keeps_the_time_in_front() {
+fn audio_only_file_keeps_leading_silence() {
     let files = Files::new();
     for (name, codec) in
         [("a.mka", "libopus"), ("b.mka", "flac"), ("a.m4a", "aac"), ("a.ogg", "libvorbis"), ("a.nut", "mp2")]
@@ -333,7 +334,7 @@ fn sound_without_frames_keeps_the_time_in_front() {
         let got = onset(&read_sound(&files.path(name), Path::new("ffmpeg"), None).expect(name).expect("a sound"));
         assert!(want > 0.13 && (got - want).abs() < 0.0025, "{name}: {got} for {want}");
     }
-    // No second is the first of a transport stream, and MP3 has none at all.
+    // A transport stream has no absolute start, and MP3 has no timestamps.
     for (name, codec) in [("a.ts", "mp2"), ("a.mp3", "libmp3lame")] {
         ffmpeg(&["-itsoffset", "0.15", "-i", &files.at("tone.wav"), "-c:a", codec, &files.at(name)]);
         let got = onset(&read_sound(&files.path(name), Path::new("ffmpeg"), None).expect(name).expect("a sound"));
@@ -341,9 +342,9 @@ fn sound_without_frames_keeps_the_time_in_front() {
     }
 }
 
-/// Of two tracks that only ffmpeg decodes.
+/// The file has two tracks that only ffmpeg decodes.
 #[needs(ffmpeg)]
-fn ffmpeg_reads_the_default_sound_track() {
+fn ffmpeg_reads_the_default_audio_track() {
     let files = Files::new();
     let quiet = "aevalsrc=0.1*sin(2*PI*440*t):s=48000:d=0.3";
     for name in ["two.mkv", "two.mp4"] {

@@ -1,6 +1,6 @@
-//! Two passes with other upsampling between them than twice the size, against Lightricks' pipelines
-//! (scripts/oracle/cases_upsampling.py): every step, and of one case of each model frames and sound. Weights of upsamplers are drawn
-//! by seed.
+//! Two passes with upsampling other than 2x in space between them, compared with Lightricks' pipelines
+//! (scripts/oracle/cases_upsampling.py): every step, and for one case of each model frames and audio. Upsampler weights
+//! are generated from a seed.
 
 use std::path::Path;
 
@@ -12,20 +12,20 @@ use ltx2::pjrt::Client;
 use ltx2::weights::Overrides;
 
 use crate::support::drawn::{WHOLE_2_5, write_upsampler};
-use crate::support::official::{dumping_steps, limit_of, open_over, request};
+use crate::support::official::{dumping_steps, limit_of, open_with_overrides, request};
 use crate::support::{Case, case, cpu, dumped, generate, needs, plain, thresholds};
 
-/// A case by its name.
+/// Returns a case by name.
 pub fn case_of(name: &str) -> Case {
     case("upsampling", Path::new(&format!("tests/fixtures/cases/upsampling/{name}.safetensors")))
 }
 
-/// The case's model with the upsamplers that it names, written into a folder.
+/// Opens the case's model with its upsamplers, which are written to a folder.
 fn open(case: &Case, folder: &Path) -> Runner {
     open_with(case, folder, &cpu(8), plain(DType::F32))
 }
 
-/// The same as a layout has it.
+/// Like [`open`], with a layout.
 pub fn open_with(case: &Case, folder: &Path, client: &Client, how: Build) -> Runner {
     let mut overrides = Overrides::default();
     for (part, own) in case.scalars["upsamplers"].as_object().expect("upsamplers") {
@@ -37,8 +37,8 @@ pub fn open_with(case: &Case, folder: &Path, client: &Client, how: Build) -> Run
             _ => overrides.temporal_upsampler = path,
         }
     }
-    let mut runner = open_over(client, case, overrides, how);
-    // Samples are by diffusers' vocoder.
+    let mut runner = open_with_overrides(client, case, overrides, how);
+    // The reference samples come from diffusers' vocoder.
     runner.model.configs = runner.model.configs.with_vocoder_clamp(false);
     runner
 }
@@ -58,7 +58,7 @@ fn agrees(name: &str) {
     if request.passes().0.num_frames == request.num_frames {
         return;
     }
-    // Behind upsampling in time the sound is the first pass', as long as the finished video.
+    // After temporal upsampling the audio is that of the first pass, with the length of the final video.
     let sound = dumped(&made, "step_2.latents.audio");
     let seconds = request.num_frames as f64 / request.frame_rate;
     assert_eq!(sound.shape()[2], (seconds * 25.0).round_ties_even() as usize);
@@ -67,32 +67,32 @@ fn agrees(name: &str) {
     }
 }
 
-/// Half the frames at two thirds of the size.
+/// The first pass generates half the frames at two thirds of the size.
 #[needs(cpu)]
-fn in_time_then_by_three_halves_of_2_3() {
+fn ltx2_3_temporal_then_x1_5_upsampling_matches_reference() {
     agrees("tiny_2_3_temporal_x1_5");
 }
 
 #[needs(cpu, full)]
-fn in_time_then_by_three_halves_of_2_0() {
+fn ltx2_0_temporal_then_x1_5_upsampling_matches_reference() {
     agrees("tiny_a_temporal_x1_5");
 }
 
 #[needs(cpu, full)]
-fn by_three_halves() {
+fn x1_5_upsampling_matches_reference() {
     ["tiny_a_x1_5", "tiny_2_3_x1_5"].into_iter().for_each(agrees);
 }
 
-/// Twice the size, then in time, between keyframes; at more frames a second than positions are computed for.
+/// Upsamples by 2 in space and then in time, with keyframes. The frame rate is higher than that of the token positions.
 #[needs(cpu, full)]
-fn twice_the_size_then_in_time() {
+fn x2_then_temporal_upsampling_matches_reference() {
     ["tiny_a_x2_temporal", "tiny_2_3_x2_temporal"].into_iter().for_each(agrees);
 }
 
-/// LTX-2.5's distilled passes, in time behind the size: the second one's frames and rate are the request's, its sound the first
-/// one's. There is no reference of it.
+/// LTX-2.5's distilled passes with temporal upsampling after spatial upsampling: the second pass has the request's
+/// frames and frame rate, and the audio is that of the first pass. There is no reference for this.
 #[needs(cpu, full)]
-fn of_2_5() {
+fn ltx2_5_temporal_upsampling_sets_frames_rate_and_audio() {
     let folder = tempfile::tempdir().expect("a folder");
     let own = folder.path().join("upsampler");
     let config = std::fs::read_to_string("tests/fixtures/models/dfr_temporal/temporal_latent_upsampler/config.json");
@@ -101,7 +101,7 @@ fn of_2_5() {
     let mut case = case_of("tiny_2_3_x1_5");
     case.model = WHOLE_2_5.into();
     let overrides = Overrides { temporal_upsampler, ..Overrides::default() };
-    let mut runner = open_over(&cpu(8), &case, overrides, plain(DType::F32));
+    let mut runner = open_with_overrides(&cpu(8), &case, overrides, plain(DType::F32));
     let set = [
         "two_stage.upsample=[spatial_x2, temporal_x2]",
         "request={prompt: a red ball, width: 128, height: 64, num_frames: 17, frame_rate: 48, max_sequence_length: 64}",

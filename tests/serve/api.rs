@@ -1,4 +1,4 @@
-//! The endpoints, one after another, over real connections.
+//! Tests of the HTTP endpoints over real connections.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::site::{Client, Events, Site, body, quantile};
 use crate::support::needs;
 
 #[needs(nothing)]
-fn a_video_from_its_request_to_its_file() {
+fn video_is_created_polled_and_downloaded() {
     let site = Site::new(&[]);
     let answer = site.send("POST", "/v1/videos", Some(&body("steps=3 ms=5")));
     assert_eq!(answer.status, 200, "{answer:?}");
@@ -36,7 +36,7 @@ fn a_video_from_its_request_to_its_file() {
 }
 
 #[needs(nothing)]
-fn files_come_whole_in_part_or_not_again() {
+fn downloads_support_ranges_and_etags() {
     let site = Site::new(&[]);
     let id = site.create("steps=1");
     site.wait(&id);
@@ -67,7 +67,7 @@ fn files_come_whole_in_part_or_not_again() {
 }
 
 #[needs(nothing)]
-fn what_is_not_finished_has_no_file() {
+fn unfinished_video_has_no_content() {
     let site = Site::new(&[]);
     let running = site.create("steps=1000 ms=20");
     let path = format!("/v1/videos/{running}/content");
@@ -85,7 +85,7 @@ fn what_is_not_finished_has_no_file() {
 }
 
 #[needs(nothing)]
-fn lists_are_read_page_by_page() {
+fn lists_are_paginated() {
     let site = Site::new(&[]);
     let mut ids: Vec<String> = (0..7).map(|n| site.create(&format!("steps=1 n={n}"))).collect();
     ids.iter().for_each(|id| drop(site.wait(id)));
@@ -113,7 +113,7 @@ fn lists_are_read_page_by_page() {
 }
 
 #[needs(nothing)]
-fn a_request_that_is_sent_twice_is_one_job() {
+fn repeated_idempotent_request_creates_one_job() {
     let site = Site::new(&[]);
     let send = |key: &str, seed: u64| {
         let mut body = body("steps=1");
@@ -131,7 +131,7 @@ fn a_request_that_is_sent_twice_is_one_job() {
 }
 
 #[needs(nothing)]
-fn a_full_queue_says_when_to_come_again_and_keeps_nothing() {
+fn full_queue_returns_retry_after_and_keeps_nothing() {
     let site = Site::new(&["queue=2"]);
     let running = site.create("steps=10000 ms=10");
     crate::scripted::until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
@@ -149,7 +149,7 @@ fn a_full_queue_says_when_to_come_again_and_keeps_nothing() {
 }
 
 #[needs(nothing)]
-fn json_and_forms_make_the_same_job() {
+fn json_and_form_requests_create_the_same_job() {
     let site = Site::new(&[]);
     let form = "--b\r\ncontent-disposition: form-data; name=\"prompt\"\r\n\r\nsteps=1\r\n\
         --b\r\ncontent-disposition: form-data; name=\"size\"\r\n\r\n64x64\r\n\
@@ -168,9 +168,9 @@ fn json_and_forms_make_the_same_job() {
     site.end();
 }
 
-/// The server reads what a run of the command reads.
+/// The server accepts the same audio formats as `ltx2 generate`.
 #[needs(ffmpeg)]
-fn sound_that_ffmpeg_alone_reads_is_accepted() {
+fn audio_that_only_ffmpeg_decodes_is_accepted() {
     let site = Site::new(&["pipelines=[audio_to_video]"]);
     let sound = std::fs::read("tests/fixtures/sounds/tone.opus").expect("a fixture");
     let send = |sound: &[u8]| {
@@ -189,7 +189,7 @@ fn sound_that_ffmpeg_alone_reads_is_accepted() {
 }
 
 #[needs(nothing)]
-fn a_video_is_made_while_its_client_waits() {
+fn sync_request_returns_the_video() {
     let site = Site::new(&[]);
     let answer = site.send("POST", "/v1/videos/sync", Some(&body("steps=2 ms=5")));
     assert_eq!((answer.status, answer.header("content-type")), (200, Some("video/mp4")), "{}", answer.text());
@@ -199,7 +199,7 @@ fn a_video_is_made_while_its_client_waits() {
     let stages: Value = serde_json::from_str(answer.header("x-stage-durations").expect("stages")).expect("JSON");
     assert!(stages["total"].is_number());
     assert!(answer.header("server-timing").is_some_and(|text| text.contains("total;dur=")));
-    // A client that goes has its video cancelled.
+    // When the client of a synchronous request disconnects, its video is cancelled.
     let mut client = site.client();
     let text = body("steps=10000 ms=10").to_string();
     let kind = [("content-type", "application/json")];
@@ -213,7 +213,7 @@ fn a_video_is_made_while_its_client_waits() {
 }
 
 #[needs(nothing)]
-fn a_video_that_takes_too_long_goes_on_under_its_id() {
+fn sync_timeout_returns_id_and_video_continues() {
     let site = Site::new(&["sync_timeout=200ms"]);
     let answer = site.send("POST", "/v1/videos/sync", Some(&body("steps=40 ms=20")));
     assert_eq!((answer.error().0, answer.error().1.as_str()), (504, "sync_timeout"));
@@ -224,7 +224,7 @@ fn a_video_that_takes_too_long_goes_on_under_its_id() {
 }
 
 #[needs(nothing)]
-fn a_remix_takes_what_it_does_not_say_from_its_source() {
+fn remix_inherits_unset_fields_from_source() {
     let site = Site::new(&[]);
     let source = site.create("steps=1");
     let path = format!("/v1/videos/{source}/remix");
@@ -243,7 +243,7 @@ fn a_remix_takes_what_it_does_not_say_from_its_source() {
 }
 
 #[needs(nothing)]
-fn models_loras_and_the_server_tell_of_themselves() {
+fn models_loras_and_server_info_are_listed() {
     let site = Site::new(&[]);
     let list = site.get("/v1/models").json();
     let card = &list["data"][0];
@@ -272,9 +272,9 @@ fn models_loras_and_the_server_tell_of_themselves() {
     site.end();
 }
 
-/// A video that was cancelled or deleted is listed as long as the device is at work on it.
+/// A cancelled or deleted video remains in the queue listing while it still runs on the device.
 #[needs(nothing)]
-fn what_the_device_has_not_left_is_listed() {
+fn cancelled_video_is_listed_while_device_works() {
     for (method, end) in [("POST", "/cancel"), ("DELETE", "")] {
         let site = Site::new(&[]);
         let id = site.create("fault=hang");
@@ -293,9 +293,9 @@ fn what_the_device_has_not_left_is_listed() {
     }
 }
 
-/// Where every request is answered with 507, probes say so.
+/// While every request is rejected with 507, the probes report the full disk.
 #[needs(nothing)]
-fn probes_say_that_the_disk_is_full() {
+fn probes_report_a_full_disk() {
     let site = Site::new(&["min_free=1000000GiB"]);
     for path in ["/health", "/ready"] {
         let answer = site.get(path);
@@ -312,9 +312,9 @@ fn probes_say_that_the_disk_is_full() {
     site.end();
 }
 
-/// The document has what the router answers, and the router nothing else.
+/// The OpenAPI document lists exactly the endpoints that the router serves.
 #[needs(nothing)]
-fn the_openapi_document_is_the_routers() {
+fn openapi_document_matches_router() {
     let site = Site::new(&[]);
     let document = site.get("/openapi.json").json();
     assert_eq!(document["security"], json!(null), "a server without keys asks for none");
@@ -335,7 +335,7 @@ fn the_openapi_document_is_the_routers() {
             assert!(found, "{method} {path} is no route");
         }
     }
-    // Fields of a request are the table's.
+    // The document lists the same request fields as the field table.
     let fields = document["components"]["schemas"]["Create"]["properties"].as_object().expect("fields");
     for name in ["prompt", "size", "seconds", "seed", "negative_prompt", "ltx2", "input_reference"] {
         assert!(fields.contains_key(name), "{name}");
@@ -344,7 +344,7 @@ fn the_openapi_document_is_the_routers() {
 }
 
 #[needs(nothing)]
-fn the_server_ends_with_its_work_kept() {
+fn shutdown_keeps_unfinished_jobs() {
     let folder = crate::scripted::quick_folder();
     let site = Site::at(folder.path().join("state"), &["drain=checkpoint"], Default::default());
     let (running, waiting) = (site.create("steps=2000 ms=5 every=1"), site.create("steps=1"));
@@ -366,12 +366,12 @@ fn the_server_ends_with_its_work_kept() {
         );
     }
     crate::scripted::until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
-    // It is to be finished, which takes longer than it may.
+    // The drain timeout expires before the video is finished.
     assert_eq!(site.end(), 130);
 }
 
 #[needs(nothing)]
-fn a_device_that_fails_ends_the_server_with_code_1() {
+fn failed_device_ends_server_with_code_1() {
     let site = Site::new(&[]);
     let id = site.create("fault=device");
     assert_eq!(site.wait(&id)["error"]["code"], "device_error");
@@ -382,9 +382,9 @@ fn a_device_that_fails_ends_the_server_with_code_1() {
     assert_eq!(site.end(), 1);
 }
 
-/// A device that stands still is told of, by its own pace.
+/// The server detects a hung device by comparing the time without progress to the usual step time.
 #[needs(nothing)]
-fn a_device_that_hangs_makes_the_server_ill() {
+fn hung_device_makes_health_probe_fail() {
     let patience = Some(Duration::from_millis(50));
     let site = Site::with(&[], ltx2::serve::server::Options { patience, ..Default::default() });
     let id = site.create("steps=20 ms=1 fault=hang at=10");
@@ -396,9 +396,10 @@ fn a_device_that_hangs_makes_the_server_ill() {
     site.end();
 }
 
-/// Time that the server itself takes of a request: from its sending to `completed`, less device and encoding.
+/// Measures the server's overhead: the time from sending a request until its video is `completed`, on a device that
+/// needs almost no time.
 #[needs(nothing)]
-fn a_request_costs_little() {
+fn request_overhead_is_small() {
     let site = Site::new(&[]);
     let mut client = site.client();
     let mut times = Vec::new();
@@ -426,16 +427,16 @@ fn a_request_costs_little() {
     site.end();
 }
 
-/// Debug builds on a machine that does other things, too, are not what goals are for; `make serve-load` runs tests alone, in full,
-/// against the goals as they stand.
+/// Returns the factor by which latency limits are relaxed: 4 in debug builds while other tests run, otherwise 1 (`make
+/// serve-load` and full test runs).
 pub fn slower() -> u64 {
-    // A goal is no form of a test: `full` is not asked.
+    // `full()` is not called here, because it would record that the test has a short form.
     if cfg!(debug_assertions) && std::env::var_os("LTX2_TEST_FULL").is_none() { 4 } else { 1 }
 }
 
-/// A connection is used again and again, and a request's id is its client's.
+/// The client's request id is returned, also in later requests on the same connection.
 #[needs(nothing)]
-fn ids_of_requests_come_back() {
+fn client_request_ids_are_returned() {
     let site = Site::new(&[]);
     let mut client: Client = site.client();
     for id in ["a-1", "b.2"] {

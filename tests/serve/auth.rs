@@ -1,4 +1,4 @@
-//! Who may ask, from where, under which name of the server.
+//! Tests of API keys, session cookies, origins and host names.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ fn site(folder: &Path) -> Site {
 }
 
 #[needs(nothing)]
-fn every_endpoint_but_probes_and_the_page_wants_a_key() {
+fn every_endpoint_except_probes_and_page_requires_a_key() {
     let folder = tempfile::tempdir().expect("a folder");
     let site = site(folder.path());
     let document = site.client().with("authorization", "Bearer key-of-anna").get("/openapi.json").json();
@@ -81,7 +81,7 @@ fn each_key_sees_its_own_videos() {
 }
 
 #[needs(nothing)]
-fn the_page_trades_its_key_for_a_cookie() {
+fn page_exchanges_key_for_cookie() {
     let folder = tempfile::tempdir().expect("a folder");
     let site = site(folder.path());
     assert_eq!(site.send("POST", "/session", None).error().0, 401);
@@ -94,7 +94,7 @@ fn the_page_trades_its_key_for_a_cookie() {
     assert!(!pair.contains("anna"));
     assert_eq!(site.client().with("cookie", &format!("a=b; {pair}")).get("/v1/videos").status, 200);
     assert_eq!(site.client().with("cookie", "ltx2_session=0").get("/v1/videos").status, 401);
-    // Keys are read again, and a cookie goes with its key.
+    // After the keys are reloaded without one of them, the cookies of that key are invalid.
     keys(folder.path(), "bert:key-of-bert\n", 0o600);
     assert_eq!(site.server.reread_keys(), Ok(1));
     assert_eq!(site.client().with("cookie", pair).get("/v1/videos").status, 401);
@@ -105,7 +105,7 @@ fn the_page_trades_its_key_for_a_cookie() {
 }
 
 #[needs(nothing)]
-fn pages_of_other_origins_may_not_write() {
+fn other_origins_cannot_send_writes() {
     let site = Site::new(&["cors_origin=[\"https://studio.example\"]"]);
     let kind = ("content-type", "application/json");
     let text = body("steps=1").to_string();
@@ -135,7 +135,7 @@ fn pages_of_other_origins_may_not_write() {
 }
 
 #[needs(nothing)]
-fn names_that_point_here_are_not_this_server() {
+fn unknown_host_names_are_rejected() {
     let site = Site::new(&["allow_host=[\"video.example\"]"]);
     let ask = |host: &str| site.client().ask("GET", "/v1/videos", &[("host", host)]);
     for foreign in ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "10.0.0.1", ""] {
@@ -148,7 +148,7 @@ fn names_that_point_here_are_not_this_server() {
 }
 
 #[needs(nothing)]
-fn other_machines_need_a_key() {
+fn other_machines_require_a_key() {
     let folder = tempfile::tempdir().expect("a folder");
     let count = std::cell::Cell::new(0);
     let start = |keys: &[String], options: Options| {
@@ -177,9 +177,10 @@ fn other_machines_need_a_key() {
     }
 }
 
-/// The figures' own address is as closed as the other: a key where there are keys, a name of the server's, none for others without.
+/// The separate metrics address checks API keys and host names in the same way. Without keys, it requires --insecure to
+/// listen for other machines.
 #[needs(nothing)]
-fn an_address_for_figures_has_the_same_rules() {
+fn metrics_address_has_the_same_access_rules() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = format!("api_key_file={}", keys(folder.path(), KEYS, 0o600).display());
     let site = Site::new(&[&file, "metrics_listen=127.0.0.1:0", "allow_host=[\"figures.example\"]"]);

@@ -1,4 +1,4 @@
-//! `ltx2 serve` as its user starts and ends it.
+//! Tests of starting and stopping `ltx2 serve` on the command line.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -16,9 +16,10 @@ fn serve(arguments: &[&str]) -> Command {
     command
 }
 
-/// Mistakes of the command line end with code 2 and one line that says what to do, before a model is looked for.
+/// Command-line errors are detected before a model is opened. The exit code is 2, and the one-line message says what to
+/// do.
 #[needs(nothing)]
-fn mistakes_are_told_before_anything_starts() {
+fn command_line_errors_are_reported_before_start() {
     let state = quick_folder();
     let keys = state.path().join("keys");
     std::fs::write(&keys, "anna:key-of-anna").expect("written");
@@ -46,7 +47,7 @@ fn mistakes_are_told_before_anything_starts() {
     }
 }
 
-/// A server of the toy model, and where it listens.
+/// Starts a server with the toy model; returns its process, address and stderr.
 fn start(state: &str, arguments: &[&str]) -> (Child, String, BufReader<std::process::ChildStderr>) {
     start_with(serve(arguments), state)
 }
@@ -69,9 +70,10 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(id, signal).expect("sent");
 }
 
-/// SIGHUP reads the keys again, SIGTERM drains, a second server of the same folder is refused, lines are objects if asked for.
+/// SIGHUP reloads the keys, and SIGTERM drains. A second server with the same state folder is rejected, and log lines
+/// are JSON objects if requested.
 #[needs(cpu)]
-fn a_server_obeys_its_signals() {
+fn server_handles_hangup_and_terminate() {
     let folder = quick_folder();
     let state = folder.path().join("state").to_string_lossy().into_owned();
     let keys = folder.path().join("keys");
@@ -107,9 +109,9 @@ fn a_server_obeys_its_signals() {
     assert!(!lines.join("\n").contains("key-of-"));
 }
 
-/// Signals of terminals, pipes and limits that ask for no end change nothing; Ctrl-C drains.
+/// Signals of terminals, pipes and resource limits are ignored unless they request an exit. Ctrl-C drains.
 #[needs(cpu)]
-fn a_server_outlives_signals_that_ask_for_no_end() {
+fn server_ignores_signals_that_request_no_exit() {
     let folder = quick_folder();
     let state = folder.path().join("state").to_string_lossy().into_owned();
     let (mut child, address, lines) = start(&state, &["--warm", "none"]);
@@ -126,9 +128,9 @@ fn a_server_outlives_signals_that_ask_for_no_end() {
     assert!(reader.join().expect("read") > 0);
 }
 
-/// Two signals, however close, end it at once with code 130, and what it was asked for is there for the next start.
+/// After two signals in quick succession, the server exits at once with code 130. The next start finds its jobs.
 #[needs(cpu)]
-fn a_second_signal_ends_it_at_once() {
+fn second_signal_ends_server_at_once() {
     let folder = quick_folder();
     let state = folder.path().join("state");
     let programs = format!("runtime.compile_cache={}", crate::support::programs().display());
@@ -146,11 +148,11 @@ fn a_second_signal_ends_it_at_once() {
     let since = Instant::now();
     assert_eq!(child.wait().expect("it ends").code(), Some(130));
     assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
-    assert!(reader.join().expect("read").join("\n").contains("the next start goes on"));
+    assert!(reader.join().expect("read").join("\n").contains("it resumes at the next start"));
     assert_eq!(waiting(&state), ids);
 }
 
-/// Jobs that wait in the state of a server that ended.
+/// Returns the names of the queued jobs in the state folder of a stopped server.
 fn waiting(state: &std::path::Path) -> Vec<String> {
     let mut settings = crate::scripted::settings();
     settings.state = Some(state.to_string_lossy().into_owned());
@@ -159,9 +161,10 @@ fn waiting(state: &std::path::Path) -> Vec<String> {
     jobs.queue(&crate::scripted::anyone()).1.iter().map(|job| job.accepted.id.to_string()).collect()
 }
 
-/// Nothing can stop a compilation: neither the one of a size that is warmed nor that of a video is waited for.
+/// A compilation cannot be interrupted, so the server exits without waiting for it, both during warm-up and during a
+/// video.
 #[needs(cpu)]
-fn a_signal_during_a_compilation_ends_it_within_a_second() {
+fn signal_during_compilation_ends_server_within_a_second() {
     for (warm, point) in [("64x64x9", "at compile text_encoder"), ("none", "at compile denoise")] {
         let folder = quick_folder();
         let state = folder.path().join("state");
@@ -184,9 +187,9 @@ fn a_signal_during_a_compilation_ends_it_within_a_second() {
     }
 }
 
-/// Of several processes the first one hears signals: another one's end would be the server's.
+/// Only process 0 of several handles signals. If another process did, it could stop all of them.
 #[needs(cpu)]
-fn a_signal_to_another_process_is_not_the_server_s() {
+fn only_first_process_handles_signals() {
     let folder = quick_folder();
     let place = ltx2::runtime::processes::store::Server::start("127.0.0.1:0").expect("listens").address().to_string();
     let member = |id: &str| {
@@ -201,7 +204,7 @@ fn a_signal_to_another_process_is_not_the_server_s() {
     let address = lines.find_map(|line| Some(line.split("http://").nth(1)?.split(": ").next()?.to_string()));
     let address = address.expect("an address").parse().expect("an address");
     let rest = std::thread::spawn(move || lines.collect::<Vec<_>>());
-    // Both have the model then.
+    // When the server is ready, both processes have loaded the model.
     crate::scripted::until("it to be ready", || Client::to(address).get("/ready").status == 200);
     signal(&second, Signal::TERM);
     signal(&second, Signal::INT);

@@ -1,4 +1,4 @@
-//! The container's recipe, and the script that runs its steps where there is no docker.
+//! Tests of the Dockerfile, and of the script that runs its steps without Docker.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::support::needs;
 
-/// Instructions of the Dockerfile, by stage, continued lines joined.
+/// Returns the instructions of the Dockerfile, each with its stage. Continuation lines are joined.
 fn instructions() -> Vec<(String, String)> {
     let text = fs::read_to_string("container/Dockerfile").expect("the recipe").replace("\\\n", "");
     let mut stage = String::new();
@@ -20,7 +20,7 @@ fn instructions() -> Vec<(String, String)> {
     named.collect()
 }
 
-/// Steps of the script for a target: stage, what is done, instruction.
+/// Returns the script's steps for a target as tuples of stage, action and instruction.
 fn listed(target: &str) -> Vec<(String, String, String)> {
     let done = Command::new("python3").args(["container/steps.py", target, "--list"]).output().expect("python3 runs");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
@@ -33,9 +33,9 @@ fn listed(target: &str) -> Vec<(String, String, String)> {
     rows.collect()
 }
 
-/// The script takes each instruction of the recipe, in its order, and leaves out what changes an image's system alone.
+/// The script runs all instructions of the Dockerfile in order, except those that only change the system in the image.
 #[needs(nothing)]
-fn the_script_has_the_recipe_s_steps() {
+fn script_runs_all_dockerfile_steps() {
     for target in ["cpu", "cuda"] {
         let stages = ["build", "base", target];
         let wanted: Vec<(String, String)> = instructions()
@@ -54,9 +54,9 @@ fn the_script_has_the_recipe_s_steps() {
     }
 }
 
-/// The image runs as a user without rights, tells of its health, and keeps its state in a volume.
+/// The image runs as an unprivileged user, has a health check, and stores its state in a volume.
 #[needs(nothing)]
-fn the_image_is_what_an_operator_asks_for() {
+fn image_has_user_health_check_and_volume() {
     for target in ["cpu", "cuda"] {
         let own: Vec<String> = listed(target).into_iter().map(|(_, _, line)| line).collect();
         let last = |word: &str| own.iter().rfind(|line| line.starts_with(word)).cloned().unwrap_or_default();
@@ -67,14 +67,14 @@ fn the_image_is_what_an_operator_asks_for() {
         let entry = last("ENTRYPOINT ");
         assert!(entry.contains("\"serve\"") && entry.contains("\"--state\", \"/state\""), "{entry}");
     }
-    // What docker is sent has no model, build folder or plugin of this machine.
+    // The build context contains no model, build folder or plugin from this machine.
     let ignored = fs::read_to_string(".dockerignore").expect("a list");
     assert!(["target", "plugins", "models", ".git"].iter().all(|name| ignored.lines().any(|line| line == *name)));
 }
 
-/// A step that starts a program of this machine that the image does not have fails here, as it would there.
+/// A step fails if it runs a program that the image does not contain, even if this machine has the program.
 #[needs(nothing)]
-fn a_step_finds_no_program_that_the_image_lacks() {
+fn steps_cannot_use_programs_missing_from_image() {
     let dir = tempfile::tempdir().expect("a folder");
     let binary = dir.path().join("ltx2");
     let run = |script: &str| {
@@ -87,14 +87,14 @@ fn a_step_finds_no_program_that_the_image_lacks() {
     };
     let said = run("python3 --version");
     assert!(said.contains("python3: not found") || said.contains("python3: command not found"), "{said}");
-    // What the image installs is there.
+    // Programs that the image installs are available.
     let said = run("curl --version && echo curl is there");
     assert!(said.contains("curl is there"), "{said}");
 }
 
-/// The steps end in a server that is healthy by the image's own check, makes a video, and keeps it over a restart.
+/// The steps produce a server that passes the image's health check and generates a video, which survives a restart.
 #[needs(cpu, full)]
-fn the_steps_make_a_server() {
+fn dockerfile_steps_produce_a_working_server() {
     let done = Command::new("python3")
         .args(["container/steps.py", "cpu", "--binary", env!("CARGO_BIN_EXE_ltx2")])
         .output()

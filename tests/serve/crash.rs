@@ -1,6 +1,7 @@
-//! A server that is killed at any moment: what it has acknowledged is there at the next start, once, and whole.
+//! Tests that kill a server at any point in time. At the next start, each acknowledged job must exist exactly once and
+//! be complete.
 //!
-//! The server is this binary again, in a process of its own; it is told what to do line by line.
+//! The server is this test binary in a child process, which reads commands from stdin.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -21,37 +22,37 @@ use ltx2::serve::store::{FileStore, JobStore, STEPS};
 use crate::scripted::{Server, anyone, files, frames_of, quick_folder, request, settings};
 use crate::support::{full, needs};
 
-/// Moments of the store, of writing and of the device, each with what is done to come to it.
-const MOMENTS: [(&str, Deed); 23] = [
-    ("create request.json", Deed::Create),
-    ("create folder", Deed::Create),
-    ("create done", Deed::Create),
-    ("begin order.json", Deed::Batch),
-    ("record in_progress", Deed::Create),
-    ("recorded in_progress", Deed::Create),
-    ("step 2", Deed::Create),
-    ("write steps.safetensors", Deed::Create),
-    ("rename steps.safetensors", Deed::Batch),
-    ("rename thumb.jpg", Deed::Create),
-    ("write video.mp4", Deed::Create),
-    ("rename video.mp4", Deed::Batch),
-    ("write video.json", Deed::Create),
-    ("rename video.json", Deed::Batch),
-    ("record completed", Deed::Create),
-    ("recorded completed", Deed::Batch),
-    ("record failed", Deed::Cancel),
-    ("recorded failed", Deed::Cancel),
-    ("remove before", Deed::Delete),
-    ("remove moved", Deed::Delete),
-    ("empty trash", Deed::Delete),
-    ("remove moved", Deed::Expire),
-    ("empty trash", Deed::Expire),
+/// Fail points of the store, of writing files and of the device, each with an action of the test that reaches it.
+const MOMENTS: [(&str, CrashAction); 23] = [
+    ("create request.json", CrashAction::Create),
+    ("create folder", CrashAction::Create),
+    ("create done", CrashAction::Create),
+    ("begin order.json", CrashAction::Batch),
+    ("record in_progress", CrashAction::Create),
+    ("recorded in_progress", CrashAction::Create),
+    ("step 2", CrashAction::Create),
+    ("write steps.safetensors", CrashAction::Create),
+    ("rename steps.safetensors", CrashAction::Batch),
+    ("rename thumb.jpg", CrashAction::Create),
+    ("write video.mp4", CrashAction::Create),
+    ("rename video.mp4", CrashAction::Batch),
+    ("write video.json", CrashAction::Create),
+    ("rename video.json", CrashAction::Batch),
+    ("record completed", CrashAction::Create),
+    ("recorded completed", CrashAction::Batch),
+    ("record failed", CrashAction::Cancel),
+    ("recorded failed", CrashAction::Cancel),
+    ("remove before", CrashAction::Delete),
+    ("remove moved", CrashAction::Delete),
+    ("empty trash", CrashAction::Delete),
+    ("remove moved", CrashAction::Expire),
+    ("empty trash", CrashAction::Expire),
 ];
-/// Kills at random times, in full.
+/// Number of times that a full test run kills the server at a random time.
 const RANDOM: usize = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Deed {
+enum CrashAction {
     Create,
     Batch,
     Cancel,
@@ -59,17 +60,17 @@ enum Deed {
     Expire,
 }
 
-fn own_settings(keep: f64) -> Serve {
+fn crash_settings(keep: f64) -> Serve {
     Serve { max_batch: Some(3), keep: Seconds(keep), ..settings() }
 }
 
-/// The process of a server.
+/// Runs the server in a child process.
 #[needs(member)]
-fn a_server_that_is_told_what_to_do() {
+fn server_process_obeys_commands_from_stdin() {
     let Some(state) = std::env::var_os("LTX2_SERVE_STATE").map(PathBuf::from) else { return };
     let keep = std::env::var("LTX2_SERVE_KEEP").ok().and_then(|text| text.parse().ok()).unwrap_or(3600.0);
     let started = Instant::now();
-    let server = Server::start(&state, own_settings(keep));
+    let server = Server::start(&state, crash_settings(keep));
     println!("ready {}", started.elapsed().as_millis());
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
@@ -89,7 +90,7 @@ fn a_server_that_is_told_what_to_do() {
     server.stop().expect("drained");
 }
 
-/// A server in a process of its own.
+/// A server in a child process.
 struct Process {
     child: Child,
     orders: ChildStdin,
@@ -97,14 +98,14 @@ struct Process {
     sent: Vec<(VideoId, String)>,
     deleted: BTreeSet<VideoId>,
     cancelled: BTreeSet<VideoId>,
-    /// The last one that it was told to delete.
+    /// The last video that the server was told to delete.
     deleting: Option<VideoId>,
 }
 
 impl Process {
     fn start(state: &Path, failpoint: Option<&str>, keep: f64) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
-        command.args(["crash::a_server_that_is_told_what_to_do", "--exact"]);
+        command.args(["crash::server_process_obeys_commands_from_stdin", "--exact"]);
         command.env("LTX2_TEST_MEMBER", "1").env("LTX2_SERVE_STATE", state).env("LTX2_SERVE_KEEP", keep.to_string());
         command.env_remove("LTX2_TEST_LOG").env_remove("LTX2_REQUIRE");
         let made = state.join("made");
@@ -126,7 +127,7 @@ impl Process {
         for stream in streams {
             let sender = sender.clone();
             std::thread::spawn(move || {
-                // It ends with the process.
+                // This thread ends with the process.
                 BufReader::new(stream).lines().map_while(Result::ok).all(|line| sender.send(line).is_ok())
             });
         }
@@ -139,11 +140,11 @@ impl Process {
     }
 
     fn tell(&mut self, order: &str) {
-        // One that was killed hears nothing.
+        // The process may have been killed and no longer read its commands.
         drop(writeln!(self.orders, "{order}"));
     }
 
-    /// Notes what it says until a line is so; false where it does not come to that.
+    /// Records output lines until one satisfies `is_so`. Returns false if none does within `time`.
     fn hear(&mut self, time: Duration, is_so: impl Fn(&str) -> bool) -> bool {
         let until = Instant::now() + time;
         while let Ok(line) = self.said.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -162,17 +163,17 @@ impl Process {
         false
     }
 
-    /// Kills it, and hears the rest of what it has said.
+    /// Kills the process and records its remaining output.
     fn kill(&mut self) {
         self.child.kill().expect("is killed");
         assert_eq!(self.child.wait().expect("is gone").signal(), Some(9), "it had ended before");
         self.hear(Duration::from_secs(5), |_| false);
     }
 
-    /// A later start finds what was acknowledged.
+    /// Starts a server with the state of the killed process and checks that it finds everything that was acknowledged.
     fn check(&self, state: &Path, moment: &str) {
         let folder = |id: &VideoId| state.join("jobs").join(id.as_str());
-        // On the disk, as the killed one left it.
+        // Checks the files in the state in which the killed process left them.
         for entry in std::fs::read_dir(state.join("jobs")).expect("jobs").map(|entry| entry.expect("one").path()) {
             let Ok(text) = std::fs::read(entry.join("job.json")) else { continue };
             let record: Record = serde_json::from_slice(&text).expect("a whole record");
@@ -180,7 +181,7 @@ impl Process {
                 is_whole(&entry, moment);
             }
         }
-        let server = Server::start(state, own_settings(3600.0));
+        let server = Server::start(state, crash_settings(3600.0));
         for (id, prompt) in &self.sent {
             if self.deleted.contains(id) {
                 assert!(server.jobs.get(&anyone(), id).is_err(), "{moment}: {id} was deleted");
@@ -198,7 +199,7 @@ impl Process {
                 is_whole(&folder(id), moment);
             }
         }
-        // None twice, and of those that nobody was told of at most the last.
+        // No job exists twice, and there is at most one job whose creation was not acknowledged.
         let all =
             server.jobs.list(&anyone(), &ListQuery { after: None, limit: 10_000, descending: false, state: None });
         let prompts: Vec<&str> = all.jobs.iter().map(|job| job.accepted.prompt()).collect();
@@ -231,12 +232,12 @@ fn is_whole(folder: &Path, moment: &str) {
     assert_eq!(clip.frames, 9, "{moment}");
 }
 
-/// A server killed at a moment, with what led there.
-fn killed_at(moment: &str, deed: Deed) {
+/// Kills a server at a fail point that the action `deed` reaches, and checks the next start.
+fn kill_at_fail_point(moment: &str, deed: CrashAction) {
     let state = quick_folder();
     files();
-    if !matches!(deed, Deed::Create | Deed::Batch) {
-        // One that is finished, made without a fail point.
+    if !matches!(deed, CrashAction::Create | CrashAction::Batch) {
+        // Generates a video without a fail point, so that the action has a finished video.
         let mut before = Process::start(state.path(), None, 3600.0);
         before.tell("send n=done");
         assert!(before.hear(Duration::from_secs(60), |line| line.starts_with("sent")));
@@ -248,24 +249,24 @@ fn killed_at(moment: &str, deed: Deed) {
         before.tell("drain");
         assert!(before.child.wait().expect("ends").success());
     }
-    // What goes for its age is as if it had been deleted.
-    let keep = if deed == Deed::Expire { 0.4 } else { 3600.0 };
+    // An expired video is removed in the same way as a deleted one.
+    let keep = if deed == CrashAction::Expire { 0.4 } else { 3600.0 };
     let mut process = Process::start(state.path(), Some(moment), keep);
     let done = done_id(state.path());
     match deed {
-        Deed::Create => process.tell("send n=0 steps=4"),
-        Deed::Batch => {
+        CrashAction::Create => process.tell("send n=0 steps=4"),
+        CrashAction::Batch => {
             process.tell("send n=0 steps=40 ms=5 every=1000");
             (1..4).for_each(|n| process.tell(&format!("send n={n} key=k steps=4")));
         }
-        Deed::Cancel => {
+        CrashAction::Cancel => {
             process.tell("send n=0 steps=100000 ms=5 every=1000");
             assert!(process.hear(Duration::from_secs(60), |line| line.starts_with("sent")));
             let id = process.sent[0].0.clone();
             process.tell(&format!("cancel {id}"));
         }
-        Deed::Delete => process.tell(&format!("delete {}", done.clone().expect("one that is finished"))),
-        Deed::Expire => {
+        CrashAction::Delete => process.tell(&format!("delete {}", done.clone().expect("one that is finished"))),
+        CrashAction::Expire => {
             std::thread::sleep(Duration::from_millis(500));
             process.tell("sweep");
         }
@@ -275,17 +276,19 @@ fn killed_at(moment: &str, deed: Deed) {
     process.kill();
     if let Some(id) = done {
         match deed {
-            // Whether it was moved is not said yet, but where it stopped tells.
-            Deed::Delete | Deed::Expire if moment != "remove before" => drop(process.deleted.insert(id.clone())),
+            // The server did not acknowledge the deletion, but the fail point shows that the video was removed.
+            CrashAction::Delete | CrashAction::Expire if moment != "remove before" => {
+                process.deleted.insert(id.clone());
+            }
             _ => {}
         }
         process.sent.push((id, "n=done".into()));
     }
-    if deed == Deed::Cancel {
+    if deed == CrashAction::Cancel {
         let id = process.sent[0].0.clone();
         match moment {
             "recorded failed" => drop(process.cancelled.insert(id)),
-            // It would run for minutes.
+            // Otherwise the job would run for minutes.
             _ => shorten(state.path(), &mut process),
         }
     }
@@ -297,7 +300,7 @@ fn done_id(state: &Path) -> Option<VideoId> {
     VideoId::parse(&entry.file_name().to_string_lossy())
 }
 
-/// Makes the request of a long job a short one.
+/// Shortens the stored request of a long job.
 fn shorten(state: &Path, process: &mut Process) {
     let (id, prompt) = process.sent[0].clone();
     let path = state.join("jobs").join(id.as_str()).join("request.json");
@@ -307,20 +310,20 @@ fn shorten(state: &Path, process: &mut Process) {
 }
 
 #[needs(nothing)]
-fn killed_at_a_moment_nothing_acknowledged_is_lost() {
-    // Each kind of moment; in full every one.
+fn kill_at_fail_point_loses_no_acknowledged_job() {
+    // By default, tests one fail point of each kind. Full test runs test all.
     let some =
         ["create folder", "recorded in_progress", "rename steps.safetensors", "write video.mp4", "record completed"];
     for (moment, deed) in MOMENTS {
-        if full() || some.contains(&moment) || (moment, deed) == ("remove moved", Deed::Delete) {
-            killed_at(moment, deed);
+        if full() || some.contains(&moment) || (moment, deed) == ("remove moved", CrashAction::Delete) {
+            kill_at_fail_point(moment, deed);
         }
     }
 }
 
-/// A job during which its process is killed is tried again, and not a third time: the server goes on with the others.
+/// A job during which the server is killed is retried once and then fails. The server continues with other jobs.
 #[needs(nothing)]
-fn a_job_during_which_its_process_is_killed_twice_has_crashed() {
+fn job_fails_after_two_server_kills() {
     let state = quick_folder();
     let moment = "recorded in_progress";
     let mut id = None;
@@ -340,7 +343,7 @@ fn a_job_during_which_its_process_is_killed_twice_has_crashed() {
         process.kill();
     }
     let id = id.expect("the job");
-    let server = Server::start(state.path(), own_settings(3600.0));
+    let server = Server::start(state.path(), crash_settings(3600.0));
     let job = server.jobs.get(&anyone(), &id).expect("it is there");
     let code = job.record.failure.as_ref().map(|failure| failure.code.as_str());
     assert_eq!((job.record.state, code), (State::Failed, Some("crashed")));
@@ -348,9 +351,9 @@ fn a_job_during_which_its_process_is_killed_twice_has_crashed() {
     server.stop().expect("drained");
 }
 
-/// At random times, while jobs are sent, cancelled, deleted and made.
+/// Kills the server at random times while it creates, cancels, deletes and runs jobs.
 #[needs(nothing)]
-fn killed_at_any_time_nothing_acknowledged_is_lost() {
+fn kill_at_random_time_loses_no_acknowledged_job() {
     files();
     for kill in 0..if full() { RANDOM } else { 3 } {
         let state = quick_folder();
@@ -375,7 +378,7 @@ fn killed_at_any_time_nothing_acknowledged_is_lost() {
 }
 
 #[needs(nothing)]
-fn a_thousand_jobs_are_there_within_two_seconds() {
+fn a_thousand_jobs_load_within_two_seconds() {
     let state = quick_folder();
     let ids = Ids::behind(None);
     let sent: Vec<VideoId> = {

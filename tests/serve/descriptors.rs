@@ -1,4 +1,5 @@
-//! Open files: clients that hold connections leave enough of them to jobs, and a job that finds none waits.
+//! Tests of the limit on open files: idle client connections leave enough file descriptors for jobs, and a job that
+//! cannot open a file waits.
 
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpStream};
@@ -15,14 +16,14 @@ use ltx2::serve::store::FileStore;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
-use crate::load::by_itself;
+use crate::load::run_in_separate_process;
 use crate::scripted::{Server, anyone, files, quick_folder, settings};
 use crate::site::{Client, Site, body};
 use crate::support::needs;
 
-/// The process of a server, until its standard input ends.
+/// Runs the server in a child process until stdin closes.
 #[needs(member)]
-fn a_server_in_a_process_of_its_own() {
+fn server_process_runs_until_stdin_closes() {
     let Some(state) = std::env::var_os("LTX2_SERVE_STATE").map(PathBuf::from) else { return };
     let site = Site::at(state, &[], Default::default());
     println!("address {}", site.address);
@@ -30,7 +31,7 @@ fn a_server_in_a_process_of_its_own() {
     assert_eq!(site.end(), 0);
 }
 
-/// A server in a process with limits of a shell's `ulimit`.
+/// A server in a child process, with a limit that `ulimit` sets.
 struct Process {
     child: Child,
     address: SocketAddr,
@@ -42,14 +43,14 @@ impl Process {
         command
             .args(["-c", &format!("{limit} && exec \"$0\" \"$@\"")])
             .arg(std::env::current_exe().expect("this binary"));
-        command.args(["descriptors::a_server_in_a_process_of_its_own", "--exact"]);
+        command.args(["descriptors::server_process_runs_until_stdin_closes", "--exact"]);
         command.env("LTX2_TEST_MEMBER", "1").env("LTX2_SERVE_STATE", state);
         command.env_remove("LTX2_TEST_LOG").env_remove("LTX2_REQUIRE");
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("starts");
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);
         let address = lines.find_map(|line| line.split("address ").nth(1)?.trim().parse().ok()).expect("an address");
-        // What it says at its end is read, so that it can say it.
+        // Reads the remaining output, so that the process does not block when it writes more.
         std::thread::spawn(move || lines.for_each(drop));
         Process { child, address }
     }
@@ -66,12 +67,12 @@ impl Process {
     }
 }
 
-/// Idle connections without a request, at the usual limit of 1,024 open files: a job that was taken on is made, requests are
-/// answered, and probes stay well. Where the limit can be raised all of them stay; where it cannot, the oldest make room, and the
-/// reserve of 256 files is jobs' alone.
+/// With idle connections and the usual limit of 1,024 open files, jobs complete, requests are answered, and the probes
+/// report a healthy server. If the soft limit can be raised, all connections stay open. Otherwise the oldest ones are
+/// closed, and 256 file descriptors are reserved for jobs.
 #[needs(nothing)]
-fn idle_connections_leave_files_to_jobs() {
-    // This process holds the other ends.
+fn idle_connections_leave_files_for_jobs() {
+    // This process also holds the client's end of each connection.
     Descriptors::raise();
     files();
     for (limit, idle, stay) in [("ulimit -S -n 1024", 1000, true), ("ulimit -n 1024", 2000, false)] {
@@ -109,19 +110,19 @@ fn idle_connections_leave_files_to_jobs() {
     }
 }
 
-/// The soft limit of this process, as low as it can be: what is open stays so, and nothing more can be opened.
-struct NoFiles(Rlimit);
+/// Guard that sets this process's limit of open files to 0. Open files stay open, but no other file can be opened.
+struct NoFilesGuard(Rlimit);
 
-impl NoFiles {
+impl NoFilesGuard {
     fn begin() -> Self {
         let before = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: Some(0), maximum: before.maximum }).expect("a lower limit");
         assert_eq!(std::fs::File::open("/dev/null").err().and_then(|error| error.raw_os_error()), Some(24));
-        NoFiles(before)
+        NoFilesGuard(before)
     }
 }
 
-impl Drop for NoFiles {
+impl Drop for NoFilesGuard {
     fn drop(&mut self) {
         let before = Rlimit { current: self.0.current, maximum: self.0.maximum };
         setrlimit(Resource::Nofile, before).expect("the limit of before");
@@ -129,7 +130,7 @@ impl Drop for NoFiles {
 }
 
 #[needs(member)]
-fn jobs_without_files() {
+fn jobs_wait_while_no_file_can_be_opened() {
     files();
     let state = quick_folder();
     let pace = Pace { patience: Duration::from_secs(30), ..Pace::default() };
@@ -139,8 +140,8 @@ fn jobs_without_files() {
     let running = server.send("fault=hang");
     server.until("it to run", |_| state_of(&running).record.state == State::InProgress);
     let waiting = server.send("a");
-    let nothing = NoFiles::begin();
-    // The one on the device is made, and waits to be written; a cancel is told to come again.
+    let nothing = NoFilesGuard::begin();
+    // The running video finishes and waits until it can be written. A request to cancel another one must be retried.
     server.log.released.store(true, Ordering::Release);
     server.until("encoding", |_| state_of(&running).progress.stage == JobPhase::Encoding);
     let refused = server.jobs.cancel(&anyone(), &waiting).expect_err("no file");
@@ -151,7 +152,7 @@ fn jobs_without_files() {
     for id in [&running, &waiting] {
         assert_eq!(server.wait(id).record.state, State::Completed);
     }
-    // A device that finds none is asked again.
+    // A job is retried if the device cannot open a file.
     let short = server.send("fault=files_once");
     assert_eq!(server.wait(&short).record.state, State::Completed);
     server.stop().expect("drained");
@@ -159,17 +160,17 @@ fn jobs_without_files() {
 
 #[needs(nothing)]
 fn jobs_wait_for_open_files() {
-    by_itself("descriptors::jobs_without_files");
+    run_in_separate_process("descriptors::jobs_wait_while_no_file_can_be_opened");
 }
 
 #[needs(member)]
-fn probes_without_files() {
+fn probes_fail_while_no_file_can_be_opened() {
     let site = Site::new(&[]);
     let mut client = site.client();
     assert_eq!(client.get("/health").status, 200);
     let id = site.create("steps=1");
     site.wait(&id);
-    let nothing = NoFiles::begin();
+    let nothing = NoFilesGuard::begin();
     for path in ["/health", "/ready"] {
         let answer = client.get(path);
         assert_eq!((answer.status, &answer.json()["status"]), (503, &json!("out_of_files")), "{}", answer.text());
@@ -187,6 +188,6 @@ fn probes_without_files() {
 }
 
 #[needs(nothing)]
-fn probes_say_that_no_file_can_be_opened() {
-    by_itself("descriptors::probes_without_files");
+fn probes_report_exhausted_open_files() {
+    run_in_separate_process("descriptors::probes_fail_while_no_file_can_be_opened");
 }

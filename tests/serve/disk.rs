@@ -1,5 +1,5 @@
-//! A disk that is full: a small tmpfs, mounted in a namespace of the test's own. Nothing is lost, polls go on, and the server
-//! goes on by itself once there is room.
+//! Tests of a full disk, simulated by a small tmpfs in a mount namespace. Nothing is lost, polls are answered, and the
+//! server resumes without a restart once there is space.
 
 use std::fs::File;
 use std::io::Write;
@@ -17,7 +17,7 @@ use ltx2::serve::store::FileStore;
 use crate::scripted::{Server, anyone, files, listed, quick_folder, request, settings, until};
 use crate::support::needs;
 
-/// Runs a test of this binary with a tmpfs of so many MiB.
+/// Runs a test of this binary in a child process with a tmpfs of `mebibytes` MiB.
 fn on_a_disk(test: &str, mebibytes: usize) {
     let folder = tempfile::tempdir().expect("a folder");
     let script = format!("mount -t tmpfs -o size={mebibytes}m tmpfs \"$LTX2_DISK\" && exec \"$0\" \"$@\"");
@@ -30,26 +30,26 @@ fn on_a_disk(test: &str, mebibytes: usize) {
     assert!(ran.status.success() && said.contains("1 passed"), "{said}");
 }
 
-/// The disk, where this process was started for it.
+/// Returns the path of the tmpfs if this process was started with one.
 fn disk() -> Option<PathBuf> {
     std::env::var_os("LTX2_DISK").map(PathBuf::from)
 }
 
-/// A file that takes all that is free but for so many bytes.
-struct Filler(PathBuf);
+/// Guard of a file that fills the disk except for a few bytes.
+struct DiskFiller(PathBuf);
 
-impl Filler {
+impl DiskFiller {
     fn new(disk: &Path, but: usize) -> Self {
         let path = disk.join("filler");
         let mut file = File::create(&path).expect("a file");
         while file.write_all(&[1; 4096]).is_ok() {}
         let length = file.metadata().expect("a file").len();
         file.set_len(length.saturating_sub(but as u64)).expect("shorter");
-        Filler(path)
+        DiskFiller(path)
     }
 }
 
-impl Drop for Filler {
+impl Drop for DiskFiller {
     fn drop(&mut self) {
         drop(std::fs::remove_file(&self.0));
     }
@@ -64,18 +64,18 @@ fn server(disk: &Path, patience: Duration, min_free: u64) -> Server {
 }
 
 #[needs(member)]
-fn creates_checkpoints_and_states_on_a_full_disk() {
+fn full_disk_rejects_requests_and_keeps_states() {
     let Some(disk) = disk() else { return };
     files();
     let server = server(&disk, Duration::from_secs(30), 0);
     let good = server.send("a");
     assert_eq!(server.wait(&good).record.state, State::Completed);
 
-    // A request is refused and leaves nothing.
+    // A request is rejected and leaves no files.
     let running = server.send("fault=hang every=1 steps=20");
     server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == State::InProgress);
     let waiting = server.send("a");
-    let filler = Filler::new(&disk, 0);
+    let filler = DiskFiller::new(&disk, 0);
     let before = listed(&disk.join("jobs"));
     let ticket = server.jobs.admit(&anyone()).expect("a place");
     let refused = server.jobs.submit(ticket, request(&server.ids, "b")).expect_err("no room");
@@ -83,15 +83,16 @@ fn creates_checkpoints_and_states_on_a_full_disk() {
     until("the rest of it to go", || listed(&disk.join("jobs")) == before);
     assert_eq!(server.get(&good).record.state, State::Completed, "polls go on");
 
-    // A state is written into the room that is kept for it.
+    // The disk reserve is freed to write a state.
     assert!(disk.join("reserve").exists());
     server.jobs.cancel(&anyone(), &waiting).expect("cancelled");
     assert!(!disk.join("reserve").exists());
     assert_eq!(server.get(&waiting).record.state, State::Failed);
 
-    // Steps that cannot be kept stop no video; the video waits for room, and is there without a restart.
+    // A video continues although its checkpoints cannot be written. The finished video waits for space, and is then
+    // written without a restart.
     drop(filler);
-    let filler = Filler::new(&disk, 0);
+    let filler = DiskFiller::new(&disk, 0);
     server.log.released.store(true, Ordering::Release);
     server.until("encoding", |jobs| jobs.get(&anyone(), &running).expect("it").progress.stage == JobPhase::Encoding);
     std::thread::sleep(Duration::from_millis(700));
@@ -104,14 +105,14 @@ fn creates_checkpoints_and_states_on_a_full_disk() {
 }
 
 #[needs(member)]
-fn a_video_that_finds_no_room_fails() {
+fn video_without_disk_space_fails() {
     let Some(disk) = disk() else { return };
     files();
     let server = server(&disk, Duration::from_secs(1), 0);
-    // The old one goes for the new one, which is larger than the room that is kept.
+    // The old video is deleted to make space for the new one, which needs more than the reserve.
     let old = server.send("bytes=9000000");
     assert_eq!(server.wait(&old).record.state, State::Completed);
-    let filler = Filler::new(&disk, 1 << 20);
+    let filler = DiskFiller::new(&disk, 1 << 20);
     let large = server.send("bytes=40000000");
     let failed = server.wait(&large);
     assert_eq!(failed.record.failure.as_ref().map(|failure| failure.code.as_str()), Some("storage_full"));
@@ -124,17 +125,17 @@ fn a_video_that_finds_no_room_fails() {
 }
 
 #[needs(member)]
-fn jobs_wait_for_the_room_that_stays_free() {
+fn jobs_wait_for_min_free_disk_space() {
     let Some(disk) = disk() else { return };
     files();
     let server = server(&disk, Duration::from_secs(1), 8 << 20);
     let held = server.jobs.admit(&anyone()).expect("a place");
     let running = server.send("fault=hang");
     server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == State::InProgress);
-    let filler = Filler::new(&disk, 2 << 20);
+    let filler = DiskFiller::new(&disk, 2 << 20);
     let refused = server.jobs.admit(&anyone()).err().expect("no room");
     assert_eq!((refused.status, refused.code), (507, "insufficient_storage"));
-    // One whose place was held is taken, and waits.
+    // A request that already has a slot in the queue is accepted, and its job waits.
     let waiting = request(&server.ids, "a");
     let id = waiting.id.clone();
     server.jobs.submit(held, waiting).expect("taken");
@@ -147,9 +148,10 @@ fn jobs_wait_for_the_room_that_stays_free() {
     server.stop().expect("drained");
 }
 
-/// The budget is of bytes, whatever the disk has: the oldest finished go, and a request is refused only where none may.
+/// The disk budget applies even if the disk has free space. The oldest finished videos are deleted; requests are
+/// rejected only if no video may be deleted.
 #[needs(nothing)]
-fn the_oldest_videos_go_where_they_take_too_much() {
+fn oldest_videos_are_deleted_over_disk_budget() {
     let state = quick_folder();
     let mut settings = settings();
     settings.disk.0 = 4 << 20;
@@ -164,7 +166,7 @@ fn the_oldest_videos_go_where_they_take_too_much() {
     assert_eq!(server.get(&made[5]).record.state, State::Completed);
     server.stop().expect("drained");
 
-    // Those that are young stay, and then nothing more is taken.
+    // Recent videos may not be deleted, so requests are rejected.
     settings.disk.0 = 1 << 20;
     let server = Server::with(open(), settings, young(Duration::from_secs(600)));
     assert_eq!(server.jobs.admit(&anyone()).err().expect("no room").code, "insufficient_storage");
@@ -173,8 +175,8 @@ fn the_oldest_videos_go_where_they_take_too_much() {
 }
 
 #[needs(mount)]
-fn a_full_disk_loses_nothing() {
-    on_a_disk("disk::creates_checkpoints_and_states_on_a_full_disk", 40);
-    on_a_disk("disk::a_video_that_finds_no_room_fails", 60);
-    on_a_disk("disk::jobs_wait_for_the_room_that_stays_free", 40);
+fn full_disk_loses_nothing() {
+    on_a_disk("disk::full_disk_rejects_requests_and_keeps_states", 40);
+    on_a_disk("disk::video_without_disk_space_fails", 60);
+    on_a_disk("disk::jobs_wait_for_min_free_disk_space", 40);
 }

@@ -1,4 +1,4 @@
-//! Edits and extensions over HTTP, of finished videos and of files.
+//! Tests of edits and extensions over HTTP, with finished videos and uploaded files as input.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use crate::scripted::files;
 use crate::site::Site;
 use crate::support::needs;
 
-/// A request as a form, with the video as a file of a name.
+/// Returns a form with the fields and with `video` as a file named `file_name`.
 fn named_form(fields: &[(&str, &str)], file_name: &str, video: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     for (name, value) in fields {
@@ -42,7 +42,7 @@ fn finished_videos_and_files_are_edited_and_extended() {
         let made = site.send("POST", path, Some(&body)).json();
         assert_eq!((&made["pipeline"], &made["status"]), (&json!(pipeline), &json!("queued")), "{made}");
         assert_eq!(made["remixed_from_video_id"], json!(source));
-        // The size is the given video's, not the configuration's.
+        // The result has the size of the input video, not the configured size.
         assert_eq!(made["size"], json!("32x32"));
         assert_eq!(site.wait(made["id"].as_str().expect("an id"))["status"], "completed");
 
@@ -61,19 +61,19 @@ fn finished_videos_and_files_are_edited_and_extended() {
         let gone = json!({"prompt": "a", "video": {"id": "video_00000000000000000000000000"}});
         assert_eq!(site.send("POST", path, Some(&gone)).error().1, "video_not_found");
     }
-    // Some clients number the files of a video.
+    // Some clients refer to the files of a video by index.
     let first = site.get(&format!("/v1/videos/{source}/content?variant=0"));
     assert_eq!((first.status, first.header("content-type")), (200, Some("video/mp4")));
-    // OpenAI's own client has no field for a span: all behind the first frame is made anew.
+    // OpenAI's client cannot send a time span, so everything after the first frame is regenerated.
     let own = site.send("POST", "/v1/videos/edits", Some(&json!({"prompt": "steps=1", "video": {"id": source}})));
     assert_eq!(own.status, 200, "{}", own.text());
     assert!(own.json()["warnings"].to_string().contains("no span is given"), "{}", own.text());
-    // The finished video is what was told when the extension was taken on: all of the given one, and what is added.
+    // The response contains the duration of the result, which is the input video plus the extension.
     let longer = json!({"prompt": "a", "seconds": 1, "overlap": 9, "video": {"id": source}});
     let longer = site.send("POST", "/v1/videos/extensions", Some(&longer)).json();
     assert_eq!((&longer["num_frames"], &longer["duration_s"]), (&json!(9 + 24), &json!(1.375)), "{longer}");
     site.end();
-    // A server that was not started for them says what to write.
+    // If a server does not enable these pipelines, the error contains the configuration key that enables them.
     let site = Site::new(&[]);
     let source = site.create("steps=1");
     site.wait(&source);
@@ -84,9 +84,10 @@ fn finished_videos_and_files_are_edited_and_extended() {
     site.end();
 }
 
-/// A video of any container is accepted if ffmpeg decodes all of it; any other is refused at once, by the client's names.
+/// The server accepts a video in any container that ffmpeg can decode completely. It rejects others at once, with the
+/// field name that the client used.
 #[needs(ffmpeg)]
-fn uploads_that_cannot_be_decoded_whole_are_refused() {
+fn undecodable_uploads_are_rejected() {
     let site = Site::new(&["pipelines=[retake]"]);
     let folder = tempfile::tempdir().expect("a folder");
     let made = |name: &str, how: &[&str]| {
@@ -112,12 +113,12 @@ fn uploads_that_cannot_be_decoded_whole_are_refused() {
     let playlist = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n";
     let hdr = ["-c:v", "mpeg4", "-color_trc", "smpte2084", "-color_primaries", "bt2020", "-colorspace", "bt2020nc"];
     for (name, bytes, why) in [
-        ("cut.mkv", &matroska[..matroska.len() * 2 / 3], "it is cut short"),
+        ("cut.mkv", &matroska[..matroska.len() * 2 / 3], "it is truncated"),
         ("cut.mp4", &indexed[..indexed.len() * 2 / 3], ""),
         ("wide.mkv", &made("wide.mkv", &["-c:v", "mpeg4", "-vf", "setsar=4/3"]), "pixels are not square but 4:3"),
         ("hdr.mkv", &made("hdr.mkv", &hdr), "HDR (PQ)"),
-        ("list.mp4", playlist, "it is no video"),
-        ("text.mp4", b"no video at all", "it is no video"),
+        ("list.mp4", playlist, "it is damaged or not a video"),
+        ("text.mp4", b"no video at all", "it is damaged or not a video"),
     ] {
         let sent = send(&format!("../{name}"), bytes);
         assert_eq!(sent.error(), (400, "invalid_video".into(), Some("video".into())), "{name}: {}", sent.text());

@@ -1,4 +1,4 @@
-//! Streams of events.
+//! Tests of event streams.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::site::{Events, Site, quantile};
 use crate::support::needs;
 
 #[needs(nothing)]
-fn a_videos_events_tell_its_way_and_end_with_it() {
+fn video_events_report_progress_until_its_end() {
     let site = Site::new(&[]);
     let id = site.create("steps=20 ms=5");
     let mut events = Events::of(&site, &format!("/v1/videos/{id}/events"));
@@ -22,7 +22,7 @@ fn a_videos_events_tell_its_way_and_end_with_it() {
         all.iter().filter(|(name, _)| name == "progress").filter_map(|(_, data)| data["progress"].as_u64()).collect();
     assert!(progress.len() > 3 && progress.windows(2).all(|pair| pair[0] <= pair[1]), "{progress:?}");
     assert!(progress.iter().all(|percent| *percent <= 99));
-    // Of a video that is over, the whole object alone.
+    // The stream of a finished video contains only the complete object.
     let over: Vec<_> = Events::of(&site, &format!("/v1/videos/{id}/events")).collect();
     assert_eq!((over.len(), &over[0].1["status"]), (1, &json!("completed")));
     assert_eq!(site.get("/v1/videos/video_00000000000000000000000000/events").error().1, "video_not_found");
@@ -30,7 +30,7 @@ fn a_videos_events_tell_its_way_and_end_with_it() {
 }
 
 #[needs(nothing)]
-fn the_queues_events_tell_of_every_video() {
+fn queue_events_report_every_video() {
     let site = Site::new(&[]);
     let before = site.create("steps=1");
     site.wait(&before);
@@ -64,7 +64,7 @@ fn the_queues_events_tell_of_every_video() {
 }
 
 #[needs(nothing)]
-fn a_video_that_is_removed_while_it_waits_is_told_of() {
+fn removal_of_queued_video_sends_an_event() {
     let site = Site::new(&[]);
     let running = site.create("steps=2000 ms=10");
     let waiting = site.create("steps=1");
@@ -78,7 +78,7 @@ fn a_video_that_is_removed_while_it_waits_is_told_of() {
 }
 
 #[needs(nothing)]
-fn streams_end_with_the_server() {
+fn event_streams_end_with_the_server() {
     let site = Site::new(&[]);
     let id = site.create("steps=2000 ms=10");
     let of_video = Events::of(&site, &format!("/v1/videos/{id}/events"));
@@ -92,8 +92,9 @@ fn streams_end_with_the_server() {
 }
 
 #[needs(nothing)]
-fn streams_are_bounded_and_shared_and_their_places_come_back() {
-    // One client gets half of all, whoever comes later half of what is left: none takes all.
+fn event_streams_are_limited_and_shared_between_clients() {
+    // The first client can use half of the streams, the second client half of the rest, and so on, so that no client
+    // can use all of them.
     const SHARES: [usize; 9] = [128, 64, 32, 16, 8, 4, 2, 1, 1];
     let folder = tempfile::tempdir().expect("a folder");
     let keys: String = (0..SHARES.len()).map(|n| format!("k{n}*:key-number-{n}\n")).collect();
@@ -110,7 +111,7 @@ fn streams_are_bounded_and_shared_and_their_places_come_back() {
         let status = if streams.len() < 256 { 429 } else { 503 };
         assert_eq!((refused.error().0, refused.error().1.as_str()), (status, "too_many_streams"), "{n}");
     }
-    // Each is told of steps, and goes on to be.
+    // Every stream still receives progress events.
     for _ in 0..2 {
         assert!(streams.iter_mut().all(|stream| stream.next().is_some()));
     }
@@ -121,9 +122,9 @@ fn streams_are_bounded_and_shared_and_their_places_come_back() {
     site.end();
 }
 
-/// From the request to the first byte of its stream.
+/// Measures the time from the request to the first byte of the stream.
 #[needs(nothing)]
-fn the_first_byte_of_a_stream_comes_at_once() {
+fn first_byte_of_event_stream_is_immediate() {
     let site = Site::new(&[]);
     let id = site.create("steps=4000 ms=10");
     let mut times: Vec<Duration> = (0..100)

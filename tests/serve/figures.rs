@@ -1,5 +1,6 @@
-//! Figures of the server beside its goals, on a device that follows a script: what the server costs, apart from the model.
-//! `make serve-load` runs them alone, writes the table, and fails where a goal is missed; so does a test that is run by itself.
+//! Benchmarks of the server on a scripted device, without a model. Each compares the measured overhead to a goal. `make
+//! serve-load` runs these tests alone, writes their table, and fails if a goal is missed, as does a test that is run
+//! alone.
 
 use std::io::Cursor;
 use std::net::SocketAddr;
@@ -16,13 +17,13 @@ use ltx2::serve::server::{Options, Server};
 use ltx2::serve::store::Variant;
 use serde_json::{Value, json};
 
-use crate::load::by_itself;
+use crate::load::run_in_separate_process;
 use crate::scripted;
 use crate::site::{Client, Events, started};
 use crate::support::harness::note_figure as note;
 use crate::support::needs;
 
-/// Milliseconds, sorted.
+/// Measured times in milliseconds, sorted.
 struct Times(Vec<f64>);
 
 impl Times {
@@ -37,7 +38,7 @@ impl Times {
         self.0[((self.0.len() - 1) as f64 * share).round() as usize]
     }
 
-    /// Notes median and 99 % against their goals.
+    /// Records the median and the 99th percentile together with their goals.
     fn note(&self, what: &str, median: f64, most: f64) {
         let (p50, p99) = (self.at(0.5), self.at(0.99));
         let figure = format!("{p50:.2} ms, {p99:.2} ms ({} times)", self.0.len());
@@ -45,23 +46,23 @@ impl Times {
     }
 }
 
-/// Deeds of the device and its videos, with the time.
+/// Times that the device and its videos record.
 #[derive(Default)]
 struct Log {
-    /// Begin and end of each order.
+    /// Start and end of each batch.
     runs: Mutex<Vec<(Instant, Instant)>>,
-    /// End of each step.
+    /// End of each denoising step.
     steps: Mutex<Vec<Instant>>,
-    /// Time that files took.
+    /// Time that writing each video took.
     writes: Mutex<Vec<Duration>>,
 }
 
-/// A device of steps of a length, which writes down when what happened.
+/// A device whose steps have a fixed duration and which records their times.
 struct Timed {
     log: Arc<Log>,
 }
 
-/// Number in a prompt, as `steps=4`.
+/// Returns the number after `name=` in a prompt such as `steps=4 ms=20`.
 fn number(prompt: &str, name: &str) -> Option<f64> {
     prompt.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
 }
@@ -97,7 +98,7 @@ impl Device for Timed {
     }
 }
 
-/// A small video, whose writing is timed.
+/// A small video that records how long writing it takes.
 struct Written(Arc<Log>);
 
 impl Made for Written {
@@ -128,7 +129,7 @@ impl Made for Written {
     }
 }
 
-/// A server on the timed device.
+/// A server with the timed device.
 struct Bench {
     server: Server,
     log: Arc<Log>,
@@ -158,26 +159,26 @@ impl Bench {
     }
 }
 
-/// A request of the server's smallest video.
+/// Returns a request for a video of the smallest size.
 fn request(prompt: &str) -> Value {
     json!({"prompt": prompt, "size": "64x64", "num_frames": 9})
 }
 
-/// Takes a video into the queue; its id.
+/// Creates a video and returns its id.
 fn create(client: &mut Client, prompt: &str) -> String {
     let answer = client.send("POST", "/v1/videos", Some(&request(prompt)));
     assert_eq!(answer.status, 200, "{}", answer.text());
     answer.json()["id"].as_str().expect("an id").into()
 }
 
-/// Waits for a video's end by its events; the moment of each, with its object.
+/// Waits until a video has ended. Returns its events with their arrival times.
 fn followed(to: SocketAddr, id: &str) -> Vec<(Instant, String, Value)> {
     Events::open(Client::to(to), &format!("/v1/videos/{id}/events"))
         .map(|(name, data)| (Instant::now(), name, data))
         .collect()
 }
 
-/// A PNG of some bytes, which cannot be packed.
+/// Returns a PNG of about `bytes` bytes that cannot be compressed.
 fn large_png(bytes: usize) -> Vec<u8> {
     let side = ((bytes / 3) as f64).sqrt() as u32;
     let mut state = 1u32;
@@ -190,10 +191,10 @@ fn large_png(bytes: usize) -> Vec<u8> {
     png.into_inner()
 }
 
-/// Type of a body of [`form`].
+/// Content type of [`form`].
 pub const FORM: &str = "multipart/form-data; boundary=b";
 
-/// A form with an image.
+/// Returns a form with a prompt and an image.
 pub fn form(prompt: &str, image: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     for (name, value) in [("prompt", prompt), ("size", "64x64"), ("num_frames", "9")] {
@@ -206,7 +207,7 @@ pub fn form(prompt: &str, image: &[u8]) -> Vec<u8> {
 }
 
 #[needs(full)]
-fn creates() {
+fn create_latency_meets_goal() {
     let bench = Bench::start();
     let mut connection = bench.connection();
     let mut timed = |send: &mut dyn FnMut(&mut Client)| {
@@ -230,11 +231,11 @@ fn creates() {
 }
 
 #[needs(full)]
-fn polls() {
+fn poll_latency_meets_goal() {
     let bench = Bench::start();
     let id = create(&mut bench.connection(), "steps=100000 ms=1");
     let path = format!("/v1/videos/{id}");
-    // Four connections, together a thousand requests a second for five seconds.
+    // Four connections send a total of a thousand requests per second for five seconds.
     let (sender, times) = channel();
     std::thread::scope(|scope| {
         for at in 0..4 {
@@ -252,13 +253,13 @@ fn polls() {
         }
     });
     drop(sender);
-    Times::of(times).note("poll, at 1,000 a second", 1.0, 5.0);
+    Times::of(times).note("poll, at 1,000 polls per second", 1.0, 5.0);
     bench.connection().send("DELETE", &path, None);
     bench.end();
 }
 
 #[needs(full)]
-fn events() {
+fn event_latency_meets_goals() {
     let bench = Bench::start();
     let mut first = Vec::new();
     let id = create(&mut bench.connection(), "steps=200 ms=20");
@@ -269,7 +270,7 @@ fn events() {
         assert_eq!(begun.0, "video", "the first event is the whole object");
         first.push(asked.elapsed());
     }
-    Times::of(first).note("first byte of a stream of events", 5.0, 50.0);
+    Times::of(first).note("event stream: request to first byte", 5.0, 50.0);
     let id = {
         let last = followed(bench.to(), &id);
         assert_eq!(last.last().expect("an event").2["status"], "completed");
@@ -283,12 +284,12 @@ fn events() {
         .map(|(when, _, data)| when.duration_since(steps[data["step"].as_u64().unwrap_or(1) as usize - 1]))
         .collect();
     assert!(late.len() >= 90, "{} of 100 steps were told", late.len());
-    Times::of(late).note("a step is done, to its event", 5.0, 50.0);
+    Times::of(late).note("event stream: end of a step to its event", 5.0, 50.0);
     bench.end();
 }
 
 #[needs(full)]
-fn cancels() {
+fn cancel_latency_meets_goal() {
     let bench = Bench::start();
     let mut connection = bench.connection();
     let cancel = |connection: &mut Client, id: &str| {
@@ -300,7 +301,7 @@ fn cancels() {
     let running = create(&mut connection, "steps=100000 ms=50");
     let queued: Vec<String> = (0..100).map(|at| create(&mut connection, &format!("waits {at}"))).collect();
     Times::of(queued.iter().map(|id| cancel(&mut connection, id).1).collect::<Vec<_>>()).note(
-        "cancel, queued",
+        "cancel a queued video",
         5.0,
         20.0,
     );
@@ -316,12 +317,12 @@ fn cancels() {
         });
         stops.push(bench.log.runs.lock().unwrap().last().expect("a run").1.duration_since(asked));
     }
-    Times::of(stops).note("cancel, running, steps of 50 ms: to the device's being free", 50.0 / 2.0 + 10.0, 100.0);
+    Times::of(stops).note("cancel a running video (steps of 50 ms): request to idle device", 50.0 / 2.0 + 10.0, 100.0);
     bench.end();
 }
 
 #[needs(full)]
-fn overhead() {
+fn request_overhead_and_device_idle_time_meet_goals() {
     let bench = Bench::start();
     let mut connection = bench.connection();
     let mut times = Vec::new();
@@ -336,11 +337,7 @@ fn overhead() {
         let write = bench.log.writes.lock().unwrap()[0];
         times.push(done.duration_since(begun).saturating_sub(run.1.duration_since(run.0)).saturating_sub(write));
     }
-    Times::of(times).note(
-        "overhead of a request: sent to completed, less the device's time and the files'",
-        20.0,
-        60.0,
-    );
+    Times::of(times).note("overhead of a request: sent to completed, without device and file writing time", 20.0, 60.0);
     bench.log.runs.lock().unwrap().clear();
     let hold = create(&mut connection, "steps=10 ms=50 first");
     let ids: Vec<String> = (0..200).map(|at| create(&mut connection, &format!("ms=5 {at}"))).collect();
@@ -349,12 +346,12 @@ fn overhead() {
     }
     let runs = bench.log.runs.lock().unwrap().clone();
     let idle = runs.windows(2).map(|pair| pair[1].0.duration_since(pair[0].1));
-    Times::of(idle.collect::<Vec<_>>()).note("device idle between queued videos of one size", 5.0, 20.0);
+    Times::of(idle.collect::<Vec<_>>()).note("device idle time between queued videos of one size", 5.0, 20.0);
     bench.end();
 }
 
 #[needs(full)]
-fn starts_and_ends() {
+fn start_and_shutdown_times_meet_goals() {
     let mut starts = Vec::new();
     let mut ends = Vec::new();
     for at in 0..10 {
@@ -368,23 +365,23 @@ fn starts_and_ends() {
         bench.end();
         ends.push(asked.elapsed());
     }
-    Times::of(starts).note("start to ready, beyond the model's own", 200.0, 1000.0);
-    Times::of(ends).note("asked to end, steps of 50 ms: to the end", 550.0, 2100.0);
+    Times::of(starts).note("start to ready, without loading a model", 200.0, 1000.0);
+    Times::of(ends).note("shutdown (steps of 50 ms): request to exit", 550.0, 2100.0);
 }
 
-/// Bytes of this process in memory.
+/// Returns the resident memory of this process in bytes.
 fn resident() -> f64 {
     let text = std::fs::read_to_string("/proc/self/statm").expect("Linux");
     text.split_whitespace().nth(1).and_then(|pages| pages.parse::<f64>().ok()).expect("pages") * 4096.0
 }
 
 #[needs(full)]
-fn memory() {
-    by_itself("figures::memory_of_a_thousand_videos");
+fn memory_growth_over_a_thousand_videos_meets_goal() {
+    run_in_separate_process("figures::memory_grows_by_less_than_two_percent_in_this_process");
 }
 
 #[needs(member)]
-fn memory_of_a_thousand_videos() {
+fn memory_grows_by_less_than_two_percent_in_this_process() {
     ltx2::pjrt::limit_heaps();
     let bench = Bench::start();
     let make = |count: usize| {
@@ -393,12 +390,12 @@ fn memory_of_a_thousand_videos() {
             let id = create(&mut connection, &format!("flat {at}"));
             let path = format!("/v1/videos/{id}");
             scripted::until("it to be made", || connection.get(&path).json()["status"] == "completed");
-            // As many are kept as before: what grows with them is not what is looked for.
+            // Keeps the number of stored videos constant, because their memory is not measured here.
             connection.send("DELETE", &path, None);
         }
     };
     let used = || {
-        // The test's own grow.
+        // Clears the lists of the test, which would otherwise grow.
         *bench.log.steps.lock().unwrap() = Vec::new();
         *bench.log.runs.lock().unwrap() = Vec::new();
         *bench.log.writes.lock().unwrap() = Vec::new();
@@ -410,6 +407,6 @@ fn memory_of_a_thousand_videos() {
     let late = used();
     let grown = (late / early - 1.0) * 100.0;
     let figure = format!("{:.1} MB after 40, {:.1} MB after 1,000: {grown:+.2} %", early / 1e6, late / 1e6);
-    note("memory over 1,000 videos", "within 2 % of that after 40", &figure, grown < 2.0);
+    note("memory growth over 1,000 videos", "within 2 % of that after 40", &figure, grown < 2.0);
     bench.end();
 }

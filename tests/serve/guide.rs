@@ -1,4 +1,4 @@
-//! The guide's commands, as its reader types them: all of them in order, in one shell, on the toy model.
+//! Runs the commands in the server guide with the toy model, in order and in one shell.
 
 use std::fs;
 use std::net::TcpListener;
@@ -9,10 +9,10 @@ use std::process::Command;
 use crate::scripted::until;
 use crate::support::{self, needs};
 
-/// Longest time that the commands may take together.
+/// Timeout in seconds for all commands together.
 const SECONDS: u64 = 900;
 
-/// Fenced blocks of a language, but for those that build an image.
+/// Returns the fenced code blocks of a language on a page, except those that build an image.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let fence = format!("```{language}\n");
     let found =
@@ -24,19 +24,19 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port()
 }
 
-/// Whether a file is an MP4.
+/// Returns whether a file is an MP4.
 fn is_video(file: &Path) -> bool {
     fs::read(file).is_ok_and(|bytes| bytes.get(4..8) == Some(b"ftyp"))
 }
 
 #[needs(cpu)]
-fn the_page_s_commands_do_what_it_says() {
+fn serving_guide_commands_work() {
     let folder = tempfile::tempdir().expect("a folder");
     let page = fs::read_to_string("docs/guides/serving.md").expect("the guide");
     let port = free_port();
     let program = blocks(&page, "sh").join("\n").replace("localhost:8000", &format!("127.0.0.1:{port}"));
     assert!(program.matches("curl").count() > 10, "{program}");
-    // What a reader has otherwise: the program on the path, with a model and a folder of its own.
+    // Replaces what differs from a user's environment: the path of the program, the model and the state folder.
     let program_on_path = format!(
         "#!/bin/sh\ncommand=$1\nshift\nset -- --set runtime.compile_cache='{programs}' \"$@\"\n\
          [ $command = serve ] && set -- --listen 127.0.0.1:{port} --state '{state}' -m '{model}' --set sampler.steps=4 \"$@\"\n\
@@ -52,7 +52,7 @@ fn the_page_s_commands_do_what_it_says() {
     fs::write(&wrapper, program_on_path).expect("written");
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).expect("a mode");
     let prelude = format!("set -m\nPATH='{}':$PATH\n", folder.path().display());
-    // The server is ended whatever fails.
+    // Stops the server even if a command fails.
     let bounded =
         format!("{prelude}trap 'kill -KILL %1 2>/dev/null' EXIT\nset -e -o pipefail\n{program}\ntrap - EXIT\n");
     let script = folder.path().join("guide.sh");
@@ -71,7 +71,7 @@ fn the_page_s_commands_do_what_it_says() {
     let sidecar: serde_json::Value =
         serde_json::from_slice(&fs::read(folder.path().join("a.json")).expect("a sidecar")).expect("JSON");
     assert_eq!(sidecar["config"]["request"]["seed"], 7, "{sidecar}");
-    // The downloaded sidecar names no folder, and makes the same video.
+    // The downloaded sidecar contains no path and reproduces the video.
     assert!(!sidecar.to_string().contains(&folder.path().display().to_string()), "{sidecar}");
     let again = fs::read(folder.path().join("again.json")).expect("a sidecar");
     let again: serde_json::Value = serde_json::from_slice(&again).expect("JSON");
@@ -82,13 +82,13 @@ fn the_page_s_commands_do_what_it_says() {
     assert_eq!((&first["object"], &first["seed"]), (&"video".into(), &7.into()), "{first}");
     assert!(said.contains("event: progress") && said.contains("event: video"), "{said}");
     assert!(said.contains("\"video.deleted\"") && said.contains("ltx2_jobs_total{"), "{said}");
-    // The server has ended: nobody listens any more.
+    // The port is free because the commands have stopped the server.
     until("the port to be free", || TcpListener::bind(("127.0.0.1", port)).is_ok());
 }
 
-/// A page that names a flag of the server names one that it has.
+/// Checks every flag of `ltx2 serve` that the documentation contains.
 #[needs(nothing)]
-fn the_page_names_flags_that_exist() {
+fn documented_server_flags_exist() {
     let page = fs::read_to_string("docs/guides/serving.md").expect("the guide");
     let done = Command::new(env!("CARGO_BIN_EXE_ltx2")).args(["serve", "--help"]).output().expect("ltx2 runs");
     let help = String::from_utf8_lossy(&done.stdout).into_owned();

@@ -1,4 +1,4 @@
-//! Jobs from request to video, on a scripted device.
+//! Tests of jobs, from the request to the finished video, on a scripted device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,16 +28,16 @@ fn page(jobs: &Jobs, after: Option<&VideoId>, limit: usize, descending: bool) ->
     (page.jobs.iter().map(|job| job.accepted.id.clone()).collect(), page.has_more)
 }
 
-/// A server that starts again makes ids behind those that it finds.
+/// The ids of jobs that are created after a restart sort after those of existing jobs.
 #[needs(nothing)]
-fn ids_go_on_behind_those_of_the_last_start() {
+fn ids_continue_after_restart() {
     let first = Ids::behind(None).next().expect("an id");
     let again = Ids::behind(Some(&first)).next().expect("an id");
     assert!(again > first && VideoId::parse(again.as_str()) == Some(again));
 }
 
 #[needs(nothing)]
-fn a_job_becomes_a_video_with_all_its_files() {
+fn finished_job_has_all_its_files() {
     let state = quick_folder();
     let server = Server::start(state.path(), settings());
     let id = server.send("steps=6 ms=2");
@@ -68,7 +68,7 @@ fn a_job_becomes_a_video_with_all_its_files() {
 }
 
 #[needs(nothing)]
-fn a_store_is_one_server_s_alone_and_private() {
+fn store_is_private_and_locked_by_one_server() {
     use std::os::unix::fs::PermissionsExt;
     let state = tempfile::tempdir().expect("a folder");
     let server = Server::start(state.path(), settings());
@@ -93,7 +93,7 @@ fn a_store_is_one_server_s_alone_and_private() {
 }
 
 #[needs(nothing)]
-fn what_is_damaged_or_planted_is_set_aside() {
+fn damaged_or_foreign_entries_are_moved_aside() {
     let state = quick_folder();
     let server = Server::start(state.path(), settings());
     let ids: Vec<VideoId> = (0..4).map(|_| server.send("a")).collect();
@@ -122,7 +122,7 @@ fn what_is_damaged_or_planted_is_set_aside() {
 }
 
 #[needs(nothing)]
-fn lists_are_pages_by_id_and_keys_see_their_own() {
+fn lists_are_paginated_and_restricted_to_the_key() {
     let state = quick_folder();
     let server = Server::start(state.path(), settings());
     let ids: Vec<VideoId> = (0..5).map(|n| server.send(if n == 3 { "owner=bob" } else { "owner=ann" })).collect();
@@ -138,7 +138,7 @@ fn lists_are_pages_by_id_and_keys_see_their_own() {
         let done = ListQuery { state: Some(State::Completed), ..all.clone() };
         jobs.list(&anyone(), &done).jobs.len() == 5
     });
-    // A page behind a job that is gone.
+    // A page may start after a job that was deleted.
     server.jobs.delete(&anyone(), &ids[2]).expect("deleted");
     assert_eq!(page(&server.jobs, Some(&ids[2]), 9, false).0, ids[3..]);
     assert_eq!(server.jobs.delete(&anyone(), &ids[2]).expect_err("gone").status, 404);
@@ -146,7 +146,7 @@ fn lists_are_pages_by_id_and_keys_see_their_own() {
 }
 
 #[needs(nothing)]
-fn a_full_queue_refuses_and_leaves_nothing() {
+fn full_queue_rejects_and_leaves_nothing() {
     let state = quick_folder();
     let mut settings = settings();
     (settings.queue, settings.queue_per_key) = (3, 2);
@@ -173,9 +173,9 @@ fn a_full_queue_refuses_and_leaves_nothing() {
 }
 
 #[needs(nothing)]
-fn an_idempotency_key_makes_one_job() {
+fn idempotency_key_creates_one_job() {
     let state = quick_folder();
-    // The wall's clock is that of the requests.
+    // The clock agrees with the creation times of the requests.
     let pace = Pace { clock: Arc::new(|| 1_800_000_100), ..Pace::default() };
     let server = Server::with(store(state.path()), settings(), pace.clone());
     let send = |server: &Server, prompt: &str| {
@@ -195,7 +195,7 @@ fn an_idempotency_key_makes_one_job() {
     assert_eq!(listed(&state.path().join("jobs")).len(), 1);
     server.wait(&ids[0]);
     server.stop().expect("drained");
-    // It holds over a restart, and goes with its job.
+    // An idempotency key remains valid after a restart, until its job is removed.
     let server = Server::with(store(state.path()), settings(), pace);
     assert!(
         matches!(send(&server, "idempotency=k").expect("taken"), Submitted::Again(job) if job.accepted.id == ids[0])
@@ -216,19 +216,19 @@ fn cancelled_jobs_fail_at_once_and_leave_no_video() {
         assert_eq!((cancelled.record.state, code(&cancelled)), (State::Failed, "cancelled"));
         assert_eq!(server.jobs.cancel(&anyone(), id).expect("as it was").record, cancelled.record);
     }
-    // The device goes on with others.
+    // The device continues with the next job.
     let next = server.send("a");
     assert_eq!(server.wait(&next).record.state, State::Completed);
     let left = |id: &VideoId| listed(&state.path().join("jobs").join(id.as_str())).into_keys().collect::<Vec<_>>();
     until("its steps to go", || left(&running) == ["job.json", "request.json"]);
     assert_eq!(left(&waiting), ["job.json", "request.json"]);
-    // Of a finished one nothing changes.
+    // Cancelling a finished job has no effect.
     assert_eq!(server.jobs.cancel(&anyone(), &next).expect("as it was").record.state, State::Completed);
     server.stop().expect("drained");
 }
 
 #[needs(nothing)]
-fn a_batch_loses_the_row_that_is_cancelled_and_stops_with_the_last() {
+fn batch_drops_cancelled_rows_and_stops_with_the_last() {
     let state = quick_folder();
     let mut settings = settings();
     settings.max_batch = Some(4);
@@ -259,7 +259,7 @@ fn a_batch_loses_the_row_that_is_cancelled_and_stops_with_the_last() {
 }
 
 #[needs(nothing)]
-fn a_fault_fails_its_job_alone() {
+fn fault_fails_only_its_job() {
     let state = quick_folder();
     let mut settings = settings();
     settings.max_batch = Some(4);
@@ -278,7 +278,7 @@ fn a_fault_fails_its_job_alone() {
 }
 
 #[needs(nothing)]
-fn a_device_that_fails_ends_the_server_with_its_state_written() {
+fn failed_device_ends_server_with_saved_state() {
     for (fault, code_of, reason) in [
         ("fault=device at=1", "device_error", "accelerator"),
         ("fault=panic at=1", "device_error", "panics"),
@@ -301,7 +301,7 @@ fn a_device_that_fails_ends_the_server_with_its_state_written() {
 }
 
 #[needs(nothing)]
-fn a_hang_is_seen_and_a_drain_ends_in_either_way() {
+fn hang_is_detected_and_drain_ends_in_both_modes() {
     for drain in [Drain::Checkpoint, Drain::Finish] {
         let state = quick_folder();
         let mut settings = settings();
@@ -347,7 +347,7 @@ fn shapes_are_warmed_evicted_and_grouped() {
     let server = Server::of(jobs, vec![warm("shape=a")]);
     let first = server.send("shape=a fault=hang");
     server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == State::InProgress);
-    // `b` and `c` are cold; those of `a` overtake them, four of them.
+    // Jobs of the loaded shape `a` overtake those of `b` and `c`, but at most four of them do.
     let sent: Vec<VideoId> =
         ["b", "c", "a", "a", "a", "a", "a"].iter().map(|shape| server.send(&format!("shape={shape}"))).collect();
     server.log.released.store(true, Ordering::Release);
@@ -357,7 +357,7 @@ fn shapes_are_warmed_evicted_and_grouped() {
     assert_eq!(ran, expected);
     assert_eq!(*server.log.warmed.lock().unwrap(), ["shapea"]);
     assert_eq!(*server.log.evicted.lock().unwrap(), ["shapea", "shapeb"]);
-    // Those that do not fit cost one shape its programs, once.
+    // Jobs of a shape that does not fit evict the programs of another shape only once.
     server.log.evicted.lock().unwrap().clear();
     let ran = server.log.orders.lock().unwrap().len();
     for shape in ["d", "e", "f"] {
@@ -375,9 +375,10 @@ fn shapes_are_warmed_evicted_and_grouped() {
     assert_eq!(server.join(), Err("it needs 90 GiB of 80 GiB".into()));
 }
 
-/// Of a batch one does not fit and one does: the shape's programs are there again, and go for the next shape.
+/// One job of a batch fits on the device and another one does not. The shape then counts as loaded, and it is evicted
+/// before the next shape is loaded.
 #[needs(nothing)]
-fn a_shape_that_fits_after_all_counts_as_loaded() {
+fn shape_that_fits_in_part_counts_as_loaded() {
     let state = quick_folder();
     let mut settings = settings();
     (settings.max_shapes, settings.max_batch) = (1, Some(2));
@@ -394,9 +395,9 @@ fn a_shape_that_fits_after_all_counts_as_loaded() {
     server.stop().expect("drained");
 }
 
-/// The wall's clock may be set to any time: order and expiry are of the server's own.
+/// Changes of the wall clock affect neither the order of jobs nor their expiry.
 #[needs(nothing)]
-fn a_clock_that_is_set_back_changes_neither_order_nor_expiry() {
+fn clock_changes_affect_neither_order_nor_expiry() {
     let state = quick_folder();
     let mut settings = settings();
     settings.keep = Seconds(1.0);
@@ -416,7 +417,7 @@ fn a_clock_that_is_set_back_changes_neither_order_nor_expiry() {
     assert_eq!((gone.status, gone.code), (410, "expired"));
     server.stop().expect("drained");
 
-    // One that another start finds, of a time to come, stays no longer than others.
+    // After a restart, a job whose timestamp is in the future expires no later than other jobs.
     let server = Server::with(store(state.path()), settings.clone(), pace.clone());
     wall.store(3_000_000_000, Ordering::Relaxed);
     let third = server.send("a");
@@ -432,7 +433,7 @@ fn a_clock_that_is_set_back_changes_neither_order_nor_expiry() {
 }
 
 #[needs(nothing)]
-fn a_job_found_running_by_two_starts_has_crashed() {
+fn job_found_running_at_two_starts_fails() {
     let state = quick_folder();
     let id = {
         let server = Server::start(state.path(), settings());

@@ -1,4 +1,4 @@
-//! Slow clients, and many of them.
+//! Tests with slow clients and with many clients.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -16,7 +16,7 @@ use crate::site::{Client, Site, quantile};
 use crate::support::harness::{full, note_figure};
 use crate::support::needs;
 
-/// Limits that a test need not wait for.
+/// Returns limits that are short enough for a test.
 fn short() -> Limits {
     Limits {
         headers: Duration::from_millis(500),
@@ -27,7 +27,7 @@ fn short() -> Limits {
     }
 }
 
-/// Whether the server closes a connection within a time; how long that took.
+/// Waits until the server closes a connection. Returns how long that took; `None` if the connection stays open.
 fn closed(mut stream: TcpStream, within: Duration) -> Option<Duration> {
     let since = Instant::now();
     stream.set_read_timeout(Some(within)).expect("an option");
@@ -40,11 +40,11 @@ fn closed(mut stream: TcpStream, within: Duration) -> Option<Duration> {
 }
 
 #[needs(nothing)]
-fn patience_has_an_end() {
+fn idle_and_slow_connections_time_out() {
     let site = Site::with(&[], Options { limits: short(), ..Options::default() });
     let open = || TcpStream::connect(site.address).expect("a connection");
     let patience = Duration::from_secs(5);
-    // Nothing; half a request; a request, then nothing; a request, then half of one.
+    // The connections send nothing, half a request, a complete request, or a complete request and half of another one.
     let took = closed(open(), patience).expect("closed");
     assert!(took >= Duration::from_millis(400), "{took:?}");
     let mut half = open();
@@ -59,7 +59,7 @@ fn patience_has_an_end() {
     client.stream().write_all(b"GET /li").expect("sent");
     let took = closed(client.stream().try_clone().expect("a handle"), patience).expect("closed");
     assert!(took < Duration::from_millis(700) + Duration::from_secs(1), "{took:?}");
-    // A drop at a time keeps no connection open.
+    // A client cannot keep its connection open by sending one byte at a time.
     let mut drops = open();
     let since = Instant::now();
     drops.write_all(b"GET /live HTTP/1.1\r\nx: ").expect("sent");
@@ -71,7 +71,7 @@ fn patience_has_an_end() {
 }
 
 #[needs(nothing)]
-fn a_slow_body_is_told_so() {
+fn slow_upload_gets_408() {
     let site = Site::with(&["min_upload_rate=1KiB"], Options { limits: short(), ..Options::default() });
     let kind = [("content-type", "application/json")];
     for (what, pause) in [("nothing", None), ("ten bytes a second", Some(Duration::from_millis(100)))] {
@@ -95,7 +95,7 @@ fn a_slow_body_is_told_so() {
         over.store(true, Ordering::Relaxed);
         sending.join().expect("ended");
     }
-    // One that comes quickly enough is read, however long that takes: here for half a dozen windows.
+    // An upload above the minimum rate may take any time, here six of the intervals in which the rate is measured.
     let text = crate::site::body("steps=1").to_string() + &" ".repeat(10_000);
     let mut client = site.client();
     client.head("POST", "/v1/videos", &kind, Some(text.len())).expect("sent");
@@ -107,9 +107,9 @@ fn a_slow_body_is_told_so() {
     site.end();
 }
 
-/// 90 MB at 600 kB a second: two minutes and a half, by the rate of any server.
+/// An upload of 90 MB at 600 kB per second takes two and a half minutes. The default minimum rate allows it.
 #[needs(full)]
-fn an_upload_is_judged_by_its_rate() {
+fn long_upload_above_minimum_rate_is_accepted() {
     const BYTES: usize = 90_000_000;
     let site = Site::new(&["body_limit=128MiB"]);
     let head = crate::site::body("steps=1").to_string();
@@ -131,9 +131,9 @@ fn an_upload_is_judged_by_its_rate() {
     site.end();
 }
 
-/// A reader that does not read is cut; one that waits for its events is not.
+/// A client that does not read its response is disconnected. A client that waits for events is not.
 #[needs(nothing)]
-fn a_reader_that_does_not_read_is_cut() {
+fn client_that_does_not_read_is_disconnected() {
     let site = Site::with(&[], Options { limits: short(), ..Options::default() });
     let id = site.create("steps=1 bytes=33554432");
     site.wait(&id);
@@ -147,9 +147,10 @@ fn a_reader_that_does_not_read_is_cut() {
     site.end();
 }
 
-/// At the limit of connections those without a request make room: slow senders of headers keep nobody out.
+/// At the connection limit, connections without a complete request are closed first, so that clients that send headers
+/// slowly cannot block others.
 #[needs(nothing)]
-fn slow_senders_of_headers_keep_nobody_out() {
+fn slow_header_senders_do_not_block_others() {
     let limits = Limits { connections: 32, headers: Duration::from_secs(30), ..Limits::default() };
     let site = Site::with(&[], Options { limits, ..Options::default() });
     let half: Vec<TcpStream> = (0..100)
@@ -168,7 +169,7 @@ fn slow_senders_of_headers_keep_nobody_out() {
     site.end();
 }
 
-/// Slow clients: every second a reader takes a KiB, and a sender of a body gives ten bytes.
+/// Clients that read a KiB of a response per second, send ten bytes of a body per second, or send half a request.
 struct Slow {
     held: Vec<TcpStream>,
     over: Arc<AtomicBool>,
@@ -193,7 +194,7 @@ impl Slow {
         let paced = std::thread::spawn(move || {
             while !ends.load(Ordering::Relaxed) {
                 let since = Instant::now();
-                // One that was cut is no longer heard.
+                // Errors are ignored, because the server may have disconnected the clients.
                 reading.iter_mut().for_each(|stream| drop(stream.read(&mut [0; 1024])));
                 sending.iter_mut().for_each(|stream| drop(stream.write(b"          ")));
                 while since.elapsed() < Duration::from_secs(1) && !ends.load(Ordering::Relaxed) {
@@ -211,9 +212,10 @@ impl Slow {
     }
 }
 
-/// Polls of a running job while hundreds of slow clients hold on; in full, those that send too slowly are cut, too.
+/// Polls of a running job are answered while hundreds of slow clients are connected. Full test runs also check that the
+/// server disconnects slow senders.
 #[needs(nothing)]
-fn polls_go_on_beside_slow_clients() {
+fn polls_are_answered_despite_slow_clients() {
     let (readers, halves, senders) = if full() { (500, 500, 200) } else { (60, 60, 24) };
     let site = Site::new(&[]);
     let done = site.create("steps=1 bytes=16777216");
@@ -249,10 +251,10 @@ fn polls_go_on_beside_slow_clients() {
     site.end();
 }
 
-/// Images that take long to decode leave threads for all else; what finds no place in time is told so. Half a minute, for which
-/// two processors decode.
+/// While images that take long to decode are processed, other requests are answered. Requests with files that wait too
+/// long are rejected. The test takes half a minute, in which two cores decode.
 #[needs(full)]
-fn many_large_images_hold_up_nobody_else() {
+fn large_image_uploads_do_not_block_others() {
     let site = Site::new(&[]);
     let id = site.create("steps=100000 ms=10");
     let mut png = std::io::Cursor::new(Vec::new());
@@ -268,7 +270,7 @@ fn many_large_images_hold_up_nobody_else() {
             })
             .collect();
         std::thread::sleep(Duration::from_secs(2));
-        // A request without a file does not wait for those with files.
+        // A request without files does not wait for requests with files.
         let since = Instant::now();
         let text = site.send("POST", "/v1/videos", Some(&json!({"prompt": "steps=1"}))).status;
         assert!(
@@ -294,9 +296,9 @@ fn many_large_images_hold_up_nobody_else() {
     site.end();
 }
 
-/// 10,000 polls over 1,000 connections; a tenth of both by default.
+/// Sends 10,000 polls over 1,000 connections in full test runs, otherwise a tenth of both.
 #[needs(nothing)]
-fn many_clients_poll_at_once() {
+fn polls_of_many_clients_are_answered() {
     let connections = if full() { 1000 } else { 100 };
     let site = Site::new(&[]);
     let id = site.create("steps=100000 ms=10");
@@ -308,7 +310,8 @@ fn many_clients_poll_at_once() {
             let mut clients: Vec<Client> = (0..connections / threads).map(|_| site.client()).collect();
             let mut times = Vec::new();
             for _ in 0..10 {
-                // All are asked before the first is read: they are in flight together.
+                // All requests are sent before the first response is read, so that the server handles them
+                // concurrently.
                 let since = Instant::now();
                 for client in &mut clients {
                     client.head("GET", &path, &[], None).expect("sent");

@@ -1,4 +1,4 @@
-//! Many jobs: what they take of memory, files and threads, and how little the device waits for.
+//! Tests with many jobs: their memory, open files and threads, and the device's idle time.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,21 +16,21 @@ use ltx2::serve::store::FileStore;
 use crate::scripted::{Server, anyone, files, frames_of, quick_folder, settings};
 use crate::support::{full, needs};
 
-/// Bytes of this process's memory.
+/// Returns the resident memory of this process in bytes.
 fn memory() -> usize {
     let text = std::fs::read_to_string("/proc/self/status").expect("a status");
     let line = text.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory");
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok()).expect("a number") * 1024
 }
 
-/// Open files and threads of this process.
+/// Returns the numbers of open files and threads of this process.
 fn handles() -> [usize; 2] {
     ["fd", "task"].map(|name| std::fs::read_dir(Path::new("/proc/self").join(name)).expect("a folder").count())
 }
 
-/// Runs a test of this binary by itself, as others beside it would be measured, too. What limits a server's memory is the
-/// server's: nothing of the environment does.
-pub fn by_itself(test: &str) {
+/// Runs a test of this binary in a separate process, so that other tests do not affect its measurements. Removes
+/// environment variables that limit memory use, because the server must limit it by itself.
+pub fn run_in_separate_process(test: &str) {
     let mut run = Command::new(std::env::current_exe().expect("this binary"));
     run.args([test, "--exact"])
         .env("LTX2_TEST_MEMBER", "1")
@@ -45,13 +45,13 @@ pub fn by_itself(test: &str) {
 }
 
 #[needs(member)]
-fn queued_jobs_are_small_and_none_is_left_behind() {
+fn queued_jobs_use_little_memory_and_leak_nothing() {
     limit_heaps();
     files();
     let state = quick_folder();
     let mut settings = settings();
     settings.queue = 1000;
-    // What is done goes soon, as it does within a day on a server.
+    // Finished videos expire quickly. On a real server they expire after a day.
     settings.keep = Seconds(0.2);
     let many = if full() { 10_000 } else { 600 };
     let store = Arc::new(FileStore::open(state.path()).expect("a store"));
@@ -66,14 +66,14 @@ fn queued_jobs_are_small_and_none_is_left_behind() {
     server.log.released.store(true, Ordering::Release);
     server.until("an empty queue", |jobs| jobs.queue(&anyone()).1.is_empty());
 
-    // Sixty-four wait at most, as many as there are.
+    // At most 64 jobs are queued at once.
     let mut at_40 = None;
     for n in 0..many {
         server.until("a place", |jobs| jobs.queue(&anyone()).1.len() < 64);
         server.send(&format!("n={n} steps=1"));
         if n % 100 == 0 {
             server.jobs.sweep();
-            // The test's own record of what ran.
+            // Clears the records of the scripted device, which would otherwise grow.
             server.log.orders.lock().unwrap().clear();
             server.log.idle.lock().unwrap().clear();
         }
@@ -92,13 +92,13 @@ fn queued_jobs_are_small_and_none_is_left_behind() {
 
 #[needs(nothing)]
 fn memory_files_and_threads_are_bounded() {
-    by_itself("load::queued_jobs_are_small_and_none_is_left_behind");
+    run_in_separate_process("load::queued_jobs_use_little_memory_and_leak_nothing");
 }
 
-/// Creates, cancels and deletes in random order while batches run: every job ends, the device is kept busy, and what survives
-/// is what it would have been.
+/// Creates, cancels and deletes jobs in random order while batches run. Every job ends, the device stays busy, and the
+/// remaining videos are correct.
 #[needs(member)]
-fn a_storm_of_cancels() {
+fn random_creates_cancels_and_deletes_are_consistent() {
     files();
     let state = quick_folder();
     let mut settings = settings();
@@ -110,7 +110,7 @@ fn a_storm_of_cancels() {
     let send = |n: usize| server.send(&format!("key={} seed={n} steps=4 ms=2", n % 3));
     let ids: Vec<VideoId> = (0..many - 1).map(send).collect();
     server.log.released.store(true, Ordering::Release);
-    // Every third stays. The order is a fixed one without order.
+    // Every third job is kept. The order of the others is pseudo-random but the same in every run.
     let mut others: Vec<&VideoId> = ids.iter().enumerate().filter(|(n, _)| n % 3 != 0).map(|(_, id)| id).collect();
     others.sort_by_key(|id| id.as_str().bytes().rev().collect::<Vec<_>>());
     std::thread::scope(|scope| {
@@ -129,7 +129,7 @@ fn a_storm_of_cancels() {
         }
     });
     for id in &ids {
-        // One that is deleted is gone.
+        // Deleted jobs are not waited for.
         if server.jobs.get(&anyone(), id).is_ok() {
             let job = server.wait(id);
             match &job.record.produced {
@@ -146,7 +146,7 @@ fn a_storm_of_cancels() {
     let part = |part: f64| idle[((idle.len() - 1) as f64 * part) as usize];
     let (median, most, longest) = (part(0.5), part(0.95), part(1.0));
     println!("measured: between orders the device is idle for {median:?}, {longest:?} at most, of {}", idle.len());
-    // Beside other tests a thread may wait for a processor.
+    // While other tests run, a thread may have to wait for a core.
     assert!(median < Duration::from_millis(20) && most < Duration::from_millis(50), "{idle:?}");
     assert!(longest < Duration::from_millis(50) || !full(), "{idle:?}");
     let started = Instant::now();
@@ -156,5 +156,5 @@ fn a_storm_of_cancels() {
 
 #[needs(nothing)]
 fn a_thousand_cancels_keep_the_device_busy() {
-    by_itself("load::a_storm_of_cancels");
+    run_in_separate_process("load::random_creates_cancels_and_deletes_are_consistent");
 }

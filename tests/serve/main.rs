@@ -1,4 +1,4 @@
-//! Tests of the server: jobs and their store, HTTP, the page. Most run on a scripted device, without a model.
+//! Tests of the server: jobs and their store, HTTP, and the web page. Most use a scripted device, without a model.
 
 #![allow(clippy::unwrap_used)] // A test ends where something is not as it should be.
 #![allow(clippy::disallowed_methods)] // What a command printed is empty where it is no text.

@@ -1,4 +1,5 @@
-//! Requests that are wrong in every way: one line of JSON that names the field, never a 5xx, never a path.
+//! Tests of malformed requests. Each error is one line of JSON that contains the field name and no path, and its status
+//! is never 5xx.
 
 use std::io::Write;
 use std::time::Duration;
@@ -20,7 +21,7 @@ fn form(parts: &[(&str, &str)]) -> Vec<u8> {
     (text + "--b--\r\n").into_bytes()
 }
 
-/// Requests that are to be refused; all that were not are told at once.
+/// Sends requests that must be rejected, and collects those that were not.
 struct Refusals<'a> {
     site: &'a Site,
     faults: Vec<String>,
@@ -37,7 +38,7 @@ impl<'a> Refusals<'a> {
         }
     }
 
-    /// Sends one; its error.
+    /// Sends a request and returns its error.
     fn send(&mut self, kind: &str, bytes: &[u8], what: &str) -> (u16, String, Option<String>) {
         let answer = post(&mut self.site.client(), kind, bytes);
         if (400..500).contains(&answer.status) {
@@ -57,7 +58,7 @@ const FORM: &str = "multipart/form-data; boundary=b";
 const JSON: &str = "application/json";
 
 #[needs(nothing)]
-fn forms_that_are_none() {
+fn malformed_forms_are_rejected() {
     let site = Site::new(&[]);
     let mut refusals = Refusals::of(&site);
     let good = form(&[("prompt", "steps=1"), ("size", "64x64"), ("num_frames", "9")]);
@@ -65,7 +66,7 @@ fn forms_that_are_none() {
         let (_, code, _) = refusals.send(kind, &good, kind);
         assert!(["invalid_multipart", "missing_prompt"].contains(&code.as_str()), "{kind}: {code}");
     }
-    // Cut anywhere: never taken, never a fault of the server's.
+    // A body that is truncated at any byte is rejected and does not cause a server error.
     for cut in 0..good.len() - 4 {
         refusals.send(FORM, &good[..cut], &format!("cut at {cut}"));
     }
@@ -97,7 +98,7 @@ fn forms_that_are_none() {
 }
 
 #[needs(nothing)]
-fn json_that_is_none_or_says_too_much() {
+fn malformed_json_is_rejected() {
     let site = Site::new(&[]);
     let mut refusals = Refusals::of(&site);
     let deep = |open: &str, close: &str| format!("{{\"prompt\":{}1{}}}", open.repeat(10_000), close.repeat(10_000));
@@ -126,7 +127,7 @@ fn json_that_is_none_or_says_too_much() {
 }
 
 #[needs(nothing)]
-fn fields_that_are_wrong_are_named() {
+fn invalid_fields_are_named_in_the_error() {
     let site = Site::new(&["max_frames=97"]);
     let mut refusals = Refusals::of(&site);
     for (field, value) in [
@@ -184,7 +185,7 @@ fn fields_that_are_wrong_are_named() {
     site.end();
 }
 
-/// An image of 124 bytes that says it has 10^10 pixels.
+/// Returns an image file of 124 bytes whose header declares 10^10 pixels.
 fn bomb() -> Vec<u8> {
     let mut png = b"\x89PNG\r\n\x1a\n".to_vec();
     let mut chunk = |kind: &[u8], data: &[u8]| {
@@ -206,7 +207,7 @@ fn bomb() -> Vec<u8> {
 }
 
 #[needs(nothing)]
-fn images_that_are_bombs_or_something_else() {
+fn decompression_bombs_and_non_images_are_rejected() {
     let site = Site::new(&[]);
     let mut refusals = Refusals::of(&site);
     let polyglot = b"GIF89a/*\x00\x00*/=1;//<svg onload=alert(1)>".to_vec();
@@ -229,13 +230,13 @@ fn images_that_are_bombs_or_something_else() {
 }
 
 #[needs(nothing)]
-fn bodies_that_are_too_long() {
+fn too_long_bodies_are_rejected() {
     let site = Site::new(&["body_limit=1MiB"]);
     let mut refusals = Refusals::of(&site);
     let long = json!({"prompt": "a".repeat(2 << 20)}).to_string();
     let (status, code, _) = refusals.send(JSON, long.as_bytes(), "said to be too long");
     assert_eq!((status, code.as_str()), (413, "body_too_large"));
-    // The same without saying so before.
+    // Sends the same body with chunked encoding, which does not declare the length.
     let mut client = site.client();
     let headers = [("content-type", JSON), ("transfer-encoding", "chunked")];
     client.head("POST", "/v1/videos", &headers, None).expect("sent");
@@ -248,7 +249,7 @@ fn bodies_that_are_too_long() {
     let _ = client.stream().write_all(b"0\r\n\r\n");
     let answer = client.answer(false).expect("an answer");
     assert_eq!((answer.error().0, answer.error().1.as_str()), (413, "body_too_large"));
-    // Endpoints that take no video take no megabytes, either.
+    // The size of a body is also limited on endpoints that do not create videos.
     let cancel = site.client().roundtrip(
         "POST",
         "/v1/videos/video_00000000000000000000000000/cancel",
@@ -261,10 +262,10 @@ fn bodies_that_are_too_long() {
     site.end();
 }
 
-/// Bytes that are no HTTP are answered by hyper itself, without a body, before anything of the server's runs; what is HTTP and
-/// wrong is answered in JSON. Neither harms anybody.
+/// hyper answers bytes that are not HTTP without a body, before they reach the server. Malformed HTTP requests get a
+/// JSON response. Other clients are not affected.
 #[needs(nothing)]
-fn what_is_no_http() {
+fn non_http_bytes_are_rejected() {
     let site = Site::new(&[]);
     let long = format!("GET /live HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "a".repeat(20 << 10));
     let many = format!("GET /live HTTP/1.1\r\nhost: localhost\r\n{}\r\n", "x: a\r\n".repeat(500));
@@ -284,10 +285,10 @@ fn what_is_no_http() {
         let mut client = site.client();
         client.stream().set_read_timeout(Some(Duration::from_secs(20))).expect("an option");
         client.stream().write_all(text.as_bytes()).expect("sent");
-        // No answer at all is 0: hyper closes a connection of another protocol.
+        // Status 0 means that there was no response: hyper closes a connection with another protocol.
         let answer = client.answer(false).unwrap_or_default();
         let found = (answer.status, !answer.body.is_empty());
-        // What is still to be read when the connection closes may cost the client its answer.
+        // If the connection closes while there is unread data, the client may not receive the response.
         let is_lost = what == "long headers" && found.0 == 0;
         if found != (status, is_json) && !is_lost {
             wrong.push(format!("{what}: {found:?} {}", answer.text()));
@@ -301,9 +302,8 @@ fn what_is_no_http() {
     site.end();
 }
 
-/// Queries and headers that nobody would send.
 #[needs(nothing)]
-fn queries_and_headers_that_are_wrong() {
+fn invalid_queries_and_headers_are_rejected() {
     let site = Site::new(&[]);
     let mut client = site.client();
     for query in [

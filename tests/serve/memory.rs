@@ -1,4 +1,4 @@
-//! Memory of `ltx2 serve` as its user starts it, in a plain environment: nothing but the server limits it.
+//! Tests of the memory use of `ltx2 serve` without environment variables that limit it, so that only the server does.
 
 use std::path::Path;
 
@@ -8,19 +8,19 @@ use crate::served::Served;
 use crate::site::Client;
 use crate::support::{self, needs};
 
-/// Bytes of addresses that the C library takes for a heap of threads, aligned to as many.
+/// Size and alignment, in bytes, of the address range that glibc reserves for a thread arena.
 const HEAP: u64 = 64 << 20;
-/// Videos before memory is looked at for the first time, and in all; `LTX2_SERVE_VIDEOS` sets the latter.
+/// Number of videos before the first memory measurement, and in total. `LTX2_SERVE_VIDEOS` overrides the total.
 const VIDEOS: [usize; 2] = [40, 240];
 
-/// A server on a configuration, with the environment of a user who sets nothing but `variables`.
+/// Starts a server with only `variables` among the environment variables that limit memory use.
 fn served(config: &str, state: &Path, more: &[&str], variables: &[(&str, &str)]) -> Served {
     Served::start_on(config, state, more, |serve| {
         serve.env_remove("MALLOC_ARENA_MAX").env_remove("GLIBC_TUNABLES").envs(variables.iter().copied())
     })
 }
 
-/// Makes a video and removes it: what is kept of finished videos is not what is looked for.
+/// Generates a video and deletes it, because the memory of stored videos is not measured.
 fn make(served: &Served, seed: usize) {
     let body = json!({"prompt": format!("a red circle, number {seed}"), "size": "64x64", "num_frames": 9, "seed": seed, "steps": 1});
     let id = served.create(&body);
@@ -29,7 +29,8 @@ fn make(served: &Served, seed: usize) {
     assert_eq!(removed.status, 200, "{}", removed.text());
 }
 
-/// Heaps of a process beside the first: each is a writable part with the reserved rest of its addresses behind it.
+/// Returns the number of thread arenas of malloc in a process, not counting the main arena. A thread arena is a
+/// writable mapping followed by a reserved one.
 fn heaps(process: u32) -> usize {
     let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).expect("its memory");
     let regions: Vec<(u64, u64, &str)> = maps
@@ -48,17 +49,17 @@ fn heaps(process: u32) -> usize {
     regions.windows(2).filter(is_heap).count()
 }
 
-/// Bytes of a process's memory.
+/// Returns the resident memory of a process in bytes.
 fn resident(process: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/status")).expect("a status");
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
     line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number") * 1024.0
 }
 
-/// Of two, one is the first, which is no such mapping; two threads that ask at the same moment may get one more. A user's own number is
-/// left alone.
+/// The server limits malloc to two arenas. The main arena is not counted, but two threads that allocate at the same
+/// moment may create an additional one. A limit that the user sets is kept.
 #[needs(cpu)]
-fn a_server_s_threads_share_two_heaps_unless_the_user_sets_another_number() {
+fn server_threads_share_two_malloc_arenas() {
     let folder = tempfile::tempdir().expect("a folder");
     let count = |name: &str, variables: &[(&str, &str)]| {
         let served = served(support::tiny(), &folder.path().join(name), &[], variables);
@@ -69,14 +70,15 @@ fn a_server_s_threads_share_two_heaps_unless_the_user_sets_another_number() {
     assert!(own <= 2 && users >= 4, "{own} heaps beside the first, {users} where the user sets eight");
 }
 
-/// The toy model, request after request. What grows in the first videos (figures, the tables of threads) is there after forty.
+/// Sends requests to the toy model one after another. Data structures that grow with the first videos (metrics, thread
+/// tables) have reached their final size after forty.
 #[needs(cpu, full)]
-fn memory_of_the_toy_model_s_server_is_flat() {
+fn server_memory_stays_constant_over_many_videos() {
     let folder = tempfile::tempdir().expect("a folder");
     let served = served("nano", &folder.path().join("state"), &["--platform", "cpu", "--warm", "64x64x9"], &[]);
     let many = std::env::var("LTX2_SERVE_VIDEOS").map_or(VIDEOS[1], |many| many.parse().expect("a number"));
     let sizes: Vec<f64> = (0..many).map(|n| make(&served, n)).map(|()| resident(served.process.id())).collect();
-    // The middle of twenty: a video's own memory is not always freed yet when its end is told.
+    // Takes the median of twenty measurements, because the memory of a video may be freed after its end is reported.
     let middle = |end: usize| {
         let mut last = sizes[end - 20..end].to_vec();
         last.sort_by(f64::total_cmp);

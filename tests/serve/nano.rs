@@ -1,4 +1,5 @@
-//! Jobs on a model: their bytes are those of `ltx2 generate` from their sidecar, however they come about.
+//! Tests of jobs on a real model. Their frames and samples must equal those of `ltx2 generate` with the job's sidecar,
+//! also in a batch, after a resume, and with several processes.
 
 use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
@@ -16,7 +17,7 @@ use ltx2::serve::job::{Accepted, JobPhase, Produced};
 use ltx2::serve::model_device::{factory_together, follow};
 use serde_json::{Map, Value};
 
-/// A configuration for a server whose state is in `state`: the reference's smallest model.
+/// Returns the configuration of a server with the smallest test model.
 fn config(state: &Path, set: &[&str]) -> Config {
     let own = [
         format!("runtime.compile_cache={}", support::programs().display()),
@@ -24,14 +25,14 @@ fn config(state: &Path, set: &[&str]) -> Config {
         "serve.checkpoint=0s".into(),
     ];
     let set = own.into_iter().chain(set.iter().map(|s| (*s).to_string())).collect();
-    // Who starts other processes has compiled its programs.
+    // In a process that a test has started, the programs are already in the compile cache.
     let is_member = std::env::var_os("LTX2_TEST_MEMBER").is_some();
     let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny.yml");
     let files = vec![if is_member { tiny } else { support::tiny() }.to_string()];
     load(&ltx2::config::CliOverrides { files, set, ..Default::default() }).expect("a configuration").config
 }
 
-/// A device, and the folder that it keeps nothing but inputs in.
+/// A device, with the state folder that contains its input files.
 struct Server {
     state: tempfile::TempDir,
     device: Box<dyn Device>,
@@ -52,11 +53,12 @@ impl Server {
         Server { state, device, set, ids: Ids::behind(None) }
     }
 
-    /// A job by its settings beside the server's. Its shape is what `shape` says.
+    /// Creates a job with the settings `set`, which override the server's, the shape key `shape` and the input files
+    /// `inputs`.
     fn job(&self, shape: &str, set: &[&str], inputs: &[&str]) -> Arc<Accepted> {
         let all: Vec<&str> = self.set.iter().map(String::as_str).chain(set.iter().copied()).collect();
         let mut config = config(self.state.path(), &all);
-        // Files are named as the store names them.
+        // Input files have the paths that the store would give them.
         let names = inputs.iter().map(|name| (self.state.path().join("inputs").join(name), *name));
         for (path, name) in names {
             let path = path.display().to_string();
@@ -87,7 +89,7 @@ impl Server {
         })
     }
 
-    /// Copies a file to where the store has those that are given.
+    /// Copies an input file to the folder where the store keeps input files; returns its path there.
     fn gives(&self, file: &Path) -> String {
         let name = file.file_name().and_then(|name| name.to_str()).expect("a name");
         let kept = self.state.path().join("inputs").join(name);
@@ -99,7 +101,7 @@ impl Server {
         self.device.run(order, &mut |_| ControlFlow::Continue(())).expect("runs")
     }
 
-    /// Makes one job's video and writes it; its folder.
+    /// Runs a job and writes its video.
     fn make(&mut self, job: &Arc<Accepted>) -> Video {
         let made = self.run(&order(std::slice::from_ref(job))).pop().expect("a video");
         Video::write(made)
@@ -110,7 +112,7 @@ fn order(jobs: &[Arc<Accepted>]) -> Order {
     Order { jobs: jobs.to_vec(), steps: None, resume: false }
 }
 
-/// A written video.
+/// A video that has been written.
 struct Video {
     folder: tempfile::TempDir,
     produced: Produced,
@@ -135,8 +137,8 @@ impl Video {
         serde_json::from_slice(&std::fs::read(self.path("video.json")).expect("a sidecar")).expect("JSON")
     }
 
-    /// `generate` from the sidecar makes the same frames and samples.
-    fn is_generates(&self) {
+    /// Checks that `ltx2 generate` with the sidecar gives the same frames and samples.
+    fn assert_matches_generate(&self) {
         let again = self.path("again.mp4");
         let ran = support::ltx2().args(["generate", "-c"]).arg(self.path("video.json")).arg("-o").arg(&again).output();
         let ran = ran.expect("the binary runs");
@@ -151,22 +153,23 @@ impl Video {
     }
 }
 
-/// By XLA's newer fusion emitters, as users compile: the older ones sum in another order where there are other rows.
+/// The test enables XLA's newer fusion emitters, as users do: with the older ones, the order of summation depends on
+/// the batch size.
 #[needs(cpu)]
-fn a_job_is_generate_s_alone_and_in_a_batch() {
+fn job_matches_generate_alone_and_in_a_batch() {
     let mut member = Command::new(std::env::current_exe().expect("a path"));
-    member.args(["nano::member", "--exact", "--nocapture", "--test-threads", "1"]);
+    member.args(["nano::child_process_runs_its_role", "--exact", "--nocapture", "--test-threads", "1"]);
     member.env("LTX2_TEST_MEMBER", "batches").env("XLA_FLAGS", "");
     let out = member.output().expect("starts");
     assert!(out.status.success(), "{}\n{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
 }
 
-fn alone_and_in_a_batch() {
+fn compare_alone_and_in_a_batch() {
     let mut server = Server::start(&["serve.max_batch=2"]);
     let prompts = [["request.prompt=a red ball", "request.seed=3"], ["request.prompt=rain", "request.seed=4"]];
     let jobs = prompts.map(|set| server.job("small", &set, &[]));
     let alone = jobs.each_ref().map(|job| server.make(job));
-    alone[0].is_generates();
+    alone[0].assert_matches_generate();
     let produced = &alone[0].produced;
     assert_eq!((produced.width, produced.height, produced.num_frames, produced.fps), (64, 96, 9, 24.0));
     assert!(produced.timings["denoise"]["total"].as_f64().is_some_and(|s| s > 0.0), "{}", produced.timings);
@@ -185,20 +188,19 @@ fn alone_and_in_a_batch() {
         assert_eq!(together.hashes(), alone.hashes(), "a neighbour changes no bit");
         assert_eq!(together.produced.timings["videos_together"], 2);
     }
-    together[1].is_generates();
+    together[1].assert_matches_generate();
 }
 
 fn image_size(path: &Path) -> [usize; 2] {
     let bytes = std::fs::read(path).expect("an image");
-    // The frame's header of a JPEG: its height, then its width.
+    // The frame header of a JPEG contains the height and then the width.
     let at = bytes.windows(2).position(|pair| pair == [0xff, 0xc0]).expect("a baseline JPEG");
     let word = |at: usize| usize::from(u16::from_be_bytes([bytes[at], bytes[at + 1]]));
     [word(at + 7), word(at + 5)]
 }
 
-/// A failed write loses nothing.
 #[needs(cpu)]
-fn a_video_is_written_again_where_that_failed() {
+fn failed_video_write_can_be_retried() {
     let mut server = Server::start(&[]);
     let job = server.job("small", &["output.audio=false"], &[]);
     let mut made = server.run(&order(&[job])).pop().expect("a video");
@@ -218,8 +220,8 @@ fn a_video_is_written_again_where_that_failed() {
     assert!(has(b"avc1") && !has(b"mp4a"), "the sound track is left out");
 }
 
-/// Stops an order at a stage; what had been told by then.
-fn stops_at(server: &mut Server, order: &Order, stage: JobPhase, step: usize, why: Stop) -> Vec<Moment> {
+/// Runs a batch and stops it with `why` at a stage and step. Returns the progress reports until then.
+fn stop_at(server: &mut Server, order: &Order, stage: JobPhase, step: usize, why: Stop) -> Vec<Moment> {
     let mut told = Vec::new();
     let ended = server.device.run(order, &mut |moment| {
         told.push(moment);
@@ -234,8 +236,8 @@ fn stops_at(server: &mut Server, order: &Order, stage: JobPhase, step: usize, wh
 }
 
 #[needs(cpu)]
-fn a_cancelled_job_ends_behind_the_program_under_way() {
-    // Steps of a device that has made no video are not grouped.
+fn cancelled_job_ends_after_the_current_program() {
+    // Before its first video, a new device runs one step per device call.
     let mut server = Server::start(&[]);
     let job = server.job("small", &["request.seed=3"], &[]);
     let steps = server.state.path().join("steps.safetensors");
@@ -243,25 +245,25 @@ fn a_cancelled_job_ends_behind_the_program_under_way() {
     let moments =
         [(JobPhase::TextEncoder, 0), (JobPhase::Denoise, 1), (JobPhase::VideoDecoder, 0), (JobPhase::AudioDecoder, 0)];
     for (stage, step) in moments {
-        let told = stops_at(&mut server, &order, stage, step, Stop::Cancelled);
+        let told = stop_at(&mut server, &order, stage, step, Stop::Cancelled);
         assert_eq!(told.last().map(|moment| moment.stage), Some(stage), "nothing comes behind it");
         assert!(!steps.exists(), "{stage:?}: nothing is kept");
     }
-    server.make(&job).is_generates();
+    server.make(&job).assert_matches_generate();
 }
 
-/// The end of the server: the steps are kept, and another process goes on with them.
+/// When the server drains, it saves the finished steps, and another process resumes after them.
 #[needs(cpu)]
-fn a_drained_job_goes_on_where_it_was() {
+fn drained_job_resumes_at_its_step() {
     let set = ["pipeline=two_stage", "request.height=64"];
     let mut undisturbed: Option<Video> = None;
     for (stage, step) in [(JobPhase::Denoise, 1), (JobPhase::Refine, 0), (JobPhase::Refine, 1)] {
-        // Steps of a device that has made no video are not grouped.
+        // Before its first video, a new device runs one step per device call.
         let mut server = Server::start(&set);
         let job = server.job("two", &["request.seed=3"], &[]);
         let steps = server.state.path().join("steps.safetensors");
         let first = Order { jobs: vec![job.clone()], steps: Some(steps.clone()), resume: false };
-        stops_at(&mut server, &first, stage, step, Stop::Draining);
+        stop_at(&mut server, &first, stage, step, Stop::Draining);
         let mut began = Vec::new();
         let again = Order { resume: true, ..first };
         let made = server.device.run(&again, &mut |moment| {
@@ -278,22 +280,22 @@ fn a_drained_job_goes_on_where_it_was() {
     let mut server = Server::start(&set);
     let job = server.job("two", &["request.seed=3"], &[]);
     let steps = server.state.path().join("steps.safetensors");
-    // Steps of another request: from noise, and the client is told.
+    // The checkpoint of another request is not used, and the client receives a warning.
     let first = Order { jobs: vec![job.clone()], steps: Some(steps.clone()), resume: false };
-    stops_at(&mut server, &first, JobPhase::Denoise, 1, Stop::Draining);
+    stop_at(&mut server, &first, JobPhase::Denoise, 1, Stop::Draining);
     let other = server.job("two", &["request.seed=4"], &[]);
     let made = server.run(&Order { jobs: vec![other], steps: Some(steps), resume: true });
     let warnings = Video::write(made.into_iter().next().expect("a video")).produced.warnings;
     assert!(warnings.len() == 1 && warnings[0].contains("another model or release"), "{warnings:?}");
 }
 
-/// A server that another test kills, or one of two that serve together.
+/// Runs in a child process: a server that another test kills, or one of the two processes of a server.
 #[needs(member)]
-fn member() {
+fn child_process_runs_its_role() {
     let role = std::env::var("LTX2_TEST_MEMBER").expect("a role");
     let parts: Vec<&str> = role.split_whitespace().collect();
     match parts[..] {
-        ["batches"] => alone_and_in_a_batch(),
+        ["batches"] => compare_alone_and_in_a_batch(),
         ["alone", state] => {
             let mut server = Server::start(&[]);
             let jobs = vec![server.job("small", &["request.seed=3", "sampler.steps=6"], &[])];
@@ -325,7 +327,8 @@ fn member() {
     }
 }
 
-/// Process 0: a job from an image, one that is cancelled, then two more. It prints what came of them.
+/// Runs as process 0: generates a video from an image, cancels a job, generates two more videos, and prints the
+/// results.
 fn leads(group: &Arc<Group>) {
     let mut server = Server::start_together(&[], Some(group.clone()));
     let image = server.gives(Path::new("tests/fixtures/images/shapes.png"));
@@ -333,11 +336,11 @@ fn leads(group: &Arc<Group>) {
     let given = server.job("image", &["pipeline=image_to_video", &set], &["shapes.png"]);
     let jobs = [4, 3, 5].map(|seed| server.job("small", &[&format!("request.seed={seed}")], &[]));
     let mut keys = Vec::new();
-    // The test's name is in the line under way.
+    // The output starts with a newline, because the current line contains the name of the test.
     println!("\nmade {}", server.make(&given).hashes().join(" "));
     for (n, job) in jobs.iter().enumerate() {
         if n == 0 {
-            stops_at(&mut server, &order(std::slice::from_ref(job)), JobPhase::Denoise, 1, Stop::Cancelled);
+            stop_at(&mut server, &order(std::slice::from_ref(job)), JobPhase::Denoise, 1, Stop::Cancelled);
             println!("cancelled");
         } else {
             println!("made {}", server.make(job).hashes().join(" "));
@@ -347,14 +350,14 @@ fn leads(group: &Arc<Group>) {
     println!("keys {keys:?}");
 }
 
-/// Each of two processes computes all of the work: what they say to each other is that of others.
+/// Both CPU processes compute the entire video, so they only have to synchronize.
 #[needs(cpu)]
-fn two_processes_are_one_server() {
+fn two_processes_form_one_server() {
     let _ = support::tiny();
     let place = ltx2::runtime::processes::store::Server::start("127.0.0.1:0").expect("listens").address().to_string();
     let start = |role: &str| {
         let mut member = Command::new(std::env::current_exe().expect("a path"));
-        member.args(["nano::member", "--exact", "--nocapture", "--test-threads", "1"]);
+        member.args(["nano::child_process_runs_its_role", "--exact", "--nocapture", "--test-threads", "1"]);
         member.env("LTX2_TEST_MEMBER", format!("{role} {place}")).env("LTX2_REHEARSE_PROCESSES", "1");
         Ends(member.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().expect("starts"))
     };
@@ -377,7 +380,8 @@ fn two_processes_are_one_server() {
     let keys = said.iter().find_map(|line| line.strip_prefix("keys [")).expect("keys");
     let keys: Vec<usize> =
         keys.trim_end_matches(']').split(", ").map(|count| count.parse().expect("a number")).collect();
-    // A job is many gathers, each of three keys while it lasts; the other process may be one ahead.
+    // A job uses many gather operations. Each has three keys in the coordination store until it completes, and one
+    // process may be one gather ahead of the other.
     let [least, most] = [keys.iter().min(), keys.iter().max()].map(|count| *count.expect("a count"));
     assert!(keys.len() == 3 && most - least <= 3, "keys of the store grow: {keys:?}");
 }
@@ -386,18 +390,18 @@ struct Ends(Child);
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        // One that ended is not there any more.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 #[needs(cpu)]
-fn a_killed_job_goes_on_where_it_was() {
+fn killed_job_resumes_at_its_step() {
     let folder = tempfile::tempdir().expect("a folder");
     let _ = support::tiny();
     let mut member = Command::new(std::env::current_exe().expect("a path"));
-    member.args(["nano::member", "--exact", "--nocapture", "--test-threads", "1"]);
+    member.args(["nano::child_process_runs_its_role", "--exact", "--nocapture", "--test-threads", "1"]);
     member.env("LTX2_TEST_MEMBER", format!("alone {}", folder.path().display()));
     member.env("LTX2_FAILPOINT", "step 3").stdout(Stdio::null()).stderr(Stdio::piped());
     let mut member = Ends(member.spawn().expect("starts"));
@@ -405,7 +409,7 @@ fn a_killed_job_goes_on_where_it_was() {
     let mut said = Vec::new();
     let is_there = lines.inspect(|line| said.push(line.clone())).any(|line| line == "at step 3");
     assert!(is_there, "{said:#?}");
-    // Within the fourth step.
+    // Dropping the guard kills the process during the fourth step.
     drop(member);
 
     let mut server = Server::start(&[]);
@@ -422,24 +426,24 @@ fn a_killed_job_goes_on_where_it_was() {
     assert_eq!((began, video.produced.warnings.len()), (Some(3), 0));
     assert_eq!(server.device.figures().resumed, 1);
     assert_eq!(video.hashes(), server.make(&job).hashes());
-    video.is_generates();
+    video.assert_matches_generate();
 }
 
-/// Times that a video's denoising program was made ready so far.
+/// Returns how many times the denoising program had been loaded when the video was generated.
 fn loaded(video: &Video) -> u64 {
     let program = &video.sidecar()["timings"]["programs"]["denoise"];
     ["compiles", "cache_hits"].iter().filter_map(|key| program[*key].as_u64()).sum()
 }
 
 #[needs(cpu)]
-fn shapes_come_and_go() {
+fn shapes_are_loaded_and_evicted() {
     let mut server = Server::start(&[]);
     let (tall, low) = (server.job("tall", &[], &[]), server.job("low", &["request.height=64"], &[]));
     server.device.warm(&order(std::slice::from_ref(&tall))).expect("warms");
     let first = server.make(&tall);
     let other = server.make(&low);
     assert_eq!([first.produced.height, other.produced.height], [96, 64]);
-    other.is_generates();
+    other.assert_matches_generate();
     let back = server.make(&tall);
     assert_eq!(back.hashes(), first.hashes());
     assert_eq!([loaded(&first), loaded(&other), loaded(&back)], [1, 2, 2], "a loaded program is loaded once");
@@ -451,7 +455,7 @@ fn shapes_come_and_go() {
 }
 
 #[needs(cpu)]
-fn a_job_with_a_lora_leaves_the_model_as_it_was() {
+fn lora_job_leaves_the_model_unchanged() {
     let mut server = Server::start(&[]);
     let plain = server.job("small", &[], &[]);
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/lora/ic_tiny_a_plain.safetensors");
@@ -461,12 +465,12 @@ fn a_job_with_a_lora_leaves_the_model_as_it_was() {
     let merged = [server.make(&one), server.make(&two)];
     assert_ne!(merged[0].hashes(), before.hashes());
     assert_ne!(merged[0].hashes(), merged[1].hashes());
-    merged[1].is_generates();
+    merged[1].assert_matches_generate();
     assert_eq!(server.make(&plain).hashes(), before.hashes());
 }
 
 #[needs(cpu)]
-fn jobs_from_an_image_and_from_sound() {
+fn image_and_audio_jobs_match_generate() {
     let mut server = Server::start(&[]);
     let image = server.gives(Path::new("tests/fixtures/images/shapes.png"));
     let set = format!("request.images=[{{path: {image}, frame: 0, strength: 1.0, crf: 0}}]");
@@ -474,13 +478,13 @@ fn jobs_from_an_image_and_from_sound() {
     let video = server.make(&job);
     let request = &video.sidecar()["config"]["request"];
     assert_eq!(request["images"][0]["path"], image.as_str(), "the sidecar says where it is");
-    video.is_generates();
+    video.assert_matches_generate();
 
     let sound = server.gives(Path::new("tests/fixtures/sounds/tone_u8.wav"));
     let set = format!("request.audio={{path: {sound}}}");
-    server.make(&server.job("sound", &["pipeline=audio_to_video", &set], &["tone_u8.wav"])).is_generates();
+    server.make(&server.job("sound", &["pipeline=audio_to_video", &set], &["tone_u8.wav"])).assert_matches_generate();
 
-    // A file that is no image fails its job alone.
+    // A job fails if its input file is not an image, and later jobs are not affected.
     std::fs::write(server.state.path().join("inputs/shapes.png"), "no image").expect("written");
     match server.device.run(&order(&[job]), &mut |_| ControlFlow::Continue(())) {
         Err(RunError::Job(failure)) => {

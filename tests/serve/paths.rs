@@ -1,4 +1,4 @@
-//! No request reaches a file but those of its own job.
+//! Tests that requests can access only the files of their own job.
 
 use std::os::unix::fs::symlink;
 
@@ -8,7 +8,7 @@ use crate::support::needs;
 const ID: &str = "video_01k9zzzzzzzzzzzzzzzzzzzzzz";
 
 #[needs(nothing)]
-fn what_is_no_id_is_no_video() {
+fn invalid_ids_are_not_found() {
     let site = Site::new(&[]);
     std::fs::write(site.state.join("secret"), "secret").expect("written");
     let upper = ID.to_uppercase();
@@ -60,9 +60,8 @@ fn what_is_no_id_is_no_video() {
     site.end();
 }
 
-/// Links that somebody planted in the state folder lead nowhere.
 #[needs(nothing)]
-fn links_in_the_state_folder_lead_nowhere() {
+fn links_in_the_state_folder_are_not_followed() {
     let site = Site::new(&[]);
     let outside = tempfile::tempdir().expect("a folder");
     std::fs::write(outside.path().join("video.mp4"), "secret").expect("written");
@@ -81,7 +80,7 @@ fn links_in_the_state_folder_lead_nowhere() {
         assert_eq!((answer.error().0, answer.error().1.as_str()), (404, "no_such_file"), "{variant}");
     }
     assert_eq!(site.get(&path("video")).status, 200);
-    // The folder itself.
+    // The job's folder itself is replaced by a link.
     std::fs::rename(&job, site.state.join("moved")).expect("moved");
     symlink(outside.path(), &job).expect("a link");
     let answer = site.get(&path("video"));
@@ -90,9 +89,9 @@ fn links_in_the_state_folder_lead_nowhere() {
     site.end();
 }
 
-/// Names of clients' files are nowhere, and what they hold is no path.
+/// The server neither uses the file names that clients send nor follows paths inside uploaded files.
 #[needs(nothing)]
-fn names_of_files_are_not_used() {
+fn client_file_names_are_not_used() {
     let site = Site::new(&[]);
     let form = "--b\r\ncontent-disposition: form-data; name=\"prompt\"\r\n\r\na\r\n\
         --b\r\ncontent-disposition: form-data; name=\"input_reference\"; filename=\"../../../etc/cron.d/x\"\r\n\

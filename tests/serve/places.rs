@@ -1,4 +1,4 @@
-//! Places in the queue: how many there are, when a request has one, and requests that need none.
+//! Tests of the slots in the queue: how many there are, when a request takes one, and which requests need none.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -16,9 +16,10 @@ use crate::scripted::{ScriptedDevice, Server, anyone, frames_of, quick_folder, u
 use crate::site::{Answer, Client, Site, body};
 use crate::support::needs;
 
-/// Without a key the queue is all that is bounded; with one, a key's part of it, too.
+/// Without API keys, only the length of the entire queue is limited. With keys, the number of jobs of each key is
+/// limited too.
 #[needs(nothing)]
-fn the_default_queue_takes_64_and_half_of_them_of_one_key() {
+fn default_queue_holds_64_jobs_and_32_per_key() {
     let state = quick_folder();
     let mut settings = Serve::default();
     settings.min_free.0 = 0;
@@ -32,7 +33,7 @@ fn the_default_queue_takes_64_and_half_of_them_of_one_key() {
     let waiting: Vec<_> = (0..32).map(|n| server.send(&format!("n={n}"))).collect();
     let refused = server.jobs.admit(&anyone()).err().expect("no 65th");
     assert_eq!((refused.status, refused.code), (429, "queue_full"));
-    // As many of no key at all.
+    // Without keys, one client can use all 64 slots.
     (0..32).for_each(|n| drop(server.jobs.cancel(&anyone(), &waiting[n]).expect("cancelled")));
     let ids: Vec<_> = server.jobs.queue(&anyone()).1.iter().map(|job| job.accepted.id.clone()).collect();
     ids.iter().for_each(|id| drop(server.jobs.cancel(&anyone(), id).expect("cancelled")));
@@ -43,9 +44,9 @@ fn the_default_queue_takes_64_and_half_of_them_of_one_key() {
     server.stop().expect("drained");
 }
 
-/// Bodies that do not come hold no place, neither in the queue nor among those that are read.
+/// A request whose body does not arrive takes no slot, neither in the queue nor among the bodies that are being read.
 #[needs(nothing)]
-fn creates_go_on_beside_slow_bodies() {
+fn slow_bodies_take_no_queue_slot() {
     let site = Site::new(&["queue=4"]);
     let mut held = Vec::new();
     for length in [1000, 100_000].repeat(20) {
@@ -54,7 +55,7 @@ fn creates_go_on_beside_slow_bodies() {
         client.stream().write_all(b"{\"prompt\":").expect("sent");
         held.push(client);
     }
-    // Those heads are read before the next ones.
+    // Waits until the server has read the headers of these requests.
     until("their connections", || site.get("/metrics").text().contains("ltx2_http_connections 41\n"));
     let since = Instant::now();
     let short = site.create("steps=1");
@@ -65,7 +66,7 @@ fn creates_go_on_beside_slow_bodies() {
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
     site.wait(&short);
-    // A full queue is still told before the body.
+    // If the queue is full, the server still says so before the body arrives.
     let running = site.create("steps=100000 ms=10");
     until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
     (0..4).for_each(|n| drop(site.create(&format!("n={n}"))));
@@ -82,9 +83,10 @@ fn keyed(site: &Site, key: &str, path: &str, body: &Value) -> Answer {
     Client::to(site.address).with("idempotency-key", key).send("POST", path, Some(body))
 }
 
-/// A key is of one endpoint and one source, and what it stands for is answered however full the server is.
+/// An idempotency key belongs to one endpoint and one source video. The earlier job is returned even if the queue is
+/// full.
 #[needs(nothing)]
-fn a_replay_needs_no_place_and_is_of_its_endpoint_and_source() {
+fn replay_needs_no_slot_and_is_bound_to_endpoint_and_source() {
     let site = Site::new(&["queue=1"]);
     let sources = [1, 2].map(|n| {
         let id = site.create(&format!("steps=1 n={n}"));
@@ -102,14 +104,14 @@ fn a_replay_needs_no_place_and_is_of_its_endpoint_and_source() {
     let made = of(&keyed(&site, "c", "/v1/videos", &create));
     site.wait(&made);
     assert_eq!(keyed(&site, "c", "/v1/videos/sync", &create).error().1, "idempotency_conflict");
-    // The queue is full, then the server ends.
+    // Fills the queue. The server then drains.
     let running = site.create("steps=100000 ms=10");
     until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
     site.create("waits");
     assert_eq!(keyed(&site, "other", "/v1/videos", &create).error().1, "queue_full");
     assert_eq!(of(&keyed(&site, "c", "/v1/videos", &create)), made);
     assert_eq!(keyed(&site, "c", "/v1/videos", &body("steps=1 other")).error().1, "idempotency_conflict");
-    // What a request started from may be gone.
+    // The earlier job is returned even if the source video has been deleted.
     assert_eq!(site.send("DELETE", &format!("/v1/videos/{}", sources[0]), None).status, 200);
     assert_eq!(of(&keyed(&site, "k", &remix(0), &new)), first);
     assert_eq!(keyed(&site, "other", &remix(0), &new).error().1, "video_not_found");
@@ -120,7 +122,7 @@ fn a_replay_needs_no_place_and_is_of_its_endpoint_and_source() {
     site.end();
 }
 
-/// Sends a request for a video that is waited for, and does not read the answer.
+/// Sends a synchronous request and returns its connection without reading the response.
 fn waiting(site: &Site, key: &str, body: &Value) -> Client {
     let mut client = site.client().with("idempotency-key", key);
     let text = body.to_string();
@@ -130,16 +132,17 @@ fn waiting(site: &Site, key: &str, body: &Value) -> Client {
     client
 }
 
-/// Clients that wait for one video under one key: it ends with the last that goes, and whoever sends it again has a new one.
+/// Several clients wait for the same job with one idempotency key. When the last client disconnects, the job is
+/// cancelled, and sending the request again creates a new job.
 #[needs(nothing)]
-fn a_client_that_is_lost_sends_its_request_again() {
+fn disconnected_sync_client_can_send_its_request_again() {
     let site = Site::new(&[]);
     let body = body("steps=300 ms=10");
     let running = || site.get("/v1/queue").json()["running"][0].as_str().map(str::to_string);
     let [first, second] = [(); 2].map(|()| waiting(&site, "k", &body));
     until("it to run", || running().is_some());
     let id = running().expect("an id");
-    // The second one's request is read.
+    // Waits until the server has read the second request.
     std::thread::sleep(Duration::from_millis(100));
     drop(first);
     std::thread::sleep(Duration::from_millis(100));
@@ -152,9 +155,9 @@ fn a_client_that_is_lost_sends_its_request_again() {
     site.end();
 }
 
-/// A video that was made before is answered before the model is loaded again.
+/// After a restart, the earlier job is returned before the model is loaded.
 #[needs(nothing)]
-fn a_replay_needs_no_model() {
+fn replay_needs_no_loaded_model() {
     let folder = quick_folder();
     let state = folder.path().join("state");
     let site = Site::at(state.clone(), &[], Options::default());
@@ -183,9 +186,9 @@ fn a_replay_needs_no_model() {
     assert_eq!(server.end(|| false), 0);
 }
 
-/// Whoever waits for a video is told what failed: the request's own mistakes as such.
+/// A synchronous request whose job fails receives the job's error. The status is 400 if the request caused the error.
 #[needs(nothing)]
-fn a_client_that_waits_is_told_what_was_wrong() {
+fn sync_client_receives_the_error() {
     let site = Site::new(&[]);
     for (fault, status, code, param, kind) in [
         ("given", 400, "invalid_video", Some("input_video"), "invalid_request_error"),
@@ -203,9 +206,9 @@ fn a_client_that_waits_is_told_what_was_wrong() {
     site.end();
 }
 
-/// A finisher that is gone while the device hangs does not keep the server from ending.
+/// The server stops within the timeout even if the finisher thread has panicked and the device hangs.
 #[needs(nothing)]
-fn an_end_is_in_time_whatever_hangs() {
+fn shutdown_is_in_time_despite_hung_device() {
     let site = Site::new(&["drain_timeout=300ms"]);
     let bad = site.create("write=panic write_ms=200");
     let hangs = site.create("fault=hang");
@@ -218,9 +221,10 @@ fn an_end_is_in_time_whatever_hangs() {
     log.released.store(true, Ordering::Release);
 }
 
-/// A server that is asked to end at any stage of a video ends cleanly, and the next start has the video, as it would have been.
+/// A server that is drained at any stage of a video stops without an error, and the next start completes the same
+/// video.
 #[needs(nothing)]
-fn a_drain_at_any_stage_loses_nothing() {
+fn drain_at_any_stage_loses_nothing() {
     let stages = [
         JobPhase::Compiling,
         JobPhase::Loading,

@@ -1,5 +1,5 @@
-//! Calls of clients, sent again: OpenAI's own client and the peers' examples, as `make serve-sdk RECORD=1` wrote it down. Each answer
-//! has the status, the kind and the shape that the client was answered.
+//! Replays recorded calls of OpenAI's client and of the example clients of similar servers. `make serve-sdk RECORD=1`
+//! records them. Each response must have the recorded status, content type and structure.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,13 +17,14 @@ use crate::scripted::{self, ScriptedDevice};
 use crate::site::{Answer, Client, started};
 use crate::support::needs;
 
-/// Longest time that a video takes on the scripted device.
+/// Maximum time in seconds until a video on the scripted device has ended.
 const SECONDS: u64 = 30;
 const BOUNDARY: &str = "a-boundary-of-a-client";
-/// Keys whose values clients act on: equal, not only alike. `scripts/serve/recorded.py` has the same list.
+/// Keys whose values must equal the recorded ones, because clients act on them. For other keys, only the type must
+/// match. `scripts/serve/recorded.py` contains the same list.
 const KEPT: [&str; 5] = ["object", "code", "param", "type", "deleted"];
 
-/// A client's checks: `scripts/serve/recorded.py` says what is in them.
+/// Recorded calls of a client. `scripts/serve/recorded.py` describes the format.
 #[derive(Deserialize)]
 struct Recorded {
     client: String,
@@ -43,7 +44,7 @@ struct Call {
     method: String,
     path: String,
     headers: Option<BTreeMap<String, String>>,
-    /// Name and value; of a file also its name and type.
+    /// Form parts: name and value, and for a file also its file name and content type.
     form: Option<Vec<Vec<Option<String>>>>,
     body: Option<String>,
     binds: Option<String>,
@@ -55,7 +56,7 @@ struct Call {
     until: Option<String>,
 }
 
-/// An image that a request may begin with.
+/// Returns a PNG that the replayed requests use as their image.
 fn png() -> Vec<u8> {
     let mut bytes = Cursor::new(Vec::new());
     image::RgbImage::from_pixel(64, 64, image::Rgb([200, 40, 40]))
@@ -64,7 +65,7 @@ fn png() -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// Bytes of a form as clients write them.
+/// Encodes a multipart form in the same way as the recorded clients.
 fn multipart(form: &[Vec<Option<String>>], named: &dyn Fn(&str) -> String) -> Vec<u8> {
     let mut bytes = Vec::new();
     for part in form {
@@ -85,7 +86,8 @@ fn multipart(form: &[Vec<Option<String>>], named: &dyn Fn(&str) -> String) -> Ve
     bytes
 }
 
-/// Where a value has another shape; nothing where it has this one. Null stands for a value that is not there yet.
+/// Returns the path at which the structures of two values differ; `None` if they do not. A null matches any value,
+/// because it stands for a value that does not exist yet.
 fn difference(wanted: &Value, got: &Value, at: &str) -> Option<String> {
     let key = at.rsplit('.').next().unwrap_or_default();
     let word = |value: &Value| match value {
@@ -116,7 +118,7 @@ fn difference(wanted: &Value, got: &Value, at: &str) -> Option<String> {
 }
 
 #[needs(nothing)]
-fn shapes_are_told_apart() {
+fn structural_differences_are_detected() {
     let shape = serde_json::json!({"object": "video", "id": "string", "error": "null", "data": [{"n": "number"}]});
     let like = serde_json::json!({"object": "video", "id": "video_1", "error": {"code": "x"}, "data": [{"n": 1}, {"n": null}]});
     assert_eq!(difference(&shape, &like, ""), None);
@@ -130,12 +132,12 @@ fn shapes_are_told_apart() {
     assert!(difference(&shape, &less, "").is_some());
 }
 
-/// Status of a video, or of the first of a list.
+/// Returns the status of a video, or of the first video in a list.
 fn status_of(body: &Value) -> &str {
     body["status"].as_str().or(body["data"][0]["status"].as_str()).unwrap_or_default()
 }
 
-/// Answers of a server, and the names that they bind.
+/// Replays the calls of a client to a server, and translates recorded ids into ids of this server.
 struct Replay<'a> {
     file: &'a Recorded,
     server: &'a Server,
@@ -143,12 +145,12 @@ struct Replay<'a> {
 }
 
 impl Replay<'_> {
-    /// Text with the ids of this server.
+    /// Replaces the recorded ids in a text by the ids of this server.
     fn named(&self, text: &str) -> String {
         self.names.iter().fold(text.to_string(), |text, (name, id)| text.replace(&format!("{{{name}}}"), id))
     }
 
-    /// Sends a call as its client did.
+    /// Sends a call in the same way as the recorded client.
     fn send(&self, call: &Call) -> Answer {
         let mut headers = call.headers.clone().unwrap_or_else(|| self.file.headers.clone());
         let body = match (&call.form, &call.body) {
@@ -165,7 +167,7 @@ impl Replay<'_> {
         client.roundtrip(&call.method, &self.named(&call.path), &headers, body).expect("an answer")
     }
 
-    /// Sends it until its answer's status is the one that the client waited for.
+    /// Repeats a call until its response has the status for which the recorded client waited.
     fn wait(&self, call: &Call, status: &str) -> Answer {
         let started = Instant::now();
         loop {
@@ -177,7 +179,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Difference of the answer of a call from the recorded one; binds its id.
+    /// Sends a call and returns how its response differs from the recorded one. Records the id in the response.
     fn wrong(&mut self, call: &Call) -> Option<String> {
         let answer = call.until.as_deref().map_or_else(|| self.send(call), |status| self.wait(call, status));
         if answer.status != call.status {
@@ -209,7 +211,7 @@ impl Replay<'_> {
     }
 }
 
-/// A server as the client's own run had it, on the scripted device.
+/// Starts a server on the scripted device with the options with which the client was recorded.
 fn start(folder: &Path, with_keys: bool, any_model: bool) -> Server {
     let keys = folder.join("keys");
     let mut set = vec!["served_model_name=[nano]".to_string(), format!("any_model={any_model}")];
@@ -222,7 +224,7 @@ fn start(folder: &Path, with_keys: bool, any_model: bool) -> Server {
     started(&folder.join("state"), &set, Options::default(), ScriptedDevice::new(Arc::default()))
 }
 
-/// Sends all that a client sent, each of its checks to a server of its own.
+/// Replays all recorded checks of a client, each with a new server.
 fn replay(name: &str, any_model: bool) {
     let text = fs::read_to_string(format!("tests/fixtures/serve/{name}.json")).expect("a fixture");
     let file: Recorded = serde_json::from_str(&text).expect("as scripts/serve/recorded.py writes it");
@@ -244,11 +246,11 @@ fn replay(name: &str, any_model: bool) {
 }
 
 #[needs(nothing)]
-fn openai_s_own_client_is_answered() {
+fn openai_client_recordings_replay() {
     replay("openai", false);
 }
 
 #[needs(nothing)]
-fn the_peers_examples_are_answered() {
+fn peer_server_examples_replay() {
     replay("peers", true);
 }

@@ -1,7 +1,7 @@
-//! A device that does as prompts say, without a model, and a server of jobs around it.
+//! A device without a model that is controlled by prompts, and a job server that uses it.
 //!
-//! A prompt is words `name=value`, and other words, which mean nothing: `steps=8 ms=5`. A fault has the step it comes at:
-//! `fault=device at=3`. What a fault can be, [`Fault`] says.
+//! A prompt consists of words `name=value`, such as `steps=8 ms=5`; other words are ignored. A word such as
+//! `fault=device` causes a fault, and `at=3` sets the step at which it occurs. [`Fault`] lists the faults.
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
@@ -27,29 +27,28 @@ use tempfile::TempDir;
 
 use crate::support::needs;
 
-/// Value of a word of a prompt.
+/// Returns the value of the word `name=value` in a prompt.
 fn word<T: std::str::FromStr>(prompt: &str, name: &str) -> Option<T> {
     let value = prompt.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='))?;
     value.parse().ok()
 }
 
-/// Runs of the device, for tests to look at.
+/// Records of what the device has run.
 #[derive(Debug, Default)]
 pub struct Log {
-    /// Ids of each order, with the step that it began with.
+    /// Video ids of each batch, and its first step.
     pub orders: Mutex<Vec<(Vec<VideoId>, usize)>>,
     pub evicted: Mutex<Vec<String>>,
     pub warmed: Mutex<Vec<String>>,
-    /// Times between the end of a run and the start of the next.
+    /// Durations between the end of each run and the start of the next.
     pub idle: Mutex<Vec<Duration>>,
     ended: Mutex<Option<Instant>>,
-    /// Whether a device that hangs goes on.
+    /// Set to true to make a hung device continue.
     pub released: AtomicBool,
-    /// Whether a device has found no open file.
+    /// Whether the device has already simulated that no file can be opened.
     lacked: AtomicBool,
 }
 
-/// The scripted device.
 pub struct ScriptedDevice {
     log: Arc<Log>,
 }
@@ -106,12 +105,12 @@ impl ScriptedDevice {
         };
         let keep = |step: usize| {
             if let Some(path) = &order.steps {
-                // Steps that cannot be kept are no fault of the video's.
+                // The video continues even if its checkpoint cannot be written.
                 let _ = media::write_atomically(path, format!("{identity}\n{step}").as_bytes());
             }
         };
         let paused = word::<String>(&script, "pause");
-        // Stages that a script names are told, and last until the test goes on.
+        // A stage that the prompt contains in `pause=` is reported and then lasts until the test releases the device.
         let pass = |stage: JobPhase, is_usual: bool, tell: &mut Tell| -> Result<(), RunError> {
             let is_paused = serde_json::to_value(stage).is_ok_and(|name| name.as_str() == paused.as_deref());
             if is_usual || is_paused {
@@ -142,7 +141,7 @@ impl ScriptedDevice {
         pass(JobPhase::Refine, false, &mut tell)?;
         pass(JobPhase::VideoDecoder, true, &mut tell)?;
         pass(JobPhase::AudioDecoder, false, &mut tell)?;
-        Ok(order.jobs.iter().map(|job| Box::new(ScriptedMade { job: Arc::clone(job), tries: 0 }) as _).collect())
+        Ok(order.jobs.iter().map(|job| Box::new(ScriptedVideo { job: Arc::clone(job), tries: 0 }) as _).collect())
     }
 
     fn fault(&self, prompt: &str, step: usize) -> Result<(), RunError> {
@@ -169,7 +168,7 @@ impl ScriptedDevice {
         }
     }
 
-    /// Until the test goes on.
+    /// Waits until the test releases the device.
     fn wait(&self) {
         while !self.log.released.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_millis(1));
@@ -177,10 +176,10 @@ impl ScriptedDevice {
     }
 }
 
-/// Tells of a moment.
+/// Callback that reports a stage, a step and the number of steps.
 type Tell<'a> = dyn FnMut(JobPhase, usize, usize) -> Result<(), RunError> + 'a;
 
-/// As the program's own fail points: stops for good where `LTX2_FAILPOINT` names this moment.
+/// Blocks forever if `LTX2_FAILPOINT` is `moment`, as a fail point of the program would.
 pub fn reach(moment: &str) {
     if std::env::var("LTX2_FAILPOINT").is_ok_and(|asked| asked == moment) {
         eprintln!("at {moment}");
@@ -190,23 +189,23 @@ pub fn reach(moment: &str) {
     }
 }
 
-/// A video of the device.
-struct ScriptedMade {
+/// A video that the scripted device has generated.
+struct ScriptedVideo {
     job: Arc<Accepted>,
     tries: usize,
 }
 
-/// Those that are the same for every video, in the order in which they are written.
-const FILES_MADE: [Variant; 4] = [Variant::Thumbnail, Variant::Spritesheet, Variant::Audio, Variant::Video];
+/// Files whose contents are the same for every video, in the order in which they are written.
+const WRITTEN_FILES: [Variant; 4] = [Variant::Thumbnail, Variant::Spritesheet, Variant::Audio, Variant::Video];
 
-/// Files that are the same for every video.
+/// Returns the files whose contents are the same for every video.
 pub fn files() -> &'static [(Variant, Vec<u8>); 4] {
     static FILES: OnceLock<[(Variant, Vec<u8>); 4]> = OnceLock::new();
     FILES.get_or_init(|| {
         let read = |path: &Path| std::fs::read(path).expect("a file");
-        // A process that is started for a moment gets what another has made.
+        // A child process uses the files that its parent process has created.
         if let Some(made) = std::env::var_os("LTX2_SERVE_FILES").map(PathBuf::from) {
-            return FILES_MADE.map(|variant| (variant, read(&made.join(variant.file()))));
+            return WRITTEN_FILES.map(|variant| (variant, read(&made.join(variant.file()))));
         }
         let folder = tempfile::tempdir().expect("a folder");
         let frames = Frames::new(Array4::from_shape_fn((9, 32, 32, 3), |(n, y, x, _)| (n * 20 + y + x) as u8)).unwrap();
@@ -230,12 +229,12 @@ pub fn files() -> &'static [(Variant, Vec<u8>); 4] {
     })
 }
 
-/// Stands for the SHA-256 of a job's frames: it depends on what was asked for alone.
+/// Returns a substitute for the SHA-256 of a job's frames. It depends only on the request.
 pub fn frames_of(job: &Accepted) -> String {
     hex::encode(Sha256::digest(format!("{} {}", job.prompt(), job.config.request.seed)))
 }
 
-impl Made for ScriptedMade {
+impl Made for ScriptedVideo {
     fn keep(&mut self, _: &Path) {}
 
     fn write(&mut self, folder: &Path) -> Result<Produced, Failure> {
@@ -243,8 +242,10 @@ impl Made for ScriptedMade {
         std::thread::sleep(Duration::from_secs_f64(word(self.job.prompt(), "write_ms").unwrap_or(0.0) / 1000.0));
         match word::<String>(self.job.prompt(), "write").as_deref() {
             Some("panic") => panic!("the finisher's thread panics"),
-            Some("full") => return Err(Failure::new("storage_full", "the disk is full")),
-            Some("full_once") if self.tries == 1 => return Err(Failure::new("storage_full", "the disk is full")),
+            Some("full") => return Err(Failure::new("storage_full", "the server's disk is full")),
+            Some("full_once") if self.tries == 1 => {
+                return Err(Failure::new("storage_full", "the server's disk is full"));
+            }
             _ => {}
         }
         let full = |error: media::Error| {
@@ -259,7 +260,7 @@ impl Made for ScriptedMade {
         for (variant, contents) in files() {
             let mut contents = contents.clone();
             if *variant == Variant::Audio {
-                // What stands behind a WAV's samples is read by nobody.
+                // Programs that read WAV files ignore data after the samples.
                 contents.resize(contents.len() + size, 7);
             }
             bytes += contents.len() as u64;
@@ -284,12 +285,12 @@ impl Made for ScriptedMade {
     }
 }
 
-/// Who asks, on a server without keys.
+/// Returns the caller of a server without API keys.
 pub fn anyone() -> Caller {
     Caller { name: String::new(), sees_all: true }
 }
 
-/// A request; those of one prompt's `shape=` and `key=` are made together.
+/// Creates a request. Requests with the same words `shape=` and `key=` in their prompts can run in one batch.
 pub fn request(ids: &Ids, prompt: &str) -> Accepted {
     let mut config = Config::default();
     config.request.prompt = Some(prompt.into());
@@ -318,7 +319,7 @@ pub fn request(ids: &Ids, prompt: &str) -> Accepted {
     }
 }
 
-/// Settings of a small server on any disk.
+/// Returns the settings of a small server, which do not depend on the free disk space.
 pub fn settings() -> Serve {
     let mut settings = Serve::default();
     settings.min_free.0 = 0;
@@ -327,14 +328,14 @@ pub fn settings() -> Serve {
     settings
 }
 
-/// A folder on a disk that takes no time, where there is one.
+/// Creates a temporary folder, in memory if possible.
 pub fn quick_folder() -> TempDir {
     let memory = Path::new("/dev/shm");
     let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     made.expect("a folder")
 }
 
-/// Jobs and their threads.
+/// A job server on the scripted device, without HTTP.
 pub struct Server {
     pub jobs: Arc<Jobs>,
     pub ids: Ids,
@@ -345,7 +346,7 @@ pub struct Server {
 impl Server {
     pub fn start(state: &Path, settings: Serve) -> Self {
         let since = Instant::now();
-        // A process that another test starts has this one's files until it runs its own program.
+        // Another test may be starting a process, which holds this process's file lock until it calls exec.
         let store = loop {
             match FileStore::open(state) {
                 Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy && since.elapsed().as_secs() < 5 => {
@@ -363,7 +364,7 @@ impl Server {
     }
 
     pub fn of(jobs: Arc<Jobs>, warm: Vec<Order>) -> Self {
-        // They are made once a process, which takes longer than some runs: none waits for them.
+        // Creates the files in advance, because creating them takes longer than some runs.
         files();
         let log = Arc::new(Log::default());
         let ids = Ids::behind(jobs.last_id().as_ref());
@@ -372,7 +373,7 @@ impl Server {
         Server { jobs, ids, log, worker }
     }
 
-    /// Sends a request.
+    /// Submits a request with this prompt and returns the id of its job.
     pub fn send(&self, prompt: &str) -> VideoId {
         let ticket = self.jobs.admit(&Caller { name: word(prompt, "owner").unwrap_or_default(), sees_all: false });
         match self.jobs.submit(ticket.expect("a place"), request(&self.ids, prompt)).expect("taken") {
@@ -385,12 +386,12 @@ impl Server {
         self.jobs.get(&anyone(), id).expect("a job")
     }
 
-    /// Waits until it is so; not for ever.
+    /// Waits until the condition holds for the server's jobs; panics after a timeout.
     pub fn until(&self, what: &str, is_so: impl Fn(&Jobs) -> bool) {
         until(what, || is_so(&self.jobs));
     }
 
-    /// Waits for the end of a job.
+    /// Waits until a job has ended.
     pub fn wait(&self, id: &VideoId) -> Snapshot {
         self.until(&format!("{id} to end"), |jobs| jobs.get(&anyone(), id).expect("a job").record.state.is_terminal());
         self.get(id)
@@ -400,19 +401,19 @@ impl Server {
         self.worker.status().borrow().clone()
     }
 
-    /// Drains it, and waits for its end.
+    /// Drains the server and waits until it has stopped.
     pub fn stop(self) -> Result<(), String> {
         self.jobs.drain();
         self.worker.join()
     }
 
-    /// Waits for its end.
+    /// Waits until the server has stopped.
     pub fn join(self) -> Result<(), String> {
         self.worker.join()
     }
 }
 
-/// Waits until it is so; not for ever.
+/// Waits until the condition holds; panics after a timeout.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
@@ -421,18 +422,18 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Files of a folder, with their sizes.
+/// Returns the names and sizes of the files in a folder.
 pub fn listed(folder: &Path) -> BTreeMap<String, u64> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|e| (e.file_name().to_string_lossy().into_owned(), e.metadata().map_or(0, |m| m.len()))).collect()
 }
 
-/// The device makes a video as the server's own recovery reads it.
+/// When the server recovers its jobs, it accepts the files of a scripted video.
 #[needs(nothing)]
-fn the_scripted_video_is_whole() {
+fn scripted_video_is_valid() {
     let folder = tempfile::tempdir().expect("a folder");
     let job = Arc::new(request(&Ids::behind(None), "a"));
-    let produced = ScriptedMade { job, tries: 0 }.write(folder.path()).expect("written");
+    let produced = ScriptedVideo { job, tries: 0 }.write(folder.path()).expect("written");
     let clip = media::probe_clip(&folder.path().join("video.mp4"), Path::new("no-ffmpeg")).expect("a video");
     assert_eq!((clip.width, clip.height, clip.frames), (produced.width, produced.height, produced.num_frames));
     assert_eq!(listed(folder.path()).values().sum::<u64>(), produced.bytes);

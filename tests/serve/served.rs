@@ -1,5 +1,5 @@
-//! `ltx2 serve` as its user starts it, on the reference's smallest model: a request's frames and samples are those of `ltx2 generate`
-//! from its sidecar.
+//! Tests of `ltx2 serve` on the command line, with the smallest test model. The
+//! frames and samples of a request must equal those of `ltx2 generate` with its sidecar.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -13,14 +13,14 @@ use crate::support::standin::{Fault, INTERNAL, Standin};
 use crate::support::{self, needs};
 use serde_json::{Value, json};
 
-/// The longest that one thing may take, however busy the machine is.
+/// Timeout for each wait. It is long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// A running server; it is killed with this.
+/// A server process, which is killed on drop.
 pub struct Served {
     pub process: Child,
     pub address: SocketAddr,
-    /// Lines of its log.
+    /// Lines of the server's log.
     lines: Receiver<String>,
     state: PathBuf,
 }
@@ -34,7 +34,7 @@ impl Served {
         Served::start_on(support::tiny(), state, more, prepare)
     }
 
-    /// Starts a server on a configuration: a preset or a file.
+    /// Starts a server with the configuration `config`, which is a preset or a file.
     pub fn start_on(
         config: &str,
         state: &Path,
@@ -66,7 +66,7 @@ impl Served {
         served
     }
 
-    /// Waits for a line that holds `words`.
+    /// Waits for a log line that contains `words` and returns the line.
     fn says(&self, words: &str) -> String {
         let mut said = Vec::new();
         while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
@@ -101,7 +101,7 @@ impl Served {
         answer.json()["id"].as_str().expect("an id").into()
     }
 
-    /// Waits for a video's end.
+    /// Waits until a video has ended and returns its object.
     pub fn wait(&self, id: &str) -> Value {
         let since = Instant::now();
         loop {
@@ -118,7 +118,7 @@ impl Served {
         self.state.join("jobs").join(id).join(name)
     }
 
-    /// Hashes of a video's frames and samples; its sidecar repeats them.
+    /// Returns the hashes of a video's frames and samples, after checking that the sidecar reproduces them.
     fn hashes(&self, id: &str) -> Value {
         let read =
             |path: &Path| -> Value { serde_json::from_slice(&std::fs::read(path).expect("a sidecar")).expect("JSON") };
@@ -144,14 +144,14 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // One that ended is not there any more.
+        // The process may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
 #[needs(cpu)]
-fn requests_make_what_generate_makes_from_their_sidecars() {
+fn requests_match_generate_from_their_sidecars() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut served = Served::start(&folder.path().join("state"), &[], None);
     let body = json!({"prompt": "a red ball", "size": "64x96", "num_frames": 9, "seed": 7});
@@ -175,10 +175,10 @@ fn requests_make_what_generate_makes_from_their_sidecars() {
 }
 
 #[needs(cpu)]
-fn a_video_goes_on_where_the_server_was_killed() {
+fn video_resumes_after_server_is_killed() {
     let folder = tempfile::tempdir().expect("a folder");
     let state = folder.path().join("state");
-    // The warm-up makes a first step alone.
+    // The warm-up runs only one step, so it is the video that reaches `step 2`.
     let served = Served::start(&state, &[], Some("step 2"));
     let body = json!({"prompt": "rain", "size": "64x96", "num_frames": 9, "seed": 8, "steps": 4});
     let id = served.create(&body);
@@ -197,16 +197,16 @@ fn a_video_goes_on_where_the_server_was_killed() {
 }
 
 #[needs(cpu)]
-fn a_device_that_hangs_ends_the_server_and_the_next_one_goes_on() {
+fn hung_device_ends_server_and_next_start_resumes() {
     let folder = tempfile::tempdir().expect("a folder");
     let state = folder.path().join("state");
-    // The warm-up makes a first step alone; two of the video's follow.
+    // The warm-up runs one step, and the video then runs two.
     let hangs = Standin::new().execution("denoise", 4, &Fault::Hang);
     let soon = ["--set", "runtime.watchdog=2"];
     let mut served = Served::start_with(&state, &soon, |serve| hangs.give(serve));
     let body = json!({"prompt": "rain", "seed": 8, "steps": 4});
     let id = served.create(&body);
-    served.says("the server goes on with what it had taken on");
+    served.says("the server resumes its unfinished jobs");
     let said = served.says("has not ended after");
     assert!(said.contains("denoise") && said.contains("the execution on device 0"), "{said}");
     assert!(said.contains("runtime.watchdog: 2"), "{said}");
@@ -214,19 +214,19 @@ fn a_device_that_hangs_ends_the_server_and_the_next_one_goes_on() {
     assert!(served.file(&id, "steps.safetensors").exists() && !served.file(&id, "video.mp4").exists());
     drop(served);
 
-    // A warm-up's step and the two that are left; one more would be an error.
+    // The warm-up runs one step, and the video resumes with its last two steps. Any further step would fail.
     let no_more = Standin::new().execution("denoise", 4, &Fault::Fail(INTERNAL, "a step too many"));
     let served = Served::start_with(&state, &[], |serve| no_more.give(serve));
     let video = served.wait(&id);
     assert_eq!((&video["status"], &video["attempts"]), (&json!("completed"), &json!(2)), "{video}");
-    // They are those of a run that nothing disturbs.
+    // The hashes equal those of an uninterrupted run.
     served.hashes(&id);
 }
 
-/// Whatever fails after the last step of a video: its results are in the job's folder, whose place only the log names, until the job
-/// is deleted.
+/// If a video cannot be written after its last step, its results are kept in the job's folder until the job is deleted.
+/// Only the log contains their path.
 #[needs(cpu)]
-fn results_of_a_video_that_cannot_be_made_are_kept_with_its_job() {
+fn results_of_failed_video_are_kept_with_its_job() {
     for (moment, name, wanted) in [
         ("decode audio", "video.mp4.kept.latents.safetensors", &["frames", "latents.audio", "latents.video"][..]),
         ("rename video.mp4", "video.mp4.kept.safetensors", &["audio", "frames", "latents.audio", "latents.video"]),

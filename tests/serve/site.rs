@@ -1,4 +1,4 @@
-//! A server on a scripted device, and a client that sends what it is told, right or wrong.
+//! An HTTP server on the scripted device, and an HTTP client that can send malformed requests.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,12 +15,12 @@ use tempfile::TempDir;
 use crate::scripted::{Log, ScriptedDevice, quick_folder};
 use crate::support::needs;
 
-/// A request that the toy model could make in no time.
+/// Returns a request that the toy model could run quickly.
 pub fn body(prompt: &str) -> Value {
     json!({"prompt": prompt, "size": "64x64", "num_frames": 9, "seed": 7})
 }
 
-/// A server of the toy model's configuration on a device of tests; it is ready.
+/// Starts a server with the toy model's configuration and a test device, and waits until it is ready.
 pub fn started(state: &Path, keys: &[&str], options: Options, device: impl Device + Send + 'static) -> Server {
     let own = ["listen=127.0.0.1:0", "min_free=0", "warm=[\"none\"]", "queue=1000", "queue_per_key=1000"];
     let set = own.iter().chain(keys).map(|key| format!("serve.{key}"));
@@ -32,7 +32,7 @@ pub fn started(state: &Path, keys: &[&str], options: Options, device: impl Devic
     server
 }
 
-/// A server over HTTP on the scripted device.
+/// An HTTP server on the scripted device.
 pub struct Site {
     pub server: Server,
     pub address: SocketAddr,
@@ -42,7 +42,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// With keys of the section `serve` as `KEY=VALUE`.
+    /// Starts a server with settings of the section `serve`, each in the form `KEY=VALUE`.
     pub fn new(keys: &[&str]) -> Self {
         Site::with(keys, Options::default())
     }
@@ -53,7 +53,7 @@ impl Site {
         Site { folder: Some(folder), ..Site::at(state, keys, options) }
     }
 
-    /// In a folder that outlives it.
+    /// Starts a server on an existing state folder, which is not removed at the end.
     pub fn at(state: PathBuf, keys: &[&str], options: Options) -> Self {
         let log = Arc::new(Log::default());
         let device = ScriptedDevice::new(Arc::clone(&log));
@@ -65,7 +65,7 @@ impl Site {
         Client::to(self.address)
     }
 
-    /// Sends one request on a connection of its own.
+    /// Sends a request on a new connection and returns the response.
     pub fn send(&self, method: &str, path: &str, body: Option<&Value>) -> Answer {
         self.client().send(method, path, body)
     }
@@ -74,14 +74,14 @@ impl Site {
         self.send("GET", path, None)
     }
 
-    /// Takes a video into the queue; its id.
+    /// Creates a video and returns its id.
     pub fn create(&self, prompt: &str) -> String {
         let answer = self.send("POST", "/v1/videos", Some(&body(prompt)));
         assert_eq!(answer.status, 200, "{answer:?}");
         answer.json()["id"].as_str().expect("an id").to_string()
     }
 
-    /// Waits for the end of a video.
+    /// Waits until a video has ended and returns its object.
     pub fn wait(&self, id: &str) -> Value {
         let mut client = self.client();
         let since = Instant::now();
@@ -95,7 +95,7 @@ impl Site {
         }
     }
 
-    /// Ends it; its exit code.
+    /// Drains the server and returns its exit code.
     pub fn end(self) -> u8 {
         let code = self.server.end(|| false);
         drop(self.folder);
@@ -104,7 +104,7 @@ impl Site {
 }
 
 #[needs(nothing)]
-fn a_site_answers_until_it_ends() {
+fn test_server_answers_until_it_ends() {
     let site = Site::new(&[]);
     let address = site.address;
     assert_eq!(site.get("/live").status, 200);
@@ -112,7 +112,7 @@ fn a_site_answers_until_it_ends() {
     assert!(TcpStream::connect(address).is_err());
 }
 
-/// Answer of a server.
+/// An HTTP response.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     pub status: u16,
@@ -133,7 +133,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {} {}", self.status, self.text()))
     }
 
-    /// Code and field of an error, which is one line and names no path.
+    /// Returns the status, code and field of an error. Checks that the message is one line without paths.
     pub fn error(&self) -> (u16, String, Option<String>) {
         let body = self.json();
         let error = &body["error"];
@@ -150,7 +150,7 @@ impl Answer {
     }
 }
 
-/// A connection that stays open between requests.
+/// An HTTP client whose connection stays open between requests.
 pub struct Client {
     stream: BufReader<TcpStream>,
     address: SocketAddr,
@@ -166,7 +166,7 @@ impl Client {
         Client { stream: BufReader::with_capacity(16 << 10, stream), address, headers: Vec::new() }
     }
 
-    /// Adds a header to all requests.
+    /// Adds a header to all requests of the client.
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.into(), value.into()));
         self
@@ -186,7 +186,7 @@ impl Client {
         self.send("GET", path, None)
     }
 
-    /// A request with headers beside the usual ones.
+    /// Sends a request without a body and with additional headers.
     pub fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
         self.roundtrip(method, path, headers, None).expect("an answer")
     }
@@ -200,13 +200,13 @@ impl Client {
     ) -> io::Result<Answer> {
         self.head(method, path, headers, body.map(<[u8]>::len))?;
         if let Some(body) = body {
-            // A server that has answered already may not want the rest.
+            // Writing may fail if the server has already responded and closed the connection.
             let _ = self.stream.get_mut().write_all(body);
         }
         self.answer(method == "HEAD")
     }
 
-    /// Sends the head of a request.
+    /// Sends the request line and the headers of a request.
     pub fn head(
         &mut self,
         method: &str,
@@ -238,7 +238,7 @@ impl Client {
         Ok(line.trim_end().into())
     }
 
-    /// Reads the head of an answer.
+    /// Reads the status line and the headers of a response.
     pub fn answer_head(&mut self) -> io::Result<Answer> {
         let first = self.line()?;
         let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
@@ -271,7 +271,7 @@ impl Client {
         Ok(answer)
     }
 
-    /// The next chunk of an answer; none at its end.
+    /// Returns the next chunk of a response body; `None` at its end.
     pub fn chunk(&mut self) -> io::Result<Option<Vec<u8>>> {
         let size = usize::from_str_radix(self.line()?.trim(), 16).map_err(io::Error::other)?;
         let mut chunk = vec![0; size];
@@ -281,7 +281,7 @@ impl Client {
     }
 }
 
-/// A stream of events.
+/// Iterator over the events of an event stream.
 pub struct Events {
     client: Client,
     text: String,
@@ -300,7 +300,7 @@ impl Events {
         Events { client, text: String::new(), over: false }
     }
 
-    /// The next block of lines; none at the end.
+    /// Returns the next block of lines of the stream; `None` at its end.
     pub fn block(&mut self) -> Option<String> {
         loop {
             if let Some((block, rest)) = self.text.split_once("\n\n") {
@@ -322,7 +322,7 @@ impl Events {
 impl Iterator for Events {
     type Item = (String, Value);
 
-    /// The next event's name and data.
+    /// Returns the name and the data of the next event.
     fn next(&mut self) -> Option<(String, Value)> {
         loop {
             let block = self.block()?;
@@ -335,7 +335,7 @@ impl Iterator for Events {
     }
 }
 
-/// The value below which a share of measured times lies.
+/// Returns the quantile `share` (0 to 1) of measured times.
 pub fn quantile(times: &mut [Duration], share: f64) -> Duration {
     times.sort();
     times[((times.len() - 1) as f64 * share).round() as usize]

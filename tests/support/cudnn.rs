@@ -1,12 +1,12 @@
-//! A stand-in for cuDNN's attention, so that programs for CUDA compute on the CPU: in a program's text each call becomes a
+//! Stand-in for cuDNN's attention, so that CUDA programs run on the CPU: replaces each call in the program text by a
 //! call of a plain function that computes what the kernel documents.
 
 use std::collections::BTreeMap;
 
 use ltx2::hlo::{Builder, DType, Program, Type, Value};
 
-/// The program with its calls replaced, and their number.
-pub fn on_the_cpu(program: &Program, scale: f64) -> (Program, usize) {
+/// Returns the program with its cuDNN calls replaced, and their number.
+pub fn replace_cudnn_calls(program: &Program, scale: f64) -> (Program, usize) {
     let mut functions = BTreeMap::new();
     let mut calls = 0;
     let mut lines = Vec::new();
@@ -31,7 +31,7 @@ pub fn on_the_cpu(program: &Program, scale: f64) -> (Program, usize) {
     (Program { text: lines.join("\n"), ..program.clone() }, calls)
 }
 
-/// The types between a pair of parentheses of a signature.
+/// Parses the types in a parenthesized list of a signature.
 fn types(list: &str) -> Vec<Type> {
     let each = list.trim_matches(['(', ')']).split(", ");
     each.map(|ty| {
@@ -47,7 +47,8 @@ fn types(list: &str) -> Vec<Type> {
     .collect()
 }
 
-/// Attended values `[b, h, q, d]`; with three results the logarithms of the sums `[b, h, q]`; a workspace.
+/// Returns a function with the results of attention: values `[b, h, q, d]`; with three results, also the log-sum-exp
+/// `[b, h, q]`; a workspace.
 fn function(name: &str, signature: &str, scale: f64) -> String {
     let (operands, results) = signature.split_once(" -> ").expect("results");
     let b = Builder::new(name);

@@ -1,4 +1,4 @@
-//! Weights as the oracles draw them by seed, so that none are stored.
+//! Weights generated from a seed as the oracle scripts do, so that none are stored.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,10 +16,10 @@ use sha2::{Digest, Sha256};
 
 use crate::support::{link_parts, plain};
 
-/// LTX-2.5 whole, but for a diffusion decoder.
+/// Complete LTX-2.5 model, except for a diffusion decoder.
 pub const WHOLE_2_5: &str = "tests/fixtures/models/tiny_2_5";
 
-/// A weight as `randomise` of the oracles draws it, by the model's and the tensor's names.
+/// Generates a weight like `randomise` of the oracle scripts, seeded by the names of the model and the tensor.
 fn drawn(model: &str, name: &str, shape: &[usize]) -> Vec<u8> {
     let digest = Sha256::digest(format!("{model}/{name}"));
     let seed = digest[..7].iter().rev().fold(0, |seed, byte| seed << 8 | u64::from(*byte));
@@ -37,16 +37,17 @@ fn drawn(model: &str, name: &str, shape: &[usize]) -> Vec<u8> {
     values.iter().flat_map(|v| (mean + std * v).to_le_bytes()).collect()
 }
 
-/// Writes a component, `part`, into a folder: the configuration of `model`, the weights that a program reads, and `more`
-/// vectors.
+/// Writes a component into a folder: the configuration `part` of `model`, the weights that a program reads, and the
+/// vectors `more`.
 pub fn write_component(model: &Path, part: &str, network: &Network, more: &[(&str, &[f32])], folder: &Path) {
     let name = model.file_name().expect("a name").to_string_lossy();
     let config = fs::read_to_string(model.join(part).join("config.json")).expect("a file");
-    write_drawn(&folder.join(part), &config, &name, network, more);
+    write_random_component(&folder.join(part), &config, &name, network, more);
 }
 
-/// Writes a component's folder: its configuration, the weights that a program reads, drawn by `name`, and `more` vectors.
-fn write_drawn(folder: &Path, config: &str, name: &str, network: &Network, more: &[(&str, &[f32])]) {
+/// Writes a component into a folder: its configuration, the weights that a program reads (seeded by `name`), and the
+/// vectors `more`.
+fn write_random_component(folder: &Path, config: &str, name: &str, network: &Network, more: &[(&str, &[f32])]) {
     let declared = network.params.iter().flat_map(|p| p.source.tensors());
     let mut tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)> =
         declared.map(|(key, shape)| (key.to_string(), (shape.to_vec(), drawn(name, key, shape)))).collect();
@@ -63,15 +64,15 @@ fn write_drawn(folder: &Path, config: &str, name: &str, network: &Network, more:
     fs::write(file, safetensors::serialize(views, None).expect("bytes")).expect("written");
 }
 
-/// Writes a latent upsampler of a configuration into a folder, its weights drawn by `name`.
+/// Writes a latent upsampler with this configuration into a folder, its weights seeded by `name`.
 pub fn write_upsampler(folder: &Path, config: &serde_json::Value, name: &str) {
     let c = UpsamplerConfig::from_json(config).expect("valid");
     let network = upsampler::program(&c, [1, 2, 2, 2], &plain(DType::F32)).expect("builds");
-    write_drawn(folder, &config.to_string(), name, &network, &[]);
+    write_random_component(folder, &config.to_string(), name, &network, &[]);
 }
 
-/// A model folder like [`WHOLE_2_5`] with a diffusion decoder beside the convolutional one, whose latents have a mean and deviation
-/// of their own.
+/// Creates a model folder like [`WHOLE_2_5`] with a diffusion decoder in addition to the convolutional one, and with
+/// other latent means and standard deviations.
 pub fn with_diffusion_decoder(folder: &Path) -> String {
     link_parts(WHOLE_2_5, folder);
     let model = Path::new("tests/fixtures/models/diffusion_d");
@@ -83,7 +84,8 @@ pub fn with_diffusion_decoder(folder: &Path) -> String {
     folder.to_str().expect("a path").to_string()
 }
 
-/// A whole small run of LTX-2.5 by its distilled preset: ancestral steps, a second pass and the diffusion decoder.
+/// Returns the settings of a complete small LTX-2.5 run with the distilled preset: ancestral steps, a second pass and
+/// the diffusion decoder.
 pub fn distilled_2_5(model: &str) -> Vec<String> {
     let own = [
         format!("model.path={model}"),

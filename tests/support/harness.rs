@@ -1,14 +1,15 @@
-//! The harness of the integration tests. What a test needs is looked for before it runs: a test whose plugin, tool or
-//! device is missing is *ignored, because …*, or fails where `LTX2_REQUIRE` names what it needs. It never passes.
+//! Test harness of the integration tests. It checks the requirements of a test before running it: a test whose plugin,
+//! tool or device is missing is reported as *ignored, because …*, or fails if `LTX2_REQUIRE` lists the requirement. It
+//! never passes.
 //!
 //! | variable | effect |
 //! |---|---|
-//! | `LTX2_REQUIRE=cpu,ffmpeg` | what is missing of these is a failure |
-//! | `LTX2_TEST_FULL=1` | tests of `make test-full` run too |
-//! | `LTX2_TEST_CHIP=v6e` | of `cargo test --test tpu`, the kernel and the slices of one chip |
-//! | `LTX2_PARITY_LOG=FILE` | appends a JSON line a comparison with a reference (`scripts/tests/parity_table.py`) |
-//! | `LTX2_SERVE_FIGURES=FILE` | appends a JSON line a figure of the server (`make serve-load`) |
-//! | `LTX2_TEST_LOG=FILE` | appends a JSON line a test: its name, seconds, outcome, reason, and whether it took its short form |
+//! | `LTX2_REQUIRE=cpu,ffmpeg` | a missing requirement of these is a failure |
+//! | `LTX2_TEST_FULL=1` | runs the tests of `make test-full` too |
+//! | `LTX2_TEST_CHIP=v6e` | for `cargo test --test tpu`: only the kernel and slices of this chip |
+//! | `LTX2_PARITY_LOG=FILE` | appends a JSON line per comparison with a reference (`scripts/tests/parity_table.py`) |
+//! | `LTX2_SERVE_FIGURES=FILE` | appends a JSON line per figure of the server (`make serve-load`) |
+//! | `LTX2_TEST_LOG=FILE` | appends a JSON line per test: name, seconds, outcome, reason, and whether it ran in its short form |
 
 use std::cell::Cell;
 use std::fs::OpenOptions;
@@ -23,7 +24,7 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use ltx2::pjrt::discover::{self, Platform};
 use serde_json::json;
 
-/// A registered test.
+/// Registered test.
 pub struct Test {
     /// `binary::module::function`.
     pub name: &'static str,
@@ -38,37 +39,37 @@ inventory::collect!(Test);
 /// Requirements of tests beyond this repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// No more than this repository.
+    /// Only this repository.
     Nothing,
     /// The CPU plugin.
     Cpu,
-    /// libtpu, as a compiler.
+    /// libtpu, used as a compiler.
     Tpu,
     /// A machine without TPU chips.
     NoTpu,
-    /// The CUDA plugin, as a compiler.
+    /// CUDA plugin, used as a compiler.
     Cuda,
     /// An NVIDIA GPU.
     Gpu,
-    /// Two of them.
+    /// Two NVIDIA GPUs.
     Gpus,
-    /// Four of them.
+    /// Four NVIDIA GPUs.
     FourGpus,
     /// ffmpeg and ffprobe.
     Ffmpeg,
-    /// An etcd server's program.
+    /// The etcd server program.
     Etcd,
-    /// Mounting a file system, in a namespace of a test's own.
+    /// Permission to mount a file system in a new namespace.
     Mount,
-    /// The attention kernels that JAX wrote.
+    /// Attention kernels exported from JAX.
     Jax,
-    /// The repository's history, which a shallow clone lacks.
+    /// The repository's git history, which a shallow clone lacks.
     History,
     /// More time than `make test` has.
     Full,
-    /// To run with nothing beside it, at the end of `make test-full`.
+    /// No other test running; such tests run at the end of `make test-full`.
     Alone,
-    /// To be started by another test.
+    /// Started as a child process by another test.
     Member,
 }
 
@@ -92,7 +93,7 @@ const NEEDS: [Need; 16] = [
 ];
 
 impl Need {
-    /// The name in `#[needs(…)]` and `LTX2_REQUIRE`.
+    /// Returns the name in `#[needs(…)]` and `LTX2_REQUIRE`.
     fn name(self) -> String {
         let words = format!("{self:?}");
         let letters = words.char_indices().flat_map(|(i, c)| {
@@ -102,7 +103,7 @@ impl Need {
         letters.collect()
     }
 
-    /// Why it is not here; None where it is.
+    /// Returns why the requirement is not met; `None` if it is.
     fn missing(self) -> Option<String> {
         let plugin = |kind: Platform| match discover::find(kind, None).found.is_empty() {
             true => Some(format!("no {0} plugin: run `ltx2 plugin install {0}`", kind.name())),
@@ -148,18 +149,19 @@ impl Need {
 }
 
 thread_local! {
-    /// Whether the test of this thread was told to take its short form.
+    /// Whether the test of this thread ran in its short form.
     static SHORT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether `make test-full` runs: all combinations in place of pairs.
+/// Returns whether this is a run of `make test-full`, in which tests cover all combinations. Otherwise records that the
+/// test runs in its short form.
 pub fn full() -> bool {
     let full = std::env::var_os("LTX2_TEST_FULL").is_some();
     SHORT.set(SHORT.get() || !full);
     full
 }
 
-/// NVIDIA GPUs of this machine.
+/// Returns the number of NVIDIA GPUs of this machine.
 pub fn gpus() -> usize {
     let listed = Command::new("nvidia-smi").arg("-L").stderr(Stdio::null()).output();
     listed.map_or(0, |out| String::from_utf8_lossy(&out.stdout).lines().filter(|l| l.starts_with("GPU ")).count())
@@ -170,7 +172,7 @@ fn runs(tool: &str, arguments: &[&str]) -> bool {
     ran.is_ok_and(|status| status.success())
 }
 
-/// The needs that `LTX2_REQUIRE` names.
+/// Returns the requirements listed in `LTX2_REQUIRE`.
 fn required() -> Result<Vec<Need>, String> {
     let given = std::env::var("LTX2_REQUIRE").unwrap_or_default();
     let need = |word: &str| {
@@ -183,13 +185,13 @@ fn required() -> Result<Vec<Need>, String> {
     given.split(',').filter(|word| !word.is_empty()).map(need).collect()
 }
 
-/// XLA's older emitters of fused operations, with which the CPU compiler takes a third of the time. There is no compile
-/// option that says it, only the variable that XLA reads once, so it is set before this process begins; the binaries that
-/// tests start inherit it. The reference is also met by programs as users compile them: `cli components`.
+/// Selects XLA's older fusion emitters, with which the CPU compiler takes a third of the time. No compile option
+/// selects them, only the environment variable that XLA reads once, so it must be set before the process starts; child
+/// processes inherit it. `cli components` compares programs compiled with the default emitters with the reference.
 const XLA_FLAGS: &str = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters";
 
-/// Begins this process again with [`XLA_FLAGS`], where nobody set others.
-fn with_older_emitters() {
+/// Restarts this process with [`XLA_FLAGS`], unless the variable is already set.
+fn restart_with_older_emitters() {
     if ["it", "cli", "serve"].contains(&env!("CARGO_CRATE_NAME")) && std::env::var_os("XLA_FLAGS").is_none() {
         let own = std::env::current_exe().expect("this file");
         let error = Command::new(own).args(std::env::args_os().skip(1)).env("XLA_FLAGS", XLA_FLAGS).exec();
@@ -199,7 +201,7 @@ fn with_older_emitters() {
 
 /// Runs the tests of this binary that the command line selects.
 pub fn main() -> ExitCode {
-    with_older_emitters();
+    restart_with_older_emitters();
     let required = match required() {
         Ok(required) => required,
         Err(message) => {
@@ -210,7 +212,7 @@ pub fn main() -> ExitCode {
     let missing: Vec<(Need, String)> = NEEDS.into_iter().filter_map(|need| Some((need, need.missing()?))).collect();
     let trial = |test: &'static Test| {
         let (_, name) = test.name.split_once("::").expect("a path below the binary");
-        // One that is required comes first: it is a failure whatever else is missing.
+        // Required ones come first: they cause a failure whatever else is missing.
         let all = missing.iter().filter(|(need, _)| test.needs.contains(need));
         let lacks = all.map(|(need, reason)| (required.contains(need), reason.clone())).max_by_key(|(must, _)| *must);
         Trial::ignorable_test(name, move || run(name, test.run, lacks))
@@ -219,7 +221,7 @@ pub fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// A test, or why it is not run.
+/// Runs a test, or returns why it is skipped.
 fn run(name: &str, test: fn(), lacks: Option<(bool, String)>) -> Result<Completion, Failed> {
     match lacks {
         Some((true, reason)) => {
@@ -240,7 +242,7 @@ fn run(name: &str, test: fn(), lacks: Option<(bool, String)>) -> Result<Completi
     }
 }
 
-/// Appends to `LTX2_TEST_LOG`.
+/// Appends a line to `LTX2_TEST_LOG`.
 fn log(name: &str, took: Duration, outcome: &str, reason: Option<&str>) {
     let binary = env!("CARGO_CRATE_NAME");
     let mut line =
@@ -249,22 +251,22 @@ fn log(name: &str, took: Duration, outcome: &str, reason: Option<&str>) {
     append("LTX2_TEST_LOG", &line);
 }
 
-/// Appends how far an output of a case is from the reference's, and how far it may be, to `LTX2_PARITY_LOG`.
+/// Appends the distance of an output from the reference and its limit to `LTX2_PARITY_LOG`.
 #[allow(dead_code)] // Not every binary compares.
 pub fn note_distance(case: &str, output: &str, distance: f64, limit: f64) {
     append("LTX2_PARITY_LOG", &json!({"case": case, "output": output, "distance": distance, "limit": limit}));
 }
 
-/// Appends a figure of the server beside its goal, and whether it meets it, to `LTX2_SERVE_FIGURES`.
+/// Appends a server figure with its goal, and whether it meets the goal, to `LTX2_SERVE_FIGURES`.
 #[allow(dead_code)] // As above.
 pub fn note_figure(what: &str, goal: &str, figure: &str, met: bool) {
     eprintln!("{what}: {figure} (goal: {goal})");
     append("LTX2_SERVE_FIGURES", &json!({"what": what, "goal": goal, "figure": figure, "met": met}));
-    // Whoever reads the file judges the goals: all figures are wanted, missed ones, too.
+    // With the log file, missed goals are recorded too and judged by its reader.
     assert!(met || std::env::var_os("LTX2_SERVE_FIGURES").is_some(), "{what}: {figure} misses its goal, {goal}");
 }
 
-/// Appends a line to the file that a variable names, where it does.
+/// Appends a line to the file that an environment variable names, if it is set.
 fn append(variable: &str, line: &serde_json::Value) {
     let Some(path) = std::env::var_os(variable) else { return };
     let file = OpenOptions::new().create(true).append(true).open(path);

@@ -1,26 +1,27 @@
-//! `layout: auto` compared with compiled modules of every shipped layout.
+//! Compares `layout: auto` with the compiled modules of all shipped layouts.
 
 use ltx2::config::{CliOverrides, Config, WeightType, load, parse_mesh};
 use ltx2::pipeline::compile::{CompileOptions, compile};
 use ltx2::pipeline::layouts::{Candidate, Candidates, candidates};
 use ltx2::runtime::{ModuleStore, Target};
 
-/// Largest fraction by which a shipped layout may be faster than what auto takes.
+/// Maximum fraction by which a shipped layout may be faster than the choice of `auto`.
 const LIMIT: f64 = 0.03;
-/// Blocks that are compiled; the others count as these.
+/// Number of transformer blocks to compile; the result is extrapolated to all.
 const LAYERS: usize = 2;
-/// The same of 8-bit weights, which the first of the blocks does not have.
+/// Number of blocks with 8-bit weights, because the first block keeps bf16.
 const LAYERS_OF_8_BITS: usize = 3;
 
-/// Whether a case is asked for: `LTX2_TEST_LAYOUTS` names some, e.g. `ltx2_3_hq:2,ltx2:7`; all without it.
+/// Returns whether `LTX2_TEST_LAYOUTS` lists a case, e.g. `ltx2_3_hq:2,ltx2:7`; if unset, all cases run.
 pub fn is_chosen(case: &str) -> bool {
     std::env::var("LTX2_TEST_LAYOUTS").map_or(true, |cases| cases.split(',').any(|c| c == case))
 }
 
-/// Compares auto's choice for a configuration on a target with every shipped layout that fits there; returns what is wrong.
+/// Compares the choice of `auto` for a configuration on a target with all shipped layouts that fit there; returns what
+/// is wrong.
 ///
-/// A layout whose lower bound is above the compiled cost of auto's choice is not compiled. Modules are stored, so a run that was
-/// stopped goes on where it was.
+/// A layout whose lower bound exceeds the compiled cost of that choice is not compiled. Modules are stored, so an
+/// interrupted run resumes.
 pub fn faults(name: &str, set: &[&str], target: &str) -> Vec<String> {
     let set = ["layout=auto", "mesh=null"].iter().chain(set).map(ToString::to_string).collect();
     let given = CliOverrides { files: vec![name.into()], set, ..CliOverrides::default() };
@@ -61,7 +62,7 @@ fn line(c: &Candidate, compiled: f64) -> String {
     format!("{} ({}): {compiled:.0} ms compiled, {:.0} estimated, bound {:.0}", c.layout, c.mesh, c.estimate, c.bound)
 }
 
-/// Milliseconds of all steps of a request by compiled modules.
+/// Returns the time of all steps of a request in milliseconds, predicted from compiled modules.
 fn cost(config: &Config, of: &Candidate, all: &Candidates, target: &str) -> f64 {
     let mesh = Some(parse_mesh(&of.mesh).expect("a mesh"));
     let config = Config { layout: of.layout.clone(), mesh, ..config.clone() };

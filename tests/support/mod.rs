@@ -1,4 +1,4 @@
-//! Shared by the integration tests: the CPU plugin, the fixtures, distances.
+//! Common code of the integration tests: the CPU plugin, fixtures, distances.
 #![allow(dead_code)] // Each test binary uses its part.
 
 pub mod cudnn;
@@ -54,9 +54,9 @@ use ltx2::weights::Checkpoint;
 use ltx2::weights::{ModelSource, Overrides};
 pub use ltx2_test_macros::needs;
 
-/// The folder of compiled programs that all tests share, in this process and in those they start. Entries are named by
-/// the program's text, the compile options and the plugin, so what is found there is what would be compiled. Those of
-/// another plugin, or of another processor's kind, are in another folder: a test that copies entries takes none of them.
+/// Returns the compile cache that all tests and their child processes share. The keys contain the program text, the
+/// compile options and the plugin, so entries are always up to date. Each plugin and processor type has a separate
+/// folder, so that tests which copy entries get none of another plugin.
 pub fn programs() -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
@@ -72,7 +72,8 @@ pub fn programs() -> PathBuf {
     folder.clone()
 }
 
-/// Copies entries of [`programs`], a run's by the names and hashes of its sidecar, into another cache.
+/// Copies the cache entries of a run from [`programs`] into another cache, except the programs `but`; the run's sidecar
+/// gives names and hashes.
 pub fn copy_programs(cache: &Path, programs_of_run: &serde_json::Value, but: &[&str]) {
     std::fs::create_dir(cache).expect("a folder");
     let entries = std::fs::read_dir(programs()).expect("programs").map(|entry| entry.expect("an entry").path());
@@ -86,25 +87,26 @@ pub fn copy_programs(cache: &Path, programs_of_run: &serde_json::Value, but: &[&
             of_run.insert(name, entry);
         }
     }
-    // Some tests compile them with other options: the run's are those that most have, here and of all entries.
+    // Some tests compile the same programs with other options: take the options with the most programs of this run,
+    // then with the most entries.
     let of_run = by_options.into_values().max_by_key(|(of_run, all)| (of_run.len(), *all)).unwrap_or_default().0;
     for entry in of_run.into_values() {
         std::fs::copy(&entry, cache.join(entry.file_name().expect("a name"))).expect("copied");
     }
 }
 
-/// First line of an entry of the compile cache; nothing of one that another process takes away.
+/// Returns the first line of a cache entry; null if another process removed it.
 pub fn header(entry: &Path) -> serde_json::Value {
     let bytes = std::fs::read(entry).unwrap_or_default();
     serde_json::from_slice(bytes.split(|byte| *byte == b'\n').next().unwrap_or_default()).unwrap_or_default()
 }
 
-/// The folder of optimized modules that tests share which are not about such folders.
+/// Returns the folder of optimized modules that tests share, except tests of such folders.
 pub fn modules() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("modules")
 }
 
-/// The binary, with the tests' own folders in place of its user's.
+/// Returns a command of the `ltx2` binary that uses the tests' folders instead of the user's.
 pub fn ltx2() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ltx2"));
     command.env("LTX2_COMPILE_CACHE", programs());
@@ -112,8 +114,8 @@ pub fn ltx2() -> Command {
     command
 }
 
-/// A configuration of a short run on the reference's smallest model: a second, half of one of `nano`. Its programs are
-/// compiled before the first test gets it: tests at once would each compile them.
+/// Returns the configuration of a short run (one second, half of that of `nano`) on the reference's smallest model.
+/// Compiles its programs on the first call, because otherwise concurrent tests would each compile them.
 pub fn tiny() -> &'static str {
     static FILE: OnceLock<&str> = OnceLock::new();
     FILE.get_or_init(|| {
@@ -126,7 +128,7 @@ pub fn tiny() -> &'static str {
     })
 }
 
-/// The smallest component, from `in.safetensors` of a folder into its `out.safetensors`.
+/// Returns a run of the smallest component, with `in.safetensors` and `out.safetensors` in a folder.
 pub fn run_upsampler(folder: &Path) -> Command {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/upsampler_rational");
     let latents = Tensor::F32(ndarray::ArrayD::from_elem(vec![1, 8, 3, 2, 3], 0.5));
@@ -137,10 +139,10 @@ pub fn run_upsampler(folder: &Path) -> Command {
     run
 }
 
-/// The setting that leaves LLVM's optimizations out, which halves the time of a compile.
+/// Setting that disables LLVM's optimizations, which halves the compile time.
 pub const QUICK: &str = "runtime.xla_flags.xla_backend_optimization_level=0";
 
-/// Every shipped layout with a mesh of it, but for `tensor`.
+/// All shipped layouts except `tensor`, each with a mesh.
 pub const LAYOUTS: [(&str, &str); 20] = [
     ("sequence", "context=8"),
     ("ulysses", "context=8"),
@@ -164,12 +166,12 @@ pub const LAYOUTS: [(&str, &str); 20] = [
     ("tensor-hybrid", "context=8"),
 ];
 
-/// The devices of a mesh, `cfg=2,context=4`.
+/// Returns the number of devices of a mesh such as `cfg=2,context=4`.
 pub fn devices_of(mesh: &str) -> usize {
     mesh.split(',').map(|axis| axis.split('=').nth(1).expect("a size").parse::<usize>().expect("a number")).product()
 }
 
-/// A CPU client with `devices` virtual devices, for tests that need `cpu`.
+/// Creates a CPU client with `devices` virtual devices.
 pub fn cpu(devices: usize) -> Client {
     let search = discover::find(Platform::Cpu, None);
     let found = search.found.first().unwrap_or_else(|| panic!("{}", search.not_found()));
@@ -178,46 +180,46 @@ pub fn cpu(devices: usize) -> Client {
     Client::new(&plugin, &ClientOptions::Cpu(options)).expect("a client")
 }
 
-/// Compiling as users do, with the tests' folder of programs.
+/// Returns engine options that compile as for users, with the tests' compile cache.
 pub fn optimized() -> EngineOptions {
     EngineOptions { compile_cache: Some(programs()), ..EngineOptions::default() }
 }
 
-/// Compiling with LLVM's optimizations left out: the CPU compiler takes half the time, which for tiny programs is most of
-/// a test. One case a component is compiled as users do.
+/// Returns engine options without LLVM's optimizations: this halves the compile time, which dominates tests of tiny
+/// programs. One case per component is compiled with [`optimized`].
 pub fn quick() -> EngineOptions {
     let level = ("xla_backend_optimization_level".to_string(), OptionValue::Int(0));
     EngineOptions { xla_flags: [level].into(), ..optimized() }
 }
 
-/// A case of `tests/fixtures/cases`.
+/// Case of `tests/fixtures/cases`.
 pub struct Case {
     /// `component/name`.
     pub name: String,
-    /// The model folder it was computed with.
+    /// Model folder that it was computed with.
     pub model: PathBuf,
     /// Non-tensor arguments.
     pub scalars: BTreeMap<String, serde_json::Value>,
     /// Input tensors.
     pub inputs: BTreeMap<String, Tensor>,
-    /// Expected tensors; `name.strided` holds every n-th element along each axis.
+    /// Expected tensors; `name.strided` contains every n-th element along each axis.
     pub outputs: BTreeMap<String, Tensor>,
     checkpoint: Checkpoint,
 }
 
 impl Case {
-    /// Tolerance between two correct f32 runs where the network is worse conditioned than any published one: three times
-    /// the reference's own distance from f64; 0 where the case does not say that.
+    /// Tolerance between two correct f32 runs if the network is worse conditioned than any published one: three times
+    /// the distance of the reference from f64; 0 if the case does not state it.
     pub fn rounding(&self, output: &str) -> f64 {
         3.0 * self.number(&format!("f32_spread.{output}")).unwrap_or_default()
     }
 
-    /// A number of the case's metadata.
+    /// Returns a number from the case's metadata.
     pub fn number(&self, key: &str) -> Option<f64> {
         self.checkpoint.metadata(key).and_then(|v| v.parse().ok())
     }
 
-    /// Non-tensor arguments of the component, without what describes how the inputs were made.
+    /// Returns the non-tensor arguments of the component, without those that describe the generation of the inputs.
     pub fn arguments(&self) -> impl Iterator<Item = (String, serde_json::Value)> {
         let known = ["padding_side", "prompts", "max_sequence_length"];
         let own = self.scalars.iter().filter(move |(name, _)| !known.contains(&name.as_str()));
@@ -228,7 +230,8 @@ impl Case {
         serde_json::from_str(self.checkpoint.metadata(key)?).ok()
     }
 
-    /// The case's output `name`, and the elements of `got` that it keeps: every n-th along each axis, or all.
+    /// Returns the elements of `got` that the case stores (every n-th along each axis, or all), and the expected output
+    /// `name`.
     pub fn pair(&self, name: &str, got: &Tensor) -> (Tensor, &Tensor) {
         if let Some(want) = self.outputs.get(name) {
             return (got.clone(), want);
@@ -245,13 +248,13 @@ impl Case {
         (Tensor::F32(view), want)
     }
 
-    /// Relative L2 distance of `got` from the case's output `name`.
+    /// Returns the relative L2 distance of `got` from the case's output `name`.
     pub fn distance(&self, name: &str, got: &Tensor) -> f64 {
         let (got, want) = self.pair(name, got);
         relative_l2(&got, want)
     }
 
-    /// [`Case::distance`], which fails above a limit and is noted for the table of distances.
+    /// Returns [`Case::distance`]; fails if it exceeds `limit`, and logs it for the table of distances.
     pub fn within(&self, name: &str, got: &Tensor, limit: f64) -> f64 {
         let distance = self.distance(name, got);
         eprintln!("{} {name}: {distance:.1e}", self.name);
@@ -261,7 +264,7 @@ impl Case {
     }
 }
 
-/// All cases of a component.
+/// Returns all cases of a component.
 pub fn cases(component: &str) -> Vec<Case> {
     let dir = Path::new("tests/fixtures/cases").join(component);
     let mut files: Vec<PathBuf> = std::fs::read_dir(&dir)
@@ -273,7 +276,7 @@ pub fn cases(component: &str) -> Vec<Case> {
     files.iter().map(|f| case(component, f)).collect()
 }
 
-/// A case from its file.
+/// Reads a case from its file.
 pub fn case(component: &str, file: &Path) -> Case {
     let checkpoint = Checkpoint::open(file).expect("a fixture");
     let part = |prefix: &str| -> BTreeMap<String, Tensor> {
@@ -294,7 +297,7 @@ pub fn case(component: &str, file: &Path) -> Case {
     }
 }
 
-/// `|got - want| / |want|` over all elements, in f64.
+/// Returns `|got - want| / |want|` over all elements, computed in f64.
 pub fn relative_l2(got: &Tensor, want: &Tensor) -> f64 {
     assert_eq!(got.shape(), want.shape(), "shapes");
     let (got, want) = (got.to_f32(), want.to_f32());
@@ -306,12 +309,12 @@ pub fn relative_l2(got: &Tensor, want: &Tensor) -> f64 {
     if size == 0.0 { difference } else { difference / size }
 }
 
-/// The published 19B model's two programs at 768x512x121 with a negative prompt, for a platform.
+/// Returns the two programs of the published 19B model at 768x512x121 with a negative prompt, for a platform.
 pub fn published(platform: &str) -> [(&'static str, Network); 2] {
     published_blocks(platform, None)
 }
 
-/// [`published`], of so many blocks.
+/// Returns [`published`] with this number of blocks.
 pub fn published_blocks(platform: &str, blocks: Option<usize>) -> [(&'static str, Network); 2] {
     let preset = Preset::named("ltx2").expect("the published configuration");
     let mut c = TransformerConfig::from_json(preset.config("transformer").expect("a transformer")).expect("valid");
@@ -323,7 +326,7 @@ pub fn published_blocks(platform: &str, blocks: Option<usize>) -> [(&'static str
     programs.map(|(name, network)| (name, network.expect("builds")))
 }
 
-/// The published text encoder's and connectors' programs for both prompts of 1024 tokens, for a platform.
+/// Returns the published text encoder and connectors programs for two prompts of 1024 tokens, for a platform.
 pub fn published_text(platform: &str) -> [(&'static str, Network); 2] {
     let preset = Preset::named("ltx2").expect("the published configuration");
     let config = |folder: &str| preset.config(folder).expect("a configuration");
@@ -335,22 +338,22 @@ pub fn published_text(platform: &str) -> [(&'static str, Network); 2] {
     [("text_encoder", encoder), ("connectors", connected)]
 }
 
-/// How networks become programs on the CPU, in one layout or whole on one device.
+/// Returns the default build options for the CPU on one device.
 pub fn plain(dtype: DType) -> Build {
     Build { lowering: Lowering::of("cpu", ""), ..Build::new(dtype) }
 }
 
-/// A model on a client's devices.
+/// Opens a model on the devices of a client.
 pub fn open(client: &Client, model: &str, build: Build) -> Runner {
     let source = Arc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
     let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
     let mut model = Model::open(&source).expect("complete");
-    // The reference of the cases is diffusers.
+    // The reference of the cases is diffusers, which does not clamp.
     model.configs = model.configs.with_vocoder_clamp(false);
     Runner::new(model, executor, build)
 }
 
-/// Links to a model's parts in another folder.
+/// Links the components of a model into another folder.
 pub fn link_parts(model: &str, folder: &Path) {
     for part in std::fs::read_dir(model).expect("a folder") {
         let part = std::fs::canonicalize(part.expect("an entry").path()).expect("a path");
@@ -359,12 +362,12 @@ pub fn link_parts(model: &str, folder: &Path) {
     }
 }
 
-/// Runs that keep their intermediate tensors.
+/// Returns run options that keep intermediate tensors.
 pub fn dumping(chunk: Option<usize>) -> RunOptions {
     RunOptions { chunk, dump: true, ..RunOptions::default() }
 }
 
-/// Runs a component on `inputs`, a case's or like them.
+/// Runs a component on `inputs`.
 pub fn run_case(
     client: &Client,
     component: ProgramKind,
@@ -383,7 +386,7 @@ pub fn run_case(
         .collect()
 }
 
-/// The request of a pipeline case.
+/// Returns the request of a pipeline case.
 pub fn request(case: &Case, models: &Model) -> Request {
     let s = &case.scalars;
     let number = |k: &str| s[k].as_u64().expect(k);
@@ -443,17 +446,17 @@ pub fn request(case: &Case, models: &Model) -> Request {
     }
 }
 
-/// Runs a request to its end.
+/// Runs a request to completion.
 pub fn generate(runner: &mut Runner, request: &Request, options: &RunOptions) -> Generated {
     runner.generate(request, options, &mut |_, _, _| ControlFlow::Continue(())).expect("runs")
 }
 
-/// A tensor of a run's dump.
+/// Returns a tensor of a run's dump.
 pub fn dumped<'a>(generated: &'a Generated, name: &str) -> &'a Tensor {
     generated.dump.iter().find(|(n, _)| n == name).map(|(_, t)| t).unwrap_or_else(|| panic!("no '{name}'"))
 }
 
-/// Files and the SHA-256 of each, as sidecars have them.
+/// Returns the SHA-256 of each file, as in sidecars.
 pub fn hashes_of(files: &[&str]) -> serde_json::Value {
     use sha2::Digest;
     let hash = |path: &&str| {

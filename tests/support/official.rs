@@ -1,5 +1,5 @@
-//! The cases of Lightricks' own pipelines (scripts/oracle/cases_official.py): requests in this project's settings, and the
-//! reference's latents by their names in a dump.
+//! Cases of Lightricks' own pipelines (scripts/oracle/cases_official.py): requests as settings of this project, and the
+//! reference's latents under the names of a dump.
 
 use std::sync::Arc;
 
@@ -18,33 +18,33 @@ use serde_json::Value;
 
 use super::{Case, cases, dumping, plain, quick};
 
-/// The cases of a component that are of a model, and the model on its devices.
+/// Returns the cases of a component with this model, and the model opened on the client's devices.
 pub fn cases_of(client: &Client, component: &str, model: &str) -> (Vec<Case>, Runner) {
     let all: Vec<Case> = cases(component).into_iter().filter(|case| case.model.ends_with(model)).collect();
     let runner = open(client, all.first().unwrap_or_else(|| panic!("{component}: no case of {model}")));
     (all, runner)
 }
 
-/// A case's model, with the upsampler of its second stage.
+/// Opens a case's model with its second-stage upsampler.
 fn open(client: &Client, case: &Case) -> Runner {
     open_with(client, case, plain(DType::F32))
 }
 
-/// The same as a layout has it.
+/// Opens a case's model with other build options, such as a layout.
 pub fn open_with(client: &Client, case: &Case, build: Build) -> Runner {
     let upsampler = case.scalars["upsampler"].as_str().map(|name| format!("tests/fixtures/models/{name}"));
-    open_over(client, case, Overrides { upsampler, ..Overrides::default() }, build)
+    open_with_overrides(client, case, Overrides { upsampler, ..Overrides::default() }, build)
 }
 
-/// The same with these parts in place of the model's own.
-pub fn open_over(client: &Client, case: &Case, overrides: Overrides, build: Build) -> Runner {
+/// Opens a case's model with some components replaced.
+pub fn open_with_overrides(client: &Client, case: &Case, overrides: Overrides, build: Build) -> Runner {
     let model = case.model.to_str().expect("UTF-8");
     let source = Arc::new(ModelSource::open(model, &overrides).expect("a model"));
     let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
     Runner::new(Model::open(&source).expect("complete"), executor, build)
 }
 
-/// The requests of a case by the prefix of their outputs.
+/// Returns the requests of a case with the prefixes of their outputs.
 pub fn requests(case: &Case, model: &Model) -> Vec<(String, Request)> {
     let preset = case.scalars["preset"].as_str().expect("a preset");
     let all = case.scalars["keys"].as_object().expect("requests").iter();
@@ -59,19 +59,19 @@ pub fn requests(case: &Case, model: &Model) -> Vec<(String, Request)> {
     each.collect()
 }
 
-/// The request of a case that has one.
+/// Returns the request of a case with a single one.
 pub fn request(case: &Case, model: &Model) -> Request {
     let mut all = requests(case, model);
     assert_eq!(all.len(), 1, "{}", case.name);
     all.remove(0).1
 }
 
-/// The largest distance of a tensor of a case: its own of latents, and of decoded frames and samples.
+/// Returns the distance limit of a tensor: `latents` for latents, otherwise that of decoded frames and samples.
 pub fn limit_of(name: &str, latents: f64) -> f64 {
     if name.contains("latents") { latents } else { 1e-3 }
 }
 
-/// Runs that keep the latents after every step.
+/// Returns run options that keep the latents after each step.
 pub fn dumping_steps() -> RunOptions {
     RunOptions { dump_steps: true, ..dumping(None) }
 }

@@ -1,5 +1,4 @@
-//! The two programs of a denoising pass by themselves, on numbers without a pattern: layouts are compared there without
-//! text encoder and decoders.
+//! The two programs of a denoising pass on pseudo-random inputs, to compare layouts without text encoder and decoders.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +14,15 @@ use ltx2::tensor::Tensor;
 use ltx2::weights::{Component, ModelSource};
 use ndarray::{Array1, Array2, ArrayD, arr0};
 
-/// Noise levels that a program's table holds.
+/// Number of noise levels in a program's table.
 const TABLE: usize = 257;
 
-/// A pass of a request, and what its programs read besides weights.
+/// Denoising pass of a request, and the inputs of its programs besides weights.
 pub struct Pass<'a> {
     config: TransformerConfig,
     request: &'a Request,
     shape: DenoiseShape,
-    /// Video tokens behind the video's own.
+    /// Number of tokens appended to the video tokens.
     appended: usize,
 }
 
@@ -39,25 +38,25 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Latents of both streams after all steps, from scattered latents and text contexts.
+    /// Returns the latents of both streams after all steps, from pseudo-random latents and text contexts.
     pub fn latents(&self, executor: &mut Executor, build: &Build) -> Av<Tensor> {
         let prepared = self.prepared(executor, build);
         self.denoised(executor, build, prepared)
     }
 
-    /// Results of the program that runs once a request.
+    /// Returns the results of the program that runs once per request.
     pub fn prepared(&self, executor: &mut Executor, build: &Build) -> BTreeMap<String, Tensor> {
         self.run(executor, "prepare", &prepare(&self.config, &self.shape, build).expect("builds"), BTreeMap::new())
     }
 
-    /// [`Pass::latents`] from there.
+    /// Like [`Pass::latents`], from given results of [`Pass::prepared`].
     pub fn denoised(&self, executor: &mut Executor, build: &Build, prepared: BTreeMap<String, Tensor>) -> Av<Tensor> {
         let network = denoise(&self.config, &self.shape, build).expect("builds");
         let mut made = self.run(executor, "denoise", &network, prepared);
         Av::NAMES.map(|stream| made.remove(&format!("latents.{stream}")).expect("latents"))
     }
 
-    /// A program on what is known, and on [`Pass::input`] for all else but its weights.
+    /// Runs a program on the known values; other inputs except weights come from [`Pass::input`].
     fn run(
         &self,
         executor: &mut Executor,
@@ -86,8 +85,8 @@ impl<'a> Pass<'a> {
             "branch_sets" => self.request.guidance_tables().sets.expect("sets of branches").into(),
             "levels" => Array1::from(self.levels()).into(),
             "level.video" | "level.audio" => {
-                // The first frame follows an image, or without such a third of the tokens is known; those behind the last are the
-                // conditions' own.
+                // The first frame follows an image; without one, a third of the tokens is known. Appended tokens are
+                // conditioning tokens.
                 let (conditions, appended) = match name {
                     "level.video" => (&self.request.conditions.video, self.appended),
                     _ => (&self.request.conditions.audio, 0),
@@ -108,7 +107,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Parts of a step's noise level that tokens have: all of it, then those of the conditions.
+    /// Returns the fractions of a step's noise level that tokens have: 1, then those of the conditions.
     fn levels(&self) -> Vec<f32> {
         let mut levels = vec![1.0];
         for level in self.request.conditions.as_ref().into_iter().flatten().map(Condition::noise_level) {
@@ -120,7 +119,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Numbers without a pattern, others for each name.
+/// Returns pseudo-random numbers that depend on the name.
 pub fn scattered(name: &str, shape: &[usize]) -> Tensor {
     let mut state = name.bytes().map(u64::from).sum::<u64>();
     ArrayD::from_shape_simple_fn(shape, || {

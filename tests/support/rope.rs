@@ -1,14 +1,14 @@
-//! The rotation of queries and keys alone, as a program.
+//! A program with only the rotary embedding of queries and keys.
 
 use ltx2::hlo::{DType, Type};
 use ltx2::models::Network;
 use ltx2::nn::rope::{Pairing, rotate};
 use ltx2::nn::{Axis, Build, Lowering, Numerics, Params};
 
-/// Self-attention of the video at 8 frames of 12x12 and of the audio's 25 tokens, two videos in two branches.
+/// Shapes of self-attention for 8 video frames of 12x12 and for 25 audio tokens, with two videos in two branches.
 pub const ROPES: [[usize; 4]; 2] = [[4, 1152, 32, 128], [4, 25, 32, 64]];
 
-/// Rotates `x` of these dimensions by the tables `cos` and `sin`.
+/// Returns a program that rotates `x` of these dimensions with the tables `cos` and `sin`.
 pub fn rope(dims: [usize; 4], numerics: Numerics, lowering: Lowering) -> Network {
     let p = Params::new("rope", "transformer", &Build { lowering, ..Build::new(DType::BF16) });
     let whole = [Axis::Replicated; 4];

@@ -1,4 +1,4 @@
-//! A fixture as Lightricks would publish it: one file, its own tensor names, the configuration in the header.
+//! Fixture models in Lightricks' published format: one file, other tensor names, the configuration in the header.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -10,26 +10,26 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 
-/// The diffusers folder.
+/// LTX-2.0 model as a diffusers folder.
 pub const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_a");
 
-/// The transformer of LTX-2.5.
+/// LTX-2.5 transformer as a diffusers folder.
 pub const TINY_2_5: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/dit_2_5");
 
-/// The same of LTX-2.3.
+/// LTX-2.3 model as a diffusers folder.
 pub const TINY_2_3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_2_3");
 
-/// A tensor of a file: element type, dimensions, bytes.
+/// Tensor of a file: element type, dimensions, bytes.
 pub type Stored = (Dtype, Vec<usize>, Vec<u8>);
 
-/// Every tensor of a file.
+/// Reads all tensors of a file.
 pub fn read(path: &Path) -> BTreeMap<String, Stored> {
     let bytes = fs::read(path).expect("a file");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
     file.iter().map(|(k, t)| (k.to_string(), (t.dtype(), t.shape().to_vec(), t.data().to_vec()))).collect()
 }
 
-/// Writes a file, with a configuration in its header.
+/// Writes a file with an optional configuration in its header.
 pub fn write(path: &Path, tensors: &BTreeMap<String, Stored>, config: Option<&Value>) {
     let views = tensors.iter().map(|(k, (d, s, b))| (k, TensorView::new(*d, s.clone(), b).expect("a tensor")));
     let metadata = config.map(|c| HashMap::from([("config".to_string(), c.to_string())]));
@@ -75,7 +75,7 @@ const VOCODER: &[(&str, &str)] = &[
     ("act_out", "act_post"),
 ];
 
-/// Lightricks' name of a tensor that the diffusers folder calls `name`.
+/// Returns Lightricks' name of a tensor, given its diffusers name.
 fn original(component: Component, name: &str) -> String {
     let renamed = |rules: &[(&str, &str)]| {
         let segments = name.split('.').map(|s| rules.iter().find(|(from, _)| *from == s).map_or(s, |(_, to)| *to));
@@ -104,7 +104,8 @@ fn original_statistics(name: &str) -> &str {
     }
 }
 
-/// One list of blocks: stages at even places, changes of resolution at odd ones; the decoder's middle first.
+/// Numbers all blocks in one list: stages at even indices, resolution changes at odd ones; the decoder's middle block
+/// first.
 fn original_vae(name: &str) -> String {
     let parts: Vec<&str> = name.split('.').collect();
     let stage = |i: &str, after: usize| 2 * i.parse::<usize>().expect("a number") + after;
@@ -131,7 +132,7 @@ fn original_vae(name: &str) -> String {
     }
 }
 
-/// Keys of published headers that change no result.
+/// Keys of published headers that affect no result.
 fn silent_keys() -> [(&'static str, Value); 4] {
     let transformer = json!({
         "_diffusers_version": "0.25.1", "attention_type": "default", "double_self_attention": false, "dropout": 0.0,
@@ -147,7 +148,7 @@ fn silent_keys() -> [(&'static str, Value); 4] {
     [("/transformer", transformer), ("/vae", vae), ("/audio_vae/preprocessing/audio", audio), ("/scheduler", scheduler)]
 }
 
-/// The header of a published LTX-2.0 file, with the keys that such files are known to have and this model's sizes.
+/// Returns the header of a published LTX-2.0 file, with the keys known from such files and this model's sizes.
 pub fn header() -> Value {
     let res = |n: usize| json!(["res_x", {"num_layers": n, "inject_noise": false}]);
     let down = |kind: &str, n: usize| json!([format!("compress_{kind}_res"), {"multiplier": n}]);
@@ -203,7 +204,7 @@ pub fn header() -> Value {
     all
 }
 
-/// The header of a published LTX-2.3 file, with the keys that such files are known to have and the tiny model's sizes.
+/// Returns the header of a published LTX-2.3 file, with the keys known from such files and the tiny model's sizes.
 pub fn header_2_3() -> Value {
     let res = |n: usize| json!(["res_x", {"num_layers": n}]);
     let down = |kind: &str, n: usize| json!([format!("compress_{kind}_res"), {"multiplier": n}]);
@@ -262,7 +263,7 @@ pub fn header_2_3() -> Value {
     all
 }
 
-/// The header of a published transformer of LTX-2.5, split from the rest, with the tiny one's sizes.
+/// Returns the header of a published LTX-2.5 transformer file, with the tiny model's sizes.
 pub fn header_2_5() -> Value {
     let mut transformer = header_2_3()["transformer"].take();
     let own = json!({
@@ -274,19 +275,19 @@ pub fn header_2_5() -> Value {
     json!({"transformer": transformer, "scheduler": {"_class_name": "RectifiedFlowScheduler", "sampler": "LinearQuadratic"}})
 }
 
-/// tiny_a's tensors under Lightricks' names, with a statistic that nobody reads.
+/// Returns tiny_a's tensors under Lightricks' names, with an unused statistic.
 pub fn combined() -> BTreeMap<String, Stored> {
     combined_of(TINY)
 }
 
-/// A model's tensors under Lightricks' names, with a statistic that nobody reads.
+/// Returns a model's tensors under Lightricks' names, with an unused statistic.
 pub fn combined_of(model: &str) -> BTreeMap<String, Stored> {
     let mut all = combined_parts(model, &IN_FILE);
     all.insert("vae.per_channel_statistics.mean-of-stds".into(), (Dtype::BF16, vec![8], vec![0; 16]));
     all
 }
 
-/// The tensors of some of a model's parts under Lightricks' names.
+/// Returns the tensors of some components under Lightricks' names.
 pub fn combined_parts(model: &str, parts: &[Component]) -> BTreeMap<String, Stored> {
     let mut all = BTreeMap::new();
     let mut names = Vec::new();
@@ -308,6 +309,6 @@ pub fn combined_parts(model: &str, parts: &[Component]) -> BTreeMap<String, Stor
     all
 }
 
-/// Contents of a combined file.
+/// Components in a combined file.
 pub const IN_FILE: [Component; 5] =
     [Component::Transformer, Component::Connectors, Component::Vae, Component::AudioVae, Component::Vocoder];

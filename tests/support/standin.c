@@ -1,25 +1,26 @@
-/* A stand-in for a PJRT plugin: it passes every call on to a real plugin, but for those that a plan names, which fail, come
- * late, hang, or end the process. tests/support/standin.rs compiles it, and makes its plans.
+/* Stand-in for a PJRT plugin: forwards every call to a real plugin, except the calls that a plan lists, which fail, are
+ * delayed, hang, or abort the process. tests/support/standin.rs compiles it and writes its plans.
  *
  *   LTX2_STANDIN_PLUGIN   file of the real plugin
- *   LTX2_STANDIN_PLAN     rules, with ';' between them: FUNCTION[/PROGRAM]@N=ACTION
+ *   LTX2_STANDIN_PLAN     rules separated by ';': FUNCTION[/PROGRAM]@N=ACTION
  *                           FUNCTION  of the C interface, e.g. PJRT_Buffer_ToHostBuffer
- *                           PROGRAM   of PJRT_LoadedExecutable_Execute: only calls of the program of this name count
- *                           N         the call, from 1, or * for every one
- *                           ACTION    fail:CODE:MESSAGE   returns an error of this number
- *                                     delay:MS            passes the call on after so many milliseconds
+ *                           PROGRAM   with PJRT_LoadedExecutable_Execute: counts only calls of the program with this name
+ *                           N         number of the call, from 1, or * for every call
+ *                           ACTION    fail:CODE:MESSAGE   returns an error with this code
+ *                                     delay:MS            forwards the call after this many milliseconds
  *                                     hang                never returns
- *                                     drop                passes it on; the event it returns is never ready
- *                                     abort               ends the process, as a failed CHECK does
- *   LTX2_STANDIN_LOG      file to which each action adds a line when it is taken
- *   LTX2_STANDIN_CALLS    file that gets a line a function when the process ends: its name and the number of its calls
- *   LTX2_STANDIN_LOAD     what loading does: abort, hang, major (a table of the next major version), old (one of minor version 80), tpu (a TPU plugin whose initialisation
- *                         never ends), or other (a client whose platform is called so)
+ *                                     drop                forwards the call; the returned event never becomes ready
+ *                                     abort               aborts the process, as a failed CHECK does
+ *   LTX2_STANDIN_LOG      file to which each action appends a line when it is taken
+ *   LTX2_STANDIN_CALLS    file that gets a line per function when the process ends: its name and number of calls
+ *   LTX2_STANDIN_LOAD     fault while loading: abort, hang, major (table of the next major version), old (table of minor
+ *                         version 80), tpu (TPU plugin whose initialization never ends), or other (client with the
+ *                         platform name `other`)
  *
- * With -DNO_ENTRY it exports nothing, as a library that is no plugin.
+ * With -DNO_ENTRY it exports nothing, like a library that is not a plugin.
  *
- * slots.h comes from crates/pjrt/src/abi.rs: SLOTS(X), the functions by name and place in the table; SLOT_name, the place of
- * a field of the table; AT_Struct_field, the byte of an argument struct's field; TABLE_HEAD, TABLE_MAJOR, TABLE_SLOTS. */
+ * slots.h is generated from crates/pjrt/src/abi.rs: SLOTS(X), the functions with name and table slot; SLOT_name, the slot
+ * of a table field; AT_Struct_field, the offset of a field in an argument struct; TABLE_HEAD, TABLE_MAJOR, TABLE_SLOTS. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -39,16 +40,16 @@ typedef void *(*Function)(void *args);
 
 #define FIELD(type, args, offset) (*(type *)((char *)(args) + (offset)))
 
-/* The real plugin's functions, by their places. */
+/* The real plugin's functions by table slot. */
 static Function real[TABLE_SLOTS];
 
-/* ---- Objects of our own among the plugin's: errors, and events that are never ready. ---- */
+/* ---- Objects of the stand-in among the plugin's: errors, and events that never become ready. ---- */
 
 struct Own {
     struct Own *next;
     int code;            /* of an error */
     const char *message; /* of an error */
-    void *event;         /* of an event: the real one */
+    void *event;         /* of an event: the real event */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -63,7 +64,7 @@ static struct Own *add(int code, const char *message, void *event) {
     return own;
 }
 
-/* The object, if it is ours; taken out of the list where `take` says so. */
+/* Returns the object if it is one of the stand-in; with `take`, removes it from the list. */
 static struct Own *find(void *object, int take) {
     pthread_mutex_lock(&lock);
     struct Own **at = &all;
@@ -82,7 +83,7 @@ struct Rule {
     struct Rule *next;
     int slot;
     const char *text, *program;
-    long nth; /* 0 for every one */
+    long nth; /* 0 for every call */
     atomic_long calls;
     enum Action action;
     long number; /* code or milliseconds */
@@ -96,7 +97,7 @@ static const struct { const char *name; int slot; } slots[] = {
     SLOTS(NAMED)
 };
 
-/* The next word up to a character, which is cut off; none where the character is not there. */
+/* Returns the text up to the next `end`, which is replaced by NUL; NULL if there is none. */
 static char *word(char **rest, char end) {
     char *start = *rest, *found = strchr(start, end);
     if (!found) return NULL;
@@ -144,7 +145,7 @@ static int read_plan(void) {
         end = strchr(rest, ';');
         if (end) *end = 0;
         if (!read_rule(rest)) {
-            fprintf(stderr, "stand-in: rule '%s' cannot be read\n", rest);
+            fprintf(stderr, "stand-in: invalid rule '%s' in LTX2_STANDIN_PLAN\n", rest);
             return 0;
         }
         rest = end + 1;
@@ -152,7 +153,7 @@ static int read_plan(void) {
     return 1;
 }
 
-/* Whether a loaded executable is the program of this name. */
+/* Returns whether a loaded executable has this name. */
 static int is_program(void *loaded, const char *name) {
     char get[AT_LoadedExecutableGetExecutableArgs_SIZE] = {0}, named[AT_ExecutableNameArgs_SIZE] = {0};
     char destroy[AT_ExecutableDestroyArgs_SIZE] = {0};
@@ -173,7 +174,7 @@ static int is_program(void *loaded, const char *name) {
     return is;
 }
 
-/* The rule whose turn a call is. */
+/* Returns the rule that applies to a call, if any. */
 static struct Rule *due(int slot, void *args) {
     for (struct Rule *rule = rules; rule; rule = rule->next) {
         if (rule->slot != slot) continue;
@@ -206,7 +207,7 @@ static void wait_for_ever(void) {
     for (;;) pause();
 }
 
-/* The byte of the event that a function returns, or 0. */
+/* Returns the offset of the event that a function returns, or 0. */
 static int event_of(int slot) {
     switch (slot) {
     case SLOT_client_buffer_from_host_buffer: return AT_ClientBufferFromHostBufferArgs_done_with_host_buffer;
@@ -218,7 +219,7 @@ static int event_of(int slot) {
     }
 }
 
-/* Calls on an event that is never ready; 0 where the event is the plugin's. */
+/* Handles calls on an event that never becomes ready; returns 0 if the event is the plugin's. */
 static int own_event(int slot, void *args) {
     int destroys = slot == SLOT_event_destroy;
     if (!destroys && slot != SLOT_event_is_ready && slot != SLOT_event_await && slot != SLOT_event_on_ready) return 0;
@@ -231,7 +232,7 @@ static int own_event(int slot, void *args) {
     return 1;
 }
 
-/* Whether the client's platform is called `other`. */
+/* Whether the client's platform name is replaced by `other`. */
 static int is_other;
 
 static void *call(int slot, void *args) {
@@ -300,7 +301,7 @@ const void *GetPjrtApi(void) {
     const void *(*get)(void) = library ? (const void *(*)(void))dlsym(library, "GetPjrtApi") : NULL;
     const void *theirs = get ? get() : NULL;
     if (!theirs) {
-        fprintf(stderr, "stand-in: LTX2_STANDIN_PLUGIN names no plugin: %s\n", path ? path : "not set");
+        fprintf(stderr, "stand-in: LTX2_STANDIN_PLUGIN is not a plugin: %s\n", path ? path : "not set");
         return NULL;
     }
     if (!read_plan()) return NULL;

@@ -1,4 +1,4 @@
-//! A plugin that fails, hangs or aborts on command: `standin.c`, which passes calls on to the CPU plugin.
+//! Plugin that fails, hangs or aborts on request: `standin.c`, which forwards calls to the CPU plugin.
 
 use std::fmt::Write;
 use std::fs;
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use ltx2::pjrt::discover::{self, Platform};
 
 const SOURCE: &str = include_str!("standin.c");
-/// The C interface as the crate has it: names, places in the table and offsets are read from there.
+/// Source of the crate's C interface, from which function names, table slots and offsets are read.
 const ABI: &str = include_str!("../../crates/pjrt/src/abi.rs");
 
 /// Error codes of the C interface.
@@ -22,34 +22,34 @@ pub const UNAVAILABLE: u32 = 14;
 /// Fault of a call.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// An error of this code and message.
+    /// Returns an error with this code and message.
     Fail(u32, &'static str),
-    /// So many milliseconds more.
+    /// Delays the call by this many milliseconds.
     Delay(u64),
     Hang,
-    /// The event that it returns is never ready.
+    /// Returns an event that never becomes ready.
     Drop,
     Abort,
 }
 
-/// Fault of loading the plugin.
+/// Fault while loading the plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
     Abort,
     Hang,
-    /// Another major version of the interface.
+    /// The interface has another major version.
     Major,
-    /// A minor version of the interface that is too old.
+    /// The interface has a minor version that is too old.
     Old,
-    /// A TPU's extension, and an initialisation that never ends.
+    /// The plugin has a TPU extension, and its initialization never ends.
     Tpu,
-    /// A client whose platform is called `other`.
+    /// The client's platform is named `other`.
     Other,
-    /// No entry point.
+    /// The library has no entry point.
     NoEntry,
 }
 
-/// A plan for the stand-in, given to a command.
+/// Plan of the stand-in plugin for a command.
 #[derive(Clone, Debug, Default)]
 pub struct Standin {
     rules: Vec<String>,
@@ -59,12 +59,12 @@ pub struct Standin {
 }
 
 impl Standin {
-    /// A plugin that does what the CPU's does.
+    /// Creates a plan without faults.
     pub fn new() -> Self {
         Standin::default()
     }
 
-    /// The `nth` call of a function of the C interface, from 1.
+    /// Adds a fault at the `nth` call (from 1) of a function of the C interface.
     pub fn at(mut self, function: &str, nth: usize, fault: &Fault) -> Self {
         let known = slots().iter().any(|(name, _)| name.split('/').next() == function.split('/').next());
         assert!(known, "{function} is no function that the crate calls");
@@ -79,32 +79,32 @@ impl Standin {
         self
     }
 
-    /// The `nth` execution of a program, from 1.
+    /// Adds a fault at the `nth` execution (from 1) of a program.
     pub fn execution(self, program: &str, nth: usize, fault: &Fault) -> Self {
         self.at(&format!("PJRT_LoadedExecutable_Execute/{program}"), nth, fault)
     }
 
-    /// The same with a fault of loading it.
+    /// Sets a fault while loading the plugin.
     pub fn load(self, load: Load) -> Self {
         Standin { load: Some(load), ..self }
     }
 
-    /// A file that gets a line when a fault has come.
+    /// Appends a line to this file when a fault occurs.
     pub fn log(self, file: &Path) -> Self {
         Standin { log: Some(file.into()), ..self }
     }
 
-    /// A file that gets, when the process ends, a line a function: its name and the number of its calls.
+    /// Writes the number of calls per function to this file when the process ends.
     pub fn calls(self, file: &Path) -> Self {
         Standin { calls: Some(file.into()), ..self }
     }
 
-    /// The library's file.
+    /// Returns the path of the plugin library.
     pub fn file(&self) -> PathBuf {
         library(self.load == Some(Load::NoEntry))
     }
 
-    /// Makes the stand-in the CPU plugin of a command.
+    /// Makes a command use the stand-in as its CPU plugin.
     pub fn give<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         let search = discover::find(Platform::Cpu, None);
         let real = search.found.first().unwrap_or_else(|| panic!("{}", search.not_found()));
@@ -131,13 +131,13 @@ impl Standin {
     }
 }
 
-/// Where stand-ins keep what they compile. It is another plugin's: tests that copy the CPU plugin's programs find none of it.
+/// Returns the compile cache of all stand-ins, separate from that of the CPU plugin.
 pub fn programs() -> PathBuf {
     super::programs().join("standin")
 }
 
-/// Links what all stand-ins have compiled into a new folder, without one program.
-pub fn programs_but(program: &str, folder: &Path) {
+/// Links the stand-ins' cache entries into a new folder, except those of one program.
+pub fn link_programs_except(program: &str, folder: &Path) {
     fs::create_dir(folder).expect("a folder");
     let entries: Vec<PathBuf> =
         fs::read_dir(programs()).expect("programs").map(|e| e.expect("an entry").path()).collect();
@@ -146,12 +146,12 @@ pub fn programs_but(program: &str, folder: &Path) {
         entries.iter().filter(compiled).partition(|entry| super::header(entry)["name"] == program);
     assert!(!left_out.is_empty(), "an entry of {program}");
     for entry in linked {
-        // One that is replaced is renamed over: those of other runs stay.
+        // A run replaces entries by renaming, so hard links keep the entries of other runs.
         fs::hard_link(entry, folder.join(entry.file_name().expect("a name"))).expect("linked");
     }
 }
 
-/// The fields of the function table in their order, each with its place.
+/// Returns the fields of the function table with their slots.
 fn table() -> Vec<(&'static str, usize)> {
     let fields = ABI.split("pub struct Api {").nth(1).and_then(|rest| rest.split("\n}").next()).expect("the table");
     let fields =
@@ -165,7 +165,7 @@ fn table() -> Vec<(&'static str, usize)> {
     functions.collect()
 }
 
-/// An argument struct: name, size, and of a call its C name and slot; the offsets of the fields.
+/// Argument struct: name, size and, for a call, its C name and slot; then the offsets of the fields.
 type ArgStruct = (Vec<&'static str>, Vec<(&'static str, &'static str)>);
 
 fn structs() -> Vec<ArgStruct> {
@@ -182,7 +182,7 @@ fn structs() -> Vec<ArgStruct> {
         .collect()
 }
 
-/// Functions that the crate calls, by their C names, with their places in the table.
+/// Returns the C names and table slots of the functions that the crate calls.
 fn slots() -> &'static [(String, usize)] {
     static SLOTS: OnceLock<Vec<(String, usize)>> = OnceLock::new();
     SLOTS.get_or_init(|| {
@@ -196,7 +196,7 @@ fn slots() -> &'static [(String, usize)] {
     })
 }
 
-/// `slots.h`.
+/// Returns the contents of `slots.h`.
 fn header() -> String {
     let mut text = String::from("#define TABLE_HEAD 40\n#define TABLE_MAJOR 32\n");
     let (mut most, mut line) = (0, |l: String| writeln!(text, "{l}").expect("a string takes all"));
@@ -214,13 +214,13 @@ fn header() -> String {
     text
 }
 
-/// Compiles the library, unless this source was compiled before: tests of several processes may do so at once.
+/// Compiles the library unless this source was compiled before; tests in several processes may do so at the same time.
 fn library(without_entry: bool) -> PathBuf {
     let header = header();
     let mut hasher = DefaultHasher::new();
     (SOURCE, &header, without_entry).hash(&mut hasher);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("standin");
-    // By its name it is a CPU plugin, which is started as one.
+    // The file name marks it as a CPU plugin.
     let library = folder.join(format!("pjrt_standin_cpu_{:016x}.so", hasher.finish()));
     if library.exists() {
         return library;

@@ -1,4 +1,4 @@
-//! `tests/thresholds.yml`: how near whole runs must be to the reference's.
+//! Reads `tests/thresholds.yml`: how close complete runs must be to the reference.
 
 use serde::Deserialize;
 
@@ -6,17 +6,17 @@ use serde::Deserialize;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// `component/name` of a fixture, or of a test that computes its own reference.
+    /// `component/name` of a fixture, or the name of a test that computes its own reference.
     pub case: String,
-    /// Largest relative L2 of an output in f32.
+    /// Maximum relative L2 distance of an output in f32.
     pub f32: Option<f64>,
-    /// Largest of an output in bf16, in units of what the reference's own bf16 is away from f32.
+    /// Maximum distance of an output in bf16, in units of the distance between the reference's own bf16 and f32.
     pub bf16: Option<f64>,
-    /// Why `bf16` is more than 1.
+    /// Reason for a `bf16` limit above 1.
     pub reason: Option<String>,
-    /// Least PSNR in dB: in f32, in bf16.
+    /// Minimum PSNR in dB: in f32, in bf16.
     pub psnr: Option<[f64; 2]>,
-    /// Bounds of `ltx2 compare`, by their flags.
+    /// Bounds of `ltx2 compare`, named like its flags.
     pub compare: Option<Bounds>,
 }
 
@@ -32,24 +32,24 @@ pub struct Bounds {
 }
 
 impl Row {
-    /// Largest distance in f32.
+    /// Returns the maximum distance in f32.
     pub fn f32(&self) -> f64 {
         self.f32.unwrap_or_else(|| panic!("{}: no limit in f32", self.case))
     }
 
-    /// Largest distance in bf16, in units of the reference's own.
+    /// Returns the maximum distance in bf16, in units of the reference's own.
     pub fn bf16(&self) -> f64 {
         self.bf16.unwrap_or_else(|| panic!("{}: no limit in bf16", self.case))
     }
 }
 
-/// All rows.
+/// Reads all rows.
 pub fn rows() -> Vec<Row> {
     let text = std::fs::read_to_string("tests/thresholds.yml").expect("a file");
     serde_saphyr::from_str(&text).expect("rows")
 }
 
-/// The row of a case.
+/// Returns the row of a case.
 pub fn row(case: &str) -> Row {
     rows().into_iter().find(|row| row.case == case).unwrap_or_else(|| panic!("tests/thresholds.yml: no row of {case}"))
 }

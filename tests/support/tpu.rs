@@ -1,4 +1,4 @@
-//! The published model's programs, compiled for TPUs without one.
+//! Programs of the published model, compiled for TPUs without TPU devices.
 
 use ltx2::pipeline::setup;
 use std::collections::BTreeMap;
@@ -14,23 +14,23 @@ use ltx2::pipeline::programs::{ProgramKind, Programs};
 use ltx2::pjrt::CompiledMemory;
 use ltx2::runtime::{CompileOutcome, EngineOptions, ModuleStore, OpenTarget, StoredModule, Target};
 
-/// A program of the published model at 48 or fewer blocks, in one layout, for one kind of machine.
+/// Program of the published model with at most 48 blocks, in one layout, for one target.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// A shipped configuration.
+    /// Name of a shipped configuration.
     pub config: &'static str,
     pub program: ProgramKind,
-    /// Layout and mesh; the configuration's where they are empty.
+    /// Layout and mesh; if empty, those of the configuration.
     pub layout: &'static str,
     pub mesh: &'static str,
     pub target: &'static str,
     /// Width, height, frames.
     pub size: [usize; 3],
-    /// Blocks of the transformer; all if not given.
+    /// Number of transformer blocks; `None`: all.
     pub layers: Option<usize>,
     /// `runtime.attention`.
     pub attention: &'static str,
-    /// Further keys of the configuration.
+    /// Additional configuration settings.
     pub set: &'static [&'static str],
 }
 
@@ -49,7 +49,7 @@ impl Case {
         }
     }
 
-    /// The denoising loop of a slice's file, with layout and mesh of its own.
+    /// Returns the denoising loop of a slice's configuration, with its layout and mesh.
     pub fn shipped(config: &'static str, target: &'static str) -> Self {
         Case { config, ..Case::denoise("", "", target) }
     }
@@ -61,13 +61,12 @@ pub struct Compiled {
     pub report: Report,
     pub module: Module,
     pub memory: CompiledMemory,
-    /// Bytes that a program may use on a device.
+    /// Memory in bytes that a program may use on a device.
     pub capacity: Option<i64>,
     pub seconds: f64,
 }
 
-/// Optimized module of a program. Programs that it has seen are kept in a store of modules under cargo's folder for
-/// tests.
+/// Returns the optimized module of a program, from a store below cargo's folder for tests if it was compiled before.
 pub fn compiled(case: Case) -> Compiled {
     let (programs, target, machine, network) = written(case);
     let StoredModule { optimized, memory, seconds } = module(&machine, &network.program);
@@ -77,13 +76,13 @@ pub fn compiled(case: Case) -> Compiled {
     Compiled { network, report, module, memory, capacity: machine.capacity, seconds }
 }
 
-/// Bytes of the parameters of all components of a run on a device.
+/// Returns the bytes of all components' parameters per device in a run.
 pub fn parameter_bytes(case: Case) -> usize {
     let (programs, _, _, build) = opened(case);
     programs.parameters(&build).expect("a layout of every program").values().sum()
 }
 
-/// Seconds that the compiler takes, whatever is known.
+/// Returns the compile time in seconds, measured without the store.
 pub fn seconds(case: Case) -> f64 {
     let (_, _, machine, network) = written(case);
     let started = Instant::now();
@@ -121,22 +120,22 @@ fn opened(case: Case) -> (Programs, Target, OpenTarget, Build) {
     (programs, target, machine, build.expect("a layout"))
 }
 
-/// Optimized module of a program.
+/// Returns the optimized module of a program.
 pub fn module(machine: &OpenTarget, program: &Program) -> StoredModule {
     try_module(machine, program).expect("compiles")
 }
 
-/// Whether a target is asked for: `LTX2_TEST_CHIP=v6e` leaves the other chips out.
+/// Returns whether a target is selected: `LTX2_TEST_CHIP=v6e` skips other chips.
 pub fn is_chosen(target: &str) -> bool {
     std::env::var("LTX2_TEST_CHIP").map_or(true, |chip| target.starts_with(&format!("tpu:{chip}:")))
 }
 
-/// Optimized module of a program; that of a program it has seen is kept in [`modules`](super::modules).
+/// Returns the optimized module of a program, from [`modules`](super::modules) if it was compiled before.
 pub fn try_module(machine: &OpenTarget, program: &Program) -> Result<StoredModule, String> {
     let options = EngineOptions::default();
     let store = ModuleStore::new(&super::modules());
     let key = store.key(machine, program, &options).expect("the plugin's file");
-    // Tests that run at the same time compile a program once.
+    // Lets concurrent tests compile a program only once.
     static TURNS: Mutex<BTreeMap<String, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
     let turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner).entry(key.hash()).or_default().clone();
     let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! The guide's commands for a chip and a layout of a reader's own.
+//! Runs the tuning guide's commands for a custom chip and layout.
 
 use std::os::unix::fs::symlink;
 use std::process::{Command, Output};
@@ -7,8 +7,8 @@ use tempfile::TempDir;
 
 const HEADING: &str = "### Your own chip and layout";
 
-/// Types the commands in a folder with nothing but the examples and the guide's layout; of them, words may be others.
-pub fn own_chip_and_layout(replaced: &[(&str, &str)]) -> (TempDir, Output) {
+/// Runs the commands, with some words replaced, in a folder that contains only the examples and the guide's layout.
+pub fn run_custom_chip_and_layout(replaced: &[(&str, &str)]) -> (TempDir, Output) {
     let page = std::fs::read_to_string("docs/guides/tuning.md").expect("the guide");
     let (_, section) = page.split_once(HEADING).expect("the section");
     let block = |language: &str| {
@@ -23,11 +23,11 @@ pub fn own_chip_and_layout(replaced: &[(&str, &str)]) -> (TempDir, Output) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     std::fs::write(path("mine.yml"), layout).expect("written");
-    // What a reader has: the repository's examples, installed plugins, the program on the path.
+    // A user has the repository's examples, installed plugins, and the program on the path.
     for name in ["examples", "plugins"] {
         symlink(std::fs::canonicalize(name).expect("a folder"), path(name)).expect("a link");
     }
-    // A file of that name here would be a configuration.
+    // In a subfolder, because a file named `ltx2` here would be taken for a configuration.
     std::fs::create_dir(path("bin")).expect("a folder");
     symlink(env!("CARGO_BIN_EXE_ltx2"), path("bin/ltx2")).expect("a link");
     let script = format!("set -e\nPATH='{}':$PATH\n{commands}", path("bin").display());

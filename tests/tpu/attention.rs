@@ -1,5 +1,5 @@
-//! The attention kernel in the TPU compiler, alone and in the published model's program, with no TPU at hand
-//! (`make test-tpu`). With `LTX2_PJRT_PLUGIN` another libtpu is asked.
+//! The attention kernel with the TPU compiler, alone and in the published model's program, without a TPU (`make
+//! test-tpu`). `LTX2_PJRT_PLUGIN` selects another libtpu.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,10 +14,10 @@ use ltx2::pipeline::programs::{ProgramKind, Programs};
 use ltx2::pipeline::setup;
 use ltx2::runtime::{OpenTarget, Target};
 
-/// Rows, queries, keys, heads, width; of one device.
+/// Batch rows, queries, keys, heads, head dimension; on one device.
 type Shape = [usize; 5];
 
-/// Shapes of the kernels in a program's text, and whether each is of a part of the keys.
+/// Returns the kernel shapes in a program's text, and whether each attends to a part of the keys only.
 fn shapes_in(text: &str) -> BTreeSet<(Shape, bool)> {
     let sizes = |ty: &str| -> Vec<usize> { ty.split('x').filter_map(|n| n.parse().ok()).collect() };
     let of = |types: &str| -> Vec<Vec<usize>> { types.split("tensor<").skip(1).map(sizes).collect() };
@@ -27,7 +27,7 @@ fn shapes_in(text: &str) -> BTreeSet<(Shape, bool)> {
         let (operands, results) = types.map(|(operands, results)| (of(operands), of(results))).expect("types");
         let shape = match (operands[0].as_slice(), operands[1].as_slice()) {
             (&[rows, heads, queries, dim], &[_, _, keys, _]) => [rows, queries, keys, heads, dim],
-            // Heads of 64, beside each other.
+            // Heads of 64, merged in one dimension.
             (&[rows, queries, width], &[_, keys, _]) => [rows, queries, keys, width / 64, 64],
             other => panic!("a kernel of {other:?}"),
         };
@@ -39,7 +39,7 @@ fn shapes_in(text: &str) -> BTreeSet<(Shape, bool)> {
 const IMAGES: &str = "request.images=[{path: tests/fixtures/images/shapes.png, frame: 0}, \
      {path: tests/fixtures/images/shapes.png, frame: 120}]";
 
-/// Requests whose passes have shapes of their own: both generations, one pass and two, frames appended to a video's tokens.
+/// Requests with different shapes: both generations, one and two passes, and frames appended to the video's tokens.
 const REQUESTS: &[(&str, &[&str])] = &[
     ("ltx2", &[]),
     ("ltx2", &["request.width=1280", "request.height=768"]),
@@ -58,10 +58,10 @@ const REQUESTS: &[(&str, &[&str])] = &[
     ("ltx2_3_hq", &[]),
 ];
 
-/// A layout of one device of eight each for the schemes of attention, in the presets' own sizes.
+/// A layout for eight devices for each attention scheme, at the presets' own sizes.
 const SCHEMES: [&str; 3] = ["ulysses", "sequence", "ring"];
 
-/// Shapes of attention in the loops of requests, in the layout of a slice's file or in another on its devices.
+/// Returns the attention shapes in the loops of all requests, in a slice's layout or another layout on its devices.
 fn shapes_on(machine: &OpenTarget, file: Option<&str>, layout: Option<&str>) -> BTreeSet<(Shape, bool)> {
     let mut found = BTreeSet::new();
     for (preset, set) in REQUESTS {
@@ -81,7 +81,7 @@ fn shapes_on(machine: &OpenTarget, file: Option<&str>, layout: Option<&str>) -> 
     found
 }
 
-/// Attention of one shape, alone.
+/// Builds a program with attention of one shape.
 fn attention_alone(kernel: Kernel, [rows, queries, keys, heads, dim]: Shape, is_part: bool) -> Program {
     let b = Builder::new("attention");
     let argument = |name: &str, n: usize| b.argument(name, Type::new(DType::BF16, [rows, n, heads, dim]));
@@ -95,10 +95,10 @@ fn attention_alone(kernel: Kernel, [rows, queries, keys, heads, dim]: Shape, is_
     b.finish(&results).expect("builds")
 }
 
-/// The shapes of every pipeline on each shipped slice for its chip, and of the schemes of attention over eight devices for all
-/// chips; one in sixteen without `full`.
+/// Compiles the attention shapes of every pipeline on each shipped slice for the chip of the slice, and those of every
+/// attention scheme over eight devices for all chips. Only one shape in sixteen is compiled unless the test is full.
 #[needs(tpu)]
-fn the_kernel_compiles_for_every_chip() {
+fn attention_kernel_compiles_for_every_chip() {
     let open = |target: &str| target.parse::<Target>().expect("a target").open().expect("a topology");
     let mut all: BTreeMap<String, (OpenTarget, BTreeSet<(Shape, bool)>)> = BTreeMap::new();
     let eight = ["tpu:v5e:2x4", "tpu:v5p:2x2x2", "tpu:v6e:2x4", "tpu:tpu7x:2x2x1"];
@@ -123,14 +123,14 @@ fn the_kernel_compiles_for_every_chip() {
     }
 }
 
-/// The six attentions of a block: of each stream to itself, to its text and to the other.
+/// The six attentions of a block: of each stream to itself, to its text and to the other stream.
 const CALLS: usize = 6;
 
-/// Arrays of a block in f32 that are as large as its queries or keys.
+/// Returns the f32 arrays of a block that are as large as its queries or keys.
 fn wide_queries(done: &Compiled, tokens: i64) -> Vec<Stored> {
     let is_wide = |s: &Stored| {
         let elements: i64 = s.dims.iter().product();
-        // Tables of RoPE, one for both branches, are f32, and spread over a head once, before the loop.
+        // RoPE tables, one for both branches, are f32 and are broadcast over the head dimension once, before the loop.
         let is_table = s.opcode == "broadcast" && s.scope.ends_with("rope/broadcast_in_dim");
         s.dtype == "f32" && s.scope.contains("blocks/") && elements >= tokens * 2048 && !is_table
     };
@@ -141,7 +141,7 @@ fn kernels(done: &Compiled) -> usize {
     done.module.instructions().filter(|i| i.target == "tpu_custom_call").count()
 }
 
-/// Temporaries beside those of attention in XLA's own operations, and what the model's program stores.
+/// Compares temporaries and stored arrays with those of attention as plain XLA operations.
 #[track_caller]
 fn judge(layout: &'static str, target: &'static str, layers: Option<usize>, most: f64) {
     let case = Case { layers, ..Case::denoise(layout, "context=8", target) };
@@ -152,7 +152,7 @@ fn judge(layout: &'static str, target: &'static str, layers: Option<usize>, most
     let wide = wide_queries(&done, 2 * 768);
     assert!(wide.is_empty(), "f32 in memory: {wide:?}");
     assert!(done.report.stack_copies.is_empty(), "{:?}", done.report.stack_copies);
-    // The kernel states what it computes with the padding of its blocks.
+    // The kernel's stated FLOPs include the padding of its blocks.
     let (own, useful) = (done.report.layer.flops, plain.report.layer.flops);
     let ratio = done.memory.temporaries as f64 / plain.memory.temporaries as f64;
     eprintln!(
@@ -166,24 +166,24 @@ fn judge(layout: &'static str, target: &'static str, layers: Option<usize>, most
     );
     assert!(own <= 1.02 * useful, "{own} operations, {useful} without the kernel");
     assert!(ratio <= most, "temporaries are {ratio:.3} of the plain path's");
-    // A layer of each stack, whatever the compiler does to take it out: all layers would be most of either.
+    // Only one layer of each stack is read, however the compiler slices it; reading all layers would dominate both.
     let [moved, other] = [&done, &plain].map(|c| c.report.layer.bytes / 1e9);
     assert!(moved <= 0.5 * other, "{moved:.2} of {other:.2} GB are moved");
 }
 
 #[needs(tpu, full)]
-fn ulysses_on_v5p() {
+fn attention_kernel_reduces_ulysses_temporaries_on_v5p() {
     judge("ulysses", "tpu:v5p:2x2x2", None, 0.35);
 }
 
 #[needs(tpu, full)]
-fn ulysses_on_tpu7x() {
+fn attention_kernel_reduces_ulysses_temporaries_on_tpu7x() {
     judge("ulysses", "tpu:tpu7x:2x2x1", None, 0.35);
 }
 
-/// Here most of the temporaries are the weights that a block gathers, some of them while attention runs.
+/// Most temporaries are the weights that a block gathers, some of them while attention runs.
 #[needs(tpu, full)]
-fn fsdp_ulysses_on_v6e() {
+fn attention_kernel_reduces_fsdp_ulysses_temporaries_on_v6e() {
     judge("fsdp-ulysses", "tpu:v6e:2x4", None, 0.9);
 }
 
@@ -196,15 +196,14 @@ fn takes_the_kernel(layouts: &[(&'static str, &'static str, &'static str)]) {
     }
 }
 
-/// The manual regions that budgets do not look at take the kernel.
+/// Covers the manually partitioned regions that the budgets do not cover.
 #[needs(tpu, full)]
-fn rings_compile_with_the_kernel() {
+fn ring_layouts_use_the_attention_kernel() {
     takes_the_kernel(&[("ring", "context=8", "tpu:v5p:2x2x2"), ("hybrid", "context=8", "tpu:v5p:2x2x2")]);
 }
 
-/// Every layout's do.
 #[needs(tpu, full)]
-fn every_layout_compiles_with_the_kernel() {
+fn every_layout_uses_the_attention_kernel() {
     takes_the_kernel(&[
         ("replicated", "data=1", "tpu:v5p:2x2x1"),
         ("cfg", "cfg=2", "tpu:v5p:2x2x1"),
@@ -217,9 +216,10 @@ fn every_layout_compiles_with_the_kernel() {
     ]);
 }
 
-/// Seconds on an idle machine: loops of all blocks, and the split decoder. By itself, after the others.
+/// Limits in seconds on an idle machine, for loops of all blocks and the sharded decoder. Runs alone, after the other
+/// tests.
 #[needs(tpu, alone)]
-fn the_compiler_takes_no_longer_than_it_did() {
+fn compile_times_are_within_limits() {
     let loops = [("ulysses", "tpu:v5p:2x2x2"), ("ulysses", "tpu:tpu7x:2x2x1"), ("fsdp-ulysses", "tpu:v6e:2x4")];
     let decoder =
         Case { program: ProgramKind::VideoDecoder, ..Case::denoise("fsdp-ulysses", "context=8", "tpu:v6e:2x4") };

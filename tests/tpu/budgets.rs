@@ -1,5 +1,5 @@
-//! Budgets of each layout: bytes moved and copied, FLOPs, in the programs that the TPU compiler makes of the published model
-//! (`make test-full`). One line a layout, chip and size; a failure prints the whole table.
+//! Budgets per layout for bytes moved and copied and FLOPs, checked on the programs of the published model compiled for
+//! TPU (`make test-full`). One row per layout, chip and size; a failure prints the complete table.
 
 use crate::support::needs;
 use crate::support::tpu::{Case, Compiled, compiled};
@@ -7,43 +7,43 @@ use ltx2::analysis::{CollectiveKind, LoopLevel};
 use ltx2::models::Network;
 use ltx2::runtime::{Shard, shards};
 
-/// One line of the table.
+/// A row of the table.
 struct Budget {
     config: &'static str,
     layout: &'static str,
     mesh: &'static str,
     target: &'static str,
     size: [usize; 3],
-    /// 48 where memory and copies are judged; fewer give the same figures a layer.
+    /// 48 if memory and copies are checked; fewer layers give the same figures per layer.
     layers: usize,
-    /// Megabytes of collective output a layer a device.
+    /// Maximum megabytes of collective output per layer and device.
     at_most: f64,
-    /// And at least: a layout kept for its waste must show it.
+    /// Minimum: a layout that is kept as an example of waste must show it.
     at_least: f64,
-    /// Collectives and copies allowed in a block, with their counts.
+    /// Allowed kinds of collectives in a block, with their counts.
     kinds: &'static [(CollectiveKind, usize)],
 }
 
 const SMALL: [usize; 3] = [768, 512, 121];
 const LARGE: [usize; 3] = [1280, 768, 121];
 const ULYSSES: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllToAll, 4), (CollectiveKind::AllReduce, 2)];
-/// Keys, values, and the split softmax of video-to-audio attention.
+/// Keys, values, and the sharded softmax of video-to-audio attention.
 const GATHERS: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllGather, 2), (CollectiveKind::AllReduce, 2)];
-/// Four sums of activations, and three of squares for the norms of queries and keys.
+/// Four all-reduces of activations, and three of squares for the norms of queries and keys.
 const MEGATRON: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllReduce, 7)];
-/// Sums of both streams that are too large for the compiler to join.
+/// All-reduces of both streams that are too large for the compiler to merge.
 const MEGATRON_APART: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllReduce, 11)];
 /// The same with tokens over other devices: their collectives, and a sharded softmax.
 const MEGATRON_OF_TOKENS: &[(CollectiveKind, usize)] = &[(CollectiveKind::AllToAll, 4), (CollectiveKind::AllReduce, 9)];
-/// A gather for each weight of a block but the text keys and values, which are made before the loop.
+/// An all-gather for each weight of a block except text keys and values, which are computed before the loop.
 const FSDP: &[(CollectiveKind, usize)] =
     &[(CollectiveKind::AllGather, 18), (CollectiveKind::AllToAll, 4), (CollectiveKind::AllReduce, 2)];
-/// LTX-2.3's: and those of the text keys and values, which change with the step, of gates and of text modulation.
+/// For LTX-2.3, also those of the text keys and values, which change with the step, of gates and of text modulation.
 const FSDP_2_3: &[(CollectiveKind, usize)] =
     &[(CollectiveKind::AllGather, 26), (CollectiveKind::AllToAll, 4), (CollectiveKind::AllReduce, 2)];
 const ANY: &[(CollectiveKind, usize)] = &[];
 
-/// Rows of `make test-full`: layouts of every attention scheme, on v5p, TPU7x and v6e.
+/// Rows for layouts of every attention scheme, on v5p, TPU7x and v6e (`make test-full`).
 #[rustfmt::skip]
 const BUDGETS: &[Budget] = &[
     Budget { config: "ltx2", layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 48, at_most: 55.0, at_least: 0.0, kinds: ULYSSES },
@@ -58,7 +58,8 @@ const BUDGETS: &[Budget] = &[
 
 // From `before-385` to `out-unsharded` 604 MB of weights leave the block: 302 of feed-forward, 208 of queries, keys and
 // values, 94 of outputs.
-/// Further rows of `make test-full`: other chips, the larger size, the history's steps, LTX-2.3's four branches.
+/// More rows (`make test-full`): other chips, the larger size, the steps of the tuning history, LTX-2.3's four
+/// branches.
 #[rustfmt::skip]
 const MORE: &[Budget] = &[
     Budget { config: "ltx2", layout: "tensor", mesh: "tensor=8", target: "tpu:v6e:2x4", size: SMALL, layers: 48, at_most: 415.0, at_least: 0.0, kinds: MEGATRON },
@@ -84,8 +85,8 @@ const MORE: &[Budget] = &[
     Budget { config: "ltx2_3", layout: "tensor", mesh: "cfg=2,context=16,tensor=2", target: "tpu:v6e:8x8", size: SMALL, layers: 48, at_most: 44.0, at_least: 0.0, kinds: MEGATRON_OF_TOKENS },
 ];
 
-/// An image in the middle and a reference of half the size: 384 and 1536 tokens behind the video's 6144, which makes 1.3125 times as
-/// many. Neither file is needed to compile.
+/// An image in the middle and a reference of half the size append 384 and 1536 tokens to the video's 6144, a factor of
+/// 1.3125. Compiling does not need the files.
 const GIVEN: &[&str] = &[
     "pipeline=image_to_video",
     "request.images=[{path: none.png, frame: 60, strength: 1.0, crf: 0}]",
@@ -93,7 +94,7 @@ const GIVEN: &[&str] = &[
     "conditioning.reference_downscale_factor=2",
     "conditioning.reference_temporal_scale_factor=1",
 ];
-/// Layouts of requests with these: what travels grows with the tokens, and nothing else does.
+/// Budgets of requests with appended tokens: the communicated bytes grow with the tokens, and nothing else does.
 #[rustfmt::skip]
 const CONDITIONED: &[Budget] = &[
     Budget { config: "ltx2", layout: "ulysses", mesh: "context=8", target: "tpu:v5p:2x2x2", size: SMALL, layers: 3, at_most: 55.0 * 1.3125, at_least: 55.0, kinds: ULYSSES },
@@ -101,7 +102,8 @@ const CONDITIONED: &[Budget] = &[
 ];
 
 impl Budget {
-    /// Bytes of stacks that may be copied before the loop: on TPU7x the compiler turns 2.3's six stacks of gates once.
+    /// Returns the bytes of stacks that may be copied before the loop: on TPU7x the compiler transposes LTX-2.3's six
+    /// stacks of gates once.
     fn copied_once(&self) -> f64 {
         if self.config == "ltx2_3" && self.target.contains("tpu7x") { 57e6 } else { 0.0 }
     }
@@ -113,7 +115,7 @@ impl Budget {
     }
 }
 
-/// Bytes of the program's arguments on a device, by the rules.
+/// Returns the bytes of the program's arguments on a device, according to the layout.
 fn argument_bytes(network: &Network) -> f64 {
     let program = &network.program;
     let bytes = program.arguments.iter().map(|a| {
@@ -123,7 +125,7 @@ fn argument_bytes(network: &Network) -> f64 {
     bytes.sum::<usize>() as f64
 }
 
-/// Errors of a line.
+/// Returns the violated limits of a row.
 fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
     let mut faults = Vec::new();
     let mut check = |fine: bool, what: String| {
@@ -149,7 +151,8 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
         }
     }
     if budget.layout == "tensor" {
-        // The video stream's, with or without the audio twin; the audio stream's own; the norms', of 4 bytes a token.
+        // All-reduces of the video stream, with or without their audio counterpart; of the audio stream; and of the
+        // norms, 4 bytes per token.
         let between = |low: f64, high: f64| {
             let sums = blocks.iter().filter(|c| c.kind == CollectiveKind::AllReduce && !c.scope.contains("sdpa"));
             let sums = sums.map(|c| c.bytes / 1e6).filter(move |mb| (low..high).contains(mb));
@@ -167,7 +170,7 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
         let hidden: f64 = gathers().filter(|c| c.overlapped).map(|c| c.bytes).sum();
         let share = hidden / gathers().map(|c| c.bytes).sum::<f64>();
         check(share >= 0.9, format!("{:.0} % of the gathers run behind other work", share * 100.0));
-        // Two collectives under one scope would gather one weight twice.
+        // Two collectives with the same scope would gather one weight twice.
         let mut scopes: Vec<&str> = gathers().map(|c| c.scope.as_str()).collect();
         let all = scopes.len();
         scopes.sort_unstable();
@@ -175,7 +178,7 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
         check(scopes.len() == all, "a weight is gathered twice".into());
     }
     if ["sequence", "ulysses", "cfg-ulysses"].contains(&budget.layout) {
-        // Neither tables nor feed-forward activations nor weights of the projections travel.
+        // RoPE tables, feed-forward activations and projection weights must not be communicated.
         let strays: Vec<&str> = blocks
             .iter()
             .map(|c| c.scope.as_str())
@@ -186,8 +189,8 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
     let copied: f64 =
         m.report.stack_copies.iter().map(|c| c.bytes * if c.level == LoopLevel::Outside { 1.0 } else { 1e9 }).sum();
     check(copied <= budget.copied_once(), format!("stacks are copied: {:?}", m.report.stack_copies));
-    // 2.3's text keys and values change with the step: every device makes them, which is less than gathering them, and on
-    // sixteen devices of `context` a fourth of the work.
+    // LTX-2.3's text keys and values change with the step. Every device computes all of them, which is cheaper than
+    // gathering them; on sixteen devices of `context` this is a quarter of the work.
     let least = match (budget.config, budget.mesh.contains("context=16")) {
         ("ltx2_3", true) => 0.72,
         ("ltx2_3", false) => 0.8,
@@ -195,11 +198,11 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
     };
     check(useful >= least, format!("{:.1} % of the FLOPs are useful", useful * 100.0));
     let (stated, held) = (argument_bytes(&m.network), m.memory.arguments as f64);
-    // Tiles pad what does not divide by them.
+    // Tiling pads dimensions that it does not divide.
     check((held / stated - 1.0).abs() <= 0.02, format!("{held} bytes of arguments, the layout says {stated}"));
     if budget.layers == 48 {
-        // What the activations of a block need: three chunks of scores in f32, and where weights are gathered, a
-        // block's.
+        // Memory for the activations of a block: three chunks of f32 scores and, if weights are gathered, those of a
+        // block.
         let gathered: f64 = blocks.iter().filter(|c| c.kind == CollectiveKind::AllGather).map(|c| c.bytes).sum();
         let need = 3.0 * f64::from(1 << 28) + gathered;
         let temporaries = m.memory.temporaries as f64;
@@ -208,7 +211,7 @@ fn faults(budget: &Budget, m: &Compiled, useful: f64) -> Vec<String> {
     faults
 }
 
-/// FLOPs of a block's matmuls on one device.
+/// Returns the matmul FLOPs of a block on one device.
 fn whole_flops(config: &'static str, size: [usize; 3], set: &'static [&'static str]) -> f64 {
     compiled(Case { config, size, set, layers: Some(3), ..Case::denoise("replicated", "data=1", "tpu:v5p:2x2x1") })
         .report
@@ -217,21 +220,21 @@ fn whole_flops(config: &'static str, size: [usize; 3], set: &'static [&'static s
 }
 
 #[needs(tpu, full)]
-fn every_layout_keeps_its_budget() {
+fn layouts_stay_within_communication_budgets() {
     keep(BUDGETS, &[]);
 }
 
 #[needs(tpu, full)]
-fn budgets_of_other_chips_sizes_and_branches() {
+fn other_chips_and_sizes_stay_within_communication_budgets() {
     keep(MORE, &[]);
 }
 
 #[needs(tpu, full)]
-fn budgets_of_appended_tokens() {
+fn appended_tokens_stay_within_communication_budgets() {
     keep(CONDITIONED, GIVEN);
 }
 
-/// `set` has further keys of the rows' configurations.
+/// Checks all rows; `set` has additional keys of their configurations.
 fn keep(budgets: &[Budget], set: &'static [&'static str]) {
     let mut whole = std::collections::BTreeMap::new();
     let mut table = String::new();

@@ -1,8 +1,8 @@
-//! Programs compiled for TPUs, without a TPU.
+//! Programs compiled for TPUs without a TPU.
 
-#![allow(clippy::unwrap_used)] // A test ends where something is not as it should be.
-#![allow(clippy::disallowed_methods)] // What a command printed is empty where it is no text.
-#![allow(unreachable_pub)] // Nobody uses a test binary as a library.
+#![allow(clippy::unwrap_used)] // Tests may panic.
+#![allow(clippy::disallowed_methods)] // Non-UTF-8 output of a command counts as empty.
+#![allow(unreachable_pub)] // A test binary has no public API.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -15,7 +15,7 @@ mod shipped;
 mod why;
 
 fn main() -> std::process::ExitCode {
-    // libtpu reads its variables from the environment, which is ours as long as no thread is started.
+    // libtpu reads its variables from the environment, which may only be changed before threads are started.
     ltx2::pjrt::prepare_absent_tpus();
     support::harness::main()
 }

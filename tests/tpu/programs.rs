@@ -1,4 +1,4 @@
-//! The published model's other programs through the TPU compiler, with no TPU at hand (`make test-tpu`).
+//! The other programs of the published model with the TPU compiler, without a TPU (`make test-tpu`).
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use ltx2::pipeline::programs::ProgramKind;
 use ltx2::pjrt::{Plugin, ProfileOptions, Profiler, discover};
 use ltx2::runtime::Target;
 
-/// A program on the chips of a layout, with the collectives of a run of it: count, and megabytes.
+/// Compiles a program for the chips of a layout and returns the count and megabytes of its collectives per run.
 fn collectives(
     program: ProgramKind,
     layout: &'static str,
@@ -18,7 +18,8 @@ fn collectives(
     collectives_of("ltx2", 0.0, program, layout, target)
 }
 
-/// The same of another generation, of whose stacks so many bytes are copied once, before the loops.
+/// Like [`collectives`], for another configuration, whose stacks may be copied once before the loops, up to
+/// `copied_once` bytes.
 fn collectives_of(
     config: &'static str,
     copied_once: f64,
@@ -47,20 +48,20 @@ struct Traffic {
     megabytes: f64,
 }
 
-/// Gemma-3's blocks, and Gemma-4's.
+/// Number of blocks of Gemma-3 and of Gemma-4.
 const BLOCKS: f64 = 48.0;
-/// Two prompts of 1024 tokens, 3840 wide, in bf16.
+/// Megabytes of two prompts of 1024 tokens, 3840 wide, in bf16.
 const HIDDEN: f64 = 2.0 * 1024.0 * 3840.0 * 2.0 / 1e6;
 
-/// Bytes of a device that libtpu keeps for each device of the slice.
+/// Bytes that libtpu reserves on each device for each device of the slice.
 const KEPT: i64 = 512;
-/// Devices of the slice that the capacities of chip files are of.
+/// Devices in the slice that the capacities of the chip files refer to.
 const LARGEST: i64 = 256;
 
-/// What a target is by its chip's file is what libtpu makes of it, with the VMs of the slice. The file's capacity fits
-/// slices of up to 256 devices: smaller ones have some kilobytes more.
+/// The description of a target from its chip file equals that of libtpu, including the number of VMs. The file's memory
+/// capacity is exact for slices of 256 devices; smaller slices have a few kilobytes more.
 #[needs(tpu)]
-fn slices_are_what_their_chip_files_say() {
+fn chip_files_describe_slices_like_libtpu() {
     for (name, vms) in [
         ("tpu:v5e:2x4", 1),
         ("tpu:v5e:4x4", 4),
@@ -85,9 +86,9 @@ fn slices_are_what_their_chip_files_say() {
     }
 }
 
-/// Two sums a block, and one of the rows looked up in a vocabulary that is split.
+/// One more all-reduce is for the embedding lookup in the sharded vocabulary.
 #[needs(tpu, full)]
-fn the_text_encoder_in_tensor() {
+fn tensor_layout_text_encoder_has_two_all_reduces_per_block() {
     let (_, all) = collectives(ProgramKind::TextEncoder, "tensor", "tpu:v6e:2x4");
     assert_eq!(all.keys().collect::<Vec<_>>(), [&CollectiveKind::AllReduce]);
     let sums = all[&CollectiveKind::AllReduce];
@@ -95,9 +96,9 @@ fn the_text_encoder_in_tensor() {
     assert!((sums.megabytes / (sums.runs * HIDDEN) - 1.0).abs() < 1e-3, "{sums:?}");
 }
 
-/// Queries, keys, values and the result change places in each block; nothing else that counts.
+/// Queries, keys, values and the result are resharded in each block; other collectives are negligible.
 #[needs(tpu, full)]
-fn the_text_encoder_in_ulysses() {
+fn ulysses_text_encoder_has_four_all_to_alls_per_block() {
     let (_, all) = collectives(ProgramKind::TextEncoder, "ulysses", "tpu:v5p:2x2x2");
     assert_eq!(all[&CollectiveKind::AllToAll].runs, 4.0 * BLOCKS);
     // 16 heads of queries, 8 of keys and of values, 256 wide; each device receives an eighth.
@@ -107,11 +108,11 @@ fn the_text_encoder_in_ulysses() {
     assert!(rest < 0.1, "{all:?}");
 }
 
-/// Each weight is gathered once a block, behind the computation; the table of 2 GB is not gathered to look rows up.
+/// Each weight is all-gathered once per block, overlapped with computation; the 2 GB embedding table is not gathered.
 #[needs(tpu, full)]
-fn the_text_encoder_in_fsdp_ulysses() {
+fn fsdp_text_encoder_gathers_each_weight_once_per_block() {
     let (done, all) = collectives(ProgramKind::TextEncoder, "fsdp-ulysses", "tpu:v6e:2x4");
-    // q, k, v, o, gate, up, down, and the state's part of the projection.
+    // q, k, v, o, gate, up, down, and the hidden state's part of the projection.
     let a_block = (3840.0 * 256.0 * (16.0 + 8.0 + 8.0 + 16.0) + 3.0 * 3840.0 * 15360.0 + 3840.0 * 3840.0) * 2.0 / 1e6;
     let gathers = all[&CollectiveKind::AllGather];
     // The last hidden state's part of the projection, after the loop.
@@ -123,10 +124,10 @@ fn the_text_encoder_in_fsdp_ulysses() {
     assert!(done.memory.temporaries < 2 << 30, "{:?}", done.memory);
 }
 
-/// Gemma-4's, of both kinds of layers: two sums a block, and the vocabulary's. The one head of keys of a full layer is on every
-/// device.
+/// Covers both kinds of Gemma-4 layers. One more all-reduce is for the sharded vocabulary. The single key head of a
+/// full-attention layer is replicated.
 #[needs(tpu, full)]
-fn the_text_encoder_of_ltx_2_5_in_tensor() {
+fn tensor_layout_gemma4_has_two_all_reduces_per_block() {
     let (_, all) = collectives_of("ltx2_5", 0.0, ProgramKind::TextEncoder, "tensor", "tpu:v6e:2x4");
     assert_eq!(all.keys().collect::<Vec<_>>(), [&CollectiveKind::AllReduce]);
     let sums = all[&CollectiveKind::AllReduce];
@@ -134,13 +135,14 @@ fn the_text_encoder_of_ltx_2_5_in_tensor() {
     assert!((sums.megabytes / (sums.runs * HIDDEN) - 1.0).abs() < 1e-3, "{sums:?}");
 }
 
-/// Each weight of Gemma-4 is gathered once a block, of 40 sliding layers and eight full ones. The compiler turns three stacks
-/// before its nested loops, which it does not for Gemma-3's one: the shards of gate and up, and of sliding layers' q, k and v.
+/// Each weight of Gemma-4 is gathered once per block, in 40 sliding and eight full layers. Before its nested loops the
+/// compiler transposes three stacks, unlike for Gemma-3's single loop: the shards of gate and up, and of q, k and v of
+/// sliding layers.
 #[needs(tpu, full)]
-fn the_text_encoder_of_ltx_2_5_in_fsdp_ulysses() {
+fn fsdp_gemma4_gathers_each_weight_once_per_block() {
     let (done, all) = collectives_of("ltx2_5", 1.74e9, ProgramKind::TextEncoder, "fsdp-ulysses", "tpu:v6e:2x4");
     let megabytes = |weights: f64| weights * 2.0 / 1e6;
-    // Both streams' parts of the projection, for each state; gate, up and down.
+    // Both streams' parts of the projection for each state; gate, up and down.
     let projection = 3840.0 * (4096.0 + 2048.0);
     let shared = 3.0 * 3840.0 * 15360.0 + projection;
     // q, k, v, o of a sliding layer; q, k, o of a full one.
@@ -151,27 +153,28 @@ fn the_text_encoder_of_ltx_2_5_in_fsdp_ulysses() {
     let hidden = |c: &&ltx2::analysis::Collective| c.kind == CollectiveKind::AllGather && c.overlapped;
     let hidden: f64 = done.report.collectives.iter().filter(hidden).map(|c| c.times * c.bytes / 1e6).sum();
     assert!(hidden >= 0.9 * gathers.megabytes, "{hidden} of {gathers:?}");
-    // Next to the stacks that are turned.
+    // In addition to the transposed stacks.
     assert!(done.memory.temporaries < 1_740_000_000 + (1 << 30), "{:?}", done.memory);
 }
 
-/// 121 frames of 768x512, their rows over eight chips: nothing moves between chips but the
-/// edges of blocks, and in the end whether all numbers are finite.
+/// Decodes 121 frames of 768x512 with rows sharded over eight chips. Chips only exchange the edges of their blocks and,
+/// at the end, the result of the check that all values are finite.
 #[needs(tpu, full)]
-fn the_split_video_decoder() {
+fn sharded_video_decoder_exchanges_only_edges() {
     let (done, all) = collectives(ProgramKind::VideoDecoder, "fsdp-ulysses", "tpu:v6e:2x4");
     assert_eq!(all.keys().collect::<Vec<_>>(), [&CollectiveKind::AllReduce, &CollectiveKind::CollectivePermute]);
-    // Whether every number is one: a byte or four.
+    // The finiteness check: one or four bytes.
     assert!(all[&CollectiveKind::AllReduce].megabytes < 1e-3, "{all:?}");
-    // One row of each neighbour for every convolution, its channels times its frames times its columns.
+    // One row of each neighbour for every convolution: channels times frames times columns.
     assert!(all[&CollectiveKind::CollectivePermute].megabytes < 300.0, "{all:?}");
     let mut rows = done.report.collectives.iter().filter(|c| c.kind == CollectiveKind::CollectivePermute);
     assert!(rows.all(|c| c.asynchronous), "{:?}", done.report.collectives);
 }
 
-/// The small programs of a run; in full the vocoder too, for which the compiler takes minutes.
+/// Compiles the small programs of a run. The vocoder, which takes minutes to compile, is included only in the full
+/// test.
 #[needs(tpu)]
-fn the_other_programs_compile_split() {
+fn small_programs_compile_for_a_sharded_layout() {
     let programs = [ProgramKind::Prepare, ProgramKind::Connectors, ProgramKind::AudioDecoder, ProgramKind::Vocoder];
     for program in programs.into_iter().take(if full() { 4 } else { 3 }) {
         let (done, _) = collectives(program, "ulysses", "tpu:v5p:2x2x2");
@@ -179,9 +182,9 @@ fn the_other_programs_compile_split() {
     }
 }
 
-/// Each slice makes its own videos: what crosses the network between them would cost more than all else.
+/// Each slice generates its own videos: communication over the network between slices would dominate the time.
 #[needs(tpu, full)]
-fn slices_communicate_nothing_while_they_denoise() {
+fn denoising_has_no_communication_between_slices() {
     let done = compiled(Case { layers: Some(2), ..Case::denoise("ulysses", "dcn.data=2,context=4", "tpu:v5e:2x2:2") });
     assert_eq!(done.network.program.devices(), 8);
     let crossing: Vec<_> = done.report.collectives.iter().filter(|c| c.axes.iter().any(|a| a == "data")).collect();
@@ -190,11 +193,11 @@ fn slices_communicate_nothing_while_they_denoise() {
 }
 
 #[needs(tpu)]
-fn libtpu_records_what_can_be_read() {
+fn libtpu_profiler_writes_a_readable_trace() {
     let found = discover::find(discover::Platform::Tpu, None);
     let plugin = Plugin::load(&found.found[0].path).expect("libtpu loads");
     assert!(plugin.has_profiler());
-    // Without a chip the host is all there is to record.
+    // Without a chip only host events are recorded.
     let profiler = Profiler::start(&plugin, ProfileOptions { host_level: 2, programs: true }).expect("starts");
     let bytes = profiler.stop().expect("stops");
     let space = XSpace::read(&bytes).expect("a trace");

@@ -1,6 +1,7 @@
-//! The shipped configurations of TPU slices in the TPU compiler: in `make test-tpu` a loop of each slice's main file at two
-//! layers, one in integers and, for one slice of each chip, the text encoder and the video decoder; in full those of all files,
-//! and their loops with all layers, in both generations and both passes.
+//! The shipped configurations of TPU slices with the TPU compiler. `make test-tpu` compiles two layers of a loop of
+//! each slice's main file, one with integer weights and, for one slice of each chip, the text encoder and the video
+//! decoder. The full test compiles those of all files, and their loops with all layers, for both generations and both
+//! passes.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +13,7 @@ use ltx2::pipeline::programs::ProgramKind;
 use crate::support::tpu::{Case, Compiled, compiled, is_chosen, parameter_bytes};
 use crate::support::{full, layout_choice, needs};
 
-/// A loop of a run: of one pass at the slice's size, or of the second of two at 1536x1024.
+/// A denoising loop: of a single pass at the slice's size, or of the second of two passes at 1536x1024.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Loop {
     Ltx2,
@@ -26,10 +27,10 @@ enum Loop {
 /// Limits of a loop on a device, in megabytes.
 struct Cost {
     of: Loop,
-    /// Output of collectives in a layer.
+    /// Collective output per layer.
     layer: f64,
     temporaries: f64,
-    /// Stacks of layers that are copied before the loop.
+    /// Stacks of layers that may be copied before the loop.
     copies: f64,
 }
 
@@ -43,25 +44,25 @@ const fn cost(of: Loop, layer: f64, temporaries: f64) -> Cost {
     Cost { of, layer, temporaries, copies: 0.0 }
 }
 
-/// A slice's file and what its loops may cost.
+/// A slice's file and the limits of its loops.
 struct Slice {
     config: &'static str,
     target: &'static str,
     /// Width, height and frames that the file is for.
     size: [usize; 3],
-    /// Of two layers.
+    /// With two layers.
     few: Cost,
-    /// Of all layers.
+    /// With all layers.
     all: &'static [Cost],
-    /// Whether its loop is compiled in full only.
+    /// Whether its loop is compiled in the full test only.
     in_full: bool,
-    /// Whether it is one whose text encoder and decoder `make test-tpu` compiles: of each chip one.
+    /// Whether `make test-tpu` compiles its text encoder and decoder: one slice per chip.
     first_of_chip: bool,
     /// Whether a block gathers weights.
     gathers_weights: bool,
 }
 
-/// The second pass of a video whose first is 768x512.
+/// Size of the second pass if the first is 768x512.
 const TWICE: [usize; 3] = [1536, 1024, 121];
 
 impl Slice {
@@ -111,26 +112,26 @@ const SLICES: &[Slice] = &[
     Slice::new("tpu/v6e-8-int8", "tpu:v6e:2x4", cost(Ltx2, 55.0, 105.0), &[cost(Ltx2, 53.0, 85.0), cost(Ltx2Refining, 105.0, 240.0), cost(Ltx23, 106.0, 300.0), cost(Ltx23Refining, 105.0, 300.0)]),
 ];
 
-/// The slices that are asked for: of one chip, where `LTX2_TEST_CHIP` names it.
+/// Returns the selected slices: those of the chip in `LTX2_TEST_CHIP`, if set.
 fn chosen() -> impl Iterator<Item = &'static Slice> {
     SLICES.iter().filter(|slice| is_chosen(slice.target))
 }
 
-/// The slices' files and targets.
+/// Returns the slices' files and targets.
 pub fn slices() -> impl Iterator<Item = (&'static str, &'static str)> {
     SLICES.iter().map(|slice| (slice.config, slice.target))
 }
 
-/// Hundreds of programs of two blocks: `LTX2_TEST_CHIP=v6e` takes one chip's, `LTX2_TEST_LAYOUTS=tpu/v6e-8` one slice's, and what is
-/// compiled is kept.
+/// Compiles hundreds of programs of two blocks: `LTX2_TEST_CHIP=v6e` selects one chip's, `LTX2_TEST_LAYOUTS=tpu/v6e-8`
+/// one slice's. Compiled modules are cached.
 #[needs(tpu, full)]
-fn auto_is_near_the_best_shipped_layout_on_every_slice() {
+fn auto_layout_is_nearly_as_fast_as_the_best_on_every_slice() {
     let asked = chosen().filter(|slice| layout_choice::is_chosen(slice.config));
     let all: Vec<String> = asked.flat_map(|slice| layout_choice::faults(slice.config, &[], slice.target)).collect();
     assert!(all.is_empty(), "{}", all.join("\n"));
 }
 
-/// Attention kernels of a block: of each stream to itself, to its text and to the other.
+/// Attention kernels of a block: of each stream to itself, to its text and to the other stream.
 const KERNELS: usize = 6;
 
 const NEWER: &[&str] = &["model.path=Lightricks/LTX-2.3"];
@@ -153,15 +154,16 @@ impl Slice {
         Case { program, size, set, ..Case::shipped(self.config, self.target) }
     }
 
-    /// The loop with the fewest layers that have its form.
+    /// The loop with the fewest layers that have the same structure.
     fn case(&self) -> Case {
-        // Integers have loops of their own from three blocks on. Of the four branches of later generations two are on a device: a
-        // text's keys are as large as a weight's stack of two layers.
+        // With integer weights, loops differ from three blocks on. Later generations have two of four branches on a
+        // device: a text's keys are as large as a two-layer weight stack.
         let layers = if self.is_int8() || self.few.of != Ltx2 { 3 } else { 2 };
         Case { layers: Some(layers), ..self.whole(self.few.of) }
     }
 
-    /// Programs around the loop. LTX-2.5's decoders, of which the convolutional one is LTX-2.3's, in full only.
+    /// Programs around the loop. LTX-2.5's decoders, of which the convolutional one is LTX-2.3's, only in the full
+    /// test.
     fn others(&self) -> &'static [ProgramKind] {
         use ProgramKind::{DiffusionDecoder, TextEncoder, VideoDecoder};
         match (self.few.of, full()) {
@@ -175,13 +177,13 @@ impl Slice {
         self.config.ends_with("int8")
     }
 
-    /// Faults of a denoising loop.
+    /// Returns the violated limits of a denoising loop.
     fn faults(&self, done: &Compiled, most: &Cost) -> Vec<String> {
         let mut faults = Vec::new();
         let mut check = |fine: bool, what: String| faults.extend((!fine).then_some(what));
         let kernels = done.module.instructions().filter(|i| i.target == "tpu_custom_call").count();
         check(kernels >= KERNELS, format!("{kernels} attention kernels"));
-        // Another release has figures of its own, beside which it is asked whether it compiles with the kernel.
+        // Another libtpu release has other figures: check only that it compiles with the kernel.
         if std::env::var_os("LTX2_PJRT_PLUGIN").is_some() {
             return faults;
         }
@@ -194,13 +196,15 @@ impl Slice {
         let copied = before.iter().map(|copy| copy.bytes).sum::<f64>() / 1e6;
         check(copied <= most.copies && within.is_empty(), format!("copies of stacks: {before:?} {within:?}"));
         let gathers = done.report.collectives.iter().filter(|c| c.level == LoopLevel::Block);
-        // Of activations: keys and values, and where heads are sharded the results of attention that become integers.
+        // All-gathers of activations: keys and values and, if heads are sharded, the attention results that are
+        // quantized to integers.
         let is_activation = |scope: &str| scope.contains("attn1") || (self.is_int8() && scope.ends_with("attn2/0"));
         let weights = gathers.filter(|c| c.kind == CollectiveKind::AllGather && !is_activation(&c.scope));
         let weights: Vec<&str> = weights.filter(|c| c.bytes > 1e6).map(|c| c.scope.as_str()).collect();
         check(weights.is_empty() || self.gathers_weights, format!("gathers in {weights:?}"));
-        // Norm, RoPE and rounding are one fusion, one each for queries and keys. Of few tokens and heads (v6e-64), and of the
-        // second pass on v6e-8 in integers, the compiler rounds queries in the next; on v5e the gather of keys begins and ends within such fusions, which write its parts too.
+        // Norm, RoPE and rounding are one fusion each for queries and keys. With few tokens and heads (v6e-64), and in
+        // the second pass on v6e-8 with integers, the compiler rounds queries in the next fusion. On v5e the all-gather
+        // of keys starts and ends in such fusions, which also write its parts.
         let norms = written_by_norms(done);
         let loops = if self.is_int8() { 3 } else { 1 };
         let are_fused = norms.iter().all(|s| s.opcode == "fusion" && s.scope.ends_with("rope/dot_general"));
@@ -228,7 +232,8 @@ fn tell(slice: &Slice, what: &str, done: &Compiled) {
     );
 }
 
-/// Arrays that norms of video's queries and keys write in a block, without the tables of RoPE that are spread before the loop.
+/// Returns the arrays that the norms of video queries and keys write in a block, without the RoPE tables, which are
+/// broadcast before the loop.
 fn written_by_norms(done: &Compiled) -> Vec<Stored> {
     let is_norm =
         |s: &Stored| ["norm_q/", "norm_k/"].iter().any(|norm| s.scope.starts_with(&format!("blocks/attn1/{norm}")));
@@ -238,7 +243,7 @@ fn written_by_norms(done: &Compiled) -> Vec<Stored> {
 }
 
 #[needs(nothing)]
-fn every_shipped_slice_has_a_line() {
+fn every_shipped_slice_has_a_budget() {
     let shipped: Vec<&str> = CONFIGS.iter().map(|(name, _)| *name).filter(|name| name.starts_with("tpu/")).collect();
     let mut lines: Vec<&str> = SLICES.iter().map(|slice| slice.config).collect();
     let mut missing = shipped.clone();
@@ -248,7 +253,7 @@ fn every_shipped_slice_has_a_line() {
 }
 
 #[needs(tpu)]
-fn every_shipped_loop_keeps_its_budget() {
+fn shipped_denoising_loops_stay_within_budgets() {
     let mut failed = Vec::new();
     for slice in chosen().filter(|slice| !slice.in_full || full()) {
         let done = compiled(slice.case());
@@ -258,16 +263,16 @@ fn every_shipped_loop_keeps_its_budget() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// Runs of which components leave the devices between programs: all of LTX-2.3, of two passes, and of integers with the layout
-/// of their text encoder are 17 to 19 GB on a chip of v5e; two passes of LTX-2.3 in integers are 0.2 GB too much on v6e-8.
+/// Runs whose components leave the devices between programs: LTX-2.3, two passes, and integers with the layout of their
+/// text encoder take 17 to 19 GB on a v5e chip; two passes of LTX-2.3 with integers exceed v6e-8 by 0.2 GB.
 const IN_TURN: [(&str, &[Loop]); 3] = [
     ("tpu/v5e-16", &[Ltx2Refining, Ltx23, Ltx23Refining]),
     ("tpu/v5e-16-int8", &[Ltx2, Ltx2Refining, Ltx23, Ltx23Refining]),
     ("tpu/v6e-8-int8", &[Ltx23Refining]),
 ];
 
-/// A program has room beside the parameters of all components of its run: nothing leaves the devices between programs. Of a
-/// run in turn it has room beside its own.
+/// Checks that a program fits next to the parameters of all components of its run, so that nothing has to leave the
+/// devices between programs; for runs in `IN_TURN`, that it fits with its own parameters.
 fn fits(slice: &Slice, of: Loop, case: Case, done: &Compiled) -> Option<String> {
     let memory = &done.memory;
     let in_turn = IN_TURN.iter().any(|(config, loops)| *config == slice.config && loops.contains(&of));
@@ -278,9 +283,9 @@ fn fits(slice: &Slice, of: Loop, case: Case, done: &Compiled) -> Option<String> 
     (!fits).then(|| format!("{}: {all} bytes of parameters and {beside} of {capacity}", slice.config))
 }
 
-/// The decoder at the size that the slice's file is for.
+/// Compiles the decoder at the size of the slice's file.
 #[needs(tpu)]
-fn encoder_and_decoder_of_a_slice_of_each_chip() {
+fn text_encoder_and_decoder_fit_on_each_chip() {
     let mut failed = Vec::new();
     for slice in chosen().filter(|slice| slice.first_of_chip || full()) {
         for &program in slice.others() {
@@ -295,9 +300,9 @@ fn encoder_and_decoder_of_a_slice_of_each_chip() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// All layers of the published models. Ten minutes a slice.
+/// Compiles all layers of the published models, which takes ten minutes per slice.
 #[needs(tpu, full)]
-fn every_shipped_loop_at_full_depth() {
+fn shipped_denoising_loops_stay_within_budgets_at_full_depth() {
     let mut failed = Vec::new();
     for slice in chosen() {
         for most in slice.all {
@@ -311,7 +316,7 @@ fn every_shipped_loop_at_full_depth() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// Arrays in wider numbers of the sizes, in whatever order, of weights in integers; of a layout that replicates weights.
+/// Returns bf16 and f32 arrays with the sizes, in any order, of integer weights; for layouts that replicate weights.
 fn wide_copies(done: &Compiled) -> Vec<Stored> {
     let sizes = |dims: &[i64]| {
         let mut sizes: Vec<i64> = dims.iter().copied().filter(|&d| d > 1).collect();
@@ -328,22 +333,23 @@ fn wide_copies(done: &Compiled) -> Vec<Stored> {
 
 const INTEGERS: &str = "tpu/v6e-8-int8";
 
-/// On v6e integers are multiplied as such, weights are read as they are stored, and no wide copy of one is written.
+/// On v6e, integer matmuls read the stored weights directly and write no wide copy of them.
 #[needs(tpu)]
-fn integers_are_multiplied_as_integers() {
+fn int8_matmuls_use_integer_operations_without_wide_copies() {
     let slice = SLICES.iter().find(|slice| slice.config == INTEGERS).expect("a line");
     let done = compiled(slice.case());
     let layer = done.report.layer;
-    // Of a block's operations all but attention's (18 %) and those of sound's maps, which wait for their weights (2.5 %).
+    // All operations of a block except attention (18 %) and the audio projections, which wait for their weights (2.5
+    // %).
     let share = layer.int8 / layer.flops;
     assert!(share >= 0.79, "{share:.3} of the operations are on integers");
     let copies = wide_copies(&done);
     assert!(copies.is_empty(), "weights in wider numbers: {copies:?}");
 }
 
-/// With activations in bf16 weights widen within the matmul that reads them.
+/// With bf16 activations, weights are converted inside the matmul that reads them.
 #[needs(tpu)]
-fn integers_widen_where_they_are_multiplied() {
+fn int8_weights_are_converted_inside_bf16_matmuls() {
     let slice = SLICES.iter().find(|slice| slice.config == INTEGERS).expect("a line");
     let done = compiled(Case { set: &["runtime.activations=bf16"], ..slice.case() });
     assert!(done.report.layer.int8 == 0.0, "{} operations are on integers", done.report.layer.int8);

@@ -1,5 +1,5 @@
-//! `ltx2 why` on the published model and the TPU compiler (`make test-full`): from a layout kept for its waste its best
-//! advice, taken again and again, leads where the published tunings led.
+//! `ltx2 why` with the published model and the TPU compiler (`make test-full`): starting from a wasteful layout and
+//! applying the best advice repeatedly leads to the published tunings.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -10,17 +10,17 @@ use ltx2::config::shipped_layouts;
 use serde_json::Value;
 
 const TARGET: &str = "tpu:v5p:2x2x2";
-/// Whose memory does not hold the weights.
+/// Chips whose memory does not hold the weights.
 const SMALL: &str = "tpu:v6e:2x4";
-/// With half of that.
+/// Chips with half of that memory.
 const SMALLER: &str = "tpu:v5e:4x4";
-/// Whose memory holds them, and which gathers while matmuls run.
+/// Chips whose memory holds the weights, and which overlap all-gathers with matmuls.
 const GATHERING: &str = "tpu:tpu7x:2x2x1";
-/// Guidance branches apart, each over four devices: for tokens alone, and for tokens and heads.
+/// Meshes with separate guidance branches, each over four devices: by tokens, and by tokens and heads.
 const PAIRS: &str = "cfg=2,context=4";
 const HALVES: &str = "cfg=2,context=2,tensor=2";
 
-/// Modules are kept between runs, by everything that they depend on; figures are read anew.
+/// Modules are cached between runs, keyed by everything they depend on; reports are recomputed.
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("why")
 }
@@ -30,7 +30,7 @@ fn why(layout: &str, write: &Path) -> Value {
 }
 
 fn asked(layout: &str, more: &[&str]) -> Value {
-    // One run at a time writes into the folder.
+    // Only one run at a time may write to the folder.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut command = support::ltx2();
@@ -49,7 +49,7 @@ fn best(answer: &Value) -> (&str, f64) {
     (first["change"].as_str().unwrap_or("nothing"), first["block_bytes"][1].as_f64().unwrap_or(f64::NAN))
 }
 
-/// Bytes of a block in a layout, as `compile` says them.
+/// Returns the collective bytes per block of a layout, from `compile`.
 fn shipped(layout: &str) -> f64 {
     let mut command = support::ltx2();
     command.args(["compile", "--target", TARGET, "-c", "ltx2", "--layers", "3", "--layout", layout, "--json", "-"]);
@@ -60,7 +60,7 @@ fn shipped(layout: &str) -> f64 {
 }
 
 #[needs(tpu, full)]
-fn the_best_advice_again_and_again_leads_to_ulysses() {
+fn applying_best_advice_repeatedly_leads_to_ulysses_layout() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |n: usize| dir.path().join(format!("{n}.yml"));
     let started = Instant::now();
@@ -77,7 +77,8 @@ fn the_best_advice_again_and_again_leads_to_ulysses() {
     }
     eprintln!("{steps:?} in {:.0} s", started.elapsed().as_secs_f64());
     let at = |what: &str| steps.iter().position(|(change, _)| change.contains(what));
-    // The largest gain first: the rule that shards the weights goes, which the published tuning did by families.
+    // The largest gain comes first: removing the rule that shards the weights, which the published tuning removed
+    // family by family.
     let (embed, ulysses) = (at("rules: without embed"), at("ulysses"));
     assert!(embed.is_some() && embed < ulysses, "{steps:?}");
     let near = |got: f64, want: f64| (got / want - 1.0).abs() <= 0.1;
@@ -87,22 +88,22 @@ fn the_best_advice_again_and_again_leads_to_ulysses() {
 }
 
 #[needs(tpu, full)]
-fn the_first_advice_is_the_published_change() {
+fn first_advice_matches_the_published_tuning_step() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("better.yml");
     let answer = why("tensor-gathered-ffn", &path);
     assert!(best(&answer).0.starts_with("tensors: without \"*ff.hidden\""), "{:?}", best(&answer));
-    // Over eight devices another attention scheme gains more; of what is free, the published change comes first. (On two it is
-    // the first of all: `cuda why`.)
+    // On eight devices another attention scheme gains more; among the changes without a cost, the published one comes
+    // first. (On two devices it is the first of all: `cuda why`.)
     let answer = why("rope-gathered", &path);
     let free =
         answer["advice"].as_array().expect("a list").iter().find(|a| a["price"] == "none").expect("a free change");
     assert_eq!(free["change"], "tensors: without \"*.attn1.keys\"");
 }
 
-/// A shipped layout without a rule: what is missing comes first, and the fastest shipped layout is named.
+/// With a rule removed from a shipped layout, adding it is the first advice, and the fastest shipped layout is shown.
 #[needs(tpu, full)]
-fn the_first_advice_is_the_rule_that_is_missing() {
+fn first_advice_adds_the_missing_rule() {
     let dir = tempfile::tempdir().expect("a folder");
     for (name, removed, added) in [
         ("ulysses", "  video_sequence:", "rules: video_sequence: [context]"),
@@ -119,9 +120,9 @@ fn the_first_advice_is_the_rule_that_is_missing() {
     }
 }
 
-/// A layout that leaves devices unused is no program of theirs; a faster one is named.
+/// A layout that leaves devices unused is rejected, and a faster layout is shown.
 #[needs(tpu)]
-fn a_faster_layout_is_named_where_devices_are_unused() {
+fn unused_devices_suggest_a_faster_layout() {
     let mut command = support::ltx2();
     command.args(["why", "-c", "ltx2", "--layout", "replicated", "--target", "tpu:v5p:2x2x1", "-o"]);
     let out = command.arg(folder()).output().expect("runs");
@@ -132,9 +133,9 @@ fn a_faster_layout_is_named_where_devices_are_unused() {
     );
 }
 
-/// Shipped layouts need no change: none gains more than 1 %, or it leads to another shipped layout.
+/// Advice on a shipped layout gains at most 1 % or leads to another shipped layout.
 #[needs(tpu, full)]
-fn advice_on_a_shipped_layout_is_a_shipped_layout() {
+fn advice_on_shipped_layouts_leads_to_shipped_layouts() {
     let cases: &[(&str, &[&str])] = &[
         ("sequence", &["--target", TARGET]),
         ("ulysses", &["--target", TARGET]),
@@ -148,7 +149,7 @@ fn advice_on_a_shipped_layout_is_a_shipped_layout() {
         ("tensor-sequence", &["--target", SMALL, "--mesh", HALVES]),
         ("tensor-hybrid", &["--target", "tpu:v6e:8x8", "--mesh", "cfg=2,context=16,tensor=2"]),
         ("fsdp-ulysses", &["--target", SMALL]),
-        // For large videos where attention's weights do not fit, and for LTX-2.3 where they do.
+        // For large videos, where attention's weights do not fit, and for LTX-2.3, where they do.
         (
             "fsdp-sequence",
             &[

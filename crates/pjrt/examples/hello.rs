@@ -1,6 +1,6 @@
-//! Compiles a program, runs it and reads its result.
+//! Compiles a program, runs it and prints its result.
 //!
-//! `cargo run --example hello [PLUGIN.so]`; without a path, the CPU plugin that `discover` finds.
+//! Run `cargo run --example hello [PLUGIN.so]`. Without an argument, it uses the CPU plugin that `discover` finds.
 
 use ltx2_pjrt::discover::{self, Platform};
 use ltx2_pjrt::{BufferType, Client, ClientOptions, CompileOptions, CpuOptions, HostBuffer, Plugin};

@@ -1,4 +1,4 @@
-//! Named values: what plugins, devices and topologies state, and what options are made of.
+//! Named values: attributes of plugins, devices and topologies, and client options.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -7,13 +7,13 @@ use std::slice;
 
 use super::abi::{NamedValue, Struct, named_value_type as kind};
 
-/// Named values in name order.
+/// Attributes or options, ordered by name.
 pub type Attributes = BTreeMap<String, Value>;
 
-/// A value of an attribute or option.
+/// The value of an attribute or option.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Text (or bytes that are shown as text).
+    /// A string. Invalid UTF-8 is replaced when the plugin's value is read.
     Text(String),
     Int(i64),
     Ints(Vec<i64>),
@@ -33,36 +33,36 @@ impl fmt::Display for Value {
     }
 }
 
-/// Copies a C string with a length.
+/// Copies a C string of `size` bytes.
 ///
 /// # Safety
-/// `data` is null or has `size` readable bytes.
+/// `data` is null or points to `size` readable bytes.
 pub(super) unsafe fn text(data: *const c_void, size: usize) -> String {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     String::from_utf8_lossy(unsafe { list(data.cast::<u8>(), size) }).into_owned()
 }
 
-/// A C list as a slice; null is empty.
+/// Returns a C array as a slice; null gives an empty slice.
 ///
 /// # Safety
-/// `data` is null or points to `len` initialised values that live as long as the slice is used.
+/// `data` is null or points to `len` initialised values that outlive the slice.
 pub(super) unsafe fn list<'a, T>(data: *const T, len: usize) -> &'a [T] {
     if data.is_null() || len == 0 {
         return &[];
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { slice::from_raw_parts(data, len) }
 }
 
-/// Copies a C list of named values.
+/// Copies a C array of named values.
 ///
 /// # Safety
-/// `data` is null or points to `len` named values.
+/// `data` is null or points to `len` valid named values.
 pub(super) unsafe fn read(data: *const c_void, len: usize) -> Attributes {
     let mut attributes = Attributes::new();
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     for value in unsafe { list(data.cast::<NamedValue>(), len) } {
-        // SAFETY: name and value are as long as the value says; a pointer stands in the union for text and lists.
+        // SAFETY: names and values have the stated sizes; for strings and lists, the union holds a pointer.
         let (name, value) = unsafe {
             let pointer = value.value as usize as *const c_void;
             let content = match value.kind {
@@ -80,7 +80,7 @@ pub(super) unsafe fn read(data: *const c_void, len: usize) -> Attributes {
     attributes
 }
 
-/// The C form of options; borrows names and values, so it must not outlive them.
+/// Converts options to their C form. It borrows names and values, so it must not outlive them.
 pub(super) fn write(options: &Attributes) -> Vec<NamedValue> {
     let named = |(name, value): (&String, &Value)| {
         let (kind, value, value_size) = match value {
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_survive_the_way_through_c() {
+    fn attributes_round_trip_through_c() {
         let options = Attributes::from([
             ("allocator".into(), Value::Text("cuda_async".into())),
             ("asynchronous".into(), Value::Bool(true)),
@@ -110,7 +110,7 @@ mod tests {
             ("visible_devices".into(), Value::Ints(vec![0, 3])),
         ]);
         let written = write(&options);
-        // SAFETY: `written` and `options` live.
+        // SAFETY: `written` and `options` outlive the call.
         assert_eq!(unsafe { read(written.as_ptr().cast(), written.len()) }, options);
     }
 }

@@ -1,4 +1,4 @@
-//! Arrays on a device.
+//! Device buffers.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -14,7 +14,8 @@ use super::event::Event;
 use super::layout::{DeviceLayout, RawLayout};
 use super::raw::Raw;
 
-/// An array on a device. It may still be computed: reading it waits, and reports what went wrong there.
+/// A device buffer. It may still be pending: reading it waits until it is filled, and returns the error of the program
+/// or transfer that fills it.
 pub struct Buffer {
     client: Arc<ClientHandle>,
     raw: Raw,
@@ -31,14 +32,14 @@ impl fmt::Debug for Buffer {
 
 impl Buffer {
     /// # Safety
-    /// `raw` is an owned buffer of `client`.
+    /// `raw` is a `PJRT_Buffer` of `client` that the caller owns.
     pub(super) unsafe fn from_raw(client: &Arc<ClientHandle>, raw: *mut c_void) -> Buffer {
         Buffer { client: client.clone(), raw: Raw(raw) }
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn element_type(&self) -> Result<BufferType> {
-        // SAFETY: the buffer lives.
+        // SAFETY: the buffer is alive.
         let args =
             unsafe { self.client.plugin.call(abi::BufferElementTypeArgs { buffer: self.raw.0, ..Struct::new() })? };
         let kind = args.kind;
@@ -46,9 +47,9 @@ impl Buffer {
             .ok_or_else(|| Error::ElementType { plugin: self.client.plugin.path().to_owned(), kind })
     }
 
-    /// Dimensions on this device.
+    /// Returns the dimensions of the shard on this buffer's device.
     pub fn dims(&self) -> Result<Vec<usize>> {
-        // SAFETY: the buffer lives and with it the list.
+        // SAFETY: the buffer is alive and owns the list.
         let dims = unsafe {
             let args = self.client.plugin.call(abi::BufferDimensionsArgs { buffer: self.raw.0, ..Struct::new() })?;
             list(args.dims.cast::<i64>(), args.num_dims)
@@ -56,51 +57,55 @@ impl Buffer {
         Ok(dims.iter().map(|&dim| dim as usize).collect())
     }
 
-    /// Device layout; `None` if the plugin describes it by strides.
+    /// Returns the device layout; `None` if the plugin describes the layout by strides.
     pub fn layout(&self) -> Result<Option<DeviceLayout>> {
         let args = abi::BufferGetMemoryLayoutArgs { buffer: self.raw.0, layout: Struct::new(), ..Struct::new() };
-        // SAFETY: the buffer lives and with it the lists of its layout.
+        // SAFETY: the buffer is alive and owns the lists of its layout.
         unsafe {
             let args = self.client.plugin.call(args)?;
             Ok(DeviceLayout::read(&args.layout))
         }
     }
 
-    /// Bytes on the device, with padding.
+    /// Returns the size on the device in bytes, including padding.
     pub fn on_device_size(&self) -> Result<usize> {
-        // SAFETY: the buffer lives.
+        // SAFETY: the buffer is alive.
         let args = unsafe {
             self.client.plugin.call(abi::BufferOnDeviceSizeInBytesArgs { buffer: self.raw.0, ..Struct::new() })?
         };
         Ok(args.on_device_size_in_bytes)
     }
 
-    /// Device of the buffer.
+    /// Returns the device that holds the buffer.
     pub fn device(&self) -> Result<Device> {
-        // SAFETY: the buffer lives; its device is one of its client's.
+        // SAFETY: the buffer is alive; its device belongs to the same client.
         unsafe {
             let args = self.client.plugin.call(abi::BufferDeviceArgs { buffer: self.raw.0, ..Struct::new() })?;
             Device::from_raw(&self.client, args.device)
         }
     }
 
-    /// Copies it to the host: dense and row-major, whatever the device's layout. Waits for it to be computed.
+    /// Copies the contents to the host. The result is dense and row-major, whatever the device layout. Waits until the
+    /// buffer is ready.
     pub fn to_host(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0u8; self.dims()?.iter().product::<usize>() * self.element_type()?.size()];
         self.read(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// Copies the elements to the host like [`Buffer::to_host`], into memory of exactly their size.
+    /// Copies the contents to `bytes`, like [`Buffer::to_host`]. The length of `bytes` must match exactly.
     pub fn read(&self, bytes: &mut [u8]) -> Result<()> {
         let (ty, dims) = (self.element_type()?, self.dims()?);
         let size = dims.iter().product::<usize>() * ty.size();
         if bytes.len() != size {
-            let reason = format!("{ty}{dims:?} has {size} bytes, there is room for {}", bytes.len());
+            let reason = format!(
+                "a buffer of type {ty}{dims:?} has {size} bytes, but the destination has {} bytes",
+                bytes.len()
+            );
             return Err(self.client.plugin.refuse::<abi::BufferToHostBufferArgs>(reason));
         }
         if bytes.is_empty() {
-            // A null destination would only ask for the size.
+            // With a null destination, the plugin would only return the size.
             return self.wait();
         }
         let layout = RawLayout::new(&DeviceLayout::row_major(dims.len()));
@@ -111,8 +116,8 @@ impl Buffer {
             dst_size: bytes.len(),
             ..Struct::new()
         };
-        // SAFETY: the layout lives during the call; the destination has `dst_size` bytes and stays until the event,
-        // which is ours.
+        // SAFETY: the layout outlives the call; the destination has `dst_size` bytes and outlives the event, which we
+        // own.
         let event = unsafe {
             let args = self.client.plugin.call(args)?;
             Event::from_raw(&self.client.plugin, args.event)
@@ -120,13 +125,13 @@ impl Buffer {
         event.wait()
     }
 
-    /// A copy of it on another device of the same client.
+    /// Copies the buffer to another device of the same client.
     pub fn copy_to(&self, device: &Device) -> Result<Buffer> {
         if !device.belongs_to(&self.client) {
-            let reason = format!("{device} belongs to another client");
+            let reason = format!("device {device} belongs to another client");
             return Err(self.client.plugin.refuse::<abi::BufferCopyToDeviceArgs>(reason));
         }
-        // SAFETY: buffer and device live; the copy is ours.
+        // SAFETY: buffer and device are alive; we own the copy.
         unsafe {
             let args = self.client.plugin.call(abi::BufferCopyToDeviceArgs {
                 buffer: self.raw.0,
@@ -137,30 +142,30 @@ impl Buffer {
         }
     }
 
-    /// Frees its memory now (once running programs are done with it); any later use is an error.
+    /// Frees the device memory as soon as running programs no longer use it. Any later use of the buffer is an error.
     pub fn delete(&self) -> Result<()> {
-        // SAFETY: the buffer lives; only its memory goes.
+        // SAFETY: the buffer is alive; this frees its memory but not the `PJRT_Buffer`.
         unsafe { self.client.plugin.call(abi::BufferDeleteArgs { buffer: self.raw.0, ..Struct::new() }).map(drop) }
     }
 
-    /// True once it was deleted or donated to a program.
+    /// Returns whether the buffer was deleted or donated to a program.
     pub fn is_deleted(&self) -> Result<bool> {
-        // SAFETY: the buffer lives.
+        // SAFETY: the buffer is alive.
         let args =
             unsafe { self.client.plugin.call(abi::BufferIsDeletedArgs { buffer: self.raw.0, ..Struct::new() })? };
         Ok(args.is_deleted)
     }
 
-    /// Event of its completion.
+    /// Returns the event that fires when the buffer is ready.
     pub fn ready(&self) -> Result<Event> {
-        // SAFETY: the buffer lives; the event is ours.
+        // SAFETY: the buffer is alive; we own the event.
         unsafe {
             let args = self.client.plugin.call(abi::BufferReadyEventArgs { buffer: self.raw.0, ..Struct::new() })?;
             Ok(Event::from_raw(&self.client.plugin, args.event))
         }
     }
 
-    /// Waits until it is computed; the error is that of the program or transfer that should have filled it.
+    /// Waits until the buffer is ready. Returns the error of the program or transfer that fills it, if any.
     pub fn wait(&self) -> Result<()> {
         self.ready()?.wait()
     }
@@ -176,7 +181,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: the buffer is ours and is not used again.
+        // SAFETY: we own the buffer and do not use it again.
         unsafe { self.client.plugin.destroy(abi::BufferDestroyArgs { buffer: self.raw.0, ..Struct::new() }) };
     }
 }

@@ -4,7 +4,7 @@ use super::abi::buffer_type as c;
 
 macro_rules! buffer_types {
     ($($(#[$doc:meta])* $variant:ident $constant:ident $bytes:literal $name:literal,)*) => {
-        /// Element type of an array on a device (`PJRT_Buffer_Type`), for types of whole bytes.
+        /// Element type of a device buffer (`PJRT_Buffer_Type`). Types smaller than a byte are not supported.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum BufferType {
@@ -12,17 +12,17 @@ macro_rules! buffer_types {
         }
 
         impl BufferType {
-            /// Every element type.
+            /// All element types.
             pub const ALL: &[BufferType] = &[$(BufferType::$variant),*];
 
-            /// Bytes of one element in host memory.
+            /// Returns the size of one element in host memory, in bytes.
             pub const fn size(self) -> usize {
                 match self {
                     $(BufferType::$variant => $bytes,)*
                 }
             }
 
-            /// XLA's name: `f32`, `bf16`, `s64`, `pred`.
+            /// Returns XLA's name of the type: `f32`, `bf16`, `s64`, `pred`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(BufferType::$variant => $name,)*
@@ -71,7 +71,7 @@ buffer_types! {
     F8E5M2 F8E5M2 1 "f8e5m2",
     /// 8-bit float, 5 exponent bits, no infinities, no negative zero.
     F8E5M2Fnuz F8E5M2FNUZ 1 "f8e5m2fnuz",
-    /// 8-bit exponent without sign or mantissa: a power of two.
+    /// 8-bit exponent without sign or mantissa: powers of two.
     F8E8M0Fnu F8E8M0FNU 1 "f8e8m0fnu",
     /// IEEE half precision.
     F16 F16 2 "f16",

@@ -1,4 +1,4 @@
-//! A started plugin: its devices, compilation, uploads.
+//! The client: devices, compilation and uploads.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -20,39 +20,40 @@ use super::options::CompileOptions;
 use super::plugin::Plugin;
 use super::raw::Raw;
 
-/// Options of a client. Plugins refuse unknown options, so each platform has its own set.
+/// Options of a client. Plugins reject unknown options, so each platform has its own type of options.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ClientOptions {
     Cpu(CpuOptions),
     Cuda(CudaOptions),
-    /// Any plugin: options by name, none for its defaults (TPU needs none).
+    /// Options for any plugin, by the names that the plugin uses. If empty, the plugin uses its defaults (TPUs need no
+    /// options).
     Named(Attributes),
 }
 
-/// Options of the CPU plugin; None leaves the plugin's default.
+/// Options of the CPU plugin. `None` in a field: the plugin's default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CpuOptions {
-    /// Virtual devices (the plugin's default is 4).
+    /// Number of virtual devices (the plugin's default is 4).
     pub devices: Option<usize>,
-    /// Run programs in the background.
+    /// Whether programs run asynchronously.
     pub asynchronous: Option<bool>,
 }
 
-/// Options of the CUDA plugin; None leaves the plugin's default.
+/// Options of the CUDA plugin. `None` in a field: the plugin's default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CudaOptions {
-    /// Fraction of the device memory that the allocator may take, 0 to 1.
+    /// Fraction of the device memory that the allocator may use, 0 to 1.
     pub memory_fraction: Option<f32>,
-    /// Allocate that memory at the start.
+    /// Whether to allocate this memory when the client starts.
     pub preallocate: Option<bool>,
-    /// `default`, `bfc`, `cuda_async`, `platform` or `vmm`.
+    /// Allocator: `default`, `bfc`, `cuda_async`, `platform` or `vmm`.
     pub allocator: Option<String>,
-    /// Ordinals of the devices this process uses.
+    /// Ordinals of the devices that this process uses.
     pub visible_devices: Option<Vec<i64>>,
 }
 
 impl ClientOptions {
-    /// Options by the plugin's names.
+    /// Returns the options by the names that the plugin uses.
     pub fn to_attributes(&self) -> Attributes {
         let pairs = match self {
             ClientOptions::Cpu(cpu) => vec![
@@ -71,19 +72,19 @@ impl ClientOptions {
     }
 }
 
-/// A started plugin. Clones share it.
+/// A PJRT client. Clones share the same client.
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: Arc<ClientHandle>,
     said: Arc<Said>,
 }
 
-/// Platform and devices, asked for once: a failure ends the start, not the work.
+/// Properties of a client, queried once when it starts, so that accessors cannot fail later.
 #[derive(Debug)]
 struct Said {
     platform_name: String,
     platform_version: String,
-    /// Of this process, and of all.
+    /// Devices that this process can use; `all_devices` also has those of other processes.
     devices: Vec<Device>,
     all_devices: Vec<Device>,
 }
@@ -91,7 +92,7 @@ struct Said {
 impl Said {
     fn by(inner: &Arc<ClientHandle>) -> Result<Said> {
         let (client, plugin) = (inner.raw.0, &inner.plugin);
-        // SAFETY: the client lives; its device lists live as long as it does and hold devices of it; texts are copied.
+        // SAFETY: the client is alive and owns the device lists and the devices in them; strings are copied.
         unsafe {
             let own = plugin.call(abi::ClientAddressableDevicesArgs { client, ..Struct::new() })?;
             let all = plugin.call(abi::ClientDevicesArgs { client, ..Struct::new() })?;
@@ -110,12 +111,13 @@ impl Said {
 }
 
 impl Client {
-    /// Starts the plugin. On CPU this makes the virtual devices, on GPU and TPU it takes the hardware.
+    /// Creates a client. On CPU, creates virtual devices; on GPU and TPU, acquires the hardware.
     pub fn new(plugin: &Plugin, options: &ClientOptions) -> Result<Client> {
         Client::among(plugin, options, None)
     }
 
-    /// Starts the plugin for one of several processes. On CUDA this waits for the others; a TPU finds them by itself.
+    /// Creates the client of one of several processes. On CUDA, waits for the other processes; on TPU, libtpu finds
+    /// them itself. `None`: a single process.
     pub fn among(plugin: &Plugin, options: &ClientOptions, node: Option<&Node>) -> Result<Client> {
         let mut given = options.to_attributes();
         if let (ClientOptions::Cuda(_), Some(node)) = (options, node) {
@@ -126,9 +128,9 @@ impl Client {
         let mut args =
             abi::ClientCreateArgs { create_options: pointer(&values), num_options: values.len(), ..Struct::new() };
         if let Some(node) = node {
-            kv::hand_over(&node.store, &mut args);
+            kv::set_store_callbacks(&node.store, &mut args);
         }
-        // SAFETY: the options live during the call, the callbacks and what they are given for ever.
+        // SAFETY: the options outlive the call; the callbacks and their user data are never freed.
         let args = unsafe { plugin.call(args)? };
         let inner = Arc::new(ClientHandle { plugin: plugin.clone(), raw: Raw(args.client) });
         Ok(Client { said: Arc::new(Said::by(&inner)?), inner })
@@ -138,35 +140,35 @@ impl Client {
         &self.inner.plugin
     }
 
-    /// The devices of this process, in the plugin's order.
+    /// Returns the devices that this process can use, in the plugin's order.
     pub fn devices(&self) -> &[Device] {
         &self.said.devices
     }
 
-    /// The devices of all processes.
+    /// Returns the devices of all processes.
     pub fn all_devices(&self) -> &[Device] {
         &self.said.all_devices
     }
 
-    /// Platform name: `cpu`, `cuda`, `tpu` …
+    /// Returns the platform name: `cpu`, `cuda`, `tpu` …
     pub fn platform_name(&self) -> &str {
         &self.said.platform_name
     }
 
-    /// Versions of compiler and driver, as the plugin states them.
+    /// Returns the versions of the compiler and the driver, as the plugin reports them.
     pub fn platform_version(&self) -> &str {
         &self.said.platform_version
     }
 
-    /// Index of this process among those that share the hardware.
+    /// Returns the index of this process among the processes of a multi-process run; 0 in a single process.
     pub fn process_index(&self) -> Result<i32> {
-        // SAFETY: the client lives.
+        // SAFETY: the client is alive.
         let args =
             unsafe { self.plugin().call(abi::ClientProcessIndexArgs { client: self.inner.raw.0, ..Struct::new() })? };
         Ok(args.process_index)
     }
 
-    /// Compiles StableHLO text and loads the result onto the devices.
+    /// Compiles StableHLO text and loads the executable onto the devices.
     pub fn compile(&self, mlir: &str, options: &CompileOptions) -> Result<LoadedExecutable> {
         let program = program(mlir);
         let options = options.to_proto();
@@ -178,7 +180,7 @@ impl Client {
             ..Struct::new()
         };
         let started = Instant::now();
-        // SAFETY: program and options live during the call; the executable is ours.
+        // SAFETY: program and options outlive the call; we own the executable.
         let compiled = unsafe {
             let args = self.plugin().call(args)?;
             LoadedExecutable::from_raw(&self.inner, args.executable)
@@ -187,7 +189,7 @@ impl Client {
         compiled
     }
 
-    /// Loads an executable of [`super::Executable::serialize`], written on the same platform and plugin version.
+    /// Loads an executable that [`super::Executable::serialize`] returned on the same platform and plugin version.
     pub fn load(&self, serialized: &[u8]) -> Result<LoadedExecutable> {
         let args = abi::ExecutableDeserializeAndLoadArgs {
             client: self.inner.raw.0,
@@ -195,21 +197,22 @@ impl Client {
             serialized_executable_size: serialized.len(),
             ..Struct::new()
         };
-        // SAFETY: the bytes live during the call; the executable is ours.
+        // SAFETY: the bytes outlive the call; we own the executable.
         unsafe {
             let args = self.plugin().call(args)?;
             LoadedExecutable::from_raw(&self.inner, args.loaded_executable)
         }
     }
 
-    /// Copies a host array to a device. The host memory is free again when this returns.
+    /// Copies a host array to a device. The caller may reuse the host memory as soon as this function returns.
     pub fn upload(&self, device: &Device, host: HostBuffer<'_>) -> Result<Buffer> {
         let (buffer, event) = self.send(device, &host, semantics::IMMUTABLE_ONLY_DURING_CALL)?;
         event.wait()?;
         Ok(buffer)
     }
 
-    /// Sends a host array to a device in the background; its owner is released when the device is done with it.
+    /// Uploads a host array in the background. Keeps the owner of the host memory alive until the device no longer
+    /// needs the memory.
     pub fn upload_shared(&self, device: &Device, host: &SharedHostBuffer, usage: HostUse) -> Result<Buffer> {
         let kind = match usage {
             HostUse::UntilTransferred => semantics::IMMUTABLE_UNTIL_TRANSFER_COMPLETES,
@@ -227,7 +230,7 @@ impl Client {
         Ok(buffer)
     }
 
-    /// Starts an upload; the event says when the device is done with the host memory.
+    /// Starts an upload. The event fires when the device no longer needs the host memory.
     fn send(&self, device: &Device, host: &HostBuffer<'_>, semantics: u32) -> Result<(Buffer, Event)> {
         let plugin = self.plugin();
         host.check().map_err(|reason| plugin.refuse::<abi::ClientBufferFromHostBufferArgs>(reason))?;
@@ -249,20 +252,21 @@ impl Client {
             args.byte_strides = pointer(strides);
             args.num_byte_strides = strides.len();
         }
-        // SAFETY: dimensions, strides and layout live during the call; `check` made sure that the memory covers the
-        // array; the callers keep it until the event. Buffer and event are ours.
+        // SAFETY: dimensions, strides and layout outlive the call; `check` verified that the memory covers the array;
+        // the callers keep the memory until the event fires. We own the buffer and the event.
         unsafe {
             let args = plugin.call(args)?;
             Ok((Buffer::from_raw(&self.inner, args.buffer), Event::from_raw(plugin, args.done_with_host_buffer)))
         }
     }
 
-    /// Refuses a device of another client: the plugin would read it as one of its own.
+    /// Returns an error if the device belongs to another client. The plugin cannot detect this and would use the
+    /// device's pointer as one of its own.
     pub(super) fn owns<A: abi::Args>(&self, device: &Device) -> Result<()> {
         if device.belongs_to(&self.inner) {
             return Ok(());
         }
-        Err(self.plugin().refuse::<A>(format!("{device} belongs to another client")))
+        Err(self.plugin().refuse::<A>(format!("device {device} belongs to another client")))
     }
 
     pub(super) fn inner(&self) -> &Arc<ClientHandle> {
@@ -270,7 +274,7 @@ impl Client {
     }
 }
 
-/// StableHLO text as PJRT takes it; borrows the text.
+/// Wraps StableHLO text in a `PJRT_Program`, which borrows the text.
 pub(super) fn program(mlir: &str) -> abi::Program {
     const FORMAT: &[u8] = b"mlir";
     abi::Program {
@@ -282,7 +286,7 @@ pub(super) fn program(mlir: &str) -> abi::Program {
     }
 }
 
-/// Dimensions as PJRT takes them. A dimension that checks passed is below `isize::MAX`.
+/// Converts dimensions to `i64`. Callers have checked that each dimension is at most `isize::MAX`.
 pub(super) fn to_i64(dims: &[usize]) -> Vec<i64> {
     dims.iter().map(|&dim| dim as i64).collect()
 }

@@ -1,4 +1,4 @@
-//! The C client, which lives as long as anything made by it.
+//! The owner of a `PJRT_Client`.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use super::abi::{self, Struct};
 use super::plugin::Plugin;
 use super::raw::Raw;
 
-/// The C client; what stands on it holds this.
+/// Owns a `PJRT_Client`. Every object that the client creates holds a reference to this struct.
 pub(super) struct ClientHandle {
     pub plugin: Plugin,
     pub raw: Raw,
@@ -20,7 +20,7 @@ impl fmt::Debug for ClientHandle {
 
 impl Drop for ClientHandle {
     fn drop(&mut self) {
-        // SAFETY: everything made by the client holds this struct, so the client is the last to go.
+        // SAFETY: every object that the client created holds this struct, so the client is destroyed last.
         unsafe { self.plugin.destroy(abi::ClientDestroyArgs { client: self.raw.0, ..Struct::new() }) };
     }
 }

@@ -1,4 +1,5 @@
-//! The log of compiles: with `LTX2_COMPILE_LOG=FILE`, every compile of every process that inherits it appends a JSON line.
+//! The compile log: if `LTX2_COMPILE_LOG=FILE` is set, this process and its children append a JSON line to FILE for
+//! each compilation.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -7,8 +8,8 @@ use std::time::Instant;
 
 use sha2::{Digest, Sha256};
 
-/// Appends a line: plugin, name of the program's module, a hash of program and options, seconds. A log that cannot be
-/// written is a warning.
+/// Appends a JSON line with the plugin file, the module name, a hash of the program and the options, and the seconds. A
+/// write error is logged but not returned.
 pub(super) fn compiled(plugin: &Path, mlir: &str, options: &[u8], started: Instant) {
     let Some(path) = std::env::var_os("LTX2_COMPILE_LOG") else { return };
     let module = mlir.split_whitespace().find(|word| word.starts_with('@')).unwrap_or("@unnamed");
@@ -20,6 +21,6 @@ pub(super) fn compiled(plugin: &Path, mlir: &str, options: &[u8], started: Insta
     let line = format!("{line}\n");
     let log = OpenOptions::new().create(true).append(true).open(&path);
     if let Err(error) = log.and_then(|mut log| log.write_all(line.as_bytes())) {
-        tracing::warn!("LTX2_COMPILE_LOG: {}: {error}", Path::new(&path).display());
+        tracing::warn!("LTX2_COMPILE_LOG: cannot append to {}: {error}", Path::new(&path).display());
     }
 }

@@ -1,4 +1,4 @@
-//! Devices of a client, and descriptions of devices that need not be there.
+//! Devices of a client, and descriptions of devices, which also exist for hardware that is not attached.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -11,28 +11,28 @@ use super::error::Result;
 use super::plugin::Plugin;
 use super::raw::Raw;
 
-/// Description of a device.
+/// Properties of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceDescription {
-    /// Id among the devices of all processes.
+    /// Id, unique among the devices of all processes.
     pub id: i32,
-    /// Index of its process.
+    /// Index of the process that owns the device.
     pub process_index: i32,
-    /// Device kind, as the plugin names it: `cpu`, `NVIDIA H200`, `TPU v5p` …
+    /// Device kind as the plugin reports it: `cpu`, `NVIDIA H200`, `TPU v5p` …
     pub kind: String,
-    /// One line about it.
+    /// The plugin's one-line debug string.
     pub debug: String,
-    /// Further attributes of the plugin, such as `coords` on TPU.
+    /// Plugin-specific attributes, such as `coords` on TPU.
     pub attributes: Attributes,
 }
 
 impl DeviceDescription {
-    /// Reads a description of the plugin.
+    /// Reads a `PJRT_DeviceDescription`.
     ///
     /// # Safety
     /// `raw` is a live `PJRT_DeviceDescription` of `plugin`.
     pub(super) unsafe fn read(plugin: &Plugin, raw: *mut c_void) -> Result<DeviceDescription> {
-        // SAFETY: the caller's promise; texts and attributes are copied while the description lives.
+        // SAFETY: guaranteed by the caller; strings and attributes are copied while the description is alive.
         unsafe {
             let id = plugin.call(abi::DeviceDescriptionIdArgs { device_description: raw, ..Struct::new() })?;
             let process =
@@ -53,7 +53,7 @@ impl DeviceDescription {
     }
 }
 
-/// Memory of a device, in bytes.
+/// Memory statistics of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
     pub in_use: i64,
@@ -83,9 +83,9 @@ impl fmt::Display for Device {
 
 impl Device {
     /// # Safety
-    /// `raw` is a device of `client`.
+    /// `raw` is a `PJRT_Device` of `client`.
     pub(super) unsafe fn from_raw(client: &Arc<ClientHandle>, raw: *mut c_void) -> Result<Device> {
-        // SAFETY: the caller's promise; the description lives as long as the device.
+        // SAFETY: guaranteed by the caller; the description lives as long as the device.
         let description = unsafe {
             let args = client.plugin.call(abi::DeviceGetDescriptionArgs { device: raw, ..Struct::new() })?;
             DeviceDescription::read(&client.plugin, args.device_description)?
@@ -93,22 +93,22 @@ impl Device {
         Ok(Device { client: client.clone(), raw: Raw(raw), description: Arc::new(description) })
     }
 
-    /// Description of the device.
+    /// Returns the properties of the device.
     pub fn description(&self) -> &DeviceDescription {
         &self.description
     }
 
-    /// Id among the devices of all processes.
+    /// Returns the id, unique among the devices of all processes.
     pub fn id(&self) -> i32 {
         self.description.id
     }
 
-    /// Device kind, as the plugin names it.
+    /// Returns the device kind as the plugin reports it.
     pub fn kind(&self) -> &str {
         &self.description.kind
     }
 
-    /// True if this process can use it.
+    /// Returns whether this process can use the device.
     pub fn is_addressable(&self) -> Result<bool> {
         // SAFETY: the device lives as long as its client.
         let args =
@@ -116,7 +116,7 @@ impl Device {
         Ok(args.is_addressable)
     }
 
-    /// Current memory use; unsupported on CPU.
+    /// Returns the current memory use. The CPU plugin does not support this and returns an error.
     pub fn memory(&self) -> Result<DeviceMemory> {
         // SAFETY: the device lives as long as its client.
         let args =
@@ -128,7 +128,7 @@ impl Device {
         })
     }
 
-    /// The memory that arrays are put into unless told otherwise.
+    /// Returns the memory space in which the device allocates buffers by default.
     pub(super) fn default_memory(&self) -> Result<*mut c_void> {
         // SAFETY: the device lives as long as its client, and so does its memory.
         let args =

@@ -1,4 +1,4 @@
-//! Discovery of plugins.
+//! Finds PJRT plugin files.
 
 use std::env;
 use std::fs;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use super::error::Error;
 
-/// The environment variable that names a plugin file.
+/// Environment variable with the path of the plugin file to use.
 pub const PLUGIN_VARIABLE: &str = "LTX2_PJRT_PLUGIN";
 
-/// The platform a plugin is for.
+/// A platform that this crate supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Platform {
     Cpu,
@@ -18,10 +18,10 @@ pub enum Platform {
 }
 
 impl Platform {
-    /// All platforms, best hardware first: the order of `auto`.
+    /// All platforms, in the order in which `--platform auto` tries them.
     pub const ALL: [Platform; 3] = [Platform::Tpu, Platform::Cuda, Platform::Cpu];
 
-    /// `cpu`, `cuda` or `tpu`.
+    /// Returns `cpu`, `cuda` or `tpu`.
     pub const fn name(self) -> &'static str {
         match self {
             Platform::Cpu => "cpu",
@@ -30,7 +30,8 @@ impl Platform {
         }
     }
 
-    /// Path patterns of the plugin below Python's site-packages, or below a folder of `ltx2 plugin install`.
+    /// Returns path patterns of the plugin file, relative to Python's site-packages or to a folder that `ltx2 plugin
+    /// install` wrote.
     const fn patterns(self) -> &'static [&'static str] {
         match self {
             Platform::Cpu => &["lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so", "jax_plugins/*cpu*/*.so"],
@@ -39,7 +40,7 @@ impl Platform {
         }
     }
 
-    /// Supported platform of a plugin file, by its name.
+    /// Guesses the platform of a plugin from its file name; `None` if unknown or not supported.
     pub fn of_file(path: &Path) -> Option<Platform> {
         match Kind::of_file(path)? {
             Kind::Supported(platform) => Some(platform),
@@ -48,17 +49,16 @@ impl Platform {
     }
 }
 
-/// The hardware that a plugin drives.
+/// The hardware that a plugin is for, whether or not this crate supports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A platform of this program.
     Supported(Platform),
-    /// Name of a platform that this program does not support, such as `rocm`.
+    /// Name of an unsupported platform, such as `rocm`.
     Unsupported(&'static str),
 }
 
 impl Kind {
-    /// `cpu`, `cuda`, `tpu`, `rocm` …
+    /// Returns `cpu`, `cuda`, `tpu`, `rocm` …
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Supported(platform) => platform.name(),
@@ -66,7 +66,7 @@ impl Kind {
         }
     }
 
-    /// The hardware of a plugin file, by its name and that of its package in `jax_plugins`.
+    /// Guesses the hardware of a plugin from the names of its file and of its package folder in `jax_plugins`.
     pub fn of_file(path: &Path) -> Option<Kind> {
         let package =
             path.parent().filter(|folder| folder.parent().is_some_and(|above| above.ends_with("jax_plugins")));
@@ -83,7 +83,7 @@ impl Kind {
     }
 }
 
-/// Plugins of hardware that this program does not support: the file of `LTX2_PJRT_PLUGIN`, and those of Python's packages.
+/// Finds plugins for unsupported hardware: the file in `LTX2_PJRT_PLUGIN`, and files in Python's site-packages.
 pub fn find_unsupported() -> Vec<(&'static str, PluginFile)> {
     let variable = env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
     let named = variable.into_iter().filter(|path| path.is_file()).map(|path| (path, PLUGIN_VARIABLE));
@@ -96,25 +96,25 @@ pub fn find_unsupported() -> Vec<(&'static str, PluginFile)> {
     unsupported.collect()
 }
 
-/// A plugin file.
+/// A plugin file, and where it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PluginFile {
     pub path: PathBuf,
-    /// Place it was found at, in words.
+    /// Where the file was found, such as `Python site-packages`.
     pub origin: String,
 }
 
-/// The outcome of a search.
+/// The result of a search for plugins.
 #[derive(Clone, Debug)]
 pub struct Search {
     pub platform: Platform,
-    /// Plugins, the preferred first.
+    /// Plugin files, in order of preference.
     pub found: Vec<PluginFile>,
     pub searched: Vec<String>,
 }
 
 impl Search {
-    /// The error of a search without result.
+    /// Returns the error for a search that found nothing.
     pub fn not_found(&self) -> Error {
         Error::NotFound { platform: self.platform.name(), searched: self.searched.clone() }
     }
@@ -135,15 +135,17 @@ impl Search {
     }
 }
 
-/// Searches for plugins of a platform: the explicit file, or that of `LTX2_PJRT_PLUGIN` (if its name speaks of this platform
-/// or of none), and no other; else in the project's plugin folders and Python's site-packages. Nothing is loaded and Python is
-/// not run.
+/// Searches for plugins of a platform, without loading them and without running Python.
+///
+/// If `explicit` or `LTX2_PJRT_PLUGIN` names a file, that file is the only candidate; `explicit` takes precedence. The
+/// variable is ignored if the file name indicates another platform. If neither applies, searches the plugin folders and
+/// then Python's site-packages.
 pub fn find(platform: Platform, explicit: Option<&Path>) -> Search {
     let mut search = Search { platform, found: Vec::new(), searched: Vec::new() };
     if let Some(path) = explicit {
         search.searched.push(path.display().to_string());
         if path.is_file() {
-            search.add(path.to_owned(), "named");
+            search.add(path.to_owned(), "explicit path");
         }
         return search;
     }
@@ -153,7 +155,7 @@ pub fn find(platform: Platform, explicit: Option<&Path>) -> Search {
             if path.is_file() {
                 search.add(path, PLUGIN_VARIABLE);
             }
-            // A named plugin that does not start is an error, not another plugin.
+            // If the selected plugin fails to start, that is an error, so no other candidates are added.
             return search;
         }
         Some(path) => search.searched.push(format!("{PLUGIN_VARIABLE}={} (not {})", path.display(), platform.name())),
@@ -168,17 +170,18 @@ pub fn find(platform: Platform, explicit: Option<&Path>) -> Search {
     search
 }
 
-/// The plugin file below a folder made by `ltx2 plugin install`.
+/// Returns the plugin file in a folder that `ltx2 plugin install` wrote.
 pub fn in_folder(platform: Platform, folder: &Path) -> Option<PathBuf> {
     platform.patterns().iter().find_map(|pattern| matches(folder, pattern).into_iter().next())
 }
 
-/// The folders `plugins/` that are searched: in the working directory, next to the executable and its ancestors,
-/// then the user's data folder.
+/// Returns the `plugins/` folders to search: in the working directory, in the executable's folder and up to three
+/// levels above it, and in the user's data folder.
 pub fn plugin_folders() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = env::current_dir().map(|dir| dir.join("plugins")).into_iter().collect();
     if let Ok(executable) = env::current_exe() {
-        // Four levels up from target/debug/deps is the checkout; anything above is not this project's.
+        // For target/debug/deps, the last of the four folders is the checkout; folders above it do not belong to this
+        // project.
         let ancestors = executable.ancestors().skip(1).take(4).map(|dir| dir.join("plugins"));
         folders.extend(ancestors.filter(|folder| folder.is_dir()));
     }
@@ -186,27 +189,28 @@ pub fn plugin_folders() -> Vec<PathBuf> {
     unique(folders)
 }
 
-/// `$XDG_DATA_HOME/ltx2/plugins`, or below `~/.local/share`.
+/// Returns `$XDG_DATA_HOME/ltx2/plugins`, or `~/.local/share/ltx2/plugins` if the variable is not set.
 fn data_folder() -> Option<PathBuf> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let data = set("XDG_DATA_HOME").or_else(|| Some(set("HOME")?.join(".local/share")))?;
     Some(data.join("ltx2/plugins"))
 }
 
-/// The site-packages folders that exist: of the active virtual environment, of the user, of the `python3` on PATH, of
+/// Returns the existing site-packages folders of the active virtual environment, the user, the `python3` on PATH, and
 /// the system.
 fn site_packages() -> Vec<PathBuf> {
     let mut prefixes: Vec<PathBuf> = env::var_os("VIRTUAL_ENV").into_iter().map(PathBuf::from).collect();
     prefixes.extend(env::var_os("HOME").map(|home| PathBuf::from(home).join(".local")));
     for folder in env::split_paths(&env::var_os("PATH").unwrap_or_default()) {
         let python = folder.join("python3");
-        // A virtual environment's python3 is a link: both its own prefix and the one it points to have packages.
+        // A virtual environment's python3 is a symlink: packages may be in the environment or in the installation that
+        // the link points to.
         if python.is_file() {
             prefixes.extend(folder.parent().map(Path::to_owned));
             let real = python.canonicalize().ok();
             prefixes.extend(real.and_then(|real| Some(real.parent()?.parent()?.to_owned())));
         }
-        // pyenv puts scripts named python3 on PATH; its versions are in the folder next to theirs.
+        // pyenv puts wrapper scripts named python3 on PATH; the Python versions are in a sibling folder.
         if folder.ends_with("shims") {
             prefixes.extend(folder.parent().into_iter().flat_map(|root| matches(root, "versions/*")));
         }
@@ -220,7 +224,7 @@ fn site_packages() -> Vec<PathBuf> {
     unique(folders)
 }
 
-/// Paths below `folder` that match a pattern whose components may hold `*`; in name order.
+/// Returns the existing paths in `folder` that match a pattern with `*` wildcards, sorted by name.
 fn matches(folder: &Path, pattern: &str) -> Vec<PathBuf> {
     let mut paths = vec![folder.to_owned()];
     for component in pattern.split('/') {
@@ -239,7 +243,7 @@ fn matches(folder: &Path, pattern: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// True if `name` is `pattern` with each `*` standing for any text.
+/// Returns whether `name` matches a pattern in which each `*` stands for any text.
 fn fits(name: &str, pattern: &str) -> bool {
     match pattern.split_once('*') {
         None => name == pattern,
@@ -249,7 +253,7 @@ fn fits(name: &str, pattern: &str) -> bool {
     }
 }
 
-/// Drops a path that names the same folder as one before it (`/lib` is `/usr/lib` on most systems).
+/// Removes each path that resolves to the same folder as an earlier path (on most systems, `/lib` is `/usr/lib`).
 fn unique(paths: Vec<PathBuf>) -> Vec<PathBuf> {
     let mut seen = Vec::new();
     let mut first = |path: &PathBuf| {
@@ -266,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns() {
+    fn plugin_file_matching_two_patterns_is_listed_once() {
         assert!(fits("xla_cuda13", "xla_cuda*") && fits("my_cuda_x", "*cuda*") && !fits("tpu", "*cuda*"));
         let root = tempfile::tempdir().unwrap();
         let cuda = root.path().join("jax_plugins/xla_cuda13");
@@ -274,12 +278,12 @@ mod tests {
         fs::write(cuda.join("xla_cuda_plugin.so"), "").unwrap();
         let mut search = Search { platform: Platform::Cuda, found: Vec::new(), searched: Vec::new() };
         search.look(root.path(), "test");
-        assert_eq!(search.found.len(), 1, "two patterns fit one file");
+        assert_eq!(search.found.len(), 1, "a file that matches two patterns is listed once");
         assert!(search.found[0].path.ends_with("jax_plugins/xla_cuda13/xla_cuda_plugin.so"));
     }
 
     #[test]
-    fn names_speak_of_platforms() {
+    fn file_names_identify_platforms() {
         let of = |name: &str| Kind::of_file(Path::new(name)).map(Kind::name);
         assert_eq!(of("/a/libtpu.so"), Some("tpu"));
         assert_eq!(of("/cpu/xla_cuda_plugin.so"), Some("cuda"));
@@ -292,13 +296,13 @@ mod tests {
     }
 
     #[test]
-    fn a_named_file_that_is_missing_is_not_replaced() {
+    fn missing_explicit_plugin_has_no_fallback() {
         let search = find(Platform::Cpu, Some(Path::new("/no/such/cpu.so")));
         assert!(search.found.is_empty());
         assert_eq!(
             search.not_found().to_string(),
-            "no cpu plugin found in /no/such/cpu.so; `ltx2 plugin install cpu` fetches it, \
-             LTX2_PJRT_PLUGIN=FILE.so names one"
+            "no cpu plugin found in /no/such/cpu.so; run `ltx2 plugin install cpu`, \
+             or set LTX2_PJRT_PLUGIN to a plugin file"
         );
     }
 }

@@ -1,20 +1,21 @@
-//! Errors of plugins and of their C interface.
+//! Errors of this crate.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use super::abi::error_code;
 
-/// The result of every call of this layer.
+/// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of the PJRT layer; each message is one line and names the plugin file.
+/// An error of this crate. The message is one line; unless the error is that no plugin or no hardware was found, it
+/// contains the plugin file.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{}: cannot load the plugin: {reason}", plugin.display())]
     Load { plugin: PathBuf, reason: String },
     #[error(
-        "{}: the plugin is too old: it has PJRT {}.{} and {need} is needed; install a newer one with `ltx2 plugin install cpu|cuda|tpu`",
+        "{}: the plugin is too old: it has PJRT {}.{}, but {need} is required; install a newer one with `ltx2 plugin install cpu|cuda|tpu`",
         plugin.display(), has.0, has.1
     )]
     TooOld { plugin: PathBuf, has: (i32, i32), need: String },
@@ -23,32 +24,32 @@ pub enum Error {
     #[error("{}: {call} failed ({code}): {message}", plugin.display())]
     Call { plugin: PathBuf, call: &'static str, code: Code, message: String },
     #[error(
-        "{}: this plugin has no profiler (PJRT_Profiler_Extension); the CUDA and TPU plugins have one: --platform cuda | tpu",
+        "{}: this plugin has no profiler (PJRT_Profiler_Extension); use --platform cuda or tpu",
         plugin.display()
     )]
     NoProfiler { plugin: PathBuf },
-    /// An argument was refused before the plugin saw it.
+    /// This crate rejected an argument before it called the plugin.
     #[error("{}: {call}: {reason}", plugin.display())]
     Argument { plugin: PathBuf, call: &'static str, reason: String },
-    #[error("{}: element type {kind} of PJRT has no host form here", plugin.display())]
+    #[error("{}: PJRT element type {kind} is not supported", plugin.display())]
     ElementType { plugin: PathBuf, kind: u32 },
-    /// The plugin is for hardware that this machine lacks.
-    #[error("platform {platform}: {reason}; `--platform auto` uses what is there, `ltx2 doctor` shows it")]
+    /// This machine does not have the hardware that the plugin needs.
+    #[error("platform {platform}: {reason}; use `--platform auto`, or see `ltx2 doctor` for the available platforms")]
     NoHardware { platform: &'static str, reason: String },
-    /// The plugin ends the process that parses a flag of the environment.
+    /// A flag in the environment would make the plugin abort the process.
     #[error("{reason} (plugin {}); correct or remove it", plugin.display())]
     Flags { plugin: PathBuf, reason: String },
     #[error(
-        "no {platform} plugin found in {}; `ltx2 plugin install {platform}` fetches it, LTX2_PJRT_PLUGIN=FILE.so names one",
+        "no {platform} plugin found in {}; run `ltx2 plugin install {platform}`, or set LTX2_PJRT_PLUGIN to a plugin file",
         places(searched)
     )]
     NotFound { platform: &'static str, searched: Vec<String> },
 }
 
-/// Places that an error names.
+/// The number of searched places that an error message lists.
 const MOST_PLACES: usize = 2;
 
-/// The first of several places, and how many more there are.
+/// Lists the first places and states how many others there are.
 fn places(searched: &[String]) -> String {
     let named = searched[..searched.len().min(MOST_PLACES)].join(", ");
     match searched.len() - searched.len().min(MOST_PLACES) {
@@ -59,7 +60,7 @@ fn places(searched: &[String]) -> String {
 }
 
 impl Error {
-    /// The plugin's code, if the plugin was what failed.
+    /// Returns the plugin's error code; `None` if the error does not come from a plugin call.
     pub fn code(&self) -> Option<Code> {
         match self {
             Error::Call { code, .. } => Some(*code),
@@ -67,23 +68,23 @@ impl Error {
         }
     }
 
-    /// True when a device, or the host, had no memory for what was asked.
+    /// Returns whether the device or the host ran out of memory.
     pub fn is_out_of_memory(&self) -> bool {
         self.code() == Some(Code(error_code::RESOURCE_EXHAUSTED))
     }
 
-    /// True when the plugin has no such call or answered "unimplemented".
+    /// Returns whether the plugin does not have the function or returned `UNIMPLEMENTED`.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Error::Unsupported { .. }) || self.code() == Some(Code(error_code::UNIMPLEMENTED))
     }
 }
 
-/// A plugin's error code (the canonical codes of Abseil).
+/// A PJRT error code (the canonical codes of Abseil).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Code(pub u32);
 
 impl Code {
-    /// The C name without its prefix: `INVALID_ARGUMENT`, `RESOURCE_EXHAUSTED` …
+    /// Returns the name without its C prefix: `INVALID_ARGUMENT`, `RESOURCE_EXHAUSTED` …
     pub fn name(self) -> &'static str {
         macro_rules! name_among {
             ($($name:ident)*) => {
@@ -112,7 +113,7 @@ impl fmt::Debug for Code {
     }
 }
 
-/// An error's message and those of its sources. The loader's reason is a source of libloading's error.
+/// Joins an error's message with those of its sources (libloading puts the dynamic loader's message into a source).
 pub fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     for source in std::iter::successors(error.source(), |e| e.source()) {
@@ -124,8 +125,7 @@ pub fn with_sources(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Joins the lines of a plugin's message: compilers answer with several, callers print one. Where in the plugin's source
-/// it arose is left out.
+/// Joins the lines of a plugin's message with ` | `. Drops the source location trace.
 pub(super) fn one_line(message: &str) -> String {
     let message = message.split("=== Source Location Trace").next().unwrap_or_default();
     message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" | ")
@@ -136,10 +136,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_plugin_is_told_in_a_short_line() {
+    fn not_found_error_lists_two_places_and_counts_the_rest() {
         let searched = |count: usize| (0..count).map(|n| format!("/folder/{n}")).collect();
         let said = |count| Error::NotFound { platform: "cuda", searched: searched(count) }.to_string();
-        assert!(said(30).starts_with("no cuda plugin found in /folder/0, /folder/1 and 28 other places; `ltx2 plugin"));
+        assert!(said(30).starts_with("no cuda plugin found in /folder/0, /folder/1 and 28 other places; run `ltx2"));
         assert!(said(3).contains("/folder/1 and 1 other place;") && said(1).contains("found in /folder/0;"));
         assert!(said(30).len() < 200);
     }

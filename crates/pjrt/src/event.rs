@@ -1,4 +1,4 @@
-//! Events: when something the plugin does in the background is done, and whether it went well.
+//! Events: completion and status of asynchronous operations.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -8,7 +8,7 @@ use super::error::Result;
 use super::plugin::Plugin;
 use super::raw::Raw;
 
-/// A pending operation of a plugin.
+/// The completion event of an asynchronous plugin operation.
 #[derive(Debug)]
 pub struct Event {
     plugin: Plugin,
@@ -16,7 +16,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Takes an event the plugin returned; null is an event that has happened.
+    /// Takes ownership of an event. A null pointer gives an event that has already fired.
     ///
     /// # Safety
     /// `raw` is null or an owned `PJRT_Event` of `plugin`.
@@ -24,27 +24,27 @@ impl Event {
         Event { plugin: plugin.clone(), raw: Raw(raw) }
     }
 
-    /// Waits for it; the error is the operation's.
+    /// Waits until the event fires and returns the error of the operation, if any.
     pub fn wait(&self) -> Result<()> {
         if self.raw.0.is_null() {
             return Ok(());
         }
-        // SAFETY: the event lives as long as `self`.
+        // SAFETY: the event is alive as long as `self`.
         unsafe { self.plugin.call(abi::EventAwaitArgs { event: self.raw.0, ..Struct::new() }).map(drop) }
     }
 
-    /// True once it has happened, well or not.
+    /// Returns whether the operation has finished, successfully or not.
     pub fn is_ready(&self) -> Result<bool> {
         if self.raw.0.is_null() {
             return Ok(true);
         }
-        // SAFETY: the event lives as long as `self`.
+        // SAFETY: the event is alive as long as `self`.
         let args = unsafe { self.plugin.call(abi::EventIsReadyArgs { event: self.raw.0, ..Struct::new() })? };
         Ok(args.is_ready)
     }
 
-    /// Keeps `owner` alive until the event has happened, without waiting: this is how memory that a transfer reads in
-    /// the background stays valid. If the plugin refuses the callback, waits instead.
+    /// Keeps `owner` alive until the event fires, so that the memory that a background transfer reads stays valid. Does
+    /// not wait, unless the plugin rejects the callback.
     pub(super) fn keep_until_ready(self, owner: Box<dyn Any + Send + Sync>) -> Result<()> {
         if self.raw.0.is_null() {
             return Ok(());
@@ -53,12 +53,12 @@ impl Event {
         let plugin = self.plugin.clone();
         let held = Box::into_raw(Box::new(Held { owner, event: self }));
         let args = abi::EventOnReadyArgs { event, callback: Some(release), user_arg: held.cast(), ..Struct::new() };
-        // SAFETY: the callback and its argument fit each other and the box lives until the callback takes it.
+        // SAFETY: the callback expects this argument type; the box lives until the callback takes it.
         if let Err(error) = unsafe { plugin.call(args) } {
-            // SAFETY: a refused callback is never run, so the box is still ours.
+            // SAFETY: a rejected callback never runs, so we still own the box.
             let held = unsafe { Box::from_raw(held) };
             if held.event.wait().is_err() {
-                // Nothing is known about the transfer any more: its memory must stay valid.
+                // The state of the transfer is unknown: leak the memory so that it stays valid.
                 std::mem::forget(held);
             }
             return Err(error);
@@ -71,24 +71,25 @@ impl Drop for Event {
     fn drop(&mut self) {
         if !self.raw.0.is_null() {
             let args = abi::EventDestroyArgs { event: self.raw.0, ..Struct::new() };
-            // SAFETY: the event is ours and is not used again. A failure leaks it, which is all that can be done.
+            // SAFETY: we own the event and do not use it again. If destroying it fails, it leaks.
             let _ = unsafe { self.plugin.call(args) };
         }
     }
 }
 
-/// Payload of an event's callback: the memory, and the event itself, which must outlive the registration.
+/// User data of the callback: the owner of the memory, and the event itself, which must stay alive until the callback
+/// has run.
 struct Held {
     #[allow(dead_code, reason = "held, not read")]
     owner: Box<dyn Any + Send + Sync>,
     event: Event,
 }
 
-/// Runs on a thread of the plugin when the event has happened.
+/// The callback, which runs on a plugin thread when the event has fired.
 unsafe extern "C" fn release(error: *mut c_void, held: *mut c_void) {
-    // SAFETY: `held` is the box given with this callback, which PJRT runs once.
+    // SAFETY: `held` is the box that was registered with this callback, which PJRT runs once.
     let held = unsafe { Box::from_raw(held.cast::<Held>()) };
-    // A failed transfer is reported by the buffer it was to fill; here only the memory is released.
-    // SAFETY: the error is null or ours to free.
+    // The destination buffer reports a failed transfer; this call only frees the error.
+    // SAFETY: the error is null or owned by us.
     let _ = unsafe { held.event.plugin.check(error, "PJRT_Event_OnReady") };
 }

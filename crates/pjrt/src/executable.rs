@@ -1,4 +1,4 @@
-//! Compiled programs: running them, and what the compiler says about them.
+//! Executables: running them, and the memory, cost and HLO that the compiler reports.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -17,36 +17,36 @@ use super::layout::pointer;
 use super::plugin::Plugin;
 use super::raw::Raw;
 
-/// Memory of a compiled program on one device, in bytes; 0 where the plugin does not state it.
+/// Memory use of an executable on one device, in bytes; 0 where the plugin does not report it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CompiledMemory {
     pub arguments: i64,
     pub outputs: i64,
-    /// Results that reuse the memory of donated arguments; counted in `outputs` too.
+    /// Outputs that reuse the memory of donated arguments; `outputs` includes them.
     pub aliased: i64,
     pub temporaries: i64,
-    /// Machine code (0 on CPU and CUDA).
+    /// Machine code. The CPU and CUDA plugins report 0.
     pub generated_code: i64,
-    /// Most in use at one time, as the compiler plans it.
+    /// Peak memory use that the compiler planned.
     pub peak: i64,
     pub host_arguments: i64,
     pub host_outputs: i64,
     pub host_temporaries: i64,
 }
 
-/// The program after the compiler's passes.
+/// The optimized program of an executable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OptimizedProgram {
-    /// Format of the bytes; every current plugin answers `hlo_with_config`, an `HloModuleProtoWithConfig`.
+    /// Format of the bytes. Every current plugin returns `hlo_with_config`, an `HloModuleProtoWithConfig`.
     pub format: String,
     pub bytes: Vec<u8>,
 }
 
-/// A compiled program, loaded or not.
+/// A compiled program. It may or may not be loaded onto devices.
 pub struct Executable {
     plugin: Plugin,
     raw: Raw,
-    /// The client or topology it was compiled for.
+    /// The client or topology that the program was compiled for, which must outlive it.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -61,47 +61,47 @@ impl fmt::Debug for Executable {
 
 impl Executable {
     /// # Safety
-    /// `raw` is an owned `PJRT_Executable` of `plugin`; `owner` keeps alive what it needs.
+    /// `raw` is an owned `PJRT_Executable` of `plugin`; `owner` keeps alive what it depends on.
     pub(super) unsafe fn from_raw(plugin: &Plugin, raw: *mut c_void, owner: Arc<dyn Any + Send + Sync>) -> Executable {
         Executable { plugin: plugin.clone(), raw: Raw(raw), _owner: owner }
     }
 
-    /// The module's name.
+    /// Returns the module name.
     pub fn name(&self) -> Result<String> {
-        // SAFETY: the executable lives; the name is copied.
+        // SAFETY: the executable is alive; the name is copied.
         unsafe {
             let args = self.plugin.call(abi::ExecutableNameArgs { executable: self.raw.0, ..Struct::new() })?;
             Ok(text(args.executable_name, args.executable_name_size))
         }
     }
 
-    /// Number of replicas.
+    /// Returns the number of replicas.
     pub fn num_replicas(&self) -> Result<usize> {
-        // SAFETY: the executable lives.
+        // SAFETY: the executable is alive.
         let args =
             unsafe { self.plugin.call(abi::ExecutableNumReplicasArgs { executable: self.raw.0, ..Struct::new() })? };
         Ok(args.num_replicas)
     }
 
-    /// Number of devices that one replica is partitioned over.
+    /// Returns the number of devices over which each replica is partitioned.
     pub fn num_partitions(&self) -> Result<usize> {
-        // SAFETY: the executable lives.
+        // SAFETY: the executable is alive.
         let args =
             unsafe { self.plugin.call(abi::ExecutableNumPartitionsArgs { executable: self.raw.0, ..Struct::new() })? };
         Ok(args.num_partitions)
     }
 
-    /// Number of results on each device.
+    /// Returns the number of outputs per device.
     pub fn num_outputs(&self) -> Result<usize> {
-        // SAFETY: the executable lives.
+        // SAFETY: the executable is alive.
         let args =
             unsafe { self.plugin.call(abi::ExecutableNumOutputsArgs { executable: self.raw.0, ..Struct::new() })? };
         Ok(args.num_outputs)
     }
 
-    /// Element type and dimensions of each result on one device.
+    /// Returns the element type and dimensions of each output on one device.
     pub fn outputs(&self) -> Result<Vec<(BufferType, Vec<usize>)>> {
-        // SAFETY: the executable lives and with it the lists; dimensions stand one result after the other.
+        // SAFETY: the executable is alive and owns the lists; the dimensions of all outputs are concatenated.
         let (types, sizes, mut dims) = unsafe {
             let types =
                 self.plugin.call(abi::ExecutableOutputElementTypesArgs { executable: self.raw.0, ..Struct::new() })?;
@@ -119,9 +119,9 @@ impl Executable {
         types.iter().zip(sizes).map(output).collect()
     }
 
-    /// Memory on one device.
+    /// Returns the memory use on one device.
     pub fn memory(&self) -> Result<CompiledMemory> {
-        // SAFETY: the executable lives.
+        // SAFETY: the executable is alive.
         let args = unsafe {
             self.plugin.call(abi::ExecutableGetCompiledMemoryStatsArgs { executable: self.raw.0, ..Struct::new() })?
         };
@@ -138,9 +138,9 @@ impl Executable {
         })
     }
 
-    /// The compiler's own estimates (`flops`, `bytes accessed` …); several plugins answer "unimplemented".
+    /// Returns the compiler's estimates (`flops`, `bytes accessed` …). Several plugins do not implement this call.
     pub fn cost_analysis(&self) -> Result<Attributes> {
-        // SAFETY: the executable lives and with it the properties, which are copied.
+        // SAFETY: the executable is alive and owns the properties, which are copied.
         unsafe {
             let args =
                 self.plugin.call(abi::ExecutableGetCostAnalysisArgs { executable: self.raw.0, ..Struct::new() })?;
@@ -148,7 +148,7 @@ impl Executable {
         }
     }
 
-    /// The program after the compiler's passes.
+    /// Returns the program after the compiler's optimizations.
     pub fn optimized_program(&self) -> Result<OptimizedProgram> {
         let mut program = abi::Program::new();
         let args = abi::ExecutableOptimizedProgramArgs {
@@ -156,7 +156,7 @@ impl Executable {
             program: (&raw mut program).cast(),
             ..Struct::new()
         };
-        // SAFETY: without a destination the call only states size and format, whose text is static.
+        // SAFETY: without a destination, the call only returns the size and the format, which is a static string.
         let mut args = unsafe { self.plugin.call(args)? };
         let mut bytes = vec![0u8; program.code_size];
         program.code = bytes.as_mut_ptr().cast();
@@ -170,9 +170,9 @@ impl Executable {
         Ok(OptimizedProgram { format, bytes })
     }
 
-    /// Bytes that [`super::Client::load`] takes on the same platform and plugin version.
+    /// Serializes the executable for [`super::Client::load`] on the same platform and plugin version.
     pub fn serialize(&self) -> Result<Vec<u8>> {
-        // SAFETY: the executable lives; the bytes are copied before what holds them is freed by its own function.
+        // SAFETY: the executable is alive; the bytes are copied before the plugin's deleter frees them.
         unsafe {
             let args = self.plugin.call(abi::ExecutableSerializeArgs { executable: self.raw.0, ..Struct::new() })?;
             let bytes = list(args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size).to_vec();
@@ -183,9 +183,9 @@ impl Executable {
         }
     }
 
-    /// A hash of the program by the compiler, the same in every process of a run.
+    /// Returns the compiler's hash of the program. It is the same in every process of a run.
     pub fn fingerprint(&self) -> Result<String> {
-        // SAFETY: the executable lives; the text is copied.
+        // SAFETY: the executable is alive; the string is copied.
         unsafe {
             let args = self.plugin.call(abi::ExecutableFingerprintArgs { executable: self.raw.0, ..Struct::new() })?;
             Ok(text(args.executable_fingerprint, args.executable_fingerprint_size))
@@ -195,21 +195,21 @@ impl Executable {
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        // SAFETY: the executable is ours and is not used again.
+        // SAFETY: we own the executable and do not use it again.
         unsafe { self.plugin.destroy(abi::ExecutableDestroyArgs { executable: self.raw.0, ..Struct::new() }) };
     }
 }
 
-/// Options of a run.
+/// Options of an execution.
 #[derive(Clone, Debug, Default)]
 pub struct ExecuteOptions {
-    /// Donated arguments that stay usable.
+    /// Indices of arguments whose donation is switched off for this execution.
     pub keep: Vec<usize>,
-    /// A number that is equal on all processes of one run and differs between runs.
+    /// Identifies the execution: equal in all processes of one execution and different for each execution.
     pub launch_id: i32,
 }
 
-/// A compiled program on its devices. Clones share it; it gives the methods of [`Executable`] too.
+/// An executable that is loaded onto devices. Clones share the same executable. Dereferences to [`Executable`].
 #[derive(Clone, Debug)]
 pub struct LoadedExecutable(Arc<Loaded>);
 
@@ -233,9 +233,8 @@ impl Drop for Loaded {
     }
 }
 
-/// Frees a loaded executable that is not used again.
 fn destroy(client: &ClientHandle, raw: *mut c_void) {
-    // SAFETY: the callers own `raw` and give it up.
+    // SAFETY: the callers own `raw` and do not use it again.
     unsafe { client.plugin.destroy(abi::LoadedExecutableDestroyArgs { executable: raw, ..Struct::new() }) };
 }
 
@@ -251,14 +250,14 @@ impl LoadedExecutable {
     /// # Safety
     /// `raw` is an owned `PJRT_LoadedExecutable` of `client`.
     pub(super) unsafe fn from_raw(client: &Arc<ClientHandle>, raw: *mut c_void) -> Result<LoadedExecutable> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::describe(client, raw) }.inspect_err(|_| destroy(client, raw))
     }
 
     /// # Safety
-    /// As for [`LoadedExecutable::from_raw`]; on error `raw` is still the caller's.
+    /// As for [`LoadedExecutable::from_raw`]; on error the caller still owns `raw`.
     unsafe fn describe(client: &Arc<ClientHandle>, raw: *mut c_void) -> Result<LoadedExecutable> {
-        // SAFETY: the loaded executable lives, and so does its device list; the executable is ours.
+        // SAFETY: the loaded executable is alive and owns its device list; we own the executable.
         let (executable, devices) = unsafe {
             let program = client
                 .plugin
@@ -279,19 +278,20 @@ impl LoadedExecutable {
         })))
     }
 
-    /// This process's devices it runs on, in the order [`LoadedExecutable::execute`] takes arguments.
+    /// Returns the devices of this process on which the executable runs, in the order of the arguments of
+    /// [`LoadedExecutable::execute`].
     pub fn devices(&self) -> &[Device] {
         &self.0.devices
     }
 
-    /// Runs it: one list of arguments a device, in the order of [`LoadedExecutable::devices`]; returns one list of
-    /// results a device. Returns when the run has been started: reading a result waits, and carries its error.
-    /// Arguments that the program donates are deleted.
+    /// Executes the program asynchronously. `arguments` has one list per device, in the order of
+    /// [`LoadedExecutable::devices`]; the result has one list of outputs per device in the same order. Reading an
+    /// output waits for it and returns the execution error, if any. Donated arguments are deleted.
     pub fn execute(&self, arguments: &[Vec<&Buffer>]) -> Result<Vec<Vec<Buffer>>> {
         self.execute_with(arguments, &ExecuteOptions::default())
     }
 
-    /// Runs it like [`LoadedExecutable::execute`], with options.
+    /// Executes the program like [`LoadedExecutable::execute`], with options.
     pub fn execute_with(&self, arguments: &[Vec<&Buffer>], options: &ExecuteOptions) -> Result<Vec<Vec<Buffer>>> {
         let Loaded { client, raw, devices, num_outputs, .. } = &*self.0;
         self.check(arguments).map_err(|e| client.plugin.refuse::<abi::LoadedExecutableExecuteArgs>(e))?;
@@ -316,25 +316,25 @@ impl LoadedExecutable {
             output_lists: pointer(&output_lists),
             ..Struct::new()
         };
-        // SAFETY: `check` made sure that there is a list a device, equally long, of buffers of this client; the output
-        // lists have a place for every result; all lists live during the call.
+        // SAFETY: `check` verified that there is one list per device, of equal lengths, with buffers of this client;
+        // the output lists have room for every output; all lists outlive the call.
         unsafe { client.plugin.call(args)? };
         let buffer = |raw| {
-            // SAFETY: the call succeeded, so each place holds a buffer that is ours.
+            // SAFETY: the call succeeded, so each slot holds a buffer that we own.
             unsafe { Buffer::from_raw(client, raw) }
         };
         Ok(outputs.into_iter().map(|list| list.into_iter().map(buffer).collect()).collect())
     }
 
-    /// Checks that the plugin would skip before it reads the lists.
+    /// Checks the arguments, because the plugin does not check the lists that it reads.
     fn check(&self, arguments: &[Vec<&Buffer>]) -> std::result::Result<(), String> {
         let devices = self.0.devices.len();
         if arguments.len() != devices {
-            return Err(format!("{:?} takes one list of arguments a device, got {}", self.0, arguments.len()));
+            return Err(format!("{:?} requires one argument list per device, got {} lists", self.0, arguments.len()));
         }
         let counts: Vec<usize> = arguments.iter().map(Vec::len).collect();
         if counts.windows(2).any(|pair| pair[0] != pair[1]) {
-            return Err(format!("argument lists of different lengths: {counts:?}"));
+            return Err(format!("the argument lists of the devices have different lengths: {counts:?}"));
         }
         match arguments.iter().flatten().any(|buffer| !buffer.belongs_to(&self.0.client)) {
             true => Err("an argument belongs to another client".into()),

@@ -1,17 +1,18 @@
-//! Ends of this process that C code causes: one whose devices wait for what will not come, an abort, and a limit of file sizes.
+//! Ends the process immediately, reacts to aborts of C code, and turns the signal at the file size limit into a write
+//! error.
 
 use std::ffi::c_int;
 use std::io::{self, Read, Write};
 use std::thread;
 use std::time::Duration;
 
-/// The signal of `abort`.
+/// Signal that `abort` raises.
 const SIGABRT: c_int = 6;
 
-/// The signal of a write beyond the limit of a file's size, on Linux and macOS.
+/// Signal that a write beyond the file size limit raises (number on Linux and macOS).
 const SIGXFSZ: c_int = 25;
 
-/// The handler that ignores a signal: `SIG_IGN`.
+/// `SIG_IGN`: the handler that ignores the signal.
 const IGNORED: usize = 1;
 
 unsafe extern "C" {
@@ -19,29 +20,30 @@ unsafe extern "C" {
     fn signal(number: c_int, handler: usize) -> usize;
 }
 
-/// Ends the process now. Exit handlers are left out: a plugin's would wait for programs on its devices, and those for a
-/// process that is gone.
+/// Exits immediately, without running exit handlers. A plugin's exit handler would wait for programs on its devices,
+/// and these may wait for a process that has ended.
 pub fn end_process(code: i32) -> ! {
-    // SAFETY: `_exit` of POSIX; it takes any number and needs nothing.
+    // SAFETY: POSIX `_exit` accepts any code and has no preconditions.
     unsafe { _exit(code) }
 }
 
-/// Makes a write beyond `RLIMIT_FSIZE` (`ulimit -f`) an error, "File too large", instead of the end of the process. Processes that
-/// this one starts inherit it.
+/// Makes a write beyond `RLIMIT_FSIZE` (`ulimit -f`) fail with "File too large" instead of killing the process. Child
+/// processes inherit this setting.
 pub fn report_file_limits() {
-    // SAFETY: `signal` of C with a signal that exists and the constant that ignores it; no handler is called.
+    // SAFETY: a valid signal number and `SIG_IGN`; no handler is called.
     unsafe { signal(SIGXFSZ, IGNORED) };
 }
 
-/// Has `words` said when C code aborts this process, which then ends with exit code 1. They are said by a thread of their own, while
-/// the one that aborts stands still, with every lock that it holds; if they take longer than `patience`, the signal ends the process.
+/// Runs `words` when C code aborts this process, and then exits with code 1. `words` runs on a separate thread while
+/// the aborting thread sleeps and keeps its locks. If `words` takes longer than `patience`, the signal kills the
+/// process.
 ///
 /// # Errors
-/// No thread, pipe or handler can be had.
+/// Returns an error if the thread, the pipe or the signal handler cannot be created.
 pub fn on_abort(patience: Duration, words: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let (mut aborted, signal) = io::pipe()?;
     let say = move || {
-        // The other end is never closed.
+        // The write end is never closed, so a successful read means that the process aborts.
         if aborted.read_exact(&mut [0]).is_ok() {
             words();
             end_process(1)
@@ -49,11 +51,12 @@ pub fn on_abort(patience: Duration, words: impl FnOnce() + Send + 'static) -> io
     };
     thread::Builder::new().name("abort".into()).spawn(say)?;
     let handler = move || {
-        // An error leaves the signal's own end.
+        // If the write fails, the default action of the signal follows.
         if (&signal).write_all(&[0]).is_ok() {
             thread::sleep(patience);
         }
     };
-    // SAFETY: the handler calls `write` and `nanosleep` alone, which a signal allows; it takes no lock and no memory.
+    // SAFETY: the handler only calls `write` and `nanosleep`, which are async-signal-safe. It takes no lock and does
+    // not allocate.
     unsafe { signal_hook_registry::register(SIGABRT, handler) }.map(|_| ())
 }

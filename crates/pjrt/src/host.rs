@@ -1,4 +1,4 @@
-//! Host memory on its way to a device: who owns it, what shape it has, and that it is large enough.
+//! Host arrays for uploads: their ownership and shape, and checks that the memory is large enough.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,7 +7,8 @@ use std::sync::Arc;
 use super::buffer_type::BufferType;
 use super::layout::DeviceLayout;
 
-/// Bytes with a shared owner (a vector, a tensor), so that a transfer may read them in the background.
+/// Bytes with a shared owner, such as a vector or a tensor. A background transfer can hold the owner while it reads the
+/// bytes.
 #[derive(Clone)]
 pub struct SharedBytes {
     owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
@@ -15,13 +16,13 @@ pub struct SharedBytes {
 }
 
 impl SharedBytes {
-    /// All bytes of `owner`.
+    /// Returns all bytes of `owner`.
     pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> SharedBytes {
         let range = 0..(*owner).as_ref().len();
         SharedBytes { owner, range }
     }
 
-    /// Slice of these bytes; `None` if `range` is out of bounds.
+    /// Returns a subrange with the same owner; `None` if `range` is out of bounds.
     pub fn slice(&self, range: Range<usize>) -> Option<SharedBytes> {
         if range.start > range.end || range.end > self.range.len() {
             return None;
@@ -31,7 +32,7 @@ impl SharedBytes {
     }
 
     pub fn bytes(&self) -> &[u8] {
-        (*self.owner).as_ref().get(self.range.clone()).expect("an owner keeps its bytes")
+        (*self.owner).as_ref().get(self.range.clone()).expect("the owner's bytes do not change")
     }
 }
 
@@ -47,34 +48,34 @@ impl fmt::Debug for SharedBytes {
     }
 }
 
-/// An array in borrowed host memory.
+/// A host array in borrowed memory.
 #[derive(Clone, Copy, Debug)]
 pub struct HostBuffer<'a> {
-    /// Memory; element 0 stands at its start.
+    /// Memory, starting with element 0.
     pub bytes: &'a [u8],
     pub ty: BufferType,
     pub dims: &'a [usize],
-    /// Bytes from one element to the next in each dimension, none negative; None for dense row-major memory.
+    /// Byte stride of each dimension; strides must not be negative. `None`: dense row-major.
     pub byte_strides: Option<&'a [i64]>,
-    /// Device layout; `None` for the default.
+    /// Device layout. `None`: the device's default.
     pub layout: Option<&'a DeviceLayout>,
 }
 
 impl<'a> HostBuffer<'a> {
-    /// A dense row-major array in the device's default layout.
+    /// Returns a dense row-major array that gets the device's default layout.
     pub fn dense(bytes: &'a [u8], ty: BufferType, dims: &'a [usize]) -> HostBuffer<'a> {
         HostBuffer { bytes, ty, dims, byte_strides: None, layout: None }
     }
 
-    /// Checks that every element lies inside `bytes`; the message names the shapes.
+    /// Checks that every element is inside `bytes`. The error message contains the shape.
     pub(super) fn check(&self) -> Result<(), String> {
         let (dims, ty) = (self.dims, self.ty);
         if let Some(layout) = self.layout
             && layout.minor_to_major.len() != dims.len()
         {
-            return Err(format!("layout {layout} does not have the {} dimensions of {ty}{dims:?}", dims.len()));
+            return Err(format!("layout {layout} does not match the {} dimensions of {ty}{dims:?}", dims.len()));
         }
-        let overflow = || format!("{ty}{dims:?} is larger than memory can be");
+        let overflow = || format!("the size of {ty}{dims:?} in bytes is too large");
         let elements = dims.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).ok_or_else(overflow)?;
         let Some(strides) = self.byte_strides else {
             let need = elements.checked_mul(ty.size()).ok_or_else(overflow)?;
@@ -85,7 +86,9 @@ impl<'a> HostBuffer<'a> {
             };
         };
         if strides.len() != dims.len() || strides.iter().any(|&stride| stride < 0) {
-            return Err(format!("byte strides {strides:?} do not fit {ty}{dims:?}: one a dimension, none negative"));
+            return Err(format!(
+                "byte strides {strides:?} do not fit {ty}{dims:?}: pass one non-negative stride per dimension"
+            ));
         }
         if elements == 0 {
             return Ok(());
@@ -96,7 +99,7 @@ impl<'a> HostBuffer<'a> {
         let need = last.and_then(|last| last.checked_add(ty.size())).ok_or_else(overflow)?;
         if need > self.bytes.len() {
             return Err(format!(
-                "{ty}{dims:?} with byte strides {strides:?} reaches byte {need}, but there are {}",
+                "{ty}{dims:?} with byte strides {strides:?} needs {need} bytes, got {}",
                 self.bytes.len()
             ));
         }
@@ -104,25 +107,26 @@ impl<'a> HostBuffer<'a> {
     }
 }
 
-/// An array in host memory with a shared owner.
+/// A host array with a shared owner.
 #[derive(Clone, Debug)]
 pub struct SharedHostBuffer {
-    /// Memory; element 0 stands at its start.
+    /// Memory, starting with element 0.
     pub bytes: SharedBytes,
     pub ty: BufferType,
     pub dims: Vec<usize>,
-    /// Bytes from one element to the next in each dimension; None for dense row-major memory.
+    /// Byte stride of each dimension; strides must not be negative. `None`: dense row-major.
     pub byte_strides: Option<Vec<i64>>,
-    /// Device layout; `None` for the default.
+    /// Device layout. `None`: the device's default.
     pub layout: Option<DeviceLayout>,
 }
 
-/// Access of a device to shared host memory.
+/// How a device uses shared host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostUse {
-    /// Read it in the background until the transfer is done.
+    /// The device reads the memory in the background until the transfer is complete.
     UntilTransferred,
-    /// Use it in place for as long as the buffer lives, where the device can (CPU, 64-byte aligned); else as above.
+    /// The device uses the memory in place while the buffer is alive, if it can (CPU, memory aligned to 64 bytes);
+    /// otherwise like `UntilTransferred`.
     ZeroCopy,
 }
 
@@ -136,22 +140,22 @@ mod tests {
     }
 
     #[test]
-    fn memory_must_cover_the_array() {
+    fn host_memory_smaller_than_the_array_is_an_error() {
         assert!(HostBuffer::dense(&[0; 24], BufferType::F32, &[2, 3]).check().is_ok());
         let error = HostBuffer::dense(&[0; 20], BufferType::F32, &[2, 3]).check().unwrap_err();
         assert_eq!(error, "f32[2, 3] needs 24 bytes, got 20");
         assert!(HostBuffer::dense(&[], BufferType::F32, &[usize::MAX, 2]).check().is_err());
-        // A column block of a row-major 4x8 matrix: the last row ends before the matrix does.
+        // A block of columns of a row-major 4x8 matrix: its last row ends before that of the matrix.
         assert!(strided(3 * 32 + 8, &[4, 2], &[32, 4]).is_ok());
         let error = strided(3 * 32 + 7, &[4, 2], &[32, 4]).unwrap_err();
-        assert_eq!(error, "f32[4, 2] with byte strides [32, 4] reaches byte 104, but there are 103");
+        assert_eq!(error, "f32[4, 2] with byte strides [32, 4] needs 104 bytes, got 103");
         assert!(strided(1000, &[4, 2], &[-32, 4]).is_err());
         assert!(strided(1000, &[4, 2], &[4]).is_err());
         assert!(strided(0, &[0, 2], &[8, 4]).is_ok());
     }
 
     #[test]
-    fn slices_stay_inside_their_owner() {
+    fn slice_beyond_its_owner_is_rejected() {
         let bytes = SharedBytes::from(vec![0, 1, 2, 3, 4, 5]);
         let part = bytes.slice(2..5).unwrap();
         assert_eq!(part.bytes(), [2, 3, 4]);

@@ -1,7 +1,9 @@
-//! The key-value store through which the processes of a run find each other, and the callbacks that hand it to a plugin.
+//! The key-value store through which the processes of a run find each other, and the C callbacks that expose it to a
+//! plugin.
 //!
-//! A CUDA client of several processes shares its devices through it when it is made, and NCCL's ids when a program first
-//! runs on devices of several processes. Values are bytes; the plugin calls from any thread, several at once.
+//! A multi-process CUDA client uses the store to exchange device topologies when it is created, and NCCL ids when a
+//! program first runs on devices of several processes. Values are bytes. The plugin calls the store from any thread,
+//! possibly from several at once.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::c_void;
@@ -14,56 +16,53 @@ use super::abi::{self, CallbackError, error_code};
 use super::attributes::list;
 use super::layout::pointer;
 
-/// A key-value store that every process of a run reaches.
+/// A key-value store shared by all processes of a run.
 pub trait KvStore: Send + Sync {
-    /// Value of a key; waits until it is put.
+    /// Returns the value of a key; waits until the key exists.
     ///
     /// # Errors
-    /// [`KvError::Timeout`] where nobody puts it in time; a store that cannot be reached.
+    /// Returns [`KvError::Timeout`] if no process inserts the key in time, or an error if the store cannot be reached.
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, KvError>;
 
-    /// Value of a key, without waiting.
+    /// Returns the value of a key without waiting.
     ///
     /// # Errors
-    /// [`KvError::NotFound`] where there is none; a store that cannot be reached.
+    /// Returns [`KvError::NotFound`] if there is no such key, or an error if the store cannot be reached.
     fn try_get(&self, key: &str) -> Result<Vec<u8>, KvError>;
 
     /// Inserts a new key.
     ///
     /// # Errors
-    /// [`KvError::AlreadyExists`] where it is; a store that cannot be reached.
+    /// Returns [`KvError::AlreadyExists`] if the key exists, or an error if the store cannot be reached.
     fn put(&self, key: &str, value: &[u8]) -> Result<(), KvError>;
 
-    /// Inserts or replaces a key.
+    /// Inserts a key, or replaces its value.
     ///
     /// # Errors
-    /// A store that cannot be reached.
+    /// Returns an error if the store cannot be reached.
     fn set(&self, key: &str, value: &[u8]) -> Result<(), KvError>;
 
-    /// Removes a key; one that is not there is no error.
+    /// Removes a key, if it exists.
     ///
     /// # Errors
-    /// A store that cannot be reached.
+    /// Returns an error if the store cannot be reached.
     fn remove(&self, key: &str) -> Result<(), KvError>;
 }
 
-/// Errors of a key-value store.
+/// An error of a key-value store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KvError {
-    #[error("key '{0}' is not there")]
+    #[error("key '{0}' does not exist")]
     NotFound(String),
-    #[error("key '{0}' is there already")]
+    #[error("key '{0}' already exists")]
     AlreadyExists(String),
-    /// Nobody put the key in time.
-    #[error("key '{key}' was not put within {:.1} s", after.as_secs_f64())]
+    #[error("no process inserted key '{key}' within {:.1} s", after.as_secs_f64())]
     Timeout { key: String, after: Duration },
-    /// The store cannot be reached.
-    #[error("the store at {place} does not answer: {reason}")]
+    #[error("the key-value store at {place} is not responding: {reason}")]
     Unavailable { place: String, reason: String },
 }
 
 impl KvError {
-    /// The plugin's code for it.
     fn code(&self) -> u32 {
         match self {
             KvError::NotFound(_) => error_code::NOT_FOUND,
@@ -74,14 +73,14 @@ impl KvError {
     }
 }
 
-/// Process index, count and store for the client of one of several processes.
+/// One of several processes: its index, the number of processes, and the store that they share.
 #[derive(Clone)]
 pub struct Node {
-    /// This process among all.
+    /// Index of this process.
     pub id: usize,
-    /// All processes.
+    /// Number of processes.
     pub count: usize,
-    /// The store they share.
+    /// The store that the processes share.
     pub store: Arc<dyn KvStore>,
 }
 
@@ -97,11 +96,11 @@ impl PartialEq for Node {
     }
 }
 
-/// Gives a store to a client that is about to be made.
+/// Sets the callbacks of a store in the arguments for creating a client.
 ///
-/// The store is never released: a plugin keeps the callbacks in what outlives its client, such as its table of NCCL
-/// communicators, and nothing says when it last calls them. A process makes one such client.
-pub(super) fn hand_over(store: &Arc<dyn KvStore>, args: &mut abi::ClientCreateArgs) {
+/// Leaks the store: a plugin keeps the callbacks in structures that outlive the client, such as its table of NCCL
+/// communicators, and does not report when it no longer needs them. A process creates only one multi-process client.
+pub(super) fn set_store_callbacks(store: &Arc<dyn KvStore>, args: &mut abi::ClientCreateArgs) {
     let user: *mut c_void = (&raw mut *Box::leak(Box::new(store.clone()))).cast();
     args.kv_get_callback = Some(get);
     args.kv_get_user_arg = user;
@@ -113,11 +112,11 @@ pub(super) fn hand_over(store: &Arc<dyn KvStore>, args: &mut abi::ClientCreateAr
 
 /// `PJRT_KeyValueGetCallback`.
 unsafe extern "C" fn get(args: *mut abi::KeyValueGetCallbackArgs) -> *mut c_void {
-    // SAFETY: the plugin's struct, alive and its own during the call.
+    // SAFETY: during the call, the plugin's struct is alive and nothing else accesses it.
     let args = unsafe { &mut *args };
-    // A wait without end does not fit the plugin's number of milliseconds.
+    // A negative timeout requests an unlimited wait.
     let wait = u64::try_from(args.timeout_in_ms).map_or(Duration::from_secs(86_400), Duration::from_millis);
-    // SAFETY: `user_arg` is what `hand_over` gave; key and error function are the plugin's and live during the call.
+    // SAFETY: `set_store_callbacks` set `user_arg`; the key and the error function belong to the plugin and outlive the call.
     unsafe {
         let found = ask(args.user_arg, |store| store.get(&key(args.key, args.key_size), wait));
         args.value_deleter_callback = Some(free);
@@ -138,14 +137,14 @@ unsafe extern "C" fn try_get(args: *mut abi::KeyValueTryGetCallbackArgs) -> *mut
 
 /// `PJRT_KeyValuePutCallback`.
 unsafe extern "C" fn put(args: *mut abi::KeyValuePutCallbackArgs) -> *mut c_void {
-    // SAFETY: as for `get`; the value lives during the call.
+    // SAFETY: as for `get`; the value outlives the call.
     unsafe {
         let args = &mut *args;
         let value = list(args.value.cast::<u8>(), args.value_size);
         let put = ask(args.user_arg, |store| {
             let key = key(args.key, args.key_size);
             match store.put(&key, value) {
-                // A program that is compiled again says again what is known of it.
+                // A program that is compiled again inserts the same values again.
                 Err(KvError::AlreadyExists(_)) if store.try_get(&key)? == value => Ok(()),
                 other => other,
             }
@@ -154,18 +153,19 @@ unsafe extern "C" fn put(args: *mut abi::KeyValuePutCallbackArgs) -> *mut c_void
     }
 }
 
-/// Asks the store; a panic must not run into C.
+/// Calls `what` with the store. Catches panics, because they must not unwind into C.
 ///
 /// # Safety
-/// `user` is what [`hand_over`] gave.
+/// `user` was set by [`set_store_callbacks`].
 unsafe fn ask<T>(user: *mut c_void, what: impl FnOnce(&dyn KvStore) -> Result<T, KvError>) -> Result<T, KvError> {
-    // SAFETY: the caller's promise; the store is never released.
+    // SAFETY: guaranteed by the caller; the store is never freed.
     let store = unsafe { &*user.cast::<Arc<dyn KvStore>>() };
     let panicked = || KvError::Unavailable { place: "this process".into(), reason: "its code panicked".into() };
     catch_unwind(AssertUnwindSafe(|| what(&**store))).unwrap_or_else(|_| Err(panicked()))
 }
 
-/// Answers the plugin with a value of its own to free, or with an error that it makes itself.
+/// Passes a value to `give`; the plugin must free the value. If there is an error instead, returns a plugin error that
+/// `make_error` creates.
 ///
 /// # Safety
 /// `make_error` is null or points to the plugin's function.
@@ -174,7 +174,7 @@ unsafe fn answer(
     make_error: *const CallbackError,
     give: impl FnOnce((*mut c_void, usize)),
 ) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let make_error = unsafe { make_error.as_ref() }.copied().flatten();
     match (found, make_error) {
         (Err(error), Some(make)) => {
@@ -182,7 +182,8 @@ unsafe fn answer(
             // SAFETY: the plugin copies the message.
             unsafe { make(error.code(), pointer(message.as_bytes()), message.len()) }
         }
-        // A plugin without errors gets an empty value: it frees what it reads, so there must be one.
+        // If the plugin passed no function to create errors, it gets an empty value instead. The value must be
+        // allocated, because the plugin will free it.
         (found, _) => {
             let value = found.unwrap_or_else(|_| Vec::new());
             give((allocate(&value), value.len()));
@@ -191,27 +192,28 @@ unsafe fn answer(
     }
 }
 
-/// A key as the store takes it: bytes that are no ASCII text are escaped, each key in its own way.
+/// Converts a key to text. Escapes bytes that are not ASCII, so that different keys stay different.
 ///
 /// # Safety
-/// `data` has `size` readable bytes.
+/// `data` points to `size` readable bytes.
 unsafe fn key(data: *const c_void, size: usize) -> String {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { list(data.cast::<u8>(), size) }.escape_ascii().to_string()
 }
 
-/// Header that holds a value's size: the plugin frees by the address alone.
+/// Size of the header that stores a value's length. The header is necessary because the deleter callback gets only the
+/// address.
 const HEAD: usize = align_of::<usize>();
 
 fn layout(size: usize) -> Layout {
-    // A value that fits into memory has room for its size beside it.
+    // A value in memory is small enough that `HEAD + size` cannot overflow, so the fallback is never used.
     Layout::from_size_align(HEAD + size, HEAD).unwrap_or_else(|_| Layout::new::<usize>())
 }
 
-/// A copy of a value for the plugin, to be freed by [`free`].
+/// Copies a value to memory that the plugin frees with [`free`].
 fn allocate(value: &[u8]) -> *mut c_void {
     let layout = layout(value.len());
-    // SAFETY: the layout is not empty; `HEAD` bytes for the size and as many as the value has behind it are ours.
+    // SAFETY: the layout is not empty; the allocation has room for `HEAD` bytes and then the value.
     unsafe {
         let start = alloc(layout);
         if start.is_null() {
@@ -224,12 +226,12 @@ fn allocate(value: &[u8]) -> *mut c_void {
     }
 }
 
-/// Frees what [`allocate`] made.
+/// Frees a value that [`allocate`] returned.
 unsafe extern "C" fn free(value: *mut c_void) {
     if value.is_null() {
         return;
     }
-    // SAFETY: the plugin gives back what it was given, once; its size stands before it.
+    // SAFETY: the plugin passes the address from `allocate`, and only once; the header before it holds the length.
     unsafe {
         let start = value.cast::<u8>().sub(HEAD);
         let size = start.cast::<usize>().read();
@@ -246,7 +248,7 @@ mod tests {
     use super::*;
     use crate::abi::Struct;
 
-    /// Answers what is there; a `get` waits in steps.
+    /// A store in memory. `get` polls.
     #[derive(Default)]
     struct Map(Mutex<HashMap<String, Vec<u8>>>);
 
@@ -263,7 +265,7 @@ mod tests {
         }
 
         fn try_get(&self, key: &str) -> Result<Vec<u8>, KvError> {
-            assert_ne!(key, "panic", "as asked");
+            assert_ne!(key, "panic", "panics on request");
             self.0.lock().unwrap().get(key).cloned().ok_or_else(|| KvError::NotFound(key.into()))
         }
 
@@ -287,9 +289,9 @@ mod tests {
         }
     }
 
-    /// An error as a plugin makes it: it lives on the plugin's heap until the plugin frees it.
+    /// Creates an error as a plugin does: on the heap, until the plugin frees it.
     unsafe extern "C" fn make_error(code: u32, message: *const c_void, size: usize) -> *mut c_void {
-        // SAFETY: the callback gives its message with its size.
+        // SAFETY: the callback passes its message with its size.
         let message = unsafe { crate::attributes::text(message, size) };
         Box::into_raw(Box::new((code, message))).cast()
     }
@@ -297,13 +299,13 @@ mod tests {
     const MAKE: CallbackError = Some(make_error);
 
     fn error(raw: *mut c_void) -> Option<(u32, String)> {
-        // SAFETY: what a callback returns is null or what `make_error` made.
+        // SAFETY: a callback returns null or the result of `make_error`.
         (!raw.is_null()).then(|| *unsafe { Box::from_raw(raw.cast::<(u32, String)>()) })
     }
 
-    /// A client's arguments, as the plugin sees them, used through their pointers alone.
+    /// Stands in for a plugin: accesses a client's arguments only through their C pointers.
     struct Plugin(abi::ClientCreateArgs);
-    // SAFETY: the store behind the pointers may be used from any thread.
+    // SAFETY: the pointers refer to a store that may be used from any thread.
     unsafe impl Send for Plugin {}
     // SAFETY: as above.
     unsafe impl Sync for Plugin {}
@@ -311,7 +313,7 @@ mod tests {
     impl Plugin {
         fn new() -> Plugin {
             let mut args = abi::ClientCreateArgs::new();
-            hand_over(&(Arc::new(Map::default()) as Arc<dyn KvStore>), &mut args);
+            set_store_callbacks(&(Arc::new(Map::default()) as Arc<dyn KvStore>), &mut args);
             Plugin(args)
         }
 
@@ -324,7 +326,7 @@ mod tests {
                 user_arg: self.0.kv_get_user_arg,
                 ..Struct::new()
             };
-            // SAFETY: the arguments are complete; the value is copied and given back.
+            // SAFETY: the arguments are complete; the value is copied and passed back.
             unsafe {
                 if let Some(failed) = error(self.0.kv_get_callback.unwrap()(&mut args)) {
                     return Err(failed);
@@ -370,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_puts_and_gets_bytes() {
+    fn callbacks_store_and_return_bytes() {
         let plugin = Plugin::new();
         let binary: Vec<u8> = (0..=255).cycle().take(70_000).collect();
         assert_eq!(plugin.put(b"local_topology/cuda/0", &binary), Ok(()));
@@ -384,22 +386,25 @@ mod tests {
     }
 
     #[test]
-    fn errors_have_their_codes() {
+    fn store_errors_map_to_pjrt_codes() {
         let plugin = Plugin::new();
         let (code, message) = plugin.try_get(b"nobody").unwrap_err();
-        assert_eq!((code, message.as_str()), (error_code::NOT_FOUND, "key 'nobody' is not there"));
+        assert_eq!((code, message.as_str()), (error_code::NOT_FOUND, "key 'nobody' does not exist"));
         let started = Instant::now();
         let (code, message) = plugin.get(b"nobody", 60).unwrap_err();
         assert!(started.elapsed() >= Duration::from_millis(60));
-        assert_eq!((code, message.as_str()), (error_code::DEADLINE_EXCEEDED, "key 'nobody' was not put within 0.1 s"));
+        assert_eq!(
+            (code, message.as_str()),
+            (error_code::DEADLINE_EXCEEDED, "no process inserted key 'nobody' within 0.1 s")
+        );
         plugin.put(b"a", b"1").unwrap();
-        assert_eq!(plugin.put(b"a", b"1"), Ok(()), "the same again");
+        assert_eq!(plugin.put(b"a", b"1"), Ok(()), "putting the same value twice is allowed");
         assert_eq!(plugin.put(b"a", b"2").unwrap_err().0, error_code::ALREADY_EXISTS);
         assert_eq!(plugin.try_get(b"panic").unwrap_err().0, error_code::UNAVAILABLE);
     }
 
     #[test]
-    fn a_get_waits_for_another_thread() {
+    fn get_waits_for_put_from_another_thread() {
         let plugin = Plugin::new();
         std::thread::scope(|scope| {
             let waiting: Vec<_> = (0..8).map(|_| scope.spawn(|| plugin.get(b"late", -1))).collect();

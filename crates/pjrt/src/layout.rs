@@ -1,4 +1,4 @@
-//! Device layouts: the order of an array's dimensions and the tiles they are cut into.
+//! Device layouts: the order of dimensions, and tiling.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -7,22 +7,23 @@ use std::str::FromStr;
 use super::abi::{BufferMemoryLayout, BufferMemoryLayoutTiled, Struct, memory_layout_type};
 use super::attributes::list;
 
-/// A layout as XLA writes it: `{2,1,0:T(16,128)(2,1)}` is the minor-to-major order, then tiles.
+/// A device layout. In XLA's notation, `{2,1,0:T(16,128)(2,1)}`, the order of the dimensions from minor to major
+/// precedes the tiles.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DeviceLayout {
-    /// Dimensions from the fastest varying to the slowest.
+    /// Dimensions, from the fastest varying to the slowest.
     pub minor_to_major: Vec<i64>,
-    /// Tiles, each applied to the result of the one before.
+    /// Dimensions of each tile. Each tile subdivides the result of the previous one.
     pub tiles: Vec<Vec<i64>>,
 }
 
 impl DeviceLayout {
-    /// The dense row-major layout of `rank` dimensions.
+    /// Returns the dense row-major layout for `rank` dimensions.
     pub fn row_major(rank: usize) -> DeviceLayout {
         DeviceLayout { minor_to_major: (0..rank as i64).rev().collect(), tiles: Vec::new() }
     }
 
-    /// Copies a layout of the plugin; None for one given by strides.
+    /// Copies a layout that the plugin returned; `None` if the plugin describes it by strides.
     ///
     /// # Safety
     /// The lists of a tiled layout are readable.
@@ -31,7 +32,7 @@ impl DeviceLayout {
             return None;
         }
         let tiled = &raw.tiled;
-        // SAFETY: the caller's promise; the tile dimensions stand one tile after the other.
+        // SAFETY: guaranteed by the caller; the dimensions of all tiles are concatenated.
         unsafe {
             let minor_to_major = list(tiled.minor_to_major.cast::<i64>(), tiled.minor_to_major_size).to_vec();
             let sizes = list(tiled.tile_dim_sizes.cast::<usize>(), tiled.num_tiles);
@@ -42,7 +43,7 @@ impl DeviceLayout {
     }
 }
 
-/// The C form of a layout, with the lists it points into.
+/// The C form of a layout, together with the lists that it points to.
 pub(super) struct RawLayout {
     pub raw: BufferMemoryLayout,
     _lists: (Vec<i64>, Vec<i64>, Vec<usize>),
@@ -61,13 +62,13 @@ impl RawLayout {
             num_tiles: sizes.len(),
             ..Struct::new()
         };
-        // The heap addresses stay when the vectors move.
+        // Moving the vectors into the struct does not move their heap memory, so the pointers stay valid.
         let raw = BufferMemoryLayout { tiled, kind: memory_layout_type::TILED, ..Struct::new() };
         RawLayout { raw, _lists: (order, dims, sizes) }
     }
 }
 
-/// A slice as the untyped pointer that argument structs carry.
+/// Returns a slice's address as an untyped pointer, the type of pointers in argument structs.
 pub(super) fn pointer<T>(slice: &[T]) -> *mut c_void {
     slice.as_ptr().cast_mut().cast()
 }
@@ -90,7 +91,7 @@ impl FromStr for DeviceLayout {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bad = || format!("layout {text:?} is not of the form {{1,0}} or {{2,1,0:T(8,128)(2,1)}}");
+        let bad = || format!("invalid layout {text:?}: expected a form like {{1,0}} or {{2,1,0:T(8,128)(2,1)}}");
         let numbers = |list: &str| {
             let list = list.split(',').map(str::trim).filter(|part| !part.is_empty());
             list.map(|part| part.parse::<i64>().map_err(|_| bad())).collect::<Result<Vec<_>, _>>()
@@ -119,11 +120,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_and_c_form_round_trip() {
+    fn layout_round_trips_through_text_and_c() {
         for text in ["{}", "{0}", "{1,0}", "{2,1,0:T(16,128)(2,1)}"] {
             let layout: DeviceLayout = text.parse().unwrap();
             assert_eq!(layout.to_string(), text);
-            // SAFETY: the lists live in the second value.
+            // SAFETY: the temporary `RawLayout` owns the lists during the call.
             assert_eq!(unsafe { DeviceLayout::read(&RawLayout::new(&layout).raw) }, Some(layout));
         }
         for text in ["1,0", "{0,2}", "{1,0:S(3)}", "{a}"] {

@@ -1,6 +1,5 @@
 #![doc = include_str!("../README.md")]
-//!
-//! A plugin is never unloaded. Only this crate calls C.
+//! A loaded plugin is never unloaded.
 
 #[allow(dead_code, unreachable_pub)] // Generated.
 mod abi;
@@ -22,8 +21,8 @@ mod kv;
 mod layout;
 mod options;
 mod plugin;
+mod plugin_env;
 mod profiler;
-mod quiet;
 mod raw;
 mod staging;
 mod topology;
@@ -44,8 +43,8 @@ pub use kv::{KvError, KvStore, Node};
 pub use layout::DeviceLayout;
 pub use options::{CompileOptions, OptionValue};
 pub use plugin::Plugin;
+pub use plugin_env::{NO_HUGEPAGE_TEXT, TPUS_UNPREPARED, prepare_absent_tpus, prepend_libtpu_flags, quiet_plugins};
 pub use profiler::{ProfileOptions, Profiler};
-pub use quiet::{NO_HUGEPAGE_TEXT, TPUS_UNPREPARED, give_libtpu_arguments, prepare_absent_tpus, quiet_plugins};
 pub use staging::Staging;
 pub use topology::Topology;
 pub use transfer::{Piece, Transfer, TransferShape};

@@ -1,30 +1,32 @@
-//! Compile options. On the wire this is XLA's `CompileOptionsProto`; the messages declared here carry the
-//! fields that are used, under the numbers of XLA's .proto files.
+//! Compile options, serialized as XLA's `CompileOptionsProto`. The messages are declared here with only the fields in
+//! use and with the field numbers of XLA's .proto files.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use prost::Message;
 
-/// Options of a compile.
+/// Options of a compilation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompileOptions {
-    /// Copies of the program that each get their own arguments.
+    /// Number of replicas: copies of the program, each of which gets its own arguments.
     pub num_replicas: usize,
-    /// Devices one copy is partitioned over.
+    /// Number of devices over which each replica is partitioned.
     pub num_partitions: usize,
-    /// Partition by Shardy (`sdy.*`) annotations. With false the program must carry `mhlo.sharding` or none.
+    /// Whether to partition by Shardy (`sdy.*`) annotations. If false, the program may only contain `mhlo.sharding`
+    /// annotations.
     pub use_shardy: bool,
-    /// Global device ids, replica by replica, `num_replicas * num_partitions` of them; None for the plugin's default.
+    /// Global device ids, replica by replica (`num_replicas * num_partitions` in total). `None`: the plugin's default.
     pub devices: Option<Vec<i64>>,
-    /// XLA flags without dashes (`xla_allow_excess_precision`); a name the plugin does not know is an error.
+    /// XLA flags without leading dashes (`xla_allow_excess_precision`). The plugin returns an error for an unknown
+    /// flag.
     pub flags: BTreeMap<String, OptionValue>,
 }
 
 /// The value of an XLA flag.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum OptionValue {
-    /// Text, also the name of an enum value.
+    /// A string or the name of an enum value.
     #[prost(string, tag = "1")]
     Text(String),
     #[prost(bool, tag = "2")]
@@ -53,12 +55,13 @@ impl Default for CompileOptions {
 }
 
 impl CompileOptions {
-    /// For one device.
+    /// Returns the options for one device.
     pub fn single() -> CompileOptions {
         CompileOptions::partitioned(1)
     }
 
-    /// For a program partitioned over `num_partitions` devices by its Shardy annotations.
+    /// Returns the options for a program that is partitioned over `num_partitions` devices according to its Shardy
+    /// annotations.
     pub fn partitioned(num_partitions: usize) -> CompileOptions {
         CompileOptions { num_replicas: 1, num_partitions, use_shardy: true, devices: None, flags: BTreeMap::new() }
     }
@@ -69,13 +72,14 @@ impl CompileOptions {
         self
     }
 
-    /// The serialized `CompileOptionsProto`. Equal options give equal bytes, so a compile cache may hash them.
+    /// Returns the serialized `CompileOptionsProto`. Equal options give equal bytes, so a compile cache can use a hash
+    /// of them.
     pub fn to_proto(&self) -> Vec<u8> {
         let partitions = self.num_partitions.max(1);
         let device_assignment = self.devices.as_ref().map(|devices| DeviceAssignmentProto {
             replica_count: self.num_replicas as i32,
             computation_count: self.num_partitions as i32,
-            // One entry a partition, listing that partition's device in every replica.
+            // One entry per partition. An entry has the partition's device in every replica.
             computation_devices: (0..partitions)
                 .map(|p| ComputationDevice {
                     replica_device_ids: devices.iter().skip(p).step_by(partitions).copied().collect(),
@@ -147,13 +151,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wire_form() {
+    fn options_encode_to_expected_proto_bytes() {
         let options = CompileOptions { devices: Some(vec![0, 3]), ..CompileOptions::partitioned(2) };
         let proto = CompileOptionsProto::decode(&options.to_proto()[..]).unwrap();
         let assignment = proto.build.unwrap().device_assignment.unwrap();
         assert_eq!((assignment.replica_count, assignment.computation_count), (1, 2));
         assert_eq!(assignment.computation_devices[1].replica_device_ids, [3]);
-        // replicas 1, partitions 1 as every client writes it: field 3 { 4: 1, 5: 1 }, with our extra fields between.
+        // One replica and one partition, as every client writes them (field 3 { 4: 1, 5: 1 }), and the fields for the
+        // device ordinal and SPMD.
         let single = CompileOptions { use_shardy: false, ..CompileOptions::single() }.to_proto();
         let minus_one = [255, 255, 255, 255, 255, 255, 255, 255, 255, 1];
         let expected = [&[0x1a, 17, 8][..], &minus_one[..], &[0x20, 1, 0x28, 1, 0x30, 1][..]].concat();
@@ -161,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_ordered_by_name() {
+    fn flag_order_does_not_change_proto_bytes() {
         let flag = |name: &str| (name.to_owned(), OptionValue::Bool(true));
         let a = CompileOptions { flags: [flag("a"), flag("b")].into(), ..Default::default() };
         let b = CompileOptions { flags: [flag("b"), flag("a")].into(), ..Default::default() };

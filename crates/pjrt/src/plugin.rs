@@ -1,4 +1,4 @@
-//! Loading a plugin and calling it.
+//! Loads plugins and calls their functions.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -11,13 +11,13 @@ use super::attributes::{self, Attributes};
 use super::discover::{Kind, Platform};
 use super::error::{Code, Error, Result, one_line, with_sources};
 
-/// The oldest plugin that is accepted, which is the oldest one this crate was run against.
+/// The oldest PJRT version that this crate accepts, which is also the oldest one tested.
 const OLDEST: (i32, i32) = (0, 81);
 
-/// Remedy for a file that is no plugin, or one of another time.
-const INSTALL: &str = "install one that fits with `ltx2 plugin install cpu|cuda|tpu`";
+/// Advice for a file that is not a plugin or has an incompatible version.
+const INSTALL: &str = "install a compatible one with `ltx2 plugin install cpu|cuda|tpu`";
 
-/// A loaded plugin. Clones share it; it stays mapped until the process ends.
+/// A loaded plugin. Clones share the same plugin. A plugin is never unloaded.
 #[derive(Clone)]
 pub struct Plugin(Arc<Inner>);
 
@@ -38,17 +38,17 @@ impl fmt::Debug for Plugin {
 }
 
 impl Plugin {
-    /// Loads the plugin file, checks its version and initialises it. A file already loaded is returned again, because
-    /// a plugin must be initialised once a process.
+    /// Loads a plugin, checks its version and initialises it. If the file was already loaded, returns the same plugin,
+    /// because a plugin may be initialised only once per process.
     pub fn load(path: &Path) -> Result<Plugin> {
         Plugin::load_if(path, |_| Ok(()))
     }
 
-    /// As [`Plugin::load`], but calls `check` before it initialises a plugin, which takes libtpu minutes on a machine without
-    /// TPUs.
+    /// Loads a plugin like [`Plugin::load`], but calls `check` before initialising it: initialising libtpu takes
+    /// minutes on a machine without TPUs.
     ///
     /// # Errors
-    /// Also that of `check`.
+    /// Returns an error in the cases of [`Plugin::load`], or the error of `check`.
     pub fn load_if(path: &Path, check: impl FnOnce(&Plugin) -> Result<()>) -> Result<Plugin> {
         static LOADED: Mutex<Option<HashMap<PathBuf, Plugin>>> = Mutex::new(None);
         let load_error = |reason: String| Error::Load { plugin: path.to_owned(), reason: one_line(&reason) };
@@ -58,21 +58,21 @@ impl Plugin {
         if let Some(plugin) = loaded.get(&key) {
             return Ok(plugin.clone());
         }
-        // SAFETY: a PJRT plugin runs its initialisers here; the user named the file, and nothing of it is unmapped.
+        // SAFETY: loading runs the plugin's initialisers, which is what the caller requested; the library is never
+        // unmapped.
         let library = unsafe { libloading::Library::new(&key) }.map_err(|e| load_error(with_sources(&e)))?;
         // SAFETY: `GetPjrtApi` has this signature in every PJRT plugin.
         let table = unsafe {
-            library
-                .get::<unsafe extern "C" fn() -> *const Api>(b"GetPjrtApi\0")
-                .map_err(|_| load_error(format!("it exports no `GetPjrtApi`, so it is not a PJRT plugin; {INSTALL}")))?(
-            )
+            library.get::<unsafe extern "C" fn() -> *const Api>(b"GetPjrtApi\0").map_err(|_| {
+                load_error(format!("it does not export `GetPjrtApi`, so it is not a PJRT plugin; {INSTALL}"))
+            })?()
         };
-        // A plugin starts threads and registers exit handlers: unmapping it would pull the code from under them.
+        // A plugin starts threads and registers exit handlers, so its code must stay mapped.
         std::mem::forget(library);
         if table.is_null() {
-            return Err(load_error("`GetPjrtApi` returned nothing".into()));
+            return Err(load_error("`GetPjrtApi` returned null".into()));
         }
-        // SAFETY: the plugin's table is static and at least as long as its own `struct_size` says.
+        // SAFETY: the plugin's table is static and has at least `struct_size` bytes.
         let api = unsafe { copy_table(table) };
         check_version(path, &api)?;
         let plugin = Plugin(Arc::new(Inner { path: path.to_owned(), api }));
@@ -83,29 +83,30 @@ impl Plugin {
         Ok(plugin)
     }
 
-    /// A plugin without a file and without functions, for tests of what needs none.
+    /// Returns a plugin without a file and without functions, for tests.
     #[cfg(test)]
     pub(super) fn in_memory(path: &str) -> Plugin {
         Plugin(Arc::new(Inner { path: path.into(), api: Api::new() }))
     }
 
-    /// The file, as it was named when loaded first.
+    /// Returns the path of the plugin file, as passed when it was first loaded.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// The plugin's PJRT version, major and minor.
+    /// Returns the major and minor PJRT version of the plugin.
     pub fn version(&self) -> (i32, i32) {
         (self.0.api.version.major_version, self.0.api.version.minor_version)
     }
 
-    /// Whether the plugin drives TPUs; known before it is initialised.
+    /// Returns whether the plugin is for TPUs. The plugin need not be initialised.
     pub fn is_for_tpus(&self) -> bool {
         const TPU_TOPOLOGY: u32 = 16;
         self.has_extension(TPU_TOPOLOGY)
     }
 
-    /// What the plugin drives, by its extensions and attributes; `None`: neither a TPU nor a GPU.
+    /// Returns the hardware that the plugin is for, determined from its extensions and attributes. `None`: neither TPU
+    /// nor GPU.
     pub fn kind(&self) -> Option<Kind> {
         const GPU_CUSTOM_CALL: u32 = 0;
         if self.is_for_tpus() {
@@ -118,48 +119,48 @@ impl Plugin {
         Some(if is_rocm { Kind::Unsupported("rocm") } else { Kind::Supported(Platform::Cuda) })
     }
 
-    /// The attributes the plugin states about itself, such as `stablehlo_current_version`.
+    /// Returns the plugin's attributes, such as `stablehlo_current_version`.
     pub fn attributes(&self) -> Result<Attributes> {
-        // SAFETY: the argument struct is complete; the list the plugin returns is static.
+        // SAFETY: the argument struct is complete; the returned list is static.
         unsafe {
             let args = self.call(abi::PluginAttributesArgs::new())?;
             Ok(attributes::read(args.attributes, args.num_attributes))
         }
     }
 
-    /// The table, with null in the slots the plugin does not have.
+    /// Returns the function table. Functions that the plugin does not have are null.
     pub(super) fn api(&self) -> &Api {
         &self.0.api
     }
 
-    /// Makes a call; returns its struct with the results.
+    /// Calls the plugin and returns the argument struct, which then contains the results.
     ///
     /// # Safety
-    /// Every pointer in `args` must be null where PJRT allows null, or point to what PJRT expects there, for as long
-    /// as PJRT says.
+    /// Every pointer in `args` is null where PJRT allows null, or points to what PJRT expects there and stays valid for
+    /// as long as PJRT requires.
     pub(super) unsafe fn call<A: Args>(&self, mut args: A) -> Result<A> {
         let Some(function) = A::slot(self.api()) else {
             return Err(Error::Unsupported { plugin: self.0.path.clone(), call: A::NAME, has: self.version() });
         };
-        // SAFETY: the slot takes this struct; its content is the caller's promise.
+        // SAFETY: the slot expects this struct; its contents are guaranteed by the caller.
         let error = unsafe { function(&mut args) };
-        // SAFETY: what a call returns is null or an error that now belongs to us.
+        // SAFETY: a call returns null or an error that we now own.
         unsafe { self.check(error, A::NAME)? };
         Ok(args)
     }
 
-    /// Frees what is not used again; an error is logged.
+    /// Calls a destroy function. Logs an error instead of returning it.
     ///
     /// # Safety
     /// As for [`Plugin::call`].
     pub(super) unsafe fn destroy<A: Args>(&self, args: A) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         if let Err(error) = unsafe { self.call(args) } {
             tracing::warn!("{error}");
         }
     }
 
-    /// Turns a returned error into ours and frees it.
+    /// Converts a `PJRT_Error` to an [`Error`] and frees it. Null is success.
     ///
     /// # Safety
     /// `error` is null or an owned `PJRT_Error` of this plugin.
@@ -170,13 +171,13 @@ impl Plugin {
         let mut message = abi::ErrorMessageArgs { error, ..Struct::new() };
         let mut code = abi::ErrorGetCodeArgs { error, ..Struct::new() };
         let mut destroy = abi::ErrorDestroyArgs { error, ..Struct::new() };
-        // SAFETY: `error` is a live error of this plugin until it is destroyed below; the message is copied before.
+        // SAFETY: `error` is alive until it is destroyed below; the message is copied before that.
         let text = unsafe {
             if let Some(function) = self.api().error_message {
                 function(&mut message);
             }
             if let Some(function) = self.api().error_get_code {
-                // An error while asking for the code of an error is not followed further.
+                // If this fails, the error code keeps its default.
                 let _ = function(&mut code);
             }
             let text = attributes::text(message.message, message.message_size);
@@ -188,19 +189,19 @@ impl Plugin {
         Err(Error::Call { plugin: self.0.path.clone(), call, code: Code(code.code), message: one_line(&text) })
     }
 
-    /// An error about an argument that is not worth a call.
+    /// Returns the error for an argument that this crate rejects before it calls the plugin.
     pub(super) fn refuse<A: Args>(&self, reason: impl Into<String>) -> Error {
         Error::Argument { plugin: self.0.path.clone(), call: A::NAME, reason: reason.into() }
     }
 }
 
-/// Copies as much of a plugin's table as the plugin has; slots it lacks are null.
+/// Copies a plugin's function table. Functions that the plugin does not have become null.
 ///
 /// # Safety
 /// `table` points to a `PJRT_Api` with `struct_size` readable bytes.
 unsafe fn copy_table(table: *const Api) -> Api {
     let mut api = Api::new();
-    // SAFETY: `struct_size` bytes are readable by the caller's promise, and no more than ours are written.
+    // SAFETY: `struct_size` bytes are readable (guaranteed by the caller), and at most `size_of::<Api>()` are copied.
     unsafe {
         let size = (&raw const (*table).struct_size).read().min(size_of::<Api>());
         std::ptr::copy_nonoverlapping(table.cast::<u8>(), (&raw mut api).cast::<u8>(), size);
@@ -208,13 +209,14 @@ unsafe fn copy_table(table: *const Api) -> Api {
     api
 }
 
-/// Refuses a plugin that is older than [`OLDEST`], of another major version, or without the calls of every use.
+/// Returns an error if a plugin is older than [`OLDEST`], has another major version, or does not have the required
+/// functions.
 fn check_version(path: &Path, api: &Api) -> Result<()> {
     let has = (api.version.major_version, api.version.minor_version);
     let need = format!("{}.{} or newer (built for {}.{})", OLDEST.0, OLDEST.1, abi::VERSION.0, abi::VERSION.1);
     if has.0 > abi::VERSION.0 {
         let (theirs, ours) = (format!("{}.{}", has.0, has.1), format!("{}.{}", abi::VERSION.0, abi::VERSION.1));
-        let reason = format!("it speaks PJRT {theirs}; this program speaks {ours}; {INSTALL}");
+        let reason = format!("it has PJRT {theirs}, but this program requires {ours}; {INSTALL}");
         return Err(Error::Load { plugin: path.to_owned(), reason });
     }
     let complete = api.executable_get_compiled_memory_stats.is_some() && api.loaded_executable_execute.is_some();
@@ -236,29 +238,29 @@ mod tests {
     }
 
     #[test]
-    fn old_plugin_is_refused_with_both_versions() {
+    fn error_for_old_plugin_contains_both_versions() {
         let error = check_version(Path::new("/x/old.so"), &table(54, 800)).unwrap_err().to_string();
         assert_eq!(
             error,
-            "/x/old.so: the plugin is too old: it has PJRT 0.54 and 0.81 or newer (built for 0.114) is needed; \
+            "/x/old.so: the plugin is too old: it has PJRT 0.54, but 0.81 or newer (built for 0.114) is required; \
              install a newer one with `ltx2 plugin install cpu|cuda|tpu`"
         );
     }
 
     #[test]
-    fn other_major_version_is_refused() {
+    fn plugin_with_other_major_version_is_rejected() {
         let mut api = table(0, 1144);
         api.version.major_version = 1;
         let error = check_version(Path::new("new.so"), &api).unwrap_err().to_string();
         assert_eq!(
             error,
-            "new.so: cannot load the plugin: it speaks PJRT 1.0; this program speaks 0.114; install one that fits with \
+            "new.so: cannot load the plugin: it has PJRT 1.0, but this program requires 0.114; install a compatible one with \
              `ltx2 plugin install cpu|cuda|tpu`"
         );
     }
 
     #[test]
-    fn slots_past_the_plugins_size_are_empty() {
+    fn slots_beyond_struct_size_are_null() {
         unsafe extern "C" fn slot(_: *mut abi::ClientCreateArgs) -> *mut c_void {
             std::ptr::null_mut()
         }

@@ -1,8 +1,8 @@
-//! The profiler that some plugins bring as an extension: what their devices do between start and stop, as the bytes of
-//! an `XSpace`.
+//! The profiler extension of some plugins. It records device activity between start and stop and returns it as a
+//! serialized `XSpace`.
 //!
-//! The extension is a node in the list that starts at the function table (`PJRT_Profiler_Extension`, type 1); its
-//! functions are a table of their own with errors of their own (`PLUGIN_Profiler_Api`).
+//! The extension is a node of the list that starts at the function table (`PJRT_Profiler_Extension`, type 1). It has
+//! its own function table and error type (`PLUGIN_Profiler_Api`).
 
 use std::ffi::c_void;
 use std::fmt;
@@ -21,21 +21,21 @@ mod abi;
 /// Options of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProfileOptions {
-    /// Trace level of the host: 0 nothing, 1 expensive events, 2 also launches, 3 everything.
+    /// Host trace level: 0 traces nothing, 1 expensive events, 2 also launches, 3 everything.
     pub host_level: u32,
-    /// Whether the trace carries the programs that ran.
+    /// Whether the trace includes the HLO of the programs that ran.
     pub programs: bool,
 }
 
 impl Default for ProfileOptions {
-    /// Devices with their programs, and nothing of the host: its events would fill most of a file.
+    /// Traces device events and includes programs, but no host events, which would fill most of the file.
     fn default() -> Self {
         ProfileOptions { host_level: 0, programs: true }
     }
 }
 
 impl ProfileOptions {
-    /// The bytes of `tensorflow.ProfileOptions`: every field here is a small number.
+    /// Serializes the options as `tensorflow.ProfileOptions`. All fields used here are small integers.
     fn encode(self) -> Vec<u8> {
         const VERSION: u8 = 5;
         const HOST_LEVEL: u8 = 2;
@@ -43,7 +43,7 @@ impl ProfileOptions {
         const PROGRAMS: u8 = 7;
         const FAIL_AT_START: u8 = 13;
         let fields = [
-            // From version 1 on, 0 in the other fields means 0 and not the default.
+            // From version 1 on, a 0 in another field means 0 instead of the default.
             (VERSION, 1),
             (HOST_LEVEL, self.host_level.min(3) as u8),
             (DEVICE_LEVEL, 1),
@@ -54,7 +54,7 @@ impl ProfileOptions {
     }
 }
 
-/// A profiler of a plugin that records; stopped when dropped.
+/// A running trace. Dropping it stops the trace.
 pub struct Profiler {
     plugin: Plugin,
     functions: Functions,
@@ -62,7 +62,8 @@ pub struct Profiler {
     running: bool,
 }
 
-// SAFETY: the plugin's profiler is not bound to a thread; `&mut` and `self` keep calls apart.
+// SAFETY: the plugin's profiler is not bound to a thread; methods take `self` or `&mut self`, which prevents concurrent
+// calls.
 unsafe impl Send for Profiler {}
 
 impl fmt::Debug for Profiler {
@@ -72,13 +73,13 @@ impl fmt::Debug for Profiler {
 }
 
 impl Plugin {
-    /// Whether the plugin has an extension, by its `PJRT_Extension_Type`.
+    /// Returns whether the plugin has an extension of this `PJRT_Extension_Type`.
     pub(super) fn has_extension(&self, kind: u32) -> bool {
         // SAFETY: a plugin's list of extensions is static.
         unsafe { extension_types(self.api().extension_start.cast()) }.contains(&kind)
     }
 
-    /// Whether the plugin can record what its devices do.
+    /// Returns whether the plugin can trace its devices.
     pub fn has_profiler(&self) -> bool {
         // SAFETY: a plugin's list of extensions is static.
         unsafe { find(self.api().extension_start.cast()) }.is_some()
@@ -89,7 +90,8 @@ impl Profiler {
     /// Starts a trace.
     ///
     /// # Errors
-    /// A plugin without a profiler; the plugin's message, for example that another profiler has the device.
+    /// Returns an error if the plugin has no profiler or cannot start it, for example because another profiler uses the
+    /// device.
     pub fn start(plugin: &Plugin, options: ProfileOptions) -> Result<Profiler> {
         // SAFETY: a plugin's list of extensions is static.
         let functions = unsafe { find(plugin.api().extension_start.cast()) };
@@ -113,10 +115,10 @@ impl Profiler {
         Ok(profiler)
     }
 
-    /// Ends the trace; the bytes of its `XSpace`.
+    /// Stops the trace and returns its serialized `XSpace`.
     ///
     /// # Errors
-    /// The plugin's message.
+    /// Returns an error if the plugin cannot stop or collect the trace.
     pub fn stop(mut self) -> Result<Vec<u8>> {
         self.running = false;
         self.call("PLUGIN_Profiler_Stop", self.functions.stop, &mut self.arguments())?;
@@ -129,9 +131,9 @@ impl Profiler {
         self.call("PLUGIN_Profiler_CollectData", self.functions.collect, &mut collect)?;
         let mut own = Vec::new();
         if collect.buffer.is_null() && collect.buffer_size > 0 {
-            // A plugin that keeps no copy of its own fills ours.
+            // The plugin has not allocated memory for the data, so it fills our buffer.
             own = vec![0; collect.buffer_size];
-            // The plugin writes through it.
+            // `buffer` is declared as a const pointer, but the plugin writes through it.
             collect.buffer = own.as_mut_ptr();
             self.call("PLUGIN_Profiler_CollectData", self.functions.collect, &mut collect)?;
         }
@@ -139,10 +141,10 @@ impl Profiler {
             own.truncate(collect.buffer_size);
             return Ok(own);
         }
-        // SAFETY: the plugin's copy lives until the profiler is destroyed, which is when `self` is dropped.
+        // SAFETY: the plugin's data is alive until the profiler is destroyed, which happens when `self` is dropped.
         let mut bytes = unsafe { list(collect.buffer, collect.buffer_size) }.to_vec();
-        // XLA counts a 0 behind the message, which is no field of it.
-        if bytes.last() == Some(&0) && ends_in_a_field_too_many(&bytes) {
+        // XLA appends a terminating 0 that is not part of the message.
+        if bytes.last() == Some(&0) && ends_in_extra_zero(&bytes) {
             bytes.pop();
         }
         Ok(bytes)
@@ -152,12 +154,12 @@ impl Profiler {
         ProfilerArgs { struct_size: size_of::<ProfilerArgs>(), profiler: self.profiler }
     }
 
-    /// Makes a call whose arguments are complete.
+    /// Calls a profiler function; `args` must be complete.
     fn call<A>(&self, name: &'static str, function: Call<A>, args: &mut A) -> Result<()> {
         let Some(function) = function else {
             return Err(Error::NoProfiler { plugin: self.plugin.path().to_owned() });
         };
-        // SAFETY: the function takes this struct; every pointer in it is null or alive, by the callers above.
+        // SAFETY: the function expects this struct; callers make sure that every pointer in it is null or valid.
         let error = unsafe { function(args) };
         if error.is_null() {
             return Ok(());
@@ -172,13 +174,13 @@ impl Profiler {
         };
         let mut code = CodeArgs { struct_size: CODE_ARGS_SIZE, private, error, code: 2 };
         let mut destroy = ErrorArgs { struct_size: size_of::<ErrorArgs>(), private, error };
-        // SAFETY: `error` is alive until it is destroyed below; the message is copied before.
+        // SAFETY: `error` is alive until it is destroyed below; the message is copied before that.
         let message = unsafe {
             if let Some(function) = self.functions.error_message {
                 function(&mut message);
             }
             if let Some(function) = self.functions.error_code {
-                // An error while asking for the code of an error is not followed further.
+                // If this fails, the error code keeps its default.
                 let _ = function(&mut code);
             }
             let message = text(message.message, message.message_size);
@@ -192,11 +194,11 @@ impl Profiler {
     }
 }
 
-/// Whether the last byte of a message of length-delimited fields lies behind its last field.
-fn ends_in_a_field_too_many(bytes: &[u8]) -> bool {
+/// Returns whether one extra 0 byte follows a message that consists of length-delimited fields.
+fn ends_in_extra_zero(bytes: &[u8]) -> bool {
     let mut at = 0;
     while at < bytes.len() {
-        // The fields of an `XSpace` are messages and texts with one-byte tags.
+        // The fields of an `XSpace` are messages and strings with one-byte tags.
         let (mut length, mut shift, mut next) = (0usize, 0, at + 1);
         while let Some(byte) = bytes.get(next) {
             length |= usize::from(byte & 0x7f).checked_shl(shift).unwrap_or(0);
@@ -215,7 +217,7 @@ fn ends_in_a_field_too_many(bytes: &[u8]) -> bool {
 
 impl Drop for Profiler {
     fn drop(&mut self) {
-        // Nothing is left to do about an error here.
+        // Errors cannot be reported from `drop`.
         if self.running {
             let _ = self.call("PLUGIN_Profiler_Stop", self.functions.stop, &mut self.arguments());
         }
@@ -232,11 +234,11 @@ mod tests {
     use super::abi::{Extension, PROFILER, ProfilerExtension};
     use super::*;
 
-    /// Calls of the plugin in memory, in order.
+    /// Calls that the fake plugin received, in order.
     static ASKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    /// One at a time: the tests share the list.
+    /// Prevents the tests, which share `ASKED`, from running at the same time.
     static ALONE: Mutex<()> = Mutex::new(());
-    /// An `XSpace` with one empty plane and a warning "a", and the 0 that XLA counts behind it.
+    /// An `XSpace` with one empty plane, a warning "a" and the terminating 0 that XLA appends.
     static TRACE: [u8; 6] = [0x0a, 0, 0x1a, 1, b'a', 0];
     static MESSAGE: &str = "CUPTI is taken\nby another";
 
@@ -287,9 +289,9 @@ mod tests {
         ptr::null_mut()
     }
 
-    /// Says the size first, then fills what it is given.
+    /// Returns the size on the first call and fills the buffer on the second.
     unsafe extern "C" fn collect_into(args: *mut CollectArgs) -> *mut c_void {
-        // SAFETY: called with complete arguments; the buffer has as many bytes as were asked for.
+        // SAFETY: called with complete arguments; the buffer has the size returned by the first call.
         unsafe {
             if !(*args).buffer.is_null() {
                 ptr::copy_nonoverlapping(TRACE.as_ptr(), (*args).buffer.cast_mut(), (*args).buffer_size);
@@ -342,14 +344,14 @@ mod tests {
     }
 
     #[test]
-    fn the_extension_is_found_behind_others() {
+    fn profiler_is_found_in_the_extension_list() {
         let table = functions();
         let profiler = ProfilerExtension {
             base: Extension { struct_size: size_of::<ProfilerExtension>(), kind: PROFILER, next: ptr::null() },
             functions: &raw const table,
         };
         let first = Extension { struct_size: 24, kind: 4, next: &raw const profiler.base };
-        // SAFETY: the nodes live.
+        // SAFETY: the nodes are alive.
         unsafe {
             assert!(find(&raw const first).is_some());
             assert!(find(ptr::null()).is_none());
@@ -358,17 +360,17 @@ mod tests {
         }
         let short = Functions { struct_size: 72, ..functions() };
         let older = ProfilerExtension { functions: &raw const short, ..profiler };
-        // SAFETY: the node lives.
-        assert!(unsafe { find(&raw const older.base) }.is_none(), "a table without the last function is of no use");
+        // SAFETY: the node is alive.
+        assert!(unsafe { find(&raw const older.base) }.is_none(), "a table that lacks the last function is rejected");
     }
 
     #[test]
-    fn a_trace_is_taken_in_order_and_without_the_zero_behind_it() {
+    fn trace_calls_are_ordered_and_trailing_zero_is_dropped() {
         let _alone = ALONE.lock();
         asked();
         let profiler = Profiler::with(&plugin(), functions(), ProfileOptions::default()).unwrap();
         assert_eq!(profiler.stop().unwrap(), TRACE[..5]);
-        // version 1, no host, devices, programs, an error where tracing cannot start.
+        // Version 1, host level 0, device level 1, programs included, fail if tracing cannot start.
         let create = "create 32 [40, 1, 16, 0, 24, 1, 56, 1, 104, 1]";
         assert_eq!(asked(), [create, "start true", "stop", "destroy"]);
         let filling = Functions { collect: Some(collect_into), ..functions() };
@@ -376,11 +378,11 @@ mod tests {
         assert_eq!(profiler.stop().unwrap(), TRACE[..5]);
         asked();
         drop(Profiler::with(&plugin(), functions(), ProfileOptions::default()).unwrap());
-        assert_eq!(asked()[2..], ["stop", "destroy"], "a run that fails does not leave the profiler on");
+        assert_eq!(asked()[2..], ["stop", "destroy"], "dropping a running profiler stops it");
     }
 
     #[test]
-    fn an_error_is_one_line_and_freed() {
+    fn profiler_error_is_one_line_and_freed() {
         let _alone = ALONE.lock();
         asked();
         let refusing = Functions { start: Some(refuse), ..functions() };
@@ -393,21 +395,21 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_without_one_says_who_has_one() {
+    fn plugin_without_profiler_is_an_error() {
         assert!(!plugin().has_profiler());
         let error = Profiler::start(&plugin(), ProfileOptions::default()).unwrap_err().to_string();
         assert_eq!(
             error,
-            "fake.so: this plugin has no profiler (PJRT_Profiler_Extension); the CUDA and TPU plugins have one: --platform \
-             cuda | tpu"
+            "fake.so: this plugin has no profiler (PJRT_Profiler_Extension); use --platform cuda or \
+             tpu"
         );
     }
 
     #[test]
-    fn a_zero_that_belongs_to_the_last_field_stays() {
-        assert!(ends_in_a_field_too_many(&[0x0a, 1, 7, 0]));
-        assert!(!ends_in_a_field_too_many(&[0x0a, 2, 7, 0]));
-        assert!(!ends_in_a_field_too_many(&[0x0a, 0x80, 0x01, 0]), "a field that is cut off");
-        assert!(!ends_in_a_field_too_many(&[]));
+    fn zero_inside_the_last_field_is_kept() {
+        assert!(ends_in_extra_zero(&[0x0a, 1, 7, 0]));
+        assert!(!ends_in_extra_zero(&[0x0a, 2, 7, 0]));
+        assert!(!ends_in_extra_zero(&[0x0a, 0x80, 0x01, 0]), "a truncated field");
+        assert!(!ends_in_extra_zero(&[]));
     }
 }

@@ -1,4 +1,4 @@
-//! Host memory that devices read in place.
+//! Host memory that is mapped for devices where possible, so that uploads avoid a copy.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use super::client::Client;
 use super::client_handle::ClientHandle;
 use super::layout::pointer;
 
-/// Alignment that mapping asks for.
+/// Alignment that mapping requires, in bytes.
 const PAGE: usize = 4096;
 
-/// Host memory on its way to devices. Where the plugin maps host memory (CUDA pins it), a transfer reads it without a copy
-/// in between; elsewhere it is memory like any other.
+/// Host memory for uploads. If the plugin can map host memory for its devices (CUDA pins it), transfers read it without
+/// an intermediate copy. Otherwise, it is ordinary memory.
 #[derive(Debug)]
 pub struct Staging {
     client: Arc<ClientHandle>,
@@ -23,20 +23,20 @@ pub struct Staging {
 }
 
 impl Client {
-    /// Memory of `size` bytes, mapped for this client's devices where that can be.
+    /// Allocates `size` bytes and maps them for this client's devices if the plugin supports it.
     pub fn staging(&self, size: usize) -> Staging {
         let memory = vec![0; size + PAGE];
         let start = memory.as_ptr().align_offset(PAGE);
         let data = pointer(&memory[start..]);
         let args = abi::ClientDmaMapArgs { client: self.inner().raw.0, data, size, ..Struct::new() };
-        // SAFETY: the memory stays where it is until `Staging` is dropped, which unmaps it first.
+        // SAFETY: the memory does not move until `Staging` is dropped, which unmaps it first.
         let is_mapped = unsafe { self.plugin().call(args) }.is_ok();
         Staging { client: self.inner().clone(), memory, start, size, is_mapped }
     }
 }
 
 impl Staging {
-    /// Whether devices read it in place.
+    /// Returns whether the memory is mapped, so that devices access it directly.
     pub fn is_mapped(&self) -> bool {
         self.is_mapped
     }
@@ -61,9 +61,10 @@ impl Drop for Staging {
         if self.is_mapped {
             let data = pointer(&self.memory[self.start..]);
             let args = abi::ClientDmaUnmapArgs { client: self.client.raw.0, data, ..Struct::new() };
-            // SAFETY: it was mapped here, and nobody reads it any more: transfers from borrowed memory are waited for.
+            // SAFETY: `staging` mapped the memory, and nothing reads it: an upload from borrowed memory waits until the
+            // transfer is complete.
             if unsafe { self.client.plugin.call(args) }.is_err() {
-                // The driver may still use it.
+                // Leak the memory if unmapping fails, because the driver may still use it.
                 std::mem::forget(std::mem::take(&mut self.memory));
             }
         }

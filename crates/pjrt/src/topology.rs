@@ -1,4 +1,4 @@
-//! Hardware that need not be there: its devices, and compiling for it.
+//! Topologies: descriptions of devices for which programs can be compiled although the devices are not attached.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -17,14 +17,14 @@ use super::options::CompileOptions;
 use super::plugin::Plugin;
 use super::raw::Raw;
 
-/// A set of devices a program can be compiled for. Clones share it.
+/// A set of devices for which programs can be compiled. Clones share the same topology.
 #[derive(Clone, Debug)]
 pub struct Topology(Arc<Inner>);
 
 struct Inner {
     plugin: Plugin,
     raw: Raw,
-    /// The client whose hardware this is; None for a topology made by name, which is ours to free.
+    /// The client that owns the topology. `None`: the topology was created by name, and this struct owns it.
     client: Option<Client>,
 }
 
@@ -39,15 +39,15 @@ impl Drop for Inner {
         if self.client.is_some() {
             return;
         }
-        // SAFETY: the topology is ours, and executables compiled for it hold this struct.
+        // SAFETY: we own the topology, and executables compiled for it hold this struct.
         unsafe { self.plugin.destroy(abi::TopologyDescriptionDestroyArgs { topology: self.raw.0, ..Struct::new() }) };
     }
 }
 
 impl Client {
-    /// The hardware of this client.
+    /// Returns the topology of this client's devices.
     pub fn topology(&self) -> Result<Topology> {
-        // SAFETY: the client lives; the topology stays the client's, which the result holds.
+        // SAFETY: the client is alive and still owns the topology; the result holds the client.
         let args = unsafe {
             self.plugin().call(abi::ClientTopologyDescriptionArgs { client: self.inner().raw.0, ..Struct::new() })?
         };
@@ -57,8 +57,8 @@ impl Client {
 }
 
 impl Topology {
-    /// A topology by the plugin's name for it: `v5p:2x2x2` for TPU; for CUDA any name with the options `target_config`
-    /// and `topology` (`partitions x hosts x devices`).
+    /// Creates a topology by name. On TPU, the name is a slice such as `v5p:2x2x2`. On CUDA, any name is valid, and the
+    /// options `target_config` and `topology` (`partitions x hosts x devices`) describe the devices.
     pub fn new(plugin: &Plugin, name: &str, options: &Attributes) -> Result<Topology> {
         let values = attributes::write(options);
         let args = abi::TopologyDescriptionCreateArgs {
@@ -68,7 +68,7 @@ impl Topology {
             num_options: values.len(),
             ..Struct::new()
         };
-        // SAFETY: name and options live during the call; the topology is ours.
+        // SAFETY: name and options outlive the call; we own the topology.
         let args = unsafe { plugin.call(args)? };
         Ok(Topology(Arc::new(Inner { plugin: plugin.clone(), raw: Raw(args.topology), client: None })))
     }
@@ -77,9 +77,9 @@ impl Topology {
         &self.0.plugin
     }
 
-    /// `cpu`, `cuda`, `tpu` …
+    /// Returns `cpu`, `cuda`, `tpu` …
     pub fn platform_name(&self) -> Result<String> {
-        // SAFETY: the topology lives; the text is copied.
+        // SAFETY: the topology is alive; the string is copied.
         unsafe {
             let args = self
                 .plugin()
@@ -88,9 +88,9 @@ impl Topology {
         }
     }
 
-    /// Versions of the compiler, in the plugin's words.
+    /// Returns the version of the compiler, as the plugin reports it.
     pub fn platform_version(&self) -> Result<String> {
-        // SAFETY: the topology lives; the text is copied.
+        // SAFETY: the topology is alive; the string is copied.
         unsafe {
             let args = self
                 .plugin()
@@ -99,9 +99,9 @@ impl Topology {
         }
     }
 
-    /// Attributes, as the plugin states them.
+    /// Returns the topology's attributes, as the plugin reports them.
     pub fn attributes(&self) -> Result<Attributes> {
-        // SAFETY: the topology lives and with it the attributes, which are copied.
+        // SAFETY: the topology is alive and owns the attributes, which are copied.
         unsafe {
             let args = self
                 .plugin()
@@ -110,9 +110,9 @@ impl Topology {
         }
     }
 
-    /// Its devices, in the plugin's order.
+    /// Returns the devices of the topology, in the plugin's order.
     pub fn devices(&self) -> Result<Vec<DeviceDescription>> {
-        // SAFETY: the topology lives and with it the descriptions.
+        // SAFETY: the topology is alive and owns the descriptions.
         unsafe {
             let args = self
                 .plugin()
@@ -122,9 +122,9 @@ impl Topology {
         }
     }
 
-    /// Bytes that describe it to another process.
+    /// Serializes the topology, so that another process can read it.
     pub fn serialize(&self) -> Result<Vec<u8>> {
-        // SAFETY: the topology lives; the bytes are copied before what holds them is freed by its own function.
+        // SAFETY: the topology is alive; the bytes are copied before the plugin's deleter frees them.
         unsafe {
             let args = self
                 .plugin()
@@ -137,7 +137,8 @@ impl Topology {
         }
     }
 
-    /// Compiles StableHLO text for it, without a device. The result can be looked at and serialized, not run.
+    /// Compiles StableHLO text for the topology, without a device. The result can be inspected and serialized, but not
+    /// executed.
     pub fn compile(&self, mlir: &str, options: &CompileOptions) -> Result<Executable> {
         let program = client::program(mlir);
         let options = options.to_proto();
@@ -150,7 +151,7 @@ impl Topology {
             ..Struct::new()
         };
         let started = Instant::now();
-        // SAFETY: program and options live during the call; the executable is ours and holds the topology.
+        // SAFETY: program and options outlive the call; we own the executable, which holds the topology.
         let compiled = unsafe {
             let args = self.plugin().call(args)?;
             Executable::from_raw(&self.0.plugin, args.executable, self.0.clone())

@@ -1,5 +1,5 @@
-//! Filling device arrays piece by piece: how stacked weights get from files to a device without a host copy of
-//! the stack.
+//! Transfers, which fill device buffers in chunks. With them, stacked weights (one tensor that holds those of all
+//! layers) load from files without a host copy of the complete tensor.
 
 use std::sync::Arc;
 
@@ -15,17 +15,17 @@ use super::host::SharedBytes;
 use super::layout::{DeviceLayout, RawLayout, pointer};
 use super::raw::Raw;
 
-/// One array of a [`Transfer`].
+/// The type, shape and layout of one buffer of a [`Transfer`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct TransferShape {
     pub ty: BufferType,
     pub dims: Vec<usize>,
-    /// Device layout; `None` for the default. Given for all arrays of a transfer or for none.
+    /// Device layout. `None`: the default. Either all buffers of a transfer have a layout or none has.
     pub layout: Option<DeviceLayout>,
 }
 
-/// Arrays of one device that are being filled. Each byte is written once, the last piece of an array says so, and the
-/// bytes are those of the device's layout (row-major for a default layout on CPU and CUDA).
+/// Buffers of one device that are being filled. Write each byte exactly once and mark the last chunk of each buffer.
+/// Bytes must be in the device layout; on CPU and CUDA, the default layout is row-major.
 #[derive(Debug)]
 pub struct Transfer {
     client: Arc<ClientHandle>,
@@ -33,7 +33,7 @@ pub struct Transfer {
     sizes: Vec<usize>,
 }
 
-/// Bytes that [`Transfer::write_all`] writes, as [`Transfer::write`] takes them.
+/// One chunk for [`Transfer::write_all`]; its fields are the arguments of [`Transfer::write`].
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     pub transfer: &'a Transfer,
@@ -44,7 +44,7 @@ pub struct Piece<'a> {
 }
 
 impl Client {
-    /// Makes arrays on `device` to be filled piece by piece.
+    /// Creates buffers on `device` to be filled in chunks.
     pub fn transfer(&self, device: &Device, shapes: &[TransferShape]) -> Result<Transfer> {
         type Create = abi::ClientCreateBuffersForAsyncHostToDeviceArgs;
         self.owns::<Create>(device)?;
@@ -58,7 +58,11 @@ impl Client {
         let specs: Vec<abi::ShapeSpec> = shapes.iter().zip(&dims).map(spec).collect();
         let layouts: Vec<RawLayout> = shapes.iter().filter_map(|s| s.layout.as_ref()).map(RawLayout::new).collect();
         if !layouts.is_empty() && layouts.len() != shapes.len() {
-            let reason = format!("{} of {} arrays have a layout: give all or none", layouts.len(), shapes.len());
+            let reason = format!(
+                "only {} of {} buffers have a layout: set a layout for all buffers or for none",
+                layouts.len(),
+                shapes.len()
+            );
             return Err(self.plugin().refuse::<Create>(reason));
         }
         let layouts: Vec<*const abi::BufferMemoryLayout> = layouts.iter().map(|l| &raw const l.raw).collect();
@@ -71,7 +75,7 @@ impl Client {
             memory: device.default_memory()?,
             ..Struct::new()
         };
-        // SAFETY: shapes and layouts live during the call; the memory lives with the client.
+        // SAFETY: shapes and layouts outlive the call; the memory space lives as long as the client.
         let args = unsafe { self.plugin().call(args)? };
         let mut transfer =
             Transfer { client: self.inner().clone(), raw: Raw(args.transfer_manager), sizes: Vec::new() };
@@ -83,32 +87,33 @@ impl Client {
 }
 
 impl Transfer {
-    /// Bytes that array `index` takes on the device.
+    /// Returns the size of buffer `index` on the device, in bytes.
     fn buffer_size(&self, index: usize) -> Result<usize> {
         let args = abi::AsyncHostToDeviceTransferManagerBufferSizeArgs {
             transfer_manager: self.raw.0,
             buffer_index: index as i32,
             ..Struct::new()
         };
-        // SAFETY: the manager lives.
+        // SAFETY: the transfer manager is alive.
         let args = unsafe { self.client.plugin.call(args)? };
         Ok(args.buffer_size)
     }
 
-    /// Bytes of each array on the device.
+    /// Returns the size of each buffer on the device, in bytes.
     pub fn sizes(&self) -> &[usize] {
         &self.sizes
     }
 
-    /// Writes `bytes` at byte `offset` of array `index` and waits; `last` completes the array.
+    /// Writes `bytes` at byte `offset` of buffer `index`, and waits until they have been read. `last` marks the last
+    /// chunk of the buffer.
     pub fn write(&self, index: usize, offset: usize, bytes: &[u8], last: bool) -> Result<()> {
         self.send(index, offset, bytes, last)?.wait()
     }
 
-    /// Writes pieces of several transfers beside each other and waits for all.
+    /// Writes chunks of several transfers concurrently, and waits until all of them have been read.
     ///
     /// # Errors
-    /// The first of a piece that cannot be written; no piece is read any more then.
+    /// Returns the first error. When this function returns, no chunk is being read any more.
     pub fn write_all(pieces: &[Piece<'_>]) -> Result<()> {
         let sent: Vec<Result<Event>> =
             pieces.iter().map(|p| p.transfer.send(p.index, p.offset, p.bytes, p.last)).collect();
@@ -116,7 +121,8 @@ impl Transfer {
         waited.into_iter().collect()
     }
 
-    /// Writes like [`Transfer::write`], in the background; the bytes' owner is released when they have been read.
+    /// Writes a chunk like [`Transfer::write`], but in the background. Keeps the owner of the bytes alive until they
+    /// have been read.
     pub fn write_shared(&self, index: usize, offset: usize, bytes: &SharedBytes, last: bool) -> Result<()> {
         self.send(index, offset, bytes.bytes(), last)?.keep_until_ready(Box::new(bytes.clone()))
     }
@@ -127,9 +133,9 @@ impl Transfer {
         let size = self.size_of::<Data>(index)?;
         if offset.checked_add(bytes.len()).is_none_or(|end| end > size) {
             let len = bytes.len();
-            return Err(plugin.refuse::<Data>(format!(
-                "{len} bytes at byte {offset} reach past the end of array {index} of {size} bytes"
-            )));
+            return Err(
+                plugin.refuse::<Data>(format!("{len} bytes at byte {offset} exceed buffer {index} of {size} bytes"))
+            );
         }
         let args = Data {
             transfer_manager: self.raw.0,
@@ -140,19 +146,20 @@ impl Transfer {
             is_last_transfer: last,
             ..Struct::new()
         };
-        // SAFETY: the range is inside the array; the callers keep the bytes until the event, which is ours.
+        // SAFETY: the range is inside the buffer; the callers keep the bytes until the event fires. We own the event.
         unsafe {
             let args = plugin.call(args)?;
             Ok(Event::from_raw(plugin, args.done_with_h2d_transfer))
         }
     }
 
-    /// Array `index`; it may be taken before it is filled and becomes ready when it is. To be taken once.
+    /// Returns buffer `index`, even before it is filled. The buffer becomes ready when its last chunk has been written.
+    /// Call this once per buffer.
     pub fn buffer(&self, index: usize) -> Result<Buffer> {
         type Retrieve = abi::AsyncHostToDeviceTransferManagerRetrieveBufferArgs;
         self.size_of::<Retrieve>(index)?;
         let args = Retrieve { transfer_manager: self.raw.0, buffer_index: index as i32, ..Struct::new() };
-        // SAFETY: the manager lives; the buffer is ours.
+        // SAFETY: the transfer manager is alive; we own the buffer.
         unsafe {
             let args = self.client.plugin.call(args)?;
             Ok(Buffer::from_raw(&self.client, args.buffer_out))
@@ -162,13 +169,15 @@ impl Transfer {
     fn size_of<A: abi::Args>(&self, index: usize) -> Result<usize> {
         let count = self.sizes.len();
         let size = self.sizes.get(index).copied();
-        size.ok_or_else(|| self.client.plugin.refuse::<A>(format!("there is no array {index}, only {count}")))
+        size.ok_or_else(|| {
+            self.client.plugin.refuse::<A>(format!("there is no buffer {index}: the transfer has {count} buffers"))
+        })
     }
 }
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        // SAFETY: the manager is ours and is not used again.
+        // SAFETY: we own the transfer manager and do not use it again.
         unsafe {
             self.client.plugin.destroy(abi::AsyncHostToDeviceTransferManagerDestroyArgs {
                 transfer_manager: self.raw.0,

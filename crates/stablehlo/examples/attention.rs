@@ -1,4 +1,4 @@
-//! Prints a program of attention whose queries are split over four devices: `cargo run --example attention`.
+//! Prints an attention program whose queries are sharded over four devices. Run `cargo run --example attention`.
 
 use ltx2_stablehlo::{Argument, Builder, DType, Error, Mesh, Sharding, Type};
 

@@ -1,4 +1,4 @@
-//! The state of a program under construction: regions, names, scopes and the first error.
+//! The builder of a program: its regions, SSA names and name scopes, and the first error.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,13 +15,13 @@ use super::types::{Type, list};
 use super::work::Work;
 use crate::DType;
 
-/// Precision of matmuls and convolutions of f32 operands on matrix units.
+/// Precision of f32 matmuls and convolutions on matrix units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Precision {
-    /// The platform's fastest: TF32 on CUDA, one bf16 pass on TPU.
+    /// The platform's fastest precision: TF32 on CUDA, a single bf16 pass on TPU.
     #[default]
     Default,
-    /// Full f32.
+    /// Full f32 precision.
     Highest,
 }
 
@@ -34,11 +34,11 @@ impl Precision {
     }
 }
 
-/// A handle on the program under construction; clones share it.
+/// A program under construction. Clones share the same program.
 #[derive(Clone)]
 pub struct Builder(pub(super) Rc<RefCell<State>>);
 
-/// A value of the program. Cheap to clone; operations on it are methods that add to its program.
+/// A value of a program. It is cheap to clone, and its methods add operations to the program.
 #[derive(Clone)]
 pub struct Value {
     pub(super) b: Builder,
@@ -48,8 +48,9 @@ pub struct Value {
     pub(super) sharding: Known,
 }
 
-/// A block of operations being written. A `while` region passes every value it uses from outside through the loop's
-/// carry, as XLA wants it, and a manual computation takes such values as operands; a `case` sees them; a function may not use any.
+/// A region under construction. Kinds of regions differ in how they use values from outside: the regions of a `while`
+/// carry them through the loop, as XLA requires; a manual computation takes them as operands; a `case` uses them
+/// directly; a function cannot use them.
 pub(super) struct Region {
     pub id: usize,
     pub kind: RegionKind,
@@ -57,17 +58,17 @@ pub(super) struct Region {
 }
 
 pub(super) enum RegionKind {
-    /// A function's body: sees nothing of the outside.
+    /// A function body, which cannot use outer values.
     Isolated,
-    /// Both regions of a `while`: outer values are captured into the carry.
+    /// Both regions of a `while`. Outer values become carried values.
     Loop { captures: Captures },
-    /// A manual computation's body: outer values are captured as replicated operands.
+    /// The body of a manual computation. Outer values become replicated operands.
     Manual { captures: Captures },
-    /// A body of a `case`: sees the values around it under their own names.
+    /// A branch of a `case`, which uses outer values under their own names.
     Choice,
 }
 
-/// Outer values with their names inside a region, in the order of first use.
+/// Captured outer values, each with its name inside the region, in order of first use.
 pub(super) type Captures = IndexMap<(usize, Rc<str>), (Value, Rc<str>)>;
 
 impl RegionKind {
@@ -84,11 +85,11 @@ pub(super) struct State {
     pub precision: Precision,
     pub mixed_precision_dot: bool,
     pub mesh: Option<Mesh>,
-    /// FLOPs of matmuls so far.
+    /// FLOPs of the matmuls added so far.
     pub dot_flops: f64,
-    /// What one device does so far.
+    /// Work of one device for the operations added so far.
     pub work: Work,
-    /// Bytes of the smallest collective permute so far.
+    /// Size in bytes of the smallest collective permute added so far.
     pub smallest_permute: Option<usize>,
     regions: Vec<Region>,
     next_name: usize,
@@ -96,7 +97,7 @@ pub(super) struct State {
     pub next_channel: usize,
     scopes: Vec<String>,
     locations: bool,
-    /// By name, in order.
+    /// Arguments of `main` by name, in order of declaration.
     arguments: IndexMap<String, Argument>,
     pub functions: BTreeMap<String, Function>,
     error: Option<Error>,
@@ -105,13 +106,13 @@ pub(super) struct State {
 pub(super) struct Function {
     pub text: String,
     pub results: Vec<Type>,
-    /// FLOPs of matmuls in one call.
+    /// FLOPs of the matmuls in one call of the function.
     pub dot_flops: f64,
-    /// What one device does in one call.
+    /// Work of one device in one call of the function.
     pub work: Work,
 }
 
-/// Guard of a name scope, which ends when dropped.
+/// A guard that keeps a name scope active until it is dropped.
 pub struct Scope(Builder);
 
 impl Drop for Scope {
@@ -121,7 +122,7 @@ impl Drop for Scope {
 }
 
 impl Builder {
-    /// A new program on one device.
+    /// Creates an empty program for one device.
     pub fn new(program: &str) -> Self {
         Builder(Rc::new(RefCell::new(State {
             program: program.to_string(),
@@ -143,13 +144,14 @@ impl Builder {
         })))
     }
 
-    /// Sets the precision of the matmuls and convolutions that follow.
+    /// Sets the precision of the matmuls and convolutions that are added afterwards.
     pub fn with_precision(self, precision: Precision) -> Self {
         self.0.borrow_mut().precision = precision;
         self
     }
 
-    /// Whether a matmul may give a wider type than its operands have; else they are widened first, to the same value.
+    /// Sets whether a matmul may have a wider result type than its operands. If not, the operands are converted to the
+    /// wider type first, which gives the same values.
     pub fn with_mixed_precision_dot(self, allowed: bool) -> Self {
         self.0.borrow_mut().mixed_precision_dot = allowed;
         self
@@ -161,30 +163,30 @@ impl Builder {
         self
     }
 
-    /// Leaves the name scopes out of the text, for readable snapshots.
+    /// Omits name scopes (MLIR locations) from the program text, which makes snapshots readable.
     pub fn without_locations(self) -> Self {
         self.0.borrow_mut().locations = false;
         self
     }
 
-    /// Enters a name scope: operations made while the returned guard lives carry it in their metadata.
+    /// Enters a name scope. Operations that are added while the guard is alive have the scope in their metadata.
     #[must_use]
     pub fn scope(&self, name: impl Into<String>) -> Scope {
         self.0.borrow_mut().scopes.push(name.into());
         Scope(self.clone())
     }
 
-    /// The current name scope, `outer/inner`.
+    /// Returns the current name scope, from outer to inner: `outer/inner`.
     pub fn scope_path(&self) -> String {
         self.0.borrow().scopes.join("/")
     }
 
-    /// Declares an argument of `main`, from wherever in the program it is first needed.
+    /// Declares an argument of `main`. May be called at any time, also while a nested region is under construction.
     pub fn argument(&self, name: &str, ty: Type) -> Value {
         self.argument_with(Argument::new(name, ty))
     }
 
-    /// Declares an argument of `main` with its placement.
+    /// Declares an argument of `main` with its sharding and memory layout.
     pub fn argument_with(&self, argument: Argument) -> Value {
         let mut s = self.0.borrow_mut();
         let name: Rc<str> = format!("%arg{}", s.arguments.len()).into();
@@ -193,12 +195,12 @@ impl Builder {
         let twice = s.arguments.insert(argument.name.clone(), argument);
         drop(s);
         if let Some(argument) = twice {
-            self.fail("argument", format!("'{}' is declared twice", argument.name));
+            self.fail("argument", format!("argument '{}' is declared twice", argument.name));
         }
         Value { b: self.clone(), name, ty, region: 0, sharding }
     }
 
-    /// Records the first error; later ones follow from it.
+    /// Records an error, unless the program already has one: later errors are usually consequences of the first.
     pub(super) fn fail(&self, op: &'static str, message: String) {
         let mut s = self.0.borrow_mut();
         if s.error.is_none() {
@@ -206,12 +208,12 @@ impl Builder {
         }
     }
 
-    /// Records an error that a layer above found, under the current name scope.
+    /// Records an error that the caller detected, with the current name scope.
     pub fn reject(&self, op: &'static str, message: String) {
         self.fail(op, message);
     }
 
-    /// A value that stands for the result of a failed operation.
+    /// Records an error and returns a placeholder for the result of the failed operation.
     pub(super) fn poison(&self, op: &'static str, message: String, ty: Type) -> Value {
         self.fail(op, message);
         self.value("%poison".into(), ty)
@@ -222,19 +224,21 @@ impl Builder {
         Value { b: self.clone(), name, ty, region, sharding: None }
     }
 
-    /// A fresh SSA name.
+    /// Returns a new SSA name.
     pub(super) fn fresh(&self) -> Rc<str> {
         let mut s = self.0.borrow_mut();
         s.next_name += 1;
         format!("%{}", s.next_name - 1).into()
     }
 
-    /// Whether operations now see one device's own part of every value.
+    /// Returns whether the current region is inside a manual computation. Its operations work on one device's shard of
+    /// each value.
     pub(super) fn is_manual(&self) -> bool {
         self.0.borrow().regions.iter().any(|r| matches!(r.kind, RegionKind::Manual { .. }))
     }
 
-    /// The name of `v` inside the current region, captured through the regions in between.
+    /// Returns the name of `v` in the current region. If an outer region defines `v`, captures it in each region in
+    /// between.
     pub(super) fn name_of(&self, v: &Value) -> Rc<str> {
         let depth = self.0.borrow().regions.len();
         self.resolve(v, depth - 1)
@@ -250,14 +254,17 @@ impl Builder {
             drop(s);
             return self.resolve(v, level - 1);
         }
-        // `main`'s arguments may be declared while a function is being written, but not be seen from inside it.
+        // Arguments of `main` may be declared while a function is under construction, but the function cannot use them.
         let known = region.kind.captures().map(|c| c.get(&(v.region, v.name.clone())));
         match known {
             Some(Some((_, local))) => return local.clone(),
             Some(None) if level > 0 => drop(s),
             _ => {
                 drop(s);
-                self.fail("capture", format!("value of type {} is used in a region that cannot see it", v.ty));
+                self.fail(
+                    "capture",
+                    format!("a value of type {} is used outside the function or region that defines it", v.ty),
+                );
                 return "%poison".into();
             }
         }
@@ -270,14 +277,14 @@ impl Builder {
         local
     }
 
-    /// Writes one operation with one result.
+    /// Adds an operation with one result.
     pub(super) fn op(&self, op: &'static str, text: impl Display, ty: Type) -> Value {
         let name = self.fresh();
         self.line(op, format_args!("{name} = {text}"));
         self.value(name, ty)
     }
 
-    /// Writes one operation with several results.
+    /// Adds an operation with several results.
     pub(super) fn op_many(&self, op: &'static str, text: impl Display, types: &[Type]) -> Vec<Value> {
         let name = self.fresh();
         if types.len() == 1 {
@@ -288,7 +295,7 @@ impl Builder {
         types.iter().enumerate().map(|(i, t)| self.value(format!("{name}#{i}").into(), t.clone())).collect()
     }
 
-    /// Writes a line of the current region, with its name scope as location.
+    /// Adds a line to the current region, with its name scope as the location.
     pub(super) fn line(&self, op: &'static str, text: impl Display) {
         let mut s = self.0.borrow_mut();
         let location = if s.locations {
@@ -308,7 +315,7 @@ impl Builder {
         }
     }
 
-    /// Writes a line without a location (terminators).
+    /// Adds a line without a location, for terminators.
     pub(super) fn raw_line(&self, text: impl Display) {
         let mut s = self.0.borrow_mut();
         let indent = "  ".repeat(s.regions.len() + 1);
@@ -329,13 +336,14 @@ impl Builder {
         let mut s = self.0.borrow_mut();
         match s.regions.pop() {
             Some(r) if !s.regions.is_empty() => r,
-            // The outermost region is only taken by `finish`; give an empty one so that the error kept is the real one.
+            // Only `finish` may take the outermost region. Return an empty region, so that the first error is reported
+            // instead of a panic.
             _ => Region { id: usize::MAX, kind: RegionKind::Isolated, text: String::new() },
         }
     }
 
-    /// Takes the text written in the current region so far, leaving it empty: a loop writes its two regions one after
-    /// the other into one frame, because they share the loop's captures.
+    /// Takes the text of the current region and leaves the region empty. `while` uses this to build its two regions one
+    /// after the other with the same captures.
     pub(super) fn take_text(&self) -> String {
         self.0.borrow_mut().regions.last_mut().map(|r| std::mem::take(&mut r.text)).unwrap_or_default()
     }
@@ -343,15 +351,15 @@ impl Builder {
     /// Finishes the program with its named results.
     ///
     /// # Errors
-    /// The first error of a builder call, with operation, name scope and shapes.
+    /// Returns the first error of a builder call, with its operation, name scope and shapes.
     pub fn finish(&self, results: &[(&str, &Value)]) -> Result<Program> {
         self.finish_with(results.iter().map(|(n, v)| (Output::new(n, v.ty.clone()), (*v).clone())).collect())
     }
 
-    /// Finishes the program with its named results and their placements.
+    /// Finishes the program with its named results, which may have shardings and memory layouts.
     ///
     /// # Errors
-    /// The first error of a builder call, with operation, name scope and shapes.
+    /// Returns the first error of a builder call, with its operation, name scope and shapes.
     pub fn finish_with(&self, results: Vec<(Output, Value)>) -> Result<Program> {
         let names = list(results.iter().map(|(_, v)| self.name_of(v)));
         let types = list(results.iter().map(|(_, v)| &v.ty));
@@ -389,23 +397,23 @@ impl Builder {
         })
     }
 
-    /// Donates an argument's memory to result number `result`.
+    /// Donates the memory of an argument to the result with index `result`.
     pub fn donate(&self, argument: &str, result: usize) {
         let found = {
             let mut s = self.0.borrow_mut();
             s.arguments.get_mut(argument).map(|a| a.donated_to = Some(result)).is_some()
         };
         if !found {
-            self.fail("donate", format!("there is no argument '{argument}'"));
+            self.fail("donate", format!("there is no argument '{argument}' to donate"));
         }
     }
 
-    /// Precision of matmuls and convolutions.
+    /// Returns the precision of matmuls and convolutions.
     pub fn precision(&self) -> Precision {
         self.0.borrow().precision
     }
 
-    /// A scalar constant.
+    /// Returns a scalar constant.
     pub fn scalar(&self, value: f64, dtype: DType) -> Value {
         self.full(value, Type::scalar(dtype))
     }
@@ -416,7 +424,7 @@ impl Value {
         &self.ty
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.ty.dtype
     }
@@ -425,26 +433,27 @@ impl Value {
         &self.ty.dims
     }
 
-    /// One dimension; negative counts from the end. A wrong index is the program's error and reads as 1.
+    /// Returns the size of a dimension. A negative axis counts from the end. If the axis is invalid, records an error
+    /// and returns 1.
     pub fn dim(&self, axis: isize) -> usize {
         self.axis("dim", axis).map_or(1, |a| self.ty.dims[a])
     }
 
-    /// A possibly negative axis as an index; one that is not there is the error of `op`.
+    /// Converts a possibly negative axis to an index. If the axis is invalid, records an error of the operation `op`.
     pub(super) fn axis(&self, op: &'static str, axis: isize) -> Option<usize> {
         let found = axis_of(axis, self.rank());
         if found.is_none() {
-            self.b.fail(op, format!("there is no axis {axis} in {}", self.ty));
+            self.b.fail(op, format!("axis {axis} is out of range for {}", self.ty));
         }
         found
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.ty.rank()
     }
 
-    /// Builder of the program that this value belongs to.
+    /// Returns the builder of the program that contains this value.
     pub fn builder(&self) -> &Builder {
         &self.b
     }
@@ -454,7 +463,7 @@ impl Value {
     }
 }
 
-/// A possibly negative axis as an index.
+/// Converts a possibly negative axis to an index; `None` if it is out of range.
 pub(super) fn axis_of(axis: isize, rank: usize) -> Option<usize> {
     let a = if axis < 0 { axis + rank as isize } else { axis };
     (a >= 0 && (a as usize) < rank).then_some(a as usize)

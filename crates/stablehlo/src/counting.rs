@@ -1,4 +1,4 @@
-//! Shardings of values and what one device does, kept while a program is written.
+//! Propagates shardings, and counts the work of one device, while a program is built.
 
 use super::builder::{Builder, Value};
 use super::propagation::{Known, known};
@@ -6,12 +6,12 @@ use super::sharding::{Groups, Sharding};
 use super::work::{Attention, Matmul, Pattern, Transfer};
 
 impl Value {
-    /// The same value with a sharding.
     pub(super) fn with_sharding(self, sharding: Known) -> Value {
         Value { sharding, ..self }
     }
 
-    /// Mesh axes that split a dimension; none inside a manual region, where a value is one device's own.
+    /// Returns the mesh axes that shard a dimension. Inside a manual region there are none, because a value is already
+    /// the device's shard.
     pub(super) fn axes_of(&self, dim: usize) -> Vec<String> {
         if self.b.is_manual() {
             return Vec::new();
@@ -19,19 +19,21 @@ impl Value {
         self.sharding.as_ref().and_then(|s| s.0.get(dim).cloned()).unwrap_or_default()
     }
 
-    /// Sharding of a result whose dimension `i` is this value's dimension `from[i]`, or a new one.
+    /// Returns the sharding of a result whose dimension `i` is this value's dimension `from[i]`; if `from[i]` is
+    /// `None`, the dimension is new and not sharded.
     pub(super) fn carried(&self, from: impl IntoIterator<Item = Option<usize>>) -> Known {
         self.sharding.as_ref()?;
         known(from.into_iter().map(|dim| dim.map_or_else(Vec::new, |dim| self.axes_of(dim))).collect())
     }
 
-    /// Sharding of a result of the same dimensions but for one, whose parts are others.
+    /// Returns the sharding of a result in which only the dimension `changed` differs from this value; that dimension
+    /// is not sharded.
     pub(super) fn carried_but(&self, changed: usize) -> Known {
         self.carried((0..self.rank()).map(|i| (i != changed).then_some(i)))
     }
 
-    /// Sharding of the same elements in row-major order under other dimensions. Mesh axes stay on the outermost dimensions of
-    /// those that are joined or taken apart together, where these divide.
+    /// Returns the sharding after a reshape to `to`. If dimensions are merged or split, their mesh axes shard the
+    /// outermost of the new dimensions whose sizes are divisible.
     pub(super) fn carried_through_reshape(&self, to: &[usize]) -> Known {
         self.sharding.as_ref()?;
         let from = self.dims();
@@ -41,7 +43,8 @@ impl Value {
             let (first, start) = (i, j);
             let (mut a, mut b) = (from[i], to[j]);
             while a != b {
-                // The sizes have the same product: one of them can grow.
+                // Both shapes have the same number of elements, so multiplying further dimensions makes the two
+                // products equal.
                 if a < b && i + 1 < from.len() {
                     i += 1;
                     a *= from[i];
@@ -71,7 +74,8 @@ impl Value {
         known(dims)
     }
 
-    /// Mesh axes of the outermost of some dimensions, and of the next where those have one element a device.
+    /// Returns the mesh axes of the outermost dimension in a range. If that dimension is fully sharded (one element per
+    /// device), adds those of the next dimension, and so on.
     fn outer_axes(&self, dims: std::ops::Range<usize>) -> Vec<String> {
         let mut all = Vec::new();
         for dim in dims {
@@ -86,7 +90,7 @@ impl Value {
     }
 }
 
-/// Sharding of an elementwise result: of each dimension the first operand's that splits it.
+/// Returns the sharding of an elementwise result. Each dimension is sharded like in the first operand that shards it.
 pub(super) fn merged(operands: &[&Value]) -> Known {
     let rank = operands.iter().find(|v| v.sharding.is_some())?.rank();
     let split = |dim: usize| operands.iter().map(|v| v.axes_of(dim)).find(|axes| !axes.is_empty());
@@ -94,13 +98,13 @@ pub(super) fn merged(operands: &[&Value]) -> Known {
 }
 
 impl Builder {
-    /// Number of devices along mesh axes; `None` for an axis that the mesh has not.
+    /// Returns the number of devices along mesh axes; `None` if the mesh does not have one of the axes.
     pub(super) fn parts(&self, axes: &[String]) -> Option<usize> {
         let s = self.0.borrow();
         axes.iter().map(|axis| s.mesh.as_ref().and_then(|mesh| mesh.size(axis))).product()
     }
 
-    /// Bytes of a value on one device.
+    /// Returns the size in bytes of a value's shard on one device.
     pub(super) fn local_bytes(&self, v: &Value) -> f64 {
         let axes: Vec<String> = (0..v.rank()).flat_map(|dim| v.axes_of(dim)).collect();
         v.ty.bytes() as f64 / self.parts(&axes).unwrap_or(1) as f64
@@ -108,7 +112,8 @@ impl Builder {
 }
 
 impl Builder {
-    /// Adds attention that a custom call computes: of queries `[rows, queries, heads, dim]` to keys and values of that form.
+    /// Counts the work of attention that runs in a custom call. `q`, `k` and `v` have the shape `[batch, tokens, heads,
+    /// head_dim]`.
     pub fn count_attention(&self, q: &Value, k: &Value, v: &Value) {
         let [rows, queries, heads, dim] = [0, 1, 2, 3].map(|axis| q.dim(axis));
         let keys = k.dim(1);
@@ -119,7 +124,7 @@ impl Builder {
         self.0.borrow_mut().work.matmuls.push(matmul);
     }
 
-    /// Adds a collective whose result on one device is `bytes`.
+    /// Counts a collective whose result has `bytes` bytes on one device.
     pub(super) fn count_transfer(&self, pattern: Pattern, bytes: f64, groups: &Groups) {
         if groups.size() > 1 {
             let transfer = Transfer { pattern, bytes, groups: groups.clone(), times: 1.0 };
@@ -127,7 +132,7 @@ impl Builder {
         }
     }
 
-    /// Adds the all-reduce of a value whose parts are sums over devices along `axes`.
+    /// Counts the all-reduce that adds partial sums over the devices along `axes`.
     pub(super) fn count_sum(&self, of: &Value, axes: &[String]) {
         let names: Vec<&str> = axes.iter().map(String::as_str).collect();
         let groups = self.0.borrow().mesh.as_ref().map(|mesh| mesh.groups(&names));
@@ -136,7 +141,8 @@ impl Builder {
         }
     }
 
-    /// Adds the all-gather that a constraint asks for: over the axes of `from` that `to` does not have.
+    /// Counts the all-gather that a sharding constraint implies. It gathers along the mesh axes that shard `from` but
+    /// not `to`.
     pub(super) fn count_gather(&self, from: &Value, to: &Sharding) {
         let Some(own) = &from.sharding else { return };
         let kept: Vec<&String> = to.0.iter().flatten().collect();

@@ -1,4 +1,4 @@
-//! Element types, shared by the program builder, the runtime and the checkpoints.
+//! Element types of programs, device buffers and checkpoints.
 
 mod float8;
 
@@ -7,12 +7,12 @@ use std::fmt;
 pub use float8::F8;
 
 impl DType {
-    /// True for `F8E4M3FN`, `F16`, `BF16`, `F32` and `F64`.
+    /// Returns whether this is a floating-point type.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F8E4M3FN | DType::F16 | DType::BF16 | DType::F32 | DType::F64)
     }
 
-    /// True for the unsigned integers.
+    /// Returns whether this is an unsigned integer type.
     pub const fn is_unsigned(self) -> bool {
         matches!(self, DType::U8 | DType::U16 | DType::U32 | DType::U64)
     }
@@ -24,7 +24,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// A Rust type that is the host form of a [`DType`].
+/// A Rust type with the host representation of a [`DType`].
 pub trait Element: bytemuck::NoUninit + Send + Sync {
     /// The element type.
     const DTYPE: DType;
@@ -39,17 +39,17 @@ macro_rules! dtypes {
         }
 
         impl DType {
-            /// Bytes of one element in host memory.
+            /// Returns the size of one element in host memory, in bytes.
             pub const fn size(self) -> usize {
                 match self { $(DType::$dtype => size_of::<$rust>(),)* }
             }
 
-            /// The lower-case name used in messages and YAML: `f32`, `bf16`, `i64`, `bool` …
+            /// Returns the lower-case name used in messages and YAML: `f32`, `bf16`, `i64`, `bool` …
             pub const fn name(self) -> &'static str {
                 match self { $(DType::$dtype => $name,)* }
             }
 
-            /// MLIR's spelling.
+            /// Returns the type's name in MLIR.
             pub(crate) const fn mlir(self) -> &'static str {
                 match self { $(DType::$dtype => $mlir,)* }
             }
@@ -68,7 +68,7 @@ dtypes! {
     U16: u16, "u16", "ui16";
     U32: u32, "u32", "ui32";
     U64: u64, "u64", "ui64";
-    /// 8-bit float of 4 exponent and 3 mantissa bits, finite numbers and NaN only ([`F8`]).
+    /// 8-bit float with 4 exponent and 3 mantissa bits, without infinities ([`F8`]).
     F8E4M3FN: F8, "f8_e4m3", "f8E4M3FN";
     F16: half::f16, "f16", "f16";
     BF16: half::bf16, "bf16", "bf16";

@@ -1,15 +1,15 @@
-//! Errors of building a program.
+//! Errors that occur while programs are built.
 
-/// The first mistake made while a program was built.
+/// The first error that occurred while a program was built.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 #[error("{op} in scope '{scope}' of program '{program}': {message}")]
 pub struct Error {
-    /// The operation, in StableHLO's spelling without the dialect.
+    /// The operation, by its StableHLO name without the dialect prefix.
     pub op: &'static str,
-    /// The name scope, outer to inner, joined by `/`.
+    /// The name scope, from outer to inner, joined by `/`.
     pub scope: String,
     pub program: String,
-    /// Mismatch, with the shapes.
+    /// What is wrong, including the shapes.
     pub message: String,
 }
 

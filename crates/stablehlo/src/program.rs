@@ -1,4 +1,4 @@
-//! A finished program, with the arguments and results of its `main`.
+//! Finished programs, and the arguments and results of their `main` function.
 
 use sha2::{Digest, Sha256};
 
@@ -6,48 +6,48 @@ use super::sharding::{Mesh, Sharding};
 use super::types::Type;
 use super::work::Work;
 
-/// An argument of `main`.
+/// An argument of a program's `main` function.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Argument {
     /// Name, unique in the program.
     pub name: String,
-    /// Global type.
+    /// Global type: that of the value before it is sharded.
     pub ty: Type,
-    /// Placement; `None` lets the partitioner choose.
+    /// Sharding. `None`: the partitioner chooses.
     pub sharding: Option<Sharding>,
-    /// Index of the result that this argument's memory is donated to.
+    /// Index of the result to which the memory of this argument is donated.
     pub donated_to: Option<usize>,
-    /// Layout in device memory, as XLA writes it (`{2,1,0:T(16,128)(2,1)}`); `None` for the default.
+    /// Device memory layout in XLA's notation (`{2,1,0:T(16,128)(2,1)}`). `None`: the default.
     pub memory_layout: Option<String>,
-    /// Dimensions without padding: the leading part that callers fill, zeros behind it.
+    /// Dimensions without padding. Callers fill this leading part; the rest is padded with zeros.
     pub logical_dims: Vec<usize>,
 }
 
 impl Argument {
-    /// An argument without padding, placed by the partitioner.
+    /// Creates an argument that is not padded and not donated. The partitioner chooses its sharding.
     pub fn new(name: &str, ty: Type) -> Self {
         let logical_dims = ty.dims.clone();
         Argument { name: name.to_string(), ty, sharding: None, donated_to: None, memory_layout: None, logical_dims }
     }
 }
 
-/// A result of `main`.
+/// A result of a program's `main` function.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
     /// Name, unique in the program.
     pub name: String,
-    /// Global type.
+    /// Global type: that of the value before it is sharded.
     pub ty: Type,
-    /// Placement; `None` lets the partitioner choose.
+    /// Sharding. `None`: the partitioner chooses.
     pub sharding: Option<Sharding>,
-    /// Layout in device memory; `None` for the default.
+    /// Device memory layout in XLA's notation. `None`: the default.
     pub memory_layout: Option<String>,
-    /// Dimensions without padding: the leading part that callers see.
+    /// Dimensions without padding. Callers get only this leading part.
     pub logical_dims: Vec<usize>,
 }
 
 impl Output {
-    /// A result without padding, placed by the partitioner.
+    /// Creates a result that is not padded. The partitioner chooses its sharding.
     pub fn new(name: &str, ty: Type) -> Self {
         Output { name: name.to_string(), logical_dims: ty.dims.clone(), ty, sharding: None, memory_layout: None }
     }
@@ -59,29 +59,29 @@ pub struct Program {
     pub text: String,
     pub arguments: Vec<Argument>,
     pub results: Vec<Output>,
-    /// The devices the program is partitioned over; no axes for one.
+    /// Mesh over which the program is partitioned; it has no axes if the program runs on one device.
     pub mesh: Mesh,
-    /// FLOPs of the matmuls, a multiply-add counted as two, times the trip count of loops where it is known. Custom calls
-    /// are not included.
+    /// FLOPs of the matmuls (a multiply-add counts as two), multiplied by loop trip counts where these are known.
+    /// Custom calls are not included.
     pub dot_flops: f64,
-    /// What one device does, by the shardings of arguments and constraints.
+    /// Work of one device, derived from the shardings of the arguments and from sharding constraints.
     pub work: Work,
-    /// Bytes of the smallest value that a device sends in a collective permute; `None` without one.
+    /// Size in bytes of the smallest collective permute on one device; `None` if the program has no collective permute.
     pub smallest_permute: Option<usize>,
 }
 
 impl Program {
-    /// SHA-256 of the text, in hex.
+    /// Returns the SHA-256 of the program text, in hex.
     pub fn hash(&self) -> String {
         hex::encode(Sha256::digest(self.text.as_bytes()))
     }
 
-    /// Devices the program is partitioned over.
+    /// Returns the number of devices over which the program is partitioned.
     pub fn devices(&self) -> usize {
         self.mesh.devices()
     }
 
-    /// Position of an argument; `None` without such an argument.
+    /// Returns the index of the argument with this name; `None` if there is no such argument.
     pub fn argument(&self, name: &str) -> Option<usize> {
         self.arguments.iter().position(|a| a.name == name)
     }

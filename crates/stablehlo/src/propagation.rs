@@ -1,14 +1,14 @@
-//! Shardings of values, carried from operands to results as a partitioner does, so that a program knows the part of each
-//! matmul that one device runs. A value without a known sharding counts as replicated.
+//! Propagates shardings from operands to results, as a partitioner does, to determine how much of each matmul one
+//! device computes. A value whose sharding is unknown counts as replicated.
 
 use std::rc::Rc;
 
 use super::sharding::Sharding;
 
-/// Sharding of a value; `None` if nothing splits it.
+/// Sharding of a value. `None`: the value counts as replicated.
 pub(super) type Known = Option<Rc<Sharding>>;
 
-/// Sharding of dimensions, without a mesh axis that an earlier dimension has.
+/// Returns a sharding in which each mesh axis shards only the first of the dimensions that it is listed for.
 pub(super) fn known(dims: Vec<Vec<String>>) -> Known {
     let mut taken: Vec<String> = Vec::new();
     let distinct = dims.into_iter().map(|axes| {

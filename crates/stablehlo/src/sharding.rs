@@ -4,40 +4,41 @@ use std::fmt;
 
 use super::types::{Type, list};
 
-/// Named axes over the devices, outer first.
+/// Devices arranged along named axes, outermost axis first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mesh {
     pub axes: Vec<(String, usize)>,
 }
 
 impl Mesh {
-    /// A mesh from its axes, outer first.
+    /// Creates a mesh from names and sizes of its axes, outermost axis first.
     pub fn new(axes: &[(&str, usize)]) -> Self {
         Mesh { axes: axes.iter().map(|(n, s)| ((*n).to_string(), *s)).collect() }
     }
 
-    /// Devices in all.
+    /// Returns the number of devices.
     pub fn devices(&self) -> usize {
         self.axes.iter().map(|(_, s)| s).product()
     }
 
-    /// An axis' size; `None` if there is no such axis.
+    /// Returns the size of an axis; `None` if there is no such axis.
     pub fn size(&self, axis: &str) -> Option<usize> {
         self.axes.iter().find(|(n, _)| n == axis).map(|(_, s)| *s)
     }
 
-    /// A device's index along an axis.
+    /// Returns the coordinate of a device along an axis.
     pub fn position(&self, device: usize, axis: &str) -> usize {
         let inner = self.axes.iter().rev().take_while(|(n, _)| n != axis).map(|(_, s)| s).product::<usize>();
         device / inner.max(1) % self.size(axis).unwrap_or(1)
     }
 
-    /// The groups of devices that differ only along `axes`, each group ordered by these axes, outer first.
+    /// Returns the groups of devices whose coordinates differ only along `axes`. Within a group, the coordinate of the
+    /// last axis in `axes` varies fastest.
     pub fn groups(&self, axes: &[&str]) -> Groups {
         let strides: Vec<usize> =
             (0..self.axes.len()).map(|i| self.axes[i + 1..].iter().map(|(_, s)| s).product()).collect();
         let picked: Vec<usize> = axes.iter().filter_map(|a| self.axes.iter().position(|(name, _)| name == a)).collect();
-        // Device offsets reached by stepping along the given axes, the last one fastest.
+        // Returns the offsets of the devices along these axes; the coordinate of the last axis varies fastest.
         let offsets = |along: &[usize]| {
             along.iter().fold(vec![0], |at, &i| {
                 at.iter()
@@ -58,17 +59,18 @@ impl fmt::Display for Mesh {
     }
 }
 
-/// Device groups of a collective.
+/// The groups of devices that communicate in a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Groups(pub Vec<Vec<usize>>);
 
 impl Groups {
-    /// Devices in a group.
+    /// Returns the number of devices in each group.
     pub fn size(&self) -> usize {
         self.0.first().map_or(1, Vec::len)
     }
 
-    /// Each group cut into runs of `inner` neighbours, and the groups of those in the same place of their runs.
+    /// Splits each group into chunks of `inner` adjacent devices. Returns the chunks, and the groups of devices that
+    /// have the same position in the chunks of one group.
     pub fn nested(&self, inner: usize) -> (Groups, Groups) {
         let near = self.0.iter().flat_map(|g| g.chunks(inner).map(<[usize]>::to_vec)).collect();
         let far = self.0.iter().flat_map(|g| (0..inner).map(|i| g.iter().skip(i).step_by(inner).copied().collect()));
@@ -81,12 +83,12 @@ impl Groups {
     }
 }
 
-/// Mesh axes that split each dimension, outer first; none for a replicated dimension.
+/// Mesh axes that shard each dimension, outermost axis first. A dimension without axes is replicated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sharding(pub Vec<Vec<String>>);
 
 impl Sharding {
-    /// A sharding from axis names.
+    /// Creates a sharding from the mesh axes of each dimension.
     pub fn new(dims: &[&[&str]]) -> Self {
         Sharding(dims.iter().map(|d| d.iter().map(|a| (*a).to_string()).collect()).collect())
     }
@@ -96,25 +98,26 @@ impl Sharding {
         format!("<@mesh, [{dims}]>")
     }
 
-    /// Text of the attribute of an argument or result.
+    /// Returns the MLIR attribute for an argument or result.
     pub(super) fn attribute(&self) -> String {
         format!("#sdy.sharding{}", self.body())
     }
 
-    /// Type of one device's shard of `ty`.
+    /// Returns the type of one device's shard of a value of type `ty`.
     ///
     /// # Errors
-    /// A dimension that its mesh axes do not divide.
+    /// Returns an error if the number of dimensions differs, if the mesh does not have an axis, or if a dimension is
+    /// not divisible by the size of its axes.
     pub fn local(&self, ty: &Type, mesh: &Mesh) -> Result<Type, String> {
         if self.0.len() != ty.rank() {
-            return Err(format!("{ty} has {} dimensions, the sharding {}", ty.rank(), self.0.len()));
+            return Err(format!("{ty} has {} dimensions, but the sharding has {}", ty.rank(), self.0.len()));
         }
         let mut local = ty.clone();
         for (i, axes) in self.0.iter().enumerate() {
             for a in axes {
                 let size = mesh.size(a).ok_or_else(|| format!("the mesh has no axis '{a}'"))?;
                 if !local.dims[i].is_multiple_of(size) {
-                    return Err(format!("dimension {i} of {ty} does not divide by axis '{a}' of size {size}"));
+                    return Err(format!("dimension {i} of {ty} is not divisible by mesh axis '{a}' of size {size}"));
                 }
                 local.dims[i] /= size;
             }

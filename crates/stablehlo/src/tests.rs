@@ -28,14 +28,14 @@ fn a_loop_carries_what_its_body_uses_from_outside() {
 }
 
 #[test]
-fn nested_loops_capture_through_both() {
+fn nested_loops_capture_outer_values_once() {
     let b = builder();
     let x = arg(&b, "x", F32, &[]);
     let step = arg(&b, "step", F32, &[]);
     let y = b.repeat(2, &[x], |_, outer| b.repeat(3, outer, |_, inner| vec![&inner[0] + &step]));
     let text = b.finish(&[("y", &y[0])]).expect("builds").text;
     assert_eq!(text.matches("stablehlo.while").count(), 2);
-    assert_eq!(text.matches("%arg1").count(), 2, "declared once, taken into the outer loop once: {text}");
+    assert_eq!(text.matches("%arg1").count(), 2, "declared once and captured once by the outer loop: {text}");
 }
 
 #[test]
@@ -53,19 +53,22 @@ fn a_choice_sees_the_loop_around_it_and_counts_its_largest_body() {
 }
 
 #[test]
-fn bodies_of_a_choice_return_the_same_types() {
+fn case_branches_must_return_the_same_types() {
     let b = builder();
     let x = arg(&b, "x", F32, &[2, 2]);
     let y = b.case(&b.scalar(0.0, I32), 2, |k| vec![if k == 0 { x.clone() } else { x.at(0, 0) }]);
-    let e = b.finish(&[("y", &y[0])]).expect_err("other types");
-    assert_eq!((e.op, &e.message[..]), ("case", "body 1 returns tensor<2xf32>, body 0 tensor<2x2xf32>"));
+    let e = b.finish(&[("y", &y[0])]).expect_err("branch types differ");
+    assert_eq!(
+        (e.op, &e.message[..]),
+        ("case", "branch 1 returns tensor<2xf32>, but branch 0 returns tensor<2x2xf32>")
+    );
     let wide = builder();
     let none = wide.case(&arg(&wide, "i", F32, &[]), 2, |_| Vec::new());
     assert_eq!((none.len(), wide.finish(&[]).expect_err("not an integer").op), (0, "case"));
 }
 
 #[test]
-fn a_wrong_shape_names_operation_scope_and_both_shapes() {
+fn shape_error_has_operation_scope_and_both_shapes() {
     let b = builder();
     let (x, y) = (arg(&b, "x", F32, &[2, 3]), arg(&b, "y", F32, &[2, 4]));
     let z = {
@@ -73,7 +76,7 @@ fn a_wrong_shape_names_operation_scope_and_both_shapes() {
         let _attn = b.scope("attn1");
         &x + &y
     };
-    // A later mistake does not replace the first.
+    // The error that is reported stays the first one.
     let z = z.reshape(vec![5]);
     let e = b.finish(&[("z", &z)]).expect_err("shapes differ");
     assert_eq!(
@@ -83,7 +86,7 @@ fn a_wrong_shape_names_operation_scope_and_both_shapes() {
 }
 
 #[test]
-fn mistakes_are_found_by_the_operation_that_makes_them() {
+fn invalid_operands_are_reported_by_their_operation() {
     type Case = (&'static str, fn(&Builder, &Value) -> Value);
     let cases: [Case; 12] = [
         ("dot_general", |b, x| b.einsum("ab,cb->ac", x, &x.reshape(vec![3, 2]), F32)),
@@ -110,7 +113,7 @@ fn mistakes_are_found_by_the_operation_that_makes_them() {
 }
 
 #[test]
-fn values_cannot_leak_into_a_function() {
+fn functions_cannot_capture_outer_values() {
     let b = builder();
     let (x, y) = (arg(&b, "x", F32, &[2]), arg(&b, "y", F32, &[2]));
     let z = b.call("f", std::slice::from_ref(&x), |p| vec![&p[0] + &y]);
@@ -118,7 +121,7 @@ fn values_cannot_leak_into_a_function() {
 }
 
 #[test]
-fn a_function_is_written_once_for_the_same_types() {
+fn function_is_defined_once_per_argument_types() {
     let b = builder();
     let x = arg(&b, "x", F32, &[2]);
     let twice = |v: &Value| b.call("double", std::slice::from_ref(v), |p| vec![&p[0] + &p[0]]).remove(0);
@@ -128,7 +131,7 @@ fn a_function_is_written_once_for_the_same_types() {
 }
 
 #[test]
-fn constants_keep_their_bits() {
+fn constant_literals_preserve_bits() {
     let b = builder();
     let values =
         [b.scalar(f64::NEG_INFINITY, F32), b.scalar(0.1, F32), b.scalar(1e-6, F32), b.scalar(f64::INFINITY, BF16)];
@@ -141,12 +144,12 @@ fn constants_keep_their_bits() {
 }
 
 #[test]
-fn shardings_must_divide() {
+fn constraint_must_divide_the_dimension() {
     let b = builder().with_mesh(Mesh::new(&[("fsdp", 2), ("context", 4)]));
     let x = arg(&b, "x", F32, &[6, 8]);
     let y = x.constrain(&Sharding::new(&[&["context"], &[]]));
-    let e = b.finish(&[("y", &y)]).expect_err("6 does not divide by 4");
-    assert_eq!(e.message, "dimension 0 of tensor<6x8xf32> does not divide by axis 'context' of size 4");
+    let e = b.finish(&[("y", &y)]).expect_err("6 is not divisible by 4");
+    assert_eq!(e.message, "dimension 0 of tensor<6x8xf32> is not divisible by mesh axis 'context' of size 4");
 }
 
 #[test]
@@ -168,13 +171,13 @@ fn a_manual_region_sees_local_parts() {
 }
 
 #[test]
-fn a_manual_region_takes_what_it_uses_from_outside_whole() {
+fn manual_region_captures_are_replicated_operands() {
     let b = builder().with_mesh(Mesh::new(&[("context", 4)]));
     let (x, w) = (arg(&b, "x", F32, &[8, 2]), arg(&b, "w", F32, &[2, 2]));
     let rows = Sharding::new(&[&["context"], &[]]);
     let y = b.manual(&[(&x, rows.clone())], std::slice::from_ref(&rows), |p| {
         b.repeat(3, &p[..1], |i, state| {
-            // Declared in the region: an argument of the program all the same.
+            // This argument of `main` is declared inside the region.
             let stack = arg(&b, "stack", F32, &[3, 2]);
             vec![b.einsum("rc,co->ro", &state[0], &w, F32) + stack.index(i).constrain(&rows)]
         })
@@ -183,12 +186,12 @@ fn a_manual_region_takes_what_it_uses_from_outside_whole() {
     let whole = "<@mesh, [{}, {}]>";
     let operands = format!("(%arg0, %arg1, %arg2) in_shardings=[<@mesh, [{{\"context\"}}, {{}}]>, {whole}, {whole}]");
     assert!(text.contains(&operands), "{text}");
-    // A value of one device is placed already.
+    // Constraints are ignored inside a manual region.
     assert!(!text.contains("sharding_constraint"), "{text}");
 }
 
 #[test]
-fn manual_regions_do_not_nest() {
+fn nested_manual_regions_are_rejected() {
     let b = builder().with_mesh(Mesh::new(&[("context", 4)]));
     let x = arg(&b, "x", F32, &[8]);
     let rows = Sharding::new(&[&["context"]]);
@@ -196,11 +199,11 @@ fn manual_regions_do_not_nest() {
         b.manual(&[(x, rows.clone())], std::slice::from_ref(&rows), |p| vec![body(&p[0])]).remove(0)
     };
     let y = region(&x, &|x| region(x, &|x| x + x));
-    assert_eq!(b.finish(&[("y", &y)]).expect_err("nested").message, "a manual region does not nest");
+    assert_eq!(b.finish(&[("y", &y)]).expect_err("nested").message, "manual regions cannot be nested");
 }
 
 #[test]
-fn scopes_reach_the_text_as_locations() {
+fn scopes_become_mlir_locations() {
     let b = Builder::new("test");
     let x = arg(&b, "x", I32, &[2]);
     let y = {
@@ -226,7 +229,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn work_is_that_of_one_device() {
+fn work_counts_one_device_and_loop_iterations() {
     let mesh = || Mesh::new(&[("context", 2), ("tensor", 3)]);
     let run = |rows: &[&str], inner: &[&str]| {
         let b = builder().with_mesh(mesh());
@@ -237,7 +240,8 @@ fn work_is_that_of_one_device() {
     };
     let flops = 5.0 * 2.0 * (4 * 6 * 9) as f64;
     assert_eq!((run(&[], &[]).flops(), run(&[], &[]).transfers.len()), (flops, 0));
-    // Rows divide the work; what is summed over is divided too, and its sums are joined in each of the five runs.
+    // Sharding the rows over two devices halves the work of a device. Sharding the contracting dimension over three
+    // devices divides it by three, and each of the five iterations all-reduces the partial sums.
     let rows = run(&["context"], &[]);
     assert_eq!((rows.flops(), rows.transfers.len()), (flops / 2.0, 0));
     assert_eq!((rows.matmuls[0].bytes, rows.matmuls[0].times), ([24.0, 108.0, 36.0], 5.0));

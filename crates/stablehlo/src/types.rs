@@ -1,44 +1,44 @@
-//! The type of a value: an element type and static dimensions.
+//! Tensor types: an element type and static dimensions.
 
 use std::fmt;
 
 use crate::DType;
 
-/// A ranked tensor type with static dimensions. Displays as in the program's text, `tensor<2x3xbf16>`.
+/// A ranked tensor type with static dimensions, displayed as in MLIR: `tensor<2x3xbf16>`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Type {
     pub dtype: DType,
-    /// Dimensions, outer first; empty for a scalar.
+    /// Dimensions, outermost dimension first; empty for a scalar.
     pub dims: Vec<usize>,
 }
 
 impl Type {
-    /// A type from its parts.
+    /// Creates a type.
     pub fn new(dtype: DType, dims: impl Into<Vec<usize>>) -> Self {
         Type { dtype, dims: dims.into() }
     }
 
-    /// A scalar type.
+    /// Creates a scalar type.
     pub fn scalar(dtype: DType) -> Self {
         Type { dtype, dims: Vec::new() }
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.dims.len()
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.dims.iter().product()
     }
 
-    /// Dense bytes.
+    /// Returns the size in bytes of a dense tensor of this type.
     pub fn bytes(&self) -> usize {
         self.elements() * self.dtype.size()
     }
 
-    /// The same dimensions with another element type.
+    /// Returns the type with the same dimensions and element type `dtype`.
     pub fn with_dtype(&self, dtype: DType) -> Self {
         Type { dtype, dims: self.dims.clone() }
     }
@@ -54,12 +54,12 @@ impl fmt::Display for Type {
     }
 }
 
-/// Joins with `, `, the form of every list in the text.
+/// Joins items with `, `.
 pub(super) fn list<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
     items.into_iter().map(|i| i.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// The numpy broadcast of two shapes, aligned at the last dimension; `None` when they do not fit.
+/// Broadcasts two shapes as numpy does, aligned at the last dimension; `None` if they are incompatible.
 pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     let rank = a.len().max(b.len());
     let at = |s: &[usize], i: usize| if i + s.len() < rank { 1 } else { s[i + s.len() - rank] };

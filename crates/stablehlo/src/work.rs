@@ -1,32 +1,32 @@
-//! What one device does in a program: its matmuls, and what it receives from others.
+//! The work of one device: the matmuls and collectives of a program.
 
 use super::DType;
 use super::sharding::Groups;
 
-/// A matmul as one device runs it, or attention in a fused kernel.
+/// A matmul, or attention in a fused kernel, as one device runs it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matmul {
-    /// FLOPs, a multiply-add counted as two.
+    /// FLOPs of one run; a multiply-add counts as two.
     pub flops: f64,
-    /// Bytes of the left and the right operand and of the result.
+    /// Sizes in bytes of the left operand, the right operand and the result.
     pub bytes: [f64; 3],
     /// Element type of the operands.
     pub dtype: DType,
-    /// Attention in a fused kernel.
+    /// Sizes of the attention; `None` for a matmul.
     pub attention: Option<Attention>,
-    /// Runs, times the trip counts of loops where they are known.
+    /// Number of runs; includes loop trip counts where these are known.
     pub times: f64,
 }
 
-/// Sizes of attention in a fused kernel.
+/// Sizes of attention that runs in a fused kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attention {
-    /// Heads of all rows.
+    /// Number of heads, summed over all batch rows.
     pub heads: usize,
     pub queries: usize,
 }
 
-/// Pattern of a collective.
+/// Communication pattern of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
     AllGather,
@@ -36,25 +36,25 @@ pub enum Pattern {
     Permute,
 }
 
-/// A collective that the program contains, or that its shardings ask of the partitioner.
+/// A collective: either part of the program, or one that the partitioner must insert because of the shardings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transfer {
     pub pattern: Pattern,
-    /// Bytes of the result on one device.
+    /// Size in bytes of the result on one device.
     pub bytes: f64,
     pub groups: Groups,
-    /// Runs, times the trip counts of loops where they are known.
+    /// Number of runs; includes loop trip counts where these are known.
     pub times: f64,
 }
 
-/// Work of one device.
+/// The work of one device: its matmuls and collectives.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Work {
     pub matmuls: Vec<Matmul>,
     pub transfers: Vec<Transfer>,
 }
 
-/// Number of matmuls and transfers at a point of a program.
+/// A position in the program: the numbers of matmuls and of collectives up to it.
 pub(super) type Mark = [usize; 2];
 
 impl Work {
@@ -62,13 +62,13 @@ impl Work {
         [self.matmuls.len(), self.transfers.len()]
     }
 
-    /// Multiplies the runs of what came after a mark.
+    /// Multiplies the run counts of everything that was counted after a mark by `times`.
     pub(super) fn repeat(&mut self, since: Mark, times: f64) {
         self.matmuls[since[0]..].iter_mut().for_each(|m| m.times *= times);
         self.transfers[since[1]..].iter_mut().for_each(|t| t.times *= times);
     }
 
-    /// Removes what came after a mark.
+    /// Removes and returns everything that was counted after a mark.
     pub(super) fn take(&mut self, since: Mark) -> Work {
         Work { matmuls: self.matmuls.split_off(since[0]), transfers: self.transfers.split_off(since[1]) }
     }
@@ -78,7 +78,7 @@ impl Work {
         self.transfers.extend_from_slice(&other.transfers);
     }
 
-    /// FLOPs of all matmuls.
+    /// Returns the total FLOPs of all runs of all matmuls.
     pub fn flops(&self) -> f64 {
         self.matmuls.iter().map(|m| m.flops * m.times).sum()
     }

@@ -1,5 +1,7 @@
-//! Prints loops, collectives and work of an optimized module (an `HloModuleProto`, or one with its configuration):
-//! `cargo run --example report MODULE.pb [AXIS=SIZE,…] [CHIP or FILE.toml]`.
+//! Prints the loops, the collectives and the work of an optimized module (an `HloModuleProto` or
+//! `HloModuleProtoWithConfig`).
+//!
+//! Run `cargo run --example report MODULE.pb [AXIS=SIZE,…] [CHIP or FILE.toml]`.
 
 use anyhow::Context;
 use ltx2_xla_analysis::{Chip, Module, report};
@@ -9,7 +11,7 @@ fn main() -> anyhow::Result<()> {
     let path = arguments.next().context("usage: report MODULE.pb [AXIS=SIZE,…] [CHIP]")?;
     let mesh = arguments.next().unwrap_or_default();
     let axis = |text: &str| -> anyhow::Result<(String, usize)> {
-        let (name, size) = text.split_once('=').with_context(|| format!("'{text}' is not AXIS=SIZE"))?;
+        let (name, size) = text.split_once('=').with_context(|| format!("expected AXIS=SIZE, got '{text}'"))?;
         Ok((name.into(), size.parse()?))
     };
     let mesh = mesh.split(',').filter(|t| !t.is_empty()).map(axis).collect::<anyhow::Result<Vec<_>>>()?;

@@ -1,4 +1,5 @@
-//! Categories of operations: by the optimized program where it is known, else by the name of the kernel.
+//! Categories of operations, determined from the optimized program if it is available, and otherwise from the kernel's
+//! name.
 
 use std::collections::HashMap;
 
@@ -9,26 +10,26 @@ use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto, ShapeProto};
 use super::shape::dtype_name;
 
-/// Category of an operation.
+/// What kind of work an operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "&'static str", try_from = "String")]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema), schemars(with = "String"))]
 pub enum OpCategory {
-    /// Matmuls and convolutions, with what is fused into them.
+    /// Matmuls and convolutions, including the operations fused into them.
     Matmul,
-    /// Scores, softmax and weighted sum, in one kernel or several.
+    /// Attention scores, softmax and weighted sum, in one or several kernels.
     Attention,
-    /// Arithmetic and sums over elements: norms, modulation, activations.
+    /// Elementwise arithmetic and reductions: norms, modulation, activations.
     Elementwise,
-    /// Copies, transposes, slices.
+    /// Copies, transposes and slices.
     Copy,
-    /// Overhead of loops, unknown kernels.
+    /// Loop overhead, and kernels of unknown purpose.
     Other,
     Collective(CollectiveKind),
 }
 
 impl OpCategory {
-    /// Name in tables and files.
+    /// Returns the category's name in tables and files.
     pub fn name(self) -> &'static str {
         match self {
             OpCategory::Matmul => "matmul",
@@ -40,7 +41,7 @@ impl OpCategory {
         }
     }
 
-    /// Whether it is a collective.
+    /// Returns whether the category is that of a collective.
     pub fn is_collective(self) -> bool {
         matches!(self, OpCategory::Collective(_))
     }
@@ -67,14 +68,14 @@ impl From<OpCategory> for &'static str {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Purpose {
     pub category: OpCategory,
-    /// Name scope, without the operation's own name.
+    /// Name scope, without the name of the operation at its end.
     pub scope: String,
 }
 
-/// The name scope of attention, whichever kernel it is.
+/// Name scope of attention, whichever kernel computes it.
 const ATTENTION: &str = "sdpa";
 
-/// Instructions that change no number.
+/// Opcodes of instructions that only move data.
 const MOVES: [&str; 25] = [
     "parameter",
     "constant",
@@ -104,7 +105,7 @@ const MOVES: [&str; 25] = [
 ];
 
 impl Module {
-    /// Category and name scope of every instruction, by its name.
+    /// Returns the category and the name scope of every instruction, by instruction name.
     pub fn purposes(&self) -> HashMap<String, Purpose> {
         let all = self.computations().flat_map(|c| &c.instructions);
         all.map(|i| (i.name.clone(), self.purpose(i))).collect()
@@ -112,7 +113,7 @@ impl Module {
 
     pub(super) fn purpose(&self, i: &InstructionProto) -> Purpose {
         let (category, scope) = (self.category(i), self.scope_of(i));
-        // Compilers leave gathers of weights without a scope.
+        // Compilers drop the name scope of weight all-gathers, so use the scope of the gathered value's user.
         let reader = || if category.is_collective() { self.scope_of_reader(i) } else { String::new() };
         Purpose { category, scope: if scope.is_empty() { reader() } else { scope } }
     }
@@ -138,7 +139,7 @@ impl Module {
         }
     }
 
-    /// Start of an asynchronous operation.
+    /// Returns the start instruction of an asynchronous operation.
     fn async_start<'a>(&'a self, i: &'a InstructionProto) -> Option<&'a InstructionProto> {
         let mut at = i;
         while matches!(at.opcode.as_str(), "async-update" | "async-done") {
@@ -147,7 +148,8 @@ impl Module {
         Some(at)
     }
 
-    /// Category of a fusion: a collective or a matmul where it has one, a copy where it has nothing else.
+    /// Returns the category of a fusion: collective or matmul if the fusion contains one, copy if it contains only data
+    /// movement.
     fn fused_category(&self, c: &ComputationProto, in_attention: bool) -> OpCategory {
         if let Some((_, collective)) = self.fused_collectives(c).first() {
             return CollectiveKind::of(&collective.opcode).map_or(OpCategory::Other, OpCategory::Collective);
@@ -164,17 +166,16 @@ impl Module {
             if category == OpCategory::Other {
                 continue;
             }
-            // Kinds stand in the order of their weight, but for copies, which are what is left.
+            // Categories are ordered by priority, except for copy, which is the fallback.
             if found == OpCategory::Copy || category < found {
                 found = category;
             }
         }
-        // Matmuls of attention without a kernel are attention.
+        // If attention is not fused into one kernel, its matmuls still count as attention.
         if in_attention && found != OpCategory::Copy { OpCategory::Attention } else { found }
     }
 }
 
-/// An instruction that computes, alone.
 fn single(i: &InstructionProto, in_attention: bool) -> OpCategory {
     match i.opcode.as_str() {
         "custom-call" => match i.custom_call_target.as_str() {
@@ -190,7 +191,7 @@ fn single(i: &InstructionProto, in_attention: bool) -> OpCategory {
     }
 }
 
-/// Arithmetic on a single integer or truth value, as on the index of a slice.
+/// Returns whether an instruction is arithmetic on a single integer or boolean, such as a slice index.
 fn is_index(i: &InstructionProto) -> bool {
     let single = |s: &ShapeProto| {
         s.dimensions.is_empty() && s.tuple_shapes.is_empty() && !dtype_name(s.element_type).contains('f')
@@ -198,7 +199,8 @@ fn is_index(i: &InstructionProto) -> bool {
     i.opcode != "reduce" && i.shape.as_ref().is_some_and(single)
 }
 
-/// Category of an event by its name alone: a kernel's, a copy's, or an instruction's without a module.
+/// Returns the category of a trace event from its name alone. The event may be a kernel, a copy, or an instruction
+/// whose module is not in the trace.
 pub(crate) fn of_name(name: &str) -> OpCategory {
     let name = name.to_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
@@ -219,7 +221,7 @@ pub(crate) fn of_name(name: &str) -> OpCategory {
     }
     let moves = ["concatenate", "slice", "pad", "broadcast", "reshape", "bitcast"];
     if has(&["fusion", "wrapped_", "reduce", "triton"]) {
-        // `loop_concatenate_fusion` only moves, `loop_add_slice_fusion` may do more.
+        // `loop_concatenate_fusion` only moves data; `loop_add_slice_fusion` also does arithmetic.
         let words = name.split(['_', '.', '-']).filter(|w| !w.is_empty() && w.parse::<u64>().is_err());
         let mut rest = words.filter(|w| !["loop", "fusion", "wrapped", "input", "kernel"].contains(w)).peekable();
         let only_moves = rest.peek().is_some() && rest.all(|w| moves.contains(&w));
@@ -231,13 +233,13 @@ pub(crate) fn of_name(name: &str) -> OpCategory {
     OpCategory::Other
 }
 
-/// Kind of a collective by NCCL's, NVSHMEM's, XLA's or the instruction's name, in lower case.
+/// Returns the kind of a collective from the lower-case name that NCCL, NVSHMEM, XLA or HLO gives it.
 fn collective_of_name(name: &str) -> Option<CollectiveKind> {
     let letters: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
     let found = CollectiveKind::NAMES.iter().find(|(_, name)| letters.contains(&name.replace('-', "")));
     match found {
         Some((kind, _)) => Some(*kind),
-        // NCCL sends what XLA permutes; an all-to-all is sends too, which only a program tells apart.
+        // NCCL implements both permutes and all-to-alls with send/recv; only the program tells which one it is.
         None if letters.contains("sendrecv") => Some(CollectiveKind::CollectivePermute),
         None => {
             (letters.contains("nccl") && letters.contains("broadcast")).then_some(CollectiveKind::CollectiveBroadcast)
@@ -245,7 +247,7 @@ fn collective_of_name(name: &str) -> Option<CollectiveKind> {
     }
 }
 
-/// Category of an event, by the one that a TPU's trace gives it.
+/// Returns the category of an event from the category that a TPU trace states for it.
 pub(crate) fn of_category(category: &str) -> Option<OpCategory> {
     if let Some(kind) = collective_of_name(&category.to_lowercase()) {
         return Some(OpCategory::Collective(kind));
@@ -274,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn instructions_by_opcode_contents_and_scope() {
+    fn category_follows_from_opcode_fused_contents_and_scope() {
         let fusion = |id, name: &str, scope: &str, called| InstructionProto {
             called_computation_ids: vec![called],
             ..instruction(id, name, "fusion", scope)
@@ -320,20 +322,20 @@ mod tests {
         assert_eq!(of("custom-call.3"), OpCategory::Attention);
         assert_eq!(of("flash"), OpCategory::Attention);
         assert_eq!(of("loop_add_fusion"), OpCategory::Elementwise);
-        assert_eq!(of("slice_fusion"), OpCategory::Copy, "arithmetic on an index is no work");
-        assert_eq!(of("mean_fusion"), OpCategory::Elementwise, "arithmetic on a single number is");
-        assert_eq!(of("loop_counter"), OpCategory::Elementwise, "and on an index that is the result");
+        assert_eq!(of("slice_fusion"), OpCategory::Copy, "arithmetic on an index is ignored");
+        assert_eq!(of("mean_fusion"), OpCategory::Elementwise, "arithmetic on a single float counts");
+        assert_eq!(of("loop_counter"), OpCategory::Elementwise, "arithmetic on an index counts if it is the result");
         assert_eq!(of("gemm_fusion"), OpCategory::Matmul);
         assert_eq!(of("softmax"), OpCategory::Attention);
         assert_eq!(of("gather_fusion"), OpCategory::Collective(CollectiveKind::AllGather));
         assert_eq!(of("all-gather-done"), OpCategory::Collective(CollectiveKind::AllGather));
-        assert_eq!(of("copy.4"), OpCategory::Copy, "attention's copies are copies");
+        assert_eq!(of("copy.4"), OpCategory::Copy, "copies in attention count as copies");
         assert_eq!(of("while.5"), OpCategory::Other);
         assert_eq!(all["dot.1"].scope, "blocks/ff/proj");
     }
 
     #[test]
-    fn an_asynchronous_collective_keeps_its_kind_to_the_end() {
+    fn async_done_has_the_category_of_its_start() {
         let inner = computation(6, vec![instruction(60, "rs", "reduce-scatter", "")]);
         let start = InstructionProto { called_computation_ids: vec![6], ..instruction(22, "s", "async-start", "") };
         let done = InstructionProto { operand_ids: vec![22], ..instruction(23, "d", "async-done", "") };
@@ -343,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_round_or_has_no_end_is_no_program() {
+    fn cyclic_operands_and_unbounded_calls_are_rejected() {
         let fusion = |id, called: &[i64]| InstructionProto {
             called_computation_ids: called.to_vec(),
             ..instruction(id, "f", "fusion", "")
@@ -352,20 +354,20 @@ mod tests {
         let done = |id, of| InstructionProto { operand_ids: vec![of], ..instruction(id, "d", "async-done", "") };
         assert_eq!(
             decode(vec![computation(1, vec![done(10, 11), done(11, 10)])]).unwrap_err(),
-            "operand 11 of 'd' does not stand before it"
+            "operand 11 of 'd' does not precede it"
         );
         let own = computation(1, vec![fusion(10, &[1])]);
         assert!(decode(vec![own]).unwrap_err().contains("computation 1 calls itself"));
-        // Each calls the next twice: 2^40 instructions.
+        // Each computation calls the next one twice, which expands to 2^40 instructions.
         let twice = (1..=40).map(|n| computation(n, vec![fusion(100 + n, &[n + 1]), fusion(200 + n, &[n + 1])]));
-        assert!(decode(twice.collect()).unwrap_err().contains("calls too much to follow"));
+        assert!(decode(twice.collect()).unwrap_err().contains("expand to more than"));
         let chain = |length| (1..=length).map(|n| computation(n, vec![fusion(1000 + n, &[n + 1])])).collect();
         assert_eq!(decode(chain(60)), Ok(()));
-        assert!(decode(chain(70)).unwrap_err().contains("64 others in turn"));
+        assert!(decode(chain(70)).unwrap_err().contains("64 calls deep"));
     }
 
     #[test]
-    fn kernels_by_their_names() {
+    fn kernels_are_categorized_by_name() {
         let named = [
             ("nvjet_hsh_256x128_64x4_2x1_v_bz_coopA_bias_TNT", OpCategory::Matmul),
             ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", OpCategory::Matmul),

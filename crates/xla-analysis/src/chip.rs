@@ -1,24 +1,25 @@
-//! Chips as data, and the roofline and link model that predicts a program's time from them.
+//! Chip descriptions, and the roofline and link model that predicts a program's time from them.
 //!
-//! One entry is one *device* as PJRT counts it: a v5p device is a chip (two cores that work as one), a TPU7x device is
-//! half a chip. Each chip is a TOML file of `chips/`, which names the sources of its figures.
+//! A chip file describes one *device* as PJRT counts devices: a v5p device is a chip (two cores that act as one), and a
+//! TPU7x device is half a chip. Each chip is a TOML file in `chips/`, which lists the sources of its figures.
 //!
-//! **Compute and memory.** An instruction takes `max(flops / peak, bytes / bandwidth)`: a roofline of each, summed over
-//! the schedule.
+//! **Compute and memory.** The model is a roofline: an instruction takes `max(flops / peak, bytes / bandwidth)`, and
+//! the times of all instructions in the schedule are added.
 //!
-//! **Links.** A collective that receives `w` bytes takes `w / (links used · link bandwidth)`. A ring along one mesh axis
-//! receives from two sides (2 links); a permute comes over 1. An all-to-all over `n` devices of a ring forwards bytes
-//! for others: its busiest link carries `w · n / 8` (a quarter of the ring on average, both directions), but never less
-//! than what arrives over two links. Behind an NVLink switch every pattern has the whole port. A group that spans hosts
-//! of GPUs goes over the network. An asynchronous collective hides behind the work between its start and its end, each
-//! piece of work hiding one collective.
+//! **Links.** A collective in which a device receives `w` bytes takes `w / (links used · link bandwidth)`. A ring along
+//! one mesh axis receives from both sides (2 links); a permute uses 1 link. In an all-to-all over a ring of `n`
+//! devices, devices also forward bytes. Its busiest link carries `w · n / 8` bytes (on average a quarter of the ring,
+//! in both directions), but at least half of the bytes that arrive. With an NVLink switch, every pattern uses the full
+//! bandwidth of a device's port. A group of GPUs on several hosts uses the network. An asynchronous collective overlaps
+//! with the work between its start and its end; the same work can hide only one collective.
 //!
-//! These bounds leave out launch overhead, caches and contention: use them to rank layouts, not as absolute times.
+//! The model leaves out launch overhead, caches and contention, so use it to rank layouts, not to predict absolute
+//! times.
 //!
-//! **Measured chips.** Where a chip has a [`Calibration`], it replaces the data sheet: an instruction takes
-//! `launch + max(flops / measured rate, bytes / measured bandwidth)`, a collective inside a host
-//! `latency + w / measured rate` of its kind and number of devices. While work and a collective run together, each loses a
-//! part of its rate ([`Contention`](crate::Contention)).
+//! **Measured chips.** A [`Calibration`] replaces the data sheet: an instruction takes `launch + max(flops / measured
+//! rate, bytes / measured bandwidth)`, and a collective inside a host takes `latency + w / measured rate` for its kind
+//! and group size. While a collective and other work overlap, each loses a fraction of its rate
+//! ([`Contention`](crate::Contention)).
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -29,19 +30,19 @@ use super::calibration::{Calibration, Shares};
 use super::collective::CollectiveKind;
 use super::cost::{Work, idle_flops};
 
-/// Interconnect of a chip. Bandwidths are bytes a second, one way.
+/// Interconnect of a chip. Bandwidths are in bytes/s in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Links {
-    /// Links to the neighbours in a torus.
+    /// A torus, in which each chip has links to its neighbours.
     Torus {
         /// Bandwidth of one link.
         bandwidth: f64,
-        /// Part of the matmuls' time behind which the compiler hides all-gathers of activations; none where it is not given.
+        /// Fraction of the matmul time that the compiler overlaps with all-gathers of activations (default 0).
         #[serde(default)]
         window: f64,
     },
-    /// A switch that joins the devices of a host, and a network between hosts.
+    /// A switch that connects the devices of a host, and a network that connects hosts.
     Switch {
         /// Bandwidth of a device's port.
         bandwidth: f64,
@@ -51,57 +52,58 @@ pub enum Links {
     },
 }
 
-/// Peak figures of a device, from its data sheet or its calibration.
+/// Performance figures of a device, from its data sheet or its calibration.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chip {
-    /// Name in compile targets.
+    /// Name of the chip in compile targets.
     pub name: String,
-    /// Names of the device in its plugin.
+    /// Device kinds that a plugin reports for this chip.
     #[serde(default)]
     pub device_kinds: Vec<String>,
-    /// Bytes of device memory that a program may use.
+    /// Device memory that a program can use, in bytes.
     pub capacity: i64,
-    /// FLOP/s with bf16 operands and f32 sums.
+    /// Peak FLOP/s with bf16 operands and f32 accumulation.
     pub peak_bf16: f64,
-    /// FLOP/s with operands of 8-bit floats; without such units, as with bf16.
+    /// Peak FLOP/s with 8-bit float operands. A chip without fp8 units has the value of `peak_bf16`.
     pub peak_fp8: f64,
-    /// Operations a second with operands of 8-bit integers, where there are units for them; else as with bf16.
+    /// Peak operations/s with 8-bit integer operands. `None`: the chip has no such units, and `peak_bf16` applies.
     pub peak_int8: Option<f64>,
-    /// FLOP/s with f32 operands at full precision; as with bf16 where it is not given.
+    /// Peak FLOP/s with f32 operands at full precision. `None`: `peak_bf16` applies.
     pub peak_f32: Option<f64>,
-    /// Bytes a second of device memory.
+    /// Device memory bandwidth in bytes/s.
     pub bandwidth: f64,
-    /// Processors of a GPU, each of which takes one tile of attention at a time.
+    /// Number of streaming multiprocessors of a GPU. Each of them processes one tile of attention at a time.
     pub processors: Option<usize>,
-    /// Devices that PJRT counts on a TPU chip. `None`: 1.
+    /// Number of PJRT devices per TPU chip. `None`: 1.
     pub devices_per_chip: Option<usize>,
-    /// Chips of the largest TPU slice that is one VM; larger slices have 4 chips a VM. `None`: 4.
+    /// Number of chips in the largest TPU slice that is a single VM. Larger slices have 4 chips per VM. `None`: 4.
     pub single_vm_chips: Option<usize>,
     pub links: Links,
     /// Measured constants, which replace the data sheet.
     pub calibration: Option<Calibration>,
-    /// Of a GPU: XLA's description of it (`stream_executor.GpuTargetConfigProto` as text), to compile for it where it is not.
+    /// XLA's description of a GPU (`stream_executor.GpuTargetConfigProto` as text), with which programs compile without
+    /// the GPU. Only GPUs have it.
     pub target_config: Option<String>,
 }
 
-/// Errors of finding a chip.
+/// Errors that occur when a chip is looked up or its file is read.
 #[derive(Debug, thiserror::Error)]
 pub enum ChipError {
-    /// A name without an embedded file.
+    /// No embedded chip has this name.
     #[error("unknown chip '{0}'; known: {known}", known = known())]
     Unknown(String),
-    /// A file that cannot be read.
+    /// The file cannot be read.
     #[error("{0}: {1}")]
     Read(String, std::io::Error),
-    /// A file with an unknown, missing or mistyped key, which the message names.
+    /// A key of the file is unknown, missing or of the wrong type; the message contains the key.
     #[error("{0}: {1}")]
     Parse(String, String),
-    /// A figure of a file that is none of a device.
+    /// A figure is not a positive finite number.
     #[error("{0}: {1} is {2}, not a finite number above 0")]
     Figure(String, &'static str, f64),
-    /// A device that no embedded file names.
-    #[error("no chip file is known of the device '{0}' (known: {known}): name one with --chip FILE", known = known())]
+    /// No embedded chip has this device kind.
+    #[error("no embedded chip for device '{0}' (known: {known}); pass --chip FILE", known = known())]
     Device(String),
 }
 
@@ -110,7 +112,7 @@ fn known() -> String {
     names.join(", ")
 }
 
-/// Seconds of an instruction.
+/// Predicted time of an instruction, by component, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OpTime {
     pub compute: f64,
@@ -119,13 +121,13 @@ pub struct OpTime {
 }
 
 impl OpTime {
-    /// Launch latency, then compute and memory traffic side by side.
+    /// Returns the launch latency plus the larger of the compute time and the memory time.
     pub fn total(&self) -> f64 {
         self.launch + self.compute.max(self.memory)
     }
 }
 
-/// The embedded files, in the order in which chips are listed.
+/// The embedded chip files, in the order in which they are listed.
 const FILES: [&str; 6] = [
     include_str!("chips/v5e.toml"),
     include_str!("chips/v5p.toml"),
@@ -136,25 +138,26 @@ const FILES: [&str; 6] = [
 ];
 
 impl Chip {
-    /// Embedded chips.
+    /// Returns the embedded chips.
     #[allow(clippy::expect_used, reason = "the files are compiled in, and a test reads each")]
     pub fn all() -> &'static [Chip] {
         static ALL: OnceLock<Vec<Chip>> = OnceLock::new();
         ALL.get_or_init(|| FILES.iter().map(|text| toml::from_str(text).expect("an embedded chip")).collect())
     }
 
-    /// An embedded chip.
+    /// Returns an embedded chip by name.
     ///
     /// # Errors
-    /// An unknown name, with those that are known.
+    /// Returns an error with the known names if the name is unknown.
     pub fn named(name: &str) -> Result<&'static Chip, ChipError> {
         Chip::all().iter().find(|c| c.name == name).ok_or_else(|| ChipError::Unknown(name.into()))
     }
 
-    /// A chip from a TOML file in the form of those in `chips/`.
+    /// Reads a chip from a TOML file, in the format of the files in `chips/`.
     ///
     /// # Errors
-    /// A file that cannot be read; an unknown, missing or mistyped key, with its name; a figure that is not above 0.
+    /// Returns an error if the file cannot be read, if a key is unknown, missing or of the wrong type, or if a figure
+    /// is not positive.
     pub fn read(path: &Path) -> Result<Chip, ChipError> {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(|e| ChipError::Read(name.clone(), e))?;
@@ -164,7 +167,7 @@ impl Chip {
         wrong.map_or(Ok(chip), |(key, figure)| Err(ChipError::Figure(name, key, figure)))
     }
 
-    /// Figures that everything is divided by, with their keys.
+    /// Returns the figures that the model divides by, with their keys.
     fn figures(&self) -> Vec<(&'static str, f64)> {
         let mut all = vec![
             ("capacity", self.capacity as f64),
@@ -190,26 +193,26 @@ impl Chip {
         all
     }
 
-    /// Factor by which attention is faster than other matmuls; 1 where it is slower.
+    /// Returns by which factor attention is faster than other matmuls; at least 1.
     #[must_use]
     pub fn attention_speed(&self) -> f64 {
         let rates = self.calibration.as_ref().and_then(|c| Some((c.attention?.rate, c.matmul.rate)));
         rates.map_or(1.0, |(attention, matmul)| (attention / matmul).max(1.0))
     }
 
-    /// The embedded chip of a device, by its plugin's name of it.
+    /// Returns the embedded chip of a device kind.
     ///
     /// # Errors
-    /// A device of another kind.
+    /// Returns an error if no embedded chip has this device kind.
     pub fn of_device(kind: &str) -> Result<&'static Chip, ChipError> {
         let of = |c: &&Chip| c.device_kinds.iter().any(|known| known == kind);
         Chip::all().iter().find(of).ok_or_else(|| ChipError::Device(kind.into()))
     }
 
-    /// The embedded chip of a name, or that of a TOML file.
+    /// Returns an embedded chip by name, or reads one from a TOML file.
     ///
     /// # Errors
-    /// Those of [`Chip::named`] and [`Chip::read`].
+    /// Returns the errors of [`Chip::named`] and [`Chip::read`].
     pub fn find(name_or_path: &str) -> Result<Chip, ChipError> {
         match Chip::is_file(name_or_path) {
             true => Chip::read(Path::new(name_or_path)),
@@ -217,44 +220,45 @@ impl Chip {
         }
     }
 
-    /// Whether a value of `--chip` is a file, not a name.
+    /// Returns whether a value of `--chip` is the path of a file instead of a name.
     pub fn is_file(name_or_path: &str) -> bool {
         name_or_path.ends_with(".toml") || name_or_path.contains('/')
     }
 
-    /// The chip by its data sheet alone.
+    /// Returns the chip without its calibration.
     #[must_use]
     pub fn uncalibrated(&self) -> Chip {
         Chip { calibration: None, ..self.clone() }
     }
 
-    /// Text of a chip file with another calibration; the data sheet and its comments stay.
+    /// Replaces the calibration in the text of a chip file. Keeps the data sheet and its comments.
     ///
     /// # Errors
-    /// A text that is no chip's; a calibration without a form in TOML, which a null among its versions is.
+    /// Returns an error if the text is not a valid chip file, or if the calibration cannot be written as TOML, for
+    /// example because its versions contain a null.
     pub fn text_with(text: &str, calibration: &Calibration) -> Result<String, String> {
         #[derive(serde::Serialize)]
         struct Section<'a> {
             calibration: &'a Calibration,
         }
         let starts = |line: &str| line.starts_with("[calibration") || line.starts_with("[[calibration");
-        // The calibration is the last section, as this writes it.
+        // The calibration is the last section, because this function writes it there.
         let sheet: String = text.split_inclusive('\n').take_while(|line| !starts(line)).collect();
         let section = toml::to_string(&Section { calibration }).map_err(|e| e.to_string())?;
         let text = format!("{}\n\n{section}", sheet.trim_end());
         match toml::from_str::<Chip>(&text) {
             Ok(chip) if chip.calibration.as_ref() == Some(calibration) => Ok(text),
-            Ok(_) => Err("the calibration is not read back as it was written".into()),
+            Ok(_) => Err("the calibration changed when it was read back".into()),
             Err(e) => Err(e.message().into()),
         }
     }
 
-    /// Text of the embedded file of a chip.
+    /// Returns the text of the embedded file of this chip; `None` if the chip is not embedded.
     pub fn file_text(&self) -> Option<&'static str> {
         FILES.into_iter().find(|text| toml::from_str::<Chip>(text).is_ok_and(|chip| chip.name == self.name))
     }
 
-    /// Seconds of an instruction's work.
+    /// Predicts the time of an instruction.
     pub fn op_time(&self, work: Work) -> OpTime {
         let plain = work.flops - work.fp8 - work.int8 - work.f32 - work.attention;
         let others = work.fp8 / self.peak_fp8
@@ -265,7 +269,7 @@ impl Chip {
             return OpTime { compute, memory: work.bytes / self.bandwidth, launch: 0.0 };
         };
         let attention = c.attention.unwrap_or(c.matmul);
-        // Matmuls of other types are assumed to reach the same share of their peak.
+        // Matmuls of other types are assumed to reach the same fraction of their peak as bf16 matmuls.
         let bf16 = plain + others * self.peak_bf16;
         let launch = match (work.attention > 0.0, work.flops > 0.0) {
             (true, _) => attention.latency,
@@ -276,20 +280,22 @@ impl Chip {
         OpTime { compute, memory: work.bytes / c.bandwidth, launch }
     }
 
-    /// FLOPs that processors without a tile of attention could do while the others compute `flops` of attention with so many
-    /// queries in each of `heads` heads, over all rows; 0 where the number of processors is unknown.
+    /// Returns the FLOPs that idle multiprocessors could do while the others compute attention. The attention takes
+    /// `flops` FLOPs and has `queries` queries in each of `heads` heads (counted over all batch rows). Multiprocessors
+    /// are idle if there is no tile left for them. 0 if the number of multiprocessors is unknown.
     #[must_use]
     pub fn idle_flops(&self, heads: f64, queries: f64, flops: f64) -> f64 {
         self.processors.map_or(0.0, |processors| idle_flops(processors, heads, queries, flops))
     }
 
-    /// Rates that work and a collective take from each other.
+    /// Returns how much work with this predicted time and an overlapping collective slow each other down.
     pub(crate) fn contention(&self, time: OpTime) -> Shares {
         let contention = self.calibration.as_ref().and_then(|c| c.contention);
         contention.map_or(Shares::default(), |c| if time.compute > time.memory { c.compute } else { c.memory })
     }
 
-    /// Seconds of a collective over device `groups` in which each device receives `wire` bytes.
+    /// Predicts the seconds that a collective over the device groups `groups` takes if each device receives `wire`
+    /// bytes.
     pub fn link_seconds(&self, kind: CollectiveKind, wire: f64, groups: &[Vec<i64>]) -> f64 {
         let n = groups.iter().map(Vec::len).max().unwrap_or(1) as f64;
         match self.links {
@@ -318,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_embedded_chip_is_read() {
+    fn embedded_chips_are_valid() {
         for chip in Chip::all() {
             assert!(chip.capacity > 0 && chip.peak_fp8 >= chip.peak_bf16 && chip.bandwidth > 0.0, "{}", chip.name);
             assert!(chip.device_kinds.iter().all(|kind| Chip::of_device(kind).unwrap() == chip), "{}", chip.name);
@@ -329,14 +335,14 @@ mod tests {
             assert!(c.matmul.rate > 0.0 && c.bandwidth > 0.0 && c.kernel_seconds > 0.0);
         }
         let message = Chip::of_device("NVIDIA T4").unwrap_err().to_string();
-        assert!(message.starts_with("no chip file is known of the device 'NVIDIA T4' (known: v5e, "), "{message}");
+        assert!(message.starts_with("no embedded chip for device 'NVIDIA T4' (known: v5e, "), "{message}");
     }
 
     #[test]
-    fn a_calibration_is_replaced_and_the_data_sheet_stays() {
+    fn replacing_the_calibration_keeps_the_data_sheet() {
         let calibration = Chip::named("h200").unwrap().calibration.clone().unwrap();
         let other = Calibration { kernel_seconds: 1e-6, ..calibration.clone() };
-        // Onto a file without one, and onto one with.
+        // The first file has no calibration, the second one has.
         let added = Chip::text_with(FILES[0], &other).unwrap();
         assert!(added.starts_with(FILES[0].trim_end()), "{added}");
         let again = Chip::text_with(&added, &calibration).unwrap();
@@ -346,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chip_of_a_file_is_read_and_mistakes_name_file_and_key() {
+    fn chip_file_errors_contain_file_and_key() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("mine.toml");
         let text = FILES[0].replacen("\"v5e\"", "\"mine\"", 1);
@@ -373,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn link_times() {
+    fn link_seconds_match_the_topology_formulas() {
         let v6e = Chip::named("v6e").unwrap();
         let all = [(0..8).collect::<Vec<i64>>()];
         assert!((v6e.link_seconds(CollectiveKind::AllGather, 2e9, &all) - 0.01).abs() < 1e-12);
@@ -411,7 +417,7 @@ mod tests {
         near(h200.op_time(attends).total(), 1e-2 + 8e-6);
         assert_eq!(h200.op_time(Work::default()).total(), 0.0);
         near(h200.link_seconds(CollectiveKind::AllGather, 3e9, &[vec![0, 1]]), 1e-2 + 1e-5);
-        // Between hosts, and of a kind that was not measured, the data sheet stays.
+        // The data sheet applies between hosts, and to a kind of collective that was not measured.
         near(h200.link_seconds(CollectiveKind::AllGather, 50e9, &[vec![0, 8]]), 1.0);
         near(h200.link_seconds(CollectiveKind::AllReduce, 450e9, &[vec![0, 1]]), 1.0);
     }

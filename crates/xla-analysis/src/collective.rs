@@ -1,4 +1,4 @@
-//! Recognizes collectives in every form that a compiler leaves them.
+//! Recognizes collectives in all forms that compilers produce.
 
 use std::collections::HashSet;
 
@@ -14,22 +14,23 @@ use super::shape::{bytes, dtype_name};
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum CollectiveKind {
-    /// Every device receives all shards.
+    /// Every device receives the shards of all devices.
     AllGather,
-    /// Every device receives the sum.
+    /// Every device receives the sum of all values.
     AllReduce,
-    /// Every device receives its shard of the sum.
+    /// Every device receives one shard of the sum of all values.
     ReduceScatter,
-    /// Every device receives its shard of each device's value.
+    /// Every device receives one shard of the value of each device.
     AllToAll,
-    /// A device receives another one's value.
+    /// A device receives the value of another device.
     CollectivePermute,
-    /// Every device receives one device's value.
+    /// Every device receives the value of the same device.
     CollectiveBroadcast,
 }
 
 impl CollectiveKind {
-    /// The kinds with XLA's opcodes. An `all-reduce-scatter` is the second, so that stands before the third.
+    /// All kinds with XLA's opcodes. `reduce-scatter` precedes `all-reduce`, so that a search for a contained name
+    /// finds it first in `all-reduce-scatter`.
     pub(super) const NAMES: [(CollectiveKind, &str); 6] = [
         (CollectiveKind::AllGather, "all-gather"),
         (CollectiveKind::ReduceScatter, "reduce-scatter"),
@@ -39,26 +40,26 @@ impl CollectiveKind {
         (CollectiveKind::CollectiveBroadcast, "collective-broadcast"),
     ];
 
-    /// XLA's opcode.
+    /// Returns XLA's opcode.
     pub fn name(self) -> &'static str {
         let found = Self::NAMES.iter().find(|(kind, _)| *kind == self);
         found.expect("every kind is listed").1
     }
 
-    /// The kind of an opcode, in its synchronous or its `-start` form.
+    /// Returns the kind of a collective with this opcode, which may be synchronous or a `-start`.
     pub(super) fn of(opcode: &str) -> Option<CollectiveKind> {
         let opcode = opcode.strip_suffix("-start").unwrap_or(opcode);
         let name = if opcode == "ragged-all-to-all" { "all-to-all" } else { opcode };
         Self::NAMES.iter().find(|(_, known)| *known == name).map(|(kind, _)| *kind)
     }
 
-    /// The kind of an opcode in any form.
+    /// Returns the kind of a collective with this opcode, which may be synchronous, a `-start` or a `-done`.
     pub(super) fn of_any(opcode: &str) -> Option<CollectiveKind> {
         Self::of(opcode.strip_suffix("-done").unwrap_or(opcode))
     }
 
-    /// Bytes that one of `n` devices receives for `bytes` of result, by a ring: an all-reduce passes everything
-    /// twice, a device keeps its own shard of what is gathered or traded.
+    /// Returns the bytes that each of `n` devices receives with a ring algorithm if the result has `bytes` bytes. An
+    /// all-reduce transfers everything twice; in an all-gather or all-to-all, a device does not receive its own shard.
     pub fn wire_bytes(self, bytes: f64, n: usize) -> f64 {
         let n = n.max(1) as f64;
         match self {
@@ -70,50 +71,52 @@ impl CollectiveKind {
     }
 }
 
-/// A logical collective, counted once however many clones the compiler made of it.
+/// A collective of the program. It counts once even if the compiler split it into several instructions or cloned it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collective {
     pub kind: CollectiveKind,
     pub scope: String,
     /// Element types, joined by `+`.
     pub dtype: String,
-    /// Bytes of the result on one device (of an all-reduce: of the operand).
+    /// Size in bytes of the result on one device; for an all-reduce, that of the operand, which is equal.
     pub bytes: f64,
-    /// Bytes that a device receives.
+    /// Bytes that one device receives.
     pub wire_bytes: f64,
-    /// Mesh axes it goes along, outer first.
+    /// Mesh axes along which the devices of a group differ, outermost first.
     pub axes: Vec<String>,
-    /// Loop that it runs in.
+    /// Loop that contains the collective.
     pub level: LoopLevel,
-    /// Runs in one call, step or block, by `level`.
+    /// How often the collective runs per call, step or block, depending on `level`.
     pub times: f64,
-    /// Whether it has a start and an end of its own.
+    /// Whether the collective is a pair of a start and a done instruction.
     pub asynchronous: bool,
-    /// Whether matmuls or other work run between them.
+    /// Whether matmuls or other work run between the start and the end.
     pub overlapped: bool,
-    /// Seconds on the links; 0 without a chip.
+    /// Predicted seconds of the transfer; 0 if the chip is unknown.
     pub seconds: f64,
 }
 
 const ASYNC_START: &str = "AsyncCollectiveStart";
 const ASYNC_DONE: &str = "AsyncCollectiveDone";
 
-/// Whether an instruction marks the start or end of a collective that TPU's compiler spreads over fusions.
+/// Returns whether an instruction marks the start or the end of a collective that the TPU compiler distributes over
+/// several fusions.
 pub(super) fn is_async_marker(i: &InstructionProto) -> bool {
     i.custom_call_target == ASYNC_START || i.custom_call_target == ASYNC_DONE
 }
 
-/// Part of an asynchronous collective that a fusion holds.
+/// Which part of an asynchronous collective a fusion contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AsyncPart {
     Start,
-    /// A clone that runs beside other work; without a start elsewhere, the whole.
+    /// A clone of the collective that overlaps with other work. If the program has no start for it, this is the
+    /// complete collective.
     Middle,
     Done,
 }
 
 impl Module {
-    /// The collectives fused into a computation, with the part of them that is there.
+    /// Returns the collectives that are fused into a computation, and which part of each it contains.
     pub(super) fn fused_collectives<'a>(&'a self, c: &'a ComputationProto) -> Vec<(AsyncPart, &'a InstructionProto)> {
         let marked = |target: &str| c.instructions.iter().any(|i| i.custom_call_target == target);
         let part = match (marked(ASYNC_START), marked(ASYNC_DONE)) {
@@ -134,7 +137,8 @@ impl Module {
         found
     }
 
-    /// The collective that a background computation wraps; one of a TPU's SparseCores stands in a custom call of its own.
+    /// Returns the collective that an asynchronous computation contains. For TPU SparseCores, it is nested in another
+    /// custom call.
     pub(super) fn wrapped_collective(&self, start: &InstructionProto) -> Option<&InstructionProto> {
         self.called(start)?.instructions.iter().find_map(|i| match CollectiveKind::of(&i.opcode) {
             Some(_) => Some(i),
@@ -143,7 +147,8 @@ impl Module {
         })
     }
 
-    /// Kind and result of a collective; in a fusion that keeps only a slice of a sum, the sum is scattered.
+    /// Returns the kind and the result shape of a collective. An all-reduce in a fusion that keeps only a slice of the
+    /// result counts as a reduce-scatter.
     pub(super) fn result<'a>(
         &'a self,
         i: &'a InstructionProto,
@@ -156,13 +161,15 @@ impl Module {
         {
             return Some((CollectiveKind::ReduceScatter, root.shape.as_ref()?));
         }
-        // Operands and results, then what the runtime keeps between start and end; an all-reduce states results only.
+        // The tuple of a start contains operands, results and then runtime context; that of an all-reduce-start
+        // contains only results.
         let both = i.opcode.ends_with("-start") && kind != CollectiveKind::AllReduce;
         let result = if both { shape.tuple_shapes.get(1).unwrap_or(shape) } else { shape };
         Some((kind, result))
     }
 
-    /// The name scope of a collective: its own, else that of the value it moves. Without the operation's own name.
+    /// Returns the name scope of a collective, without the name of the operation. If the collective has no scope,
+    /// returns that of the value that it moves.
     pub(super) fn scope_of(&self, i: &InstructionProto) -> String {
         let mut at = Some(i);
         for _ in 0..8 {
@@ -175,11 +182,12 @@ impl Module {
         String::new()
     }
 
-    /// The name scope of what first reads a value, or what is made of it alone: a compiler that moves a collective, or
-    /// makes a gather of its own for a weight, may leave it without one.
+    /// Returns the name scope of the first instruction that uses a value, directly or through instructions without a
+    /// scope. Compilers may drop the scope of a collective that they move, or of a weight's all-gather that they
+    /// insert.
     pub(super) fn scope_of_reader(&self, i: &InstructionProto) -> String {
         let mut made_of_it = HashSet::from([i.id]);
-        // Readers stand behind what they read.
+        // In a computation, users follow their operands.
         for later in self.behind(i) {
             if !later.operand_ids.iter().any(|id| made_of_it.contains(id)) {
                 continue;
@@ -196,8 +204,9 @@ impl Module {
 
 const MANUAL_REGION: &str = "manual_computation/";
 
-/// A scope without the compiler's wrappers in front and the operation's name behind. Of operations that the compiler made
-/// one, `blocks/(attn1/to_q/dot:attn1/to_k/dot)`, what their scopes share and then each, `blocks/attn1/{to_q, to_k}`.
+/// Removes compiler wrappers at the start of a name scope and the operation name at its end. If the compiler merged
+/// operations, as in `blocks/(attn1/to_q/dot:attn1/to_k/dot)`, returns the common prefix followed by the rest of each
+/// scope: `blocks/attn1/{to_q, to_k}`.
 pub(super) fn trim(scope: &str) -> String {
     let mut each = Vec::new();
     for one in alternatives(scope) {
@@ -219,13 +228,14 @@ pub(super) fn trim(scope: &str) -> String {
 }
 
 fn trim_one(scope: &str) -> String {
-    // Inside a manual region scopes stand behind that of the region.
+    // The scope of an operation inside a manual region is appended to the scope of the region; keep only the inner
+    // scope.
     let scope = scope.rsplit(MANUAL_REGION).find(|part| part.contains('/')).unwrap_or(scope);
     let parts: Vec<&str> = scope.split('/').filter(|p| !p.starts_with("jit(") && !p.is_empty()).collect();
     parts[..parts.len().saturating_sub(1)].join("/")
 }
 
-/// The paths that `a/(b/c:d/e)` stands for: `a/b/c`, `a/d/e`.
+/// Returns the paths that an abbreviated path stands for: `a/b/c` and `a/d/e` for `a/(b/c:d/e)`.
 fn alternatives(path: &str) -> Vec<String> {
     let opens = |at: &usize| *at == 0 || path.as_bytes()[at - 1] == b'/';
     let Some(open) = path.match_indices('(').map(|(at, _)| at).find(opens) else { return vec![path.to_string()] };
@@ -249,7 +259,7 @@ fn alternatives(path: &str) -> Vec<String> {
     vec![path.to_string()]
 }
 
-/// The element types of a result, and its bytes.
+/// Returns the element types and the total size in bytes of a result.
 pub(super) fn dtypes_and_bytes(shape: &ShapeProto) -> (String, f64) {
     fn leaves<'a>(s: &'a ShapeProto, into: &mut Vec<&'a ShapeProto>) {
         match s.tuple_shapes.is_empty() {
@@ -271,7 +281,7 @@ mod tests {
     use crate::sketch::{self, computation, decode};
 
     #[test]
-    fn received_bytes() {
+    fn wire_bytes_follow_ring_algorithms() {
         assert_eq!(CollectiveKind::AllGather.wire_bytes(800.0, 8), 700.0);
         assert_eq!(CollectiveKind::AllReduce.wire_bytes(800.0, 8), 1400.0);
         assert_eq!(CollectiveKind::ReduceScatter.wire_bytes(100.0, 8), 700.0);
@@ -280,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gather_without_a_scope_is_its_readers() {
+    fn unscoped_gather_uses_scope_of_its_user() {
         let instruction = |id: i64, opcode: &str, operands: &[i64], scope: &str| InstructionProto {
             metadata: sketch::scope(scope),
             ..sketch::instruction(id, opcode, operands)
@@ -299,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_lose_what_the_compilers_add() {
+    fn compiler_wrappers_are_trimmed_from_scopes() {
         assert_eq!(trim("blocks/attn1/sdpa/dot_general"), "blocks/attn1/sdpa");
         assert_eq!(trim("jit(main)/blocks/ff/reshape"), "blocks/ff");
         assert_eq!(trim("blocks/attn1/sdpa/manual_computation/blocks/attn1/sdpa/all_to_all"), "blocks/attn1/sdpa");
@@ -309,11 +319,11 @@ mod tests {
         assert_eq!(trim("blocks/attn1/(norm_k/reduce:norm_q/reduce)"), "blocks/attn1/{norm_k, norm_q}");
         assert_eq!(trim("jit(main)/blocks/(ff/(a/add:b/add):ff/a/add)"), "blocks/ff/{a, b}");
         assert_eq!(trim("blocks/(ff/add:ff/mul)"), "blocks/ff");
-        assert_eq!(trim("blocks/(ff/add:ff"), "blocks/(ff", "cut off");
+        assert_eq!(trim("blocks/(ff/add:ff"), "blocks/(ff", "truncated");
     }
 
     #[test]
-    fn opcodes_in_every_form() {
+    fn start_and_done_opcodes_map_to_their_kind() {
         assert_eq!(CollectiveKind::of("all-gather-start"), Some(CollectiveKind::AllGather));
         assert_eq!(CollectiveKind::of("copy-start"), None);
         assert_eq!(CollectiveKind::of_any("collective-permute-done"), Some(CollectiveKind::CollectivePermute));

@@ -1,4 +1,4 @@
-//! Predicted against traced time, by name scope and category.
+//! Compares predicted and traced times by name scope and category.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,16 +12,17 @@ use super::report::{ScopePrediction, report};
 use super::trace::Trace;
 use super::xplane::XSpace;
 
-/// Milliseconds per step, predicted and measured. But for the step, each operation counts alone: what overlaps counts twice.
+/// Predicted and measured milliseconds per step. Times of operations ignore overlap: operations that run at the same
+/// time each count in full. Only `step` takes overlap into account.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// The step, with what overlaps and, measured, what is idle.
+    /// Time of the complete step. It takes overlap into account; the measured time also includes idle time.
     pub step: Pair,
-    /// All operations.
+    /// Sum over all operations.
     pub all: Pair,
-    /// By category, in the order of categories.
+    /// Sum over the operations of each category, in the order of [`OpCategory`].
     pub categories: Vec<(OpCategory, Pair)>,
-    /// By name scope and category, the largest differences first.
+    /// Sum over the operations of each name scope and category, largest difference first.
     pub scopes: Vec<ScopeComparison>,
 }
 
@@ -32,21 +33,21 @@ pub struct Pair {
     pub measured_ms: f64,
 }
 
-/// Operations of a category under a name scope.
+/// Predicted and measured time of the operations of one category in one name scope.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ScopeComparison {
-    /// Name scope; empty where there is none.
+    /// Name scope; empty for operations that have none.
     pub scope: String,
     pub category: OpCategory,
     #[serde(flatten)]
     pub ms: Pair,
 }
 
-/// Number of scopes shown; the JSON has all.
+/// Number of name scopes in the table. The JSON output has all of them.
 const SHOWN: usize = 10;
 
 impl Pair {
-    /// Predicted over measured; none where nothing was measured.
+    /// Returns the predicted time divided by the measured time; `None` if the measured time is 0.
     pub fn ratio(&self) -> Option<f64> {
         (self.measured_ms > 0.0).then(|| self.predicted_ms / self.measured_ms)
     }
@@ -58,18 +59,18 @@ impl Pair {
 }
 
 impl Comparison {
-    /// Prediction for the largest program that a trace carries, partitioned over `mesh`; none where it carries none that
-    /// can be decoded or has work.
+    /// Compares a trace with the prediction for the largest program in it, which is partitioned over `mesh`. `None` if
+    /// no program can be decoded or if the prediction is 0.
     pub fn of_space(space: &XSpace, trace: &Trace, mesh: &[(String, usize)], chip: &Chip) -> Option<Comparison> {
         let program = space.programs().max_by_key(|bytes| bytes.len())?;
         let module = Module::decode("hlo_with_config", program).ok()?;
         let report = report(&module, mesh, &[], Some(chip));
-        // A program without shapes, as of a trace that was cut.
+        // The program may have no shapes, for example in a truncated trace; its predicted time is then 0.
         let step = report.predicted.map(|p| p.step).filter(|ms| *ms > 0.0)?;
         Some(Comparison::of(trace, step, &report.scopes))
     }
 
-    /// Prediction of a program's step in milliseconds, and of its scopes, against a trace of it.
+    /// Compares a trace with the predicted milliseconds of a step and of its name scopes.
     pub fn of(trace: &Trace, step_ms: f64, predicted: &[ScopePrediction]) -> Comparison {
         let steps = trace.steps.unwrap_or(1).max(1) as f64;
         let mut all: BTreeMap<(&str, OpCategory), Pair> = BTreeMap::new();
@@ -103,12 +104,12 @@ impl fmt::Display for Comparison {
             let line = format!("{:>12.3}{:>12.3}{ratio:>8}   {name:<20}{scope}", ms.predicted_ms, ms.measured_ms);
             writeln!(f, "{}", line.trim_end())
         };
-        writeln!(f, "{:>12}{:>12}{:>8}   ms a step; below it each operation alone", "predicted", "measured", "ratio")?;
+        writeln!(f, "{:>12}{:>12}{:>8}   ms a step; operation times ignore overlap", "predicted", "measured", "ratio")?;
         row(f, &self.step, "step", "")?;
         row(f, &self.all, "operations", "")?;
         self.categories.iter().try_for_each(|(category, ms)| row(f, ms, category.name(), ""))?;
         let shown = self.scopes.len().min(SHOWN);
-        writeln!(f, "\nthe {shown} name scopes that are furthest off, of {}", self.scopes.len())?;
+        writeln!(f, "\nthe {shown} largest differences by name scope, of {}", self.scopes.len())?;
         self.scopes.iter().take(SHOWN).try_for_each(|s| {
             let scope = if s.scope.is_empty() { "(none)" } else { &s.scope };
             row(f, &s.ms, s.category.name(), scope)
@@ -123,7 +124,7 @@ mod tests {
     use crate::trace::ScopeTime;
 
     #[test]
-    fn the_furthest_comes_first_and_steps_are_divided() {
+    fn largest_difference_is_first_and_times_are_per_step() {
         let scope = |scope: &str, category: OpCategory, ms: f64| ScopeTime {
             scope: scope.into(),
             ms,
@@ -158,7 +159,7 @@ mod tests {
         let pair = |predicted_ms, measured_ms| Pair { predicted_ms, measured_ms };
         assert_eq!((c.step, c.all), (pair(8.0, 20.0), pair(10.5, 15.0)));
         let rows: Vec<_> = c.scopes.iter().map(|s| (s.scope.as_str(), s.category, s.ms)).collect();
-        // 3 ms off; then three of 1, 1 and 0.5.
+        // The first row differs by 3 ms; the other three differ by 1, 1 and 0.5 ms.
         assert_eq!(rows[0], ("blocks/ff", gather, pair(1.0, 4.0)));
         assert_eq!(rows[3], ("blocks/norm", OpCategory::Elementwise, pair(0.5, 0.0)));
         let text = c.to_string();
@@ -166,6 +167,6 @@ mod tests {
         assert_eq!(line("   step"), ["8.000", "20.000", "0.40", "step"]);
         assert_eq!(line("   all-gather"), ["1.000", "4.000", "0.25", "all-gather"]);
         assert_eq!(line("blocks/norm"), ["0.500", "0.000", "elementwise", "blocks/norm"]);
-        assert!(text.contains("the 4 name scopes that are furthest off, of 4"), "{text}");
+        assert!(text.contains("the 4 largest differences by name scope, of 4"), "{text}");
     }
 }

@@ -1,7 +1,7 @@
-//! Work of single instructions: FLOPs of matmuls and convolutions, bytes read and written.
+//! The work of single instructions: FLOPs of matmuls and convolutions, and bytes read and written.
 //!
-//! Compilers' own estimates are not used: TPU's leave loops out and CUDA's need a device. Elementwise arithmetic is not
-//! counted as work, only by the bytes it moves. A kernel call that states its own cost is believed.
+//! The compilers' own estimates are not used, because those for TPUs ignore loops and those for CUDA require a device.
+//! Elementwise arithmetic counts only by the bytes that it moves. If a custom call states its cost, that cost is used.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,21 +15,22 @@ use super::shape::{self, elements};
 /// FLOPs and memory traffic on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
-    /// FLOPs of matmuls and convolutions, a multiply-add counted as two.
+    /// FLOPs of matmuls and convolutions; a multiply-add counts as two.
     pub flops: f64,
-    /// FLOPs on 8-bit floats, a part of `flops`.
+    /// FLOPs with 8-bit float operands; `flops` includes them.
     pub fp8: f64,
-    /// Operations on 8-bit integers, a part of `flops`.
+    /// Operations with 8-bit integer operands; `flops` includes them.
     pub int8: f64,
-    /// FLOPs on f32, a part of `flops`: matmuls and convolutions at full precision.
+    /// FLOPs of f32 matmuls and convolutions at full precision; `flops` includes them.
     pub f32: f64,
-    /// FLOPs of fused attention kernels, a part of `flops`.
+    /// FLOPs of fused attention kernels; `flops` includes them.
     pub attention: f64,
-    /// FLOPs that processors without a tile of fused attention could do meanwhile; 0 where their number is unknown.
+    /// FLOPs that idle multiprocessors could do while the others compute the last tiles of fused attention; 0 if the
+    /// number of multiprocessors is unknown.
     pub idle: f64,
-    /// Bytes of device memory read and written.
+    /// Bytes that are read from and written to device memory.
     pub bytes: f64,
-    /// Instructions that run by themselves.
+    /// Number of kernels; a fusion is one kernel.
     pub kernels: f64,
 }
 
@@ -46,7 +47,8 @@ impl Work {
     }
 }
 
-/// Instructions without memory traffic: aliases, and the ends of asynchronous pairs, whose starts are counted.
+/// Returns whether an instruction causes no memory traffic. These are aliases, and the ends of asynchronous operations,
+/// whose traffic is counted at their start.
 fn is_free(opcode: &str) -> bool {
     const FREE: [&str; 13] = [
         "parameter",
@@ -66,19 +68,19 @@ fn is_free(opcode: &str) -> bool {
     FREE.contains(&opcode) || opcode.ends_with("-done")
 }
 
-/// Counts the work of a module's instructions.
+/// Computes the work of instructions.
 #[derive(Clone, Copy)]
 pub(super) struct Counter<'a> {
     pub module: &'a Module,
-    /// Whether memory space 1 is the chip's own memory (TPU), which costs no bandwidth.
+    /// Whether memory space 1 is on-chip memory, as on TPUs. Accesses to it use no device memory bandwidth.
     pub on_chip: bool,
-    /// Processors that tiles of attention are spread over, where the chip is known to have such.
+    /// Number of multiprocessors, each of which processes a tile of attention at a time; `None` if unknown.
     pub processors: Option<usize>,
 }
 
 impl<'a> Counter<'a> {
-    /// Work of an instruction that runs by itself; a fusion counts as one. Loops, calls and conditionals are empty
-    /// here: what they call is counted where it stands.
+    /// Returns the work of an instruction, including the instructions fused into it. The work of a loop, call or
+    /// conditional is zero, because the instructions that it calls are counted separately.
     pub(crate) fn work(&self, i: &InstructionProto) -> Work {
         let work = self.alone(i);
         let runs = work.flops > 0.0 || work.bytes > 0.0;
@@ -95,7 +97,7 @@ impl<'a> Counter<'a> {
         }
     }
 
-    /// `flops` of an instruction, without its memory traffic.
+    /// Returns work that consists of `flops` FLOPs in the operand type of an instruction and causes no memory traffic.
     fn operations(&self, i: &InstructionProto, flops: f64) -> Work {
         let both = |is: fn(i32) -> bool| {
             let operand = |n| self.module.operand(i, n).and_then(|o| o.shape.as_ref());
@@ -118,7 +120,8 @@ impl<'a> Counter<'a> {
         Work { bytes: read as f64 + written as f64 + inside.bytes, ..inside }
     }
 
-    /// Operations of a fused computation and those fused inside it, and what kernels inside read more than once.
+    /// Returns the FLOPs of a fused computation and of the fusions nested in it. If custom calls in it read operands
+    /// more than once, the work also has the additional bytes.
     fn fused(&self, c: &ComputationProto) -> Work {
         let mut sum = Work::default();
         for i in &c.instructions {
@@ -135,15 +138,15 @@ impl<'a> Counter<'a> {
         sum
     }
 
-    /// Bytes that a fusion reads of a parameter, where it takes slices only: a loop's fusion takes one layer of a stack.
+    /// Returns the number of bytes of a parameter that a fusion reads if it only uses slices of it, such as one layer
+    /// of weights that are stacked for all layers. `None`: the fusion reads the complete parameter.
     fn read_of(&self, c: &ComputationProto, p: &InstructionProto) -> Option<u64> {
         let outermost = c.id;
         let mut sum: u64 = 0;
-        // Other names of the parameter, here and inside of fusions that it is handed to; whether one is a copy's, of
-        // which a fusion makes what is taken of it.
+        // Aliases of the parameter in this and nested fusions. Flag: a copy, of which only used elements are computed.
         let mut names = vec![(c, p.id, false)];
         let mut seen = HashSet::new();
-        // Where the fusions inside stand: what they give is read there.
+        // The instruction that calls each nested fusion, to continue with the users of its result.
         let mut from = HashMap::new();
         while let Some((c, id, copied)) = names.pop() {
             if copied && c.id == outermost && c.root_id == id {
@@ -160,9 +163,9 @@ impl<'a> Counter<'a> {
                     "dynamic-slice" | "slice" | "gather" if first => {
                         sum = sum.saturating_add(u.shape.as_ref().map(shape::bytes)?);
                     }
-                    // Written in place: what is not overwritten is not read.
+                    // The update is in place, so the rest of the operand is not read.
                     "dynamic-update-slice" if first && !copied => {}
-                    // Handed through, or moved over links by a collective that runs meanwhile.
+                    // The value is only passed on, or an overlapping collective sends it over links.
                     "tuple" if !copied => {}
                     opcode if CollectiveKind::of_any(opcode).is_some() || is_async_marker(u) => {}
                     "bitcast" => names.extend(seen.insert(u.id).then_some((c, u.id, copied))),
@@ -182,7 +185,7 @@ impl<'a> Counter<'a> {
         Some(sum)
     }
 
-    /// Bytes that a fusion's result writes: of a stack updated in place, the update.
+    /// Returns the number of bytes that a fusion writes; for an in-place update of stacked layers, the update's size.
     fn written(&self, root: &InstructionProto) -> u64 {
         let mut sum: u64 = 0;
         let mut parts = vec![root];
@@ -204,7 +207,7 @@ impl<'a> Counter<'a> {
         sum
     }
 
-    /// Bytes of a value in device memory.
+    /// Returns how many bytes of a value are in device memory.
     fn size(&self, shape: Option<&ShapeProto>) -> u64 {
         shape.map_or(0, |s| if self.on_chip { shape::bytes_off_chip(s) } else { shape::bytes(s) })
     }
@@ -219,12 +222,12 @@ impl<'a> Counter<'a> {
             }
             "dynamic-update-slice" => size(self.module.operand(i, 1).and_then(|u| u.shape.as_ref())).saturating_mul(2),
             "broadcast" => output,
-            // Copies in the background state source and destination in their own shape.
+            // The shape of an asynchronous copy contains the destination and the source.
             "copy-start" => {
                 let places = i.shape.iter().flat_map(|s| s.tuple_shapes.iter().take(2));
                 shape::sum(places.map(|s| size(Some(s))))
             }
-            // Work inside is counted where it stands; the rest is links, not memory.
+            // The computation that it calls is counted separately; a transfer uses links, not memory.
             "async-start" => 0,
             _ => {
                 let operands = i.operand_ids.iter().map(|&o| self.module.instruction(o));
@@ -235,7 +238,7 @@ impl<'a> Counter<'a> {
         moved as f64
     }
 
-    /// FLOPs of a matmul or a convolution; 0 for everything else.
+    /// Returns the FLOPs of a matmul or convolution; 0 for other instructions.
     fn flops(&self, i: &InstructionProto) -> f64 {
         match i.opcode.as_str() {
             "dot" => {
@@ -248,8 +251,8 @@ impl<'a> Counter<'a> {
         }
     }
 
-    /// FLOPs of a convolution on the elements that are there: padding and the holes of a dilation cost nothing.
-    /// (TPU programs write batched matmuls as convolutions whose window walks the batch by such holes.)
+    /// Returns the FLOPs of a convolution on elements of the input; padding and the holes of dilation cost nothing.
+    /// (TPU programs express batched matmuls as convolutions that use such holes to step through the batch.)
     fn convolution_flops(&self, i: &InstructionProto) -> Option<f64> {
         let (window, numbers) = (i.window.as_ref()?, i.convolution.as_ref()?);
         let [input, kernel] = [0, 1].map(|n| self.module.operand(i, n).and_then(|o| o.shape.as_ref()));
@@ -267,8 +270,9 @@ impl<'a> Counter<'a> {
         Some(2.0 * elements(output) as f64 / positions.max(1.0) * pairs * features as f64)
     }
 
-    /// FLOPs that processors without a tile could do while the others compute scores of these dimensions: each takes rows of
-    /// a head, and all wait for the last ones.
+    /// Returns the FLOPs that idle multiprocessors could do while the others compute attention scores with the
+    /// dimensions `scores`. Each multiprocessor processes some rows of a head at a time, and all wait for the last
+    /// tiles.
     fn idle(&self, scores: &[f64], flops: f64) -> f64 {
         let (Some(processors), [heads @ .., queries, _]) = (self.processors, scores) else { return 0.0 };
         idle_flops(processors, heads.iter().product(), *queries, flops)
@@ -300,7 +304,7 @@ impl<'a> Counter<'a> {
             return of(2.0 * result(i).map_or(0, elements) as f64 * contracted);
         }
         if let Some(scores) = config.pointer("/cudnn_fmha_backend_config/intermediate_tensor_shape/dimensions") {
-            // Scores and weighted sum: two matmuls of [.., queries, keys] with a head's width.
+            // Attention has two matmuls, scores and weighted sum: [.., queries, keys] by the head dimension.
             let dims: Vec<f64> = scores.as_array().into_iter().flatten().filter_map(number).collect();
             let width = shape(0).and_then(|s| s.dimensions.last()).copied().unwrap_or(0);
             let flops = 4.0 * dims.iter().product::<f64>() * width as f64;
@@ -310,7 +314,7 @@ impl<'a> Counter<'a> {
     }
 }
 
-/// FLOPs that `processors` without a tile of attention could do while the others compute: each tile is 128 queries of a head.
+/// Returns the FLOPs that idle multiprocessors could do during attention. A tile is 128 queries of a head.
 pub(super) fn idle_flops(processors: usize, heads: f64, queries: f64, flops: f64) -> f64 {
     const ROWS: f64 = 128.0;
     let tiles = heads * (queries / ROWS).ceil();
@@ -318,13 +322,13 @@ pub(super) fn idle_flops(processors: usize, heads: f64, queries: f64, flops: f64
     if tiles > 0.0 { flops * (places / tiles - 1.0) } else { 0.0 }
 }
 
-/// Operations that a kernel of our own states in the attributes of its call, which are MLIR's text: `flops = 12 : i64`.
+/// Returns the FLOPs that this project's kernels state in the MLIR attributes of their call: `flops = 12 : i64`.
 fn stated_flops(attributes: &[u8]) -> Option<f64> {
     let text = std::str::from_utf8(attributes).ok()?;
     text.split_once("flops = ")?.1.split_whitespace().next()?.parse().ok()
 }
 
-/// Numbers in these configurations are JSON numbers or text.
+/// Parses a number. Library configurations store numbers either as JSON numbers or as strings.
 fn number(v: &Value) -> Option<f64> {
     v.as_f64().or_else(|| v.as_str()?.parse().ok())
 }
@@ -333,7 +337,7 @@ fn product(dims: &[i64], which: &[i64]) -> f64 {
     which.iter().filter_map(|&d| dims.get(usize::try_from(d).ok()?)).map(|d| *d as f64).product()
 }
 
-/// The shape of a result; of a library call's, the part that is not its workspace.
+/// Returns the result shape of an instruction; for a library call, without the workspace.
 fn result(i: &InstructionProto) -> Option<&ShapeProto> {
     i.shape.as_ref().map(|s| s.tuple_shapes.first().unwrap_or(s))
 }
@@ -342,22 +346,22 @@ fn output_elements(i: &InstructionProto) -> f64 {
     i.shape.as_ref().map_or(0.0, |s| elements(s) as f64)
 }
 
-/// More steps than a window takes that a compiler wrote: a kernel's positions, and its holes.
+/// Maximum kernel size times base dilation that is accepted. Compilers stay far below it.
 const STEPS: i128 = 1 << 22;
 
-/// Pairs of a kernel position and an output position that meet an element of the input; none where the window is no
-/// compiler's.
+/// Returns the number of pairs of a kernel position and an output position that use an element of the input. `None`:
+/// the window is larger than any that a compiler produces.
 fn valid_pairs(input: i64, output: i64, w: &WindowDimensionProto) -> Option<f64> {
     let steps = [w.stride, w.window_dilation, w.base_dilation].map(|n| i128::from(n.max(1)));
     let ([stride, dilation, base], size) = (steps, i128::from(w.size));
     (size.saturating_mul(base) <= STEPS).then_some(())?;
     let last = (i128::from(input) - 1) * base;
     let pairs = (0..size).map(|k| {
-        // Where the first output position stands; the others, from the first one inside to the last.
+        // `shift`: input position of output position 0; `from..=to`: output positions that read inside the input.
         let shift = k * dilation - i128::from(w.padding_low);
         let from = ((-shift).max(0) + stride - 1) / stride;
         let to = (last - shift).div_euclid(stride).min(i128::from(output) - 1);
-        // Elements of the input lie `base` apart, so that positions meet them in turn.
+        // Dilation places input elements `base` positions apart, so the output positions that use one repeat.
         let meets = |o: &i128| (o * stride + shift) % base == 0;
         let mut met = (from..=to.min(from + 2 * base)).filter(meets);
         match (met.next(), met.next()) {
@@ -385,9 +389,9 @@ mod tests {
         }
     }
 
-    /// TPU7x's fusions copy a stack and take a layer of the copy, which makes that layer alone.
+    /// On TPU7x, a fusion copies stacked weights and slices one layer of the copy, so it reads only this layer.
     #[test]
-    fn a_fusion_reads_the_layer_that_it_takes_of_a_copied_stack() {
+    fn fusion_reads_only_the_sliced_layer_of_a_copied_stack() {
         let stack = [48, 16, 8];
         let instruction = |id: i64, opcode: &str, operands: &[i64], dims: &[i64], calls: &[i64]| InstructionProto {
             shape: Some(shape(16, dims)),
@@ -412,27 +416,27 @@ mod tests {
     }
 
     #[test]
-    fn attention_waits_for_its_last_tiles() {
+    fn idle_flops_count_multiprocessors_without_attention_tile() {
         let module = decode(1, vec![computation(1, vec![sketch::instruction(1, "parameter", &[])])]).expect("a module");
         let of = |processors| Counter { module: &module, on_chip: false, processors };
-        // 32 heads of one tile of rows: 32 of 132 processors work, so that 100 of 32 parts are idle.
+        // 32 heads with one tile each occupy 32 of 132 multiprocessors; the idle ones could do 100/32 of the work.
         assert_eq!(of(Some(132)).idle(&[1.0, 32.0, 126.0, 6144.0], 32.0), 100.0);
-        // 264 tiles fill all twice.
+        // 264 tiles occupy all multiprocessors exactly twice.
         assert_eq!(of(Some(132)).idle(&[1.0, 33.0, 1024.0, 8.0], 5.0), 0.0);
         assert_eq!(of(None).idle(&[1.0, 32.0, 126.0, 6144.0], 32.0), 0.0);
     }
 
     #[test]
-    fn padding_and_holes_cost_nothing() {
-        // Three taps over four elements with one element of padding on both sides: 3 + 3 + 2 + 2.
+    fn padding_and_dilation_holes_cost_no_flops() {
+        // A kernel of three elements over four elements with one of padding on both sides: 2 + 3 + 3 + 2 pairs.
         assert_eq!(valid_pairs(4, 4, &window(3, 1, 1, 1)), Some(10.0));
         assert_eq!(valid_pairs(4, 4, &window(1, 1, 0, 1)), Some(4.0));
-        // A batch of 4 written as a window: with stride 3 over an input spread by 4, only equal indices meet.
+        // A batch of 4 expressed as a window: with stride 3 over an input with dilation 4, only equal indices meet.
         assert_eq!(valid_pairs(4, 4, &window(4, 3, 0, 4)), Some(4.0));
     }
 
     #[test]
-    fn pairs_are_those_of_every_place_tried() {
+    fn valid_pairs_match_brute_force() {
         let tried = |input: i64, output: i64, w: &WindowDimensionProto| {
             let meets = |k: i64, o: i64| {
                 let at = o * w.stride - w.padding_low + k * w.window_dilation;
@@ -454,9 +458,9 @@ mod tests {
         }
     }
 
-    /// Sizes of all that a program says are a file's own: none may end the reader, or keep it for long.
+    /// Sizes in a file are untrusted. No value may crash the analysis or make it run for long.
     #[test]
-    fn work_of_any_size_is_a_number() {
+    fn work_of_extreme_sizes_is_finite() {
         let instruction = |id: i64, opcode: &str, operands: &[i64]| InstructionProto {
             shape: Some(shape(11, &[i64::MAX, i64::MAX])),
             ..sketch::instruction(id, opcode, operands)

@@ -1,10 +1,10 @@
-//! Which devices a collective joins, in the words of the program's mesh.
+//! Determines the device groups of a collective and the mesh axes to which they correspond.
 
 use std::collections::BTreeSet;
 
 use super::proto::{InstructionProto, IotaGroupsProto};
 
-/// The groups of a collective; none means all devices.
+/// Returns the device groups of a collective. If it lists none, all devices form one group.
 fn groups(i: &InstructionProto, devices: usize) -> Vec<Vec<i64>> {
     let listed = |groups: &[super::proto::ReplicaGroupProto]| -> Vec<Vec<i64>> {
         groups.iter().map(|g| g.ids.clone()).filter(|g| !g.is_empty()).collect()
@@ -30,10 +30,11 @@ fn iota_groups(iota: &IotaGroupsProto) -> Vec<Vec<i64>> {
     ids.chunks(usize::try_from(iota.per_group).unwrap_or(1).max(1)).map(<[i64]>::to_vec).collect()
 }
 
-/// More devices than any machine has.
+/// A number of devices that no machine reaches.
 const MOST: i64 = 1 << 20;
 
-/// The numbers from 0, seen as an array of `dims` whose axes are permuted; none where they are not, or are no machine's.
+/// Numbers the elements of an array with dimensions `dims` from 0, and permutes its axes. `None`: `order` is not a
+/// permutation or the array is too large.
 fn transposed(dims: &[i64], order: &[i64]) -> Option<Vec<i64>> {
     let all = dims.iter().try_fold(1i64, |all, d| all.checked_mul(*d).filter(|_| *d > 0))?;
     let order: Vec<usize> = order.iter().filter_map(|&d| usize::try_from(d).ok()).collect();
@@ -48,7 +49,7 @@ fn transposed(dims: &[i64], order: &[i64]) -> Option<Vec<i64>> {
 
 fn mesh_axes_groups(list: &super::proto::MeshAxesGroupsProto) -> Vec<Vec<i64>> {
     let Some(mesh) = &list.mesh else { return Vec::new() };
-    // Axes cut at the parts that are referred to, so that each part is an axis of its own.
+    // Split axes into the sub-axes that the groups refer to, so that each sub-axis becomes a separate axis.
     let mut dims = Vec::new();
     let mut picked = Vec::new();
     for (n, axis) in mesh.axes.iter().enumerate() {
@@ -75,17 +76,17 @@ fn mesh_axes_groups(list: &super::proto::MeshAxesGroupsProto) -> Vec<Vec<i64>> {
     ids.chunks(usize::try_from(size).unwrap_or(1).max(1)).map(<[i64]>::to_vec).collect()
 }
 
-/// Mesh axes and device groups of a collective.
+/// The devices that a collective connects: group size, mesh axes and groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub size: usize,
-    /// Mesh axes along which the members of a group differ, outer first.
+    /// Mesh axes along which the devices of a group differ, outermost first.
     pub axes: Vec<String>,
-    /// Whether some group has members on both sides of `hosts` devices a host.
+    /// Device ids of each group; for a permute, the source and the target of each pair.
     pub devices: Vec<Vec<i64>>,
 }
 
-/// The group size and axes of a collective.
+/// Returns the group size, mesh axes and device groups of a collective.
 pub(super) fn span(i: &InstructionProto, mesh: &[(String, usize)]) -> Span {
     let devices = match i.source_target_pairs.is_empty() {
         false => i.source_target_pairs.iter().map(|p| vec![p.source, p.target]).collect(),
@@ -105,7 +106,7 @@ pub(super) fn span(i: &InstructionProto, mesh: &[(String, usize)]) -> Span {
     Span { size, axes, devices }
 }
 
-/// A device's coordinates in the mesh.
+/// Returns the coordinates of a device in the mesh.
 fn position(mesh: &[(String, usize)], device: i64) -> Vec<usize> {
     let mut rest = usize::try_from(device).unwrap_or(0);
     let mut at = vec![0; mesh.len()];
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_in_every_form_name_their_axes() {
+    fn all_group_forms_map_to_mesh_axes() {
         let groups = [vec![0, 1, 2, 3], vec![4, 5, 6, 7]];
         let listed_groups = groups.map(|ids| ReplicaGroupProto { ids }).to_vec();
         let list = DeviceListProto { groups: listed_groups.clone(), iota: None };
@@ -166,7 +167,7 @@ mod tests {
         assert_eq!(axes(&of_mesh(0, None)), (2, vec!["cfg".into()]));
         let half = span(&of_mesh(1, Some(SubAxisProto { pre_size: 2, size: 2 })), &mesh());
         assert_eq!(half.devices, [[0, 1], [2, 3], [4, 5], [6, 7]]);
-        // Neither permutations of the axes nor machines: all devices, as without groups.
+        // With an invalid permutation or an impossible size, all devices form one group, as if no groups were listed.
         let all = [(0..8).collect::<Vec<i64>>()];
         let of_axis = |size| {
             let axes = vec![MeshAxisProto { name: "a".into(), size }];

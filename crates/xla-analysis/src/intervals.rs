@@ -1,11 +1,11 @@
-//! Sets of time: which parts of it something ran in.
+//! Sets of time intervals.
 
-/// Disjoint spans of time `[start, end)` in order, in picoseconds.
+/// Sorted, disjoint spans `[start, end)` in picoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Intervals(Vec<(i64, i64)>);
 
 impl Intervals {
-    /// The time that any of these spans covers.
+    /// Returns the union of the spans.
     pub(crate) fn of(spans: impl IntoIterator<Item = (i64, i64)>) -> Self {
         let mut spans: Vec<(i64, i64)> = spans.into_iter().filter(|(start, end)| start < end).collect();
         spans.sort_unstable();
@@ -19,23 +19,23 @@ impl Intervals {
         Intervals(joined)
     }
 
-    /// Total length.
+    /// Returns the total length of the spans.
     pub(crate) fn length(&self) -> i64 {
         self.0.iter().map(|(start, end)| end - start).sum()
     }
 
-    /// From the first start to the last end.
+    /// Returns the smallest span that contains all spans; `None` if there are none.
     pub(crate) fn hull(&self) -> Option<(i64, i64)> {
         Some((self.0.first()?.0, self.0.last()?.1))
     }
 
-    /// The time of either.
+    /// Returns the union with `other`.
     #[must_use]
     pub(crate) fn or(&self, other: &Intervals) -> Intervals {
         Intervals::of(self.0.iter().chain(&other.0).copied())
     }
 
-    /// The time of both at once.
+    /// Returns the intersection with `other`.
     #[must_use]
     pub(crate) fn and(&self, other: &Intervals) -> Intervals {
         let (mut a, mut b) = (self.0.iter().peekable(), other.0.iter().peekable());
@@ -54,7 +54,7 @@ impl Intervals {
         Intervals(both)
     }
 
-    /// The time of this one that the other leaves.
+    /// Returns the parts that are not in `other`.
     #[must_use]
     pub(crate) fn without(&self, other: &Intervals) -> Intervals {
         let mut left = Vec::new();
@@ -69,7 +69,7 @@ impl Intervals {
                     left.push((from, cut_start));
                     from = cut_end;
                 }
-                // A cut that reaches further may end the next span too.
+                // A span of `other` that ends later may also overlap the next span.
                 if cut_end > end {
                     break;
                 }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_that_touch_are_one() {
+    fn touching_spans_are_merged() {
         let all = Intervals::of([(5, 7), (0, 2), (2, 3), (6, 9), (4, 4)]);
         assert_eq!(all.0, [(0, 3), (5, 9)]);
         assert_eq!((all.length(), all.hull()), (7, Some((0, 9))));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collective_beside_work() {
+    fn set_operations_match_hand_computed_intervals() {
         let collective = Intervals::of([(10, 30), (40, 50)]);
         let work = Intervals::of([(0, 15), (25, 45)]);
         assert_eq!(collective.and(&work).0, [(10, 15), (25, 30), (40, 45)]);
@@ -110,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_moment_is_where_it_belongs(a in spans(), b in spans()) {
+        fn set_operations_match_pointwise_membership(a in spans(), b in spans()) {
             let holds = |spans: &[(i64, i64)], t: i64| spans.iter().any(|(start, end)| (*start..*end).contains(&t));
             let (x, y) = (Intervals::of(a.clone()), Intervals::of(b.clone()));
             for t in 0..50 {

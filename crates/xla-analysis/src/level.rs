@@ -1,21 +1,21 @@
-//! The loops of a program: over denoising steps, and over transformer blocks.
+//! The loops of a program over denoising steps and over transformer blocks.
 
-/// Loop that an instruction runs in.
+/// Which loop contains an instruction, and thus how often it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum LoopLevel {
-    /// Once, before or after the loop over steps.
+    /// Runs once per call of the program, before or after the loop over denoising steps.
     #[serde(rename = "call")]
     Outside,
-    /// In every step, outside the transformer blocks.
+    /// Runs in every denoising step, outside the loop over transformer blocks.
     Step,
-    /// In every transformer block.
+    /// Runs in every transformer block.
     #[serde(rename = "layer")]
     Block,
 }
 
-/// The name scope of the transformer blocks.
+/// Name scope of the transformer blocks.
 pub(super) const BLOCKS: &str = "blocks";
 
 pub(super) fn in_blocks(scope: &str) -> bool {

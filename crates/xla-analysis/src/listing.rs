@@ -1,4 +1,4 @@
-//! An optimized module as text to read: one instruction a line, computations in the order they are called.
+//! Formats an optimized module as text with one instruction per line. Computations are ordered by id.
 
 use std::fmt::Write;
 
@@ -7,8 +7,8 @@ use super::proto::{InstructionProto, ShapeProto};
 use super::shape::dtype_name;
 
 impl Module {
-    /// The module as text, close to XLA's own form, with name scopes behind the instructions. For reading: attributes
-    /// that this crate does not read are left out.
+    /// Returns the module as text that resembles XLA's HLO text, with the name scope at the end of each line. The text
+    /// is for reading only: attributes that this crate does not use are omitted.
     pub fn listing(&self) -> String {
         let mut out = String::new();
         for computation in self.computations() {

@@ -1,4 +1,4 @@
-//! An optimized module as a tree of loops and a list of instructions.
+//! Optimized HLO modules: decoding, access to instructions, and loops.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -7,35 +7,36 @@ use prost::Message;
 use super::proto::{ComputationProto, InstructionProto, ModuleProto, ModuleWithConfig, ShapeProto};
 use super::shape::{dtype_name, elements};
 
-/// Errors of decoding an optimized program.
+/// Reasons why an optimized program cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
-    /// Not such a protobuf.
+    /// The bytes are not a valid protobuf.
     #[error(transparent)]
     Bytes(#[from] prost::DecodeError),
-    /// An operand that the compiler would have written before, or calls that go round.
+    /// An operand does not precede its user, calls are recursive or too deeply nested, or they expand to too many
+    /// instructions.
     #[error("{0}")]
     Order(String),
 }
 
-/// Calls in calls that are read. Compilers nest ten.
+/// Maximum depth of nested calls. Compilers nest about ten deep.
 const NESTED: usize = 64;
 
-/// Instructions that a reader who follows every call meets at most. The published models' programs have less than a
+/// Maximum number of instructions after all calls are expanded. Programs of the published models have less than a
 /// million.
 const MET: u64 = 1 << 24;
 
-/// An optimized HLO module, as a plugin returns it.
+/// An optimized HLO module, as returned by a plugin.
 pub struct Module {
     name: String,
     entry: i64,
     computations: BTreeMap<i64, ComputationProto>,
-    /// Computation of each instruction, and its index there.
+    /// Computation of each instruction and index in that computation, by instruction id.
     places: HashMap<i64, (i64, usize)>,
     schedule: HashMap<i64, Vec<i64>>,
 }
 
-/// A `while` of the optimized program.
+/// A `while` loop of the optimized program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loop {
     pub name: String,
@@ -43,7 +44,7 @@ pub struct Loop {
     pub inner: Vec<Loop>,
 }
 
-/// An array that an instruction writes to device memory.
+/// An array that the program writes to device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
     pub dtype: &'static str,
@@ -58,9 +59,9 @@ pub struct Instruction {
     pub name: String,
     /// HLO opcode: `all-gather`, `dot`, `while` …
     pub opcode: String,
-    /// Dimensions of the result; empty for a tuple.
+    /// Dimensions of the result; empty if the result is a tuple.
     pub dims: Vec<i64>,
-    /// Elements of the result (of a tuple: the sum).
+    /// Number of elements of the result; for a tuple, the sum over its arrays.
     pub elements: i64,
     pub scope: String,
     pub target: String,
@@ -68,16 +69,17 @@ pub struct Instruction {
 }
 
 impl Module {
-    /// Whether it calls cuDNN kernels that are chosen and built on the device itself: compiled ahead of time, it lacks
-    /// them.
+    /// Returns whether the program calls cuDNN kernels. These are selected and built on the device, so an ahead-of-time
+    /// compiled program does not contain them.
     pub fn is_bound_to_device(&self) -> bool {
         self.instructions().any(|i| i.target.starts_with("__cudnn$"))
     }
 
-    /// Decodes the bytes of `hlo_with_config` (or of a bare module, `hlo`).
+    /// Decodes a module. `format` is `hlo_with_config` or `hlo` (a module without a configuration).
     ///
     /// # Errors
-    /// The protobuf decoder's message; operands or calls without an order.
+    /// Returns an error if the bytes are not a valid protobuf, if an operand does not precede its user, if calls are
+    /// recursive or too deeply nested, or if they expand to too many instructions.
     pub fn decode(format: &str, bytes: &[u8]) -> Result<Self, ModuleError> {
         let module = match format {
             "hlo_with_config" => ModuleWithConfig::decode(bytes)?.module.unwrap_or_default(),
@@ -97,43 +99,47 @@ impl Module {
         Ok(module)
     }
 
-    /// Operands stand before their users, in the same computation: whoever follows them comes to an end.
+    /// Checks that operands precede their users in the same computation. This ensures that following operands
+    /// terminates.
     fn check_operands(&self) -> Result<(), ModuleError> {
         for c in self.computations.values() {
             for (at, i) in c.instructions.iter().enumerate() {
                 let before = |id: &&i64| self.places.get(*id).is_none_or(|(of, n)| *of == c.id && *n < at);
                 if let Some(operand) = i.operand_ids.iter().find(|id| !before(id)) {
-                    return Err(ModuleError::Order(format!(
-                        "operand {operand} of '{}' does not stand before it",
-                        i.name
-                    )));
+                    return Err(ModuleError::Order(format!("operand {operand} of '{}' does not precede it", i.name)));
                 }
             }
         }
         Ok(())
     }
 
-    /// Calls do not go round, are not too deep, and come to so many instructions that they can all be followed.
+    /// Checks that calls are not recursive, are not nested too deeply, and do not expand to too many instructions.
     fn check_calls(&self) -> Result<(), ModuleError> {
         let mut met: HashMap<i64, u64> = HashMap::new();
         for _ in 0..NESTED {
             let open = self.computations.values().filter(|c| !met.contains_key(&c.id));
             let known: Vec<(i64, u64)> = open.filter_map(|c| Some((c.id, self.met_in(c, &met)?))).collect();
             match known.iter().find(|(_, count)| *count > MET) {
-                Some((id, _)) => return Err(ModuleError::Order(format!("computation {id} calls too much to follow"))),
+                Some((id, _)) => {
+                    return Err(ModuleError::Order(format!(
+                        "the calls of computation {id} expand to more than {MET} instructions"
+                    )));
+                }
                 None if known.is_empty() => break,
                 None => met.extend(known),
             }
         }
         match self.computations.values().find(|c| !met.contains_key(&c.id)) {
-            Some(c) => {
-                Err(ModuleError::Order(format!("computation {} calls itself, or {NESTED} others in turn", c.id)))
-            }
+            Some(c) => Err(ModuleError::Order(format!(
+                "computation {} calls itself, or its calls nest more than {NESTED} calls deep",
+                c.id
+            ))),
             None => Ok(()),
         }
     }
 
-    /// Instructions of a computation and of all that it calls, where that is known of what it calls.
+    /// Returns the number of instructions of a computation, including those of the computations that it calls. `None`:
+    /// the number of a called computation is not known yet.
     fn met_in(&self, c: &ComputationProto, met: &HashMap<i64, u64>) -> Option<u64> {
         c.instructions.iter().try_fold(0u64, |sum, i| {
             let called = i.called_computation_ids.iter().filter(|id| self.computations.contains_key(id));
@@ -141,12 +147,11 @@ impl Module {
         })
     }
 
-    /// Module name.
+    /// Returns the module name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Id of the entry computation.
     pub(super) fn entry(&self) -> i64 {
         self.entry
     }
@@ -159,13 +164,13 @@ impl Module {
         self.computations.values()
     }
 
-    /// An instruction by its id, which is unique in the module.
+    /// Returns the instruction with this id, which is unique in the module.
     pub(super) fn instruction(&self, id: i64) -> Option<&InstructionProto> {
         let (computation, at) = self.places.get(&id)?;
         self.computations.get(computation)?.instructions.get(*at)
     }
 
-    /// Instructions after one in its computation.
+    /// Returns the instructions that follow `i` in its computation.
     pub(super) fn behind(&self, i: &InstructionProto) -> &[InstructionProto] {
         let place = self.places.get(&i.id).and_then(|(c, at)| self.computation(*c)?.instructions.get(at + 1..));
         place.unwrap_or_default()
@@ -175,12 +180,13 @@ impl Module {
         self.instruction(*i.operand_ids.get(n)?)
     }
 
-    /// The first computation an instruction calls.
+    /// Returns the first computation that an instruction calls.
     pub(super) fn called(&self, i: &InstructionProto) -> Option<&ComputationProto> {
         self.computation(*i.called_computation_ids.first()?)
     }
 
-    /// A computation's instructions in the order they start; without a schedule, operands before users.
+    /// Returns the instructions of a computation in schedule order. Without a schedule, returns them in stored order,
+    /// in which operands precede users.
     pub(super) fn scheduled<'a>(&'a self, c: &'a ComputationProto) -> Vec<&'a InstructionProto> {
         match self.schedule.get(&c.id) {
             Some(order) => order.iter().filter_map(|&id| self.instruction(id)).collect(),
@@ -188,12 +194,11 @@ impl Module {
         }
     }
 
-    /// The result of a computation.
     pub(super) fn root<'a>(&'a self, c: &'a ComputationProto) -> Option<&'a InstructionProto> {
         self.instruction(c.root_id)
     }
 
-    /// Loops, outermost first.
+    /// Returns the loops, with nested loops inside the outer ones.
     pub fn loops(&self) -> Vec<Loop> {
         self.loops_in(self.entry)
     }
@@ -212,15 +217,14 @@ impl Module {
         found
     }
 
-    /// Every array that is written to device memory: not what stays inside of a fusion, nor other names of what is
-    /// there.
+    /// Returns every array that is written to device memory. Values inside fusions and aliases are not included.
     pub fn stored(&self) -> Vec<Stored> {
         const NAMES: [&str; 5] = ["parameter", "tuple", "get-tuple-element", "bitcast", "while"];
         let of_fusions = self.computations.values().flat_map(|c| &c.instructions).filter(|i| i.opcode == "fusion");
         let fused: BTreeSet<i64> = of_fusions.flat_map(|i| i.called_computation_ids.iter().copied()).collect();
         let own = self.computations.values().filter(|c| !fused.contains(&c.id)).flat_map(|c| &c.instructions);
         let mut found = Vec::new();
-        // Slices that were brought to faster memory one by one, as one array again.
+        // `ConcatBitcast` joins slices that were prefetched one by one to faster memory; it writes nothing.
         let is_name =
             |i: &InstructionProto| NAMES.contains(&i.opcode.as_str()) || i.custom_call_target == "ConcatBitcast";
         for i in own.filter(|i| !is_name(i)) {
@@ -232,7 +236,7 @@ impl Module {
         found
     }
 
-    /// Every instruction of every computation.
+    /// Returns the instructions of all computations.
     pub fn instructions(&self) -> impl Iterator<Item = Instruction> + '_ {
         self.computations.values().flat_map(|c| &c.instructions).map(|i| Instruction {
             name: i.name.clone(),
@@ -246,7 +250,7 @@ impl Module {
     }
 }
 
-/// The arrays of a shape.
+/// Returns the arrays of which a shape consists.
 fn leaves(shape: &ShapeProto) -> Vec<&ShapeProto> {
     match shape.tuple_shapes.is_empty() {
         true => vec![shape],
@@ -255,7 +259,7 @@ fn leaves(shape: &ShapeProto) -> Vec<&ShapeProto> {
 }
 
 impl InstructionProto {
-    /// Name scope, as the compiler passes it on.
+    /// Returns the name scope as the compiler recorded it.
     pub(super) fn scope(&self) -> &str {
         self.metadata.as_ref().map_or("", |m| m.op_name.as_str())
     }

@@ -1,9 +1,9 @@
-//! The messages of XLA's `hlo.proto` and `xla_data.proto` that the analysis reads, declared by hand: field numbers are
-//! the published ones, fields that nothing here reads are left out.
+//! The messages of XLA's `hlo.proto` and `xla_data.proto` that the analysis reads. They are declared by hand with the
+//! published field numbers; fields that are not used are omitted.
 
 use std::collections::HashMap;
 
-/// Messages as a table: the number of each field, and prost's words for its type on the wire.
+/// Declares messages as a table of fields: each with its number and prost's attributes for its wire type.
 macro_rules! messages {
     ($(
         $(#[$about:meta])*
@@ -35,7 +35,7 @@ messages! {
         schedule: Option<ScheduleProto> = 7 [message, optional],
     }
 
-    /// The order in which each computation's instructions start, by computation id.
+    /// For each computation (by id), the order in which its instructions start.
     pub(super) struct ScheduleProto {
         sequences: HashMap<i64, SequenceProto> = 1 [map = "int64, message"],
     }
@@ -95,7 +95,7 @@ messages! {
         memory_space: i64 = 8 [int64],
     }
 
-    /// The element types that loop counters have.
+    /// A constant, with only the element types that loop counters have.
     pub(super) struct LiteralProto {
         s32s: Vec<i32> = 4 [int32, repeated],
         s64s: Vec<i64> = 5 [int64, repeated],
@@ -136,13 +136,13 @@ messages! {
         target: i64 = 2 [int64],
     }
 
-    /// The groups of a collective, listed; older plugins put the second form here too.
+    /// Device groups of a collective as lists. Older plugins also store the iota form in this message.
     pub(super) struct DeviceListProto {
         groups: Vec<ReplicaGroupProto> = 1 [message, repeated],
         iota: Option<IotaGroupsProto> = 2 [message, optional],
     }
 
-    /// The numbers from 0, reshaped, transposed and cut into groups.
+    /// Device groups in the iota form: device numbers from 0 are reshaped, transposed and split into groups.
     pub(super) struct IotaGroupsProto {
         groups: i64 = 1 [int64],
         per_group: i64 = 2 [int64],
@@ -150,7 +150,7 @@ messages! {
         transpose: Vec<i32> = 4 [int32, repeated],
     }
 
-    /// Axes of a mesh, whose names are the partitioner's own.
+    /// Device groups as axes of a mesh. The partitioner chose the names of the axes.
     pub(super) struct MeshAxesGroupsProto {
         mesh: Option<MeshProto> = 1 [message, optional],
         axes: Vec<AxisRefProto> = 2 [message, repeated],

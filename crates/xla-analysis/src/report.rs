@@ -1,4 +1,5 @@
-//! Report on a compiled program, on one device: collectives, work, copies, and the predicted time.
+//! Reports on a compiled program on one device: collectives, work, copies of stacked weights, and predicted time (see
+//! `chip.rs` for the formulas).
 
 use super::category::OpCategory;
 use super::chip::Chip;
@@ -9,69 +10,71 @@ use super::module::Module;
 use super::stacks::StackCopy;
 use super::walk::{Cost, Walk};
 
-/// Figures of an optimized program, on one device.
+/// Figures of an optimized program on one device.
 ///
-/// A *step* is one iteration of the loop whose bound is an input (the denoising loop), or the whole run of a program
-/// without one; a *layer* is one iteration of the loop over transformer blocks, or their mean where they are unrolled.
+/// A *step* is one iteration of the denoising loop: the loop whose trip count depends on an input. If a program has no
+/// such loop, a step is one run of the program. A *layer* is one iteration of the loop over transformer blocks; if the
+/// blocks are unrolled, figures are the mean over all blocks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// Blocks of a step; 0 without any.
+    /// Number of transformer blocks per step; 0 if there are none.
     pub layers: f64,
-    /// Logical collectives, in schedule order.
+    /// Collectives in schedule order. A collective that the compiler split into several instructions is one entry.
     pub collectives: Vec<Collective>,
     pub step: Work,
     pub layer: Work,
-    /// Work outside the loop over steps.
+    /// Work per call outside the loop over steps.
     pub call: Work,
-    /// Copies of whole stacks of layers.
+    /// Operations that copy all layers of stacked weights.
     pub stack_copies: Vec<StackCopy>,
-    /// Predicted time of a step, where the chip is known.
+    /// Predicted time of a step; `None` if the chip is unknown.
     pub predicted: Option<Predicted>,
-    /// Predicted time of one block.
+    /// Predicted time of one transformer block; `None` if the chip is unknown.
     pub predicted_layer: Option<Predicted>,
-    /// Predicted time of a step by name scope and category, longest first; empty where the chip is unknown.
+    /// Predicted time of a step by name scope and category, longest first; empty if the chip is unknown.
     pub scopes: Vec<ScopePrediction>,
 }
 
-/// Predicted time of the operations of a name scope, without overlap.
+/// Predicted time of the operations of one category in one name scope, without overlap.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct ScopePrediction {
-    /// Name scope; empty where there is none.
+    /// Name scope; empty for operations that have none.
     pub scope: String,
     pub category: OpCategory,
-    /// Milliseconds per step.
+    /// Predicted milliseconds per step.
     pub ms: f64,
 }
 
-/// Milliseconds of a step, by the roofline and the link model (the module of [`Chip`] has the formulas).
+/// Predicted milliseconds per step, from the roofline and link model.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct Predicted {
     pub compute: f64,
     pub memory: f64,
-    /// Launch latency alone; 0 of a chip without a calibration.
+    /// Launch latency of kernels; 0 for a chip without a calibration.
     pub launch: f64,
     pub collective: f64,
-    /// Whole step, asynchronous collectives overlapped with the work between their ends.
+    /// Time of the complete step, in which asynchronous collectives overlap with the work between their start and end.
     pub step: f64,
 }
 
-/// Sums over collectives.
+/// Sums over several collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
-    /// Bytes of results on one device.
+    /// Size in bytes of the results on one device.
     pub bytes: f64,
-    /// Bytes received.
+    /// Bytes that one device receives.
     pub wire_bytes: f64,
-    /// Bytes of overlapped collectives, a part of `bytes`.
+    /// Size in bytes of the results of overlapped collectives; `bytes` includes it.
     pub overlapped: f64,
     /// Number of collectives.
     pub count: f64,
 }
 
-/// Analyzes an optimized program that was partitioned over `mesh`, the names and sizes of its axes, outer first, and has
-/// stacks of `layers` blocks: first of all of them, then, where kinds of blocks differ in shape, of each kind.
+/// Analyzes an optimized program that is partitioned over `mesh` (names and sizes of the axes, outermost first).
+/// `layers` has the leading dimensions of stacked block weights: first the total number of blocks and, if the model has
+/// kinds of blocks that differ in shape, then the number of blocks of each kind.
 pub fn report(module: &Module, mesh: &[(String, usize)], layers: &[usize], chip: Option<&Chip>) -> Report {
     let mut walk = Walk::new(module, mesh, layers, chip);
     let call = walk.run();
@@ -79,7 +82,7 @@ pub fn report(module: &Module, mesh: &[(String, usize)], layers: &[usize], chip:
     let mut collectives = walk.collectives;
     let (mut layer, mut runs) = walk.layer.unwrap_or_default();
     if walk.layer.is_none() && (walk.unrolled.work.bytes > 0.0 || collectives.iter().any(|c| in_blocks(&c.scope))) {
-        // Unrolled blocks follow each other in the step.
+        // Unrolled blocks run one after the other in the step.
         runs = layers.first().map_or(1, |&n| n.max(1)) as f64;
         layer.add(walk.unrolled, 1.0 / runs);
         for c in collectives.iter_mut().filter(|c| c.level == LoopLevel::Step && in_blocks(&c.scope)) {
@@ -119,7 +122,7 @@ fn predicted(step: &Cost) -> Predicted {
 }
 
 impl Predicted {
-    /// Sum of this time and `more` times another.
+    /// Returns `self + more * other`.
     #[must_use]
     pub fn with(&self, more: f64, other: &Predicted) -> Predicted {
         Predicted {
@@ -133,17 +136,17 @@ impl Predicted {
 }
 
 impl Report {
-    /// Collectives of one block.
+    /// Returns the sums over the collectives of one block.
     pub fn per_layer(&self) -> Traffic {
         self.traffic(|c| if c.level == LoopLevel::Block { c.times } else { 0.0 })
     }
 
-    /// Collectives of one step, all blocks included.
+    /// Returns the sums over the collectives of one step, including all blocks.
     pub fn per_step(&self) -> Traffic {
         self.traffic(|c| self.trips(c))
     }
 
-    /// Runs of a collective in a step; 0 for what happens outside the loop over steps.
+    /// Returns how often a collective runs per step; 0 if it is outside the loop over steps.
     pub fn trips(&self, c: &Collective) -> f64 {
         match c.level {
             LoopLevel::Outside => 0.0,
@@ -152,7 +155,7 @@ impl Report {
         }
     }
 
-    /// Sums over the collectives, each counted `times`.
+    /// Returns the sums over all collectives, each multiplied by `times`.
     pub fn traffic(&self, times: impl Fn(&Collective) -> f64) -> Traffic {
         let mut sum = Traffic::default();
         for c in &self.collectives {

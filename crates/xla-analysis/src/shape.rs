@@ -1,8 +1,8 @@
-//! Sizes and names of shapes. A size that no memory holds is the largest number.
+//! Sizes of shapes, and names of element types. Sizes that overflow become `u64::MAX`.
 
 use super::proto::ShapeProto;
 
-/// XLA's element types: number in the protobuf, name, bits. Tokens and opaque types hold nothing.
+/// XLA's element types: number in the protobuf, name, and size in bits. Other types, such as tokens, have size 0.
 const TYPES: [(i32, &str, u64); 19] = [
     (1, "pred", 8),
     (2, "s8", 8),
@@ -25,27 +25,24 @@ const TYPES: [(i32, &str, u64); 19] = [
     (22, "u4", 4),
 ];
 
-/// XLA's name of an element type.
+/// Returns XLA's name of an element type.
 pub(super) fn dtype_name(element_type: i32) -> &'static str {
     TYPES.iter().find(|t| t.0 == element_type).map_or("other", |t| t.1)
 }
 
-/// Whether these are 8-bit floats.
 pub(super) fn is_float8(element_type: i32) -> bool {
     dtype_name(element_type).starts_with("f8")
 }
 
-/// Whether these are 8-bit integers.
 pub(super) fn is_int8(element_type: i32) -> bool {
     dtype_name(element_type) == "s8"
 }
 
-/// Whether these are f32.
 pub(super) fn is_f32(element_type: i32) -> bool {
     dtype_name(element_type) == "f32"
 }
 
-/// Elements of an array; of a tuple, the sum.
+/// Returns the number of elements of an array; for a tuple, the sum over its arrays.
 pub(super) fn elements(shape: &ShapeProto) -> u64 {
     match shape.tuple_shapes.is_empty() {
         true => shape.dimensions.iter().fold(1, |all, d| all.saturating_mul(u64::try_from(*d).unwrap_or(0))),
@@ -53,7 +50,7 @@ pub(super) fn elements(shape: &ShapeProto) -> u64 {
     }
 }
 
-/// Dense bytes of an array; of a tuple, the sum.
+/// Returns the dense size in bytes of an array; for a tuple, the sum over its arrays.
 pub(super) fn bytes(shape: &ShapeProto) -> u64 {
     match shape.tuple_shapes.is_empty() {
         true => {
@@ -64,15 +61,15 @@ pub(super) fn bytes(shape: &ShapeProto) -> u64 {
     }
 }
 
-/// All of them together.
+/// Adds sizes; a sum that overflows becomes `u64::MAX`.
 pub(super) fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
 
-/// From this memory space on, a TPU's layouts speak of the chip's own memories.
+/// The lowest memory space that is on-chip memory. TPU layouts with this or a higher memory space are on the chip.
 const ON_CHIP: i64 = 1;
 
-/// Bytes of a shape outside of on-chip memory.
+/// Returns the number of bytes of a shape that are not in on-chip memory.
 pub(super) fn bytes_off_chip(shape: &ShapeProto) -> u64 {
     match shape.tuple_shapes.is_empty() {
         true if shape.layout.as_ref().is_some_and(|l| l.memory_space >= ON_CHIP) => 0,
@@ -86,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_that_no_memory_holds_are_the_largest() {
+    fn oversized_shapes_saturate() {
         let array = |dimensions: &[i64]| ShapeProto {
             element_type: 11,
             dimensions: dimensions.to_vec(),

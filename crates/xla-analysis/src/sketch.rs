@@ -1,11 +1,11 @@
-//! Modules for tests, put together by hand.
+//! Helpers that build modules for tests.
 
 use prost::Message;
 
 use crate::module::{Module, ModuleError};
 use crate::proto::{ComputationProto, InstructionProto, MetadataProto, ModuleProto, ShapeProto};
 
-/// `element_type` by XLA's numbers: 4 is s32, 11 f32, 16 bf16.
+/// Creates a shape. `element_type` is XLA's number: 4 is s32, 11 is f32, 16 is bf16.
 pub(crate) fn shape(element_type: i32, dims: &[i64]) -> ShapeProto {
     ShapeProto { element_type, dimensions: dims.into(), ..ShapeProto::default() }
 }
@@ -18,7 +18,7 @@ pub(crate) fn instruction(id: i64, opcode: &str, operands: &[i64]) -> Instructio
     InstructionProto { id, opcode: opcode.into(), operand_ids: operands.into(), ..InstructionProto::default() }
 }
 
-/// Its last instruction is its root.
+/// Creates a computation whose root is the last instruction.
 pub(crate) fn computation(id: i64, instructions: Vec<InstructionProto>) -> ComputationProto {
     let root_id = instructions.last().map_or(0, |i| i.id);
     ComputationProto { id, instructions, root_id, ..ComputationProto::default() }

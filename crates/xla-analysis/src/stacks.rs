@@ -1,4 +1,5 @@
-//! Copies of stacked weights: paid at every call, and as large as the model.
+//! Finds copies of stacked weights (one array with the weights of all layers). Such a copy can be as large as the model
+//! and runs at every call.
 
 use std::collections::HashSet;
 
@@ -7,10 +8,10 @@ use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto};
 use super::shape::{bytes, dtype_name, elements};
 
-/// Smaller stacks are not reported; they may fit on-chip memory.
+/// Minimum size in bytes of a reported stack. Smaller stacks may fit into on-chip memory.
 const SMALLEST: u64 = 1 << 20;
 
-/// A copy, transpose or conversion of a whole stacked parameter.
+/// An operation that copies, transposes or converts all layers of a stacked parameter.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct StackCopy {
@@ -22,20 +23,20 @@ pub struct StackCopy {
     pub bytes: f64,
     #[serde(rename = "phase")]
     pub level: LoopLevel,
-    /// Runs in one call, step or block, by `level`.
+    /// How often the operation runs per call, per step or per block, depending on the loop that contains it.
     pub times: f64,
 }
 
-/// The stacked parameters of a program.
+/// The stacked parameters of a program: those that hold the weights of all layers.
 pub(super) struct Stacks {
-    /// Lengths of their leading dimensions.
+    /// Possible sizes of the leading dimension.
     layers: Vec<i64>,
-    /// Elements of each.
+    /// Number of elements of each stacked parameter.
     sizes: HashSet<u64>,
 }
 
 impl Stacks {
-    /// The entry's parameters of at least 1 MiB whose leading dimension is one of `layers`.
+    /// Collects the program's parameters of at least 1 MiB whose leading dimension is one of `layers`.
     pub(crate) fn of(module: &Module, layers: &[usize]) -> Self {
         let layers: Vec<i64> = layers.iter().map(|&n| n as i64).collect();
         let entry = module.computation(module.entry());
@@ -47,7 +48,7 @@ impl Stacks {
         Stacks { layers, sizes }
     }
 
-    /// The copy that an instruction makes of a stack.
+    /// Returns a description of the instruction if it copies a stacked parameter.
     pub(crate) fn copy(
         &self,
         module: &Module,
@@ -58,7 +59,7 @@ impl Stacks {
         let shape = i.shape.as_ref()?;
         let shape = match i.opcode.as_str() {
             "copy" | "transpose" | "convert" => shape,
-            // From one place to another of the same form is a prefetch.
+            // A copy to another memory space that keeps the layout is a prefetch and does not count.
             "copy-start" => shape.tuple_shapes.first().filter(|to| {
                 let order = |s: &super::proto::ShapeProto| s.layout.as_ref().map(|l| l.minor_to_major.clone());
                 shape.tuple_shapes.get(1).is_some_and(|from| order(from) != order(to))
@@ -81,7 +82,7 @@ impl Stacks {
     }
 }
 
-/// Whether a fused computation only moves data.
+/// Returns whether a fused computation only moves data.
 fn moves_only(module: &Module, c: &ComputationProto) -> bool {
     c.instructions.iter().all(|i| match i.opcode.as_str() {
         "parameter" | "bitcast" | "copy" | "transpose" | "convert" | "reshape" | "constant" => true,

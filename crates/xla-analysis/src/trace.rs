@@ -1,4 +1,4 @@
-//! Device time of a trace: by category and name scope, with overlapped and exposed communication.
+//! Summarizes a trace: device time by category and name scope, and how much communication overlaps with other work.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,12 +10,12 @@ use super::intervals::Intervals;
 use super::module::Module;
 use super::xplane::{XEvent, XLine, XPlane, XSpace};
 
-/// Summary of a trace. Times are milliseconds, the mean over all devices.
+/// Summary of a trace. Times are in milliseconds, averaged over all devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Trace {
-    /// Denoising steps of the trace, where known.
+    /// Number of denoising steps in the trace; `None` if unknown.
     pub steps: Option<usize>,
-    /// From the first operation to the end of the last.
+    /// Time from the start of the first operation to the end of the last.
     pub window_ms: f64,
     pub busy_ms: f64,
     pub idle_ms: f64,
@@ -24,35 +24,36 @@ pub struct Trace {
     pub categories: Vec<CategoryTime>,
     /// Time by name scope, longest first.
     pub scopes: Vec<ScopeTime>,
-    /// Share of the operations' time without a name scope.
+    /// Fraction of the operations' time that belongs to operations without a name scope.
     pub without_scope: f64,
     pub devices: Vec<DeviceTime>,
     /// Operations of all devices, longest first.
     pub operations: Vec<Operation>,
-    /// Errors and warnings of the profiler, and HLO modules that cannot be decoded.
+    /// Errors and warnings of the profiler, and messages about HLO modules that cannot be decoded.
     pub warnings: Vec<String>,
 }
 
-/// Time of a category.
+/// Time of the operations of one category.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CategoryTime {
     #[serde(rename = "activity")]
     pub category: OpCategory,
-    /// Sum over its operations, concurrent ones counted each.
+    /// Sum over the operations of the category. Operations that run at the same time each count in full.
     pub ms: f64,
-    /// Share of the window. Concurrent time goes to the first category of the list, so that all shares and the idle one
-    /// sum to 1; a collective has its exposed time alone.
+    /// Fraction of the window. Time in which operations of several categories run counts only for the first of them in
+    /// the list, so that all shares and the idle share add up to 1. The share of a collective is therefore its exposed
+    /// time.
     pub share: f64,
-    /// Exposed time of a collective: nothing else ran.
+    /// For a collective, the time in which no other kind of work ran on the device.
     pub exposed_ms: Option<f64>,
-    /// Overlapped time of a collective: other work of the same device ran.
+    /// For a collective, the time in which other work ran on the same device.
     pub overlapped_ms: Option<f64>,
 }
 
-/// Time under a name scope.
+/// Time of the operations of one name scope.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ScopeTime {
-    /// Name scope; empty where there is none.
+    /// Name scope; empty for operations that have none.
     pub scope: String,
     pub ms: f64,
     pub share: f64,
@@ -60,7 +61,7 @@ pub struct ScopeTime {
     pub categories: BTreeMap<OpCategory, f64>,
 }
 
-/// Time of a device.
+/// Time of the operations of one device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceTime {
     pub device: String,
@@ -71,10 +72,10 @@ pub struct DeviceTime {
     pub categories: Vec<CategoryTime>,
 }
 
-/// An instruction or kernel, on all devices.
+/// An instruction or a kernel; figures cover all devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Operation {
-    /// Instruction name, or the kernel's where the trace does not name the instruction.
+    /// Name of the instruction. If the trace does not have it, the name of the kernel.
     pub name: String,
     #[serde(rename = "activity")]
     pub category: OpCategory,
@@ -83,34 +84,34 @@ pub struct Operation {
     pub ms: f64,
 }
 
-/// Picoseconds of a millisecond.
+/// Number of picoseconds in a millisecond.
 const MS: f64 = 1e9;
 
-/// Picoseconds: two and a half hours. What is further from the first line's start is no time of this trace.
+/// 2.5 hours in picoseconds. An event whose time differs more than this from the start of the first line is ignored.
 const LONGEST: i64 = 1 << 53;
 
-/// An operation's purpose, and its time so far.
+/// Category and scope of an operation, and the sums over its events so far.
 struct Known {
     purpose: Purpose,
     count: u64,
     ps: i64,
 }
 
-/// A time slice of one operation, without that of operations inside it.
+/// A span of time in which an operation runs but no operation nested in it does.
 struct Slice {
     operation: usize,
     span: (i64, i64),
 }
 
 impl Trace {
-    /// Summarizes a trace, with the categories and name scopes of the HLO modules that it carries.
+    /// Summarizes a trace. Categories and name scopes come from the HLO modules in the trace.
     ///
     /// # Errors
-    /// No device in it, or none that did anything.
+    /// Returns an error if the trace contains no device operations.
     pub fn of(space: &XSpace, steps: Option<usize>) -> Result<Trace, String> {
         let mut reader = Reader::new(space);
         let planes: Vec<&XPlane> = space.planes.iter().filter(|p| is_device(&p.name)).collect();
-        // Clocks are far from 0: counted from the first line's start.
+        // Timestamps are large, so count from the start of the first line.
         let starts = planes.iter().flat_map(|plane| lines(plane)).map(|(line, _)| line.timestamp_ns);
         let origin = starts.min().unwrap_or(0);
         let mut devices = Vec::new();
@@ -123,21 +124,21 @@ impl Trace {
         }
         if devices.is_empty() {
             let said: Vec<&str> = space.errors.iter().chain(&space.warnings).map(String::as_str).collect();
-            let said =
-                if said.is_empty() { String::new() } else { format!("; the profiler says: {}", said.join("; ")) };
-            return Err(format!("the trace holds no operation of a device{said}"));
+            let said = if said.is_empty() { String::new() } else { format!("; profiler: {}", said.join("; ")) };
+            return Err(format!("the trace contains no device operations{said}"));
         }
         let warnings = [&space.errors[..], &space.warnings[..], &reader.unread[..]].concat();
         Ok(reader.summary(devices, steps, warnings))
     }
 }
 
-/// Whether a plane is a device's: not the host's, nor another unit of a TPU than its core.
+/// Returns whether a plane is that of a device. Planes of the host, and of units of a TPU other than its core, are not.
 fn is_device(name: &str) -> bool {
     name.starts_with("/device:") && !name.contains(' ') && !name.contains("CUSTOM")
 }
 
-/// The lines of operations: a GPU's streams; a TPU's operations, and those in the background, marked.
+/// Returns the lines that contain operations: the streams of a GPU, or the operations and asynchronous operations of a
+/// TPU. The flag is true for asynchronous operations.
 fn lines(plane: &XPlane) -> Vec<(&XLine, bool)> {
     let streams: Vec<_> = plane.lines.iter().filter(|l| l.name.starts_with("Stream")).map(|l| (l, false)).collect();
     if !streams.is_empty() {
@@ -151,9 +152,9 @@ fn lines(plane: &XPlane) -> Vec<(&XLine, bool)> {
     plane.lines.iter().filter_map(|line| Some((line, of_tpu(line)?))).collect()
 }
 
-/// Reads events as operations.
+/// Collects the operations of a trace from its events.
 struct Reader {
-    /// Purposes by module name and instruction name.
+    /// Category and scope of each instruction, by module name and instruction name.
     programs: HashMap<String, HashMap<String, Purpose>>,
     unread: Vec<String>,
     numbers: HashMap<(String, String), usize>,
@@ -172,7 +173,7 @@ impl Reader {
         Reader { programs, unread, numbers: HashMap::new(), operations: Vec::new() }
     }
 
-    /// Adds the time that each event of a line had for itself, without that of events inside it.
+    /// Adds the time of each event of a line, without the time of events that are nested in it.
     fn line(&mut self, plane: &XPlane, line: &XLine, origin: i64, background: bool, pieces: &mut Vec<Slice>) {
         let start = line.timestamp_ns.saturating_sub(origin).saturating_mul(1000);
         let mut spans: Vec<(i64, i64, usize)> = Vec::new();
@@ -184,7 +185,7 @@ impl Reader {
             }
             let operation = self.operation(plane, event);
             let known = &mut self.operations[operation].1;
-            // Copies ahead of their use are what a TPU does in the background all the time.
+            // On a TPU, prefetch copies run in the background all the time, so they are left out.
             if background && !known.purpose.category.is_collective() {
                 continue;
             }
@@ -216,7 +217,7 @@ impl Reader {
         }
     }
 
-    /// The number of an event's operation.
+    /// Returns the index of an event's operation. Adds the operation if it is new.
     fn operation(&mut self, plane: &XPlane, event: &XEvent) -> usize {
         let kernel = plane.name_of(event);
         let program = plane.fact(event, "hlo_module").unwrap_or_default();
@@ -240,16 +241,18 @@ impl Reader {
         number
     }
 
-    /// The instruction that a kernel is of, among those that it runs in: `while.3/fusion.5`, in either order.
+    /// Returns the instruction to which a kernel belongs. `path` lists nested instructions in either order, for example
+    /// `while.3/fusion.5`.
     fn innermost(&self, program: &str, path: &str) -> String {
         let works = |name: &&str| self.purpose(program, name).is_some_and(|p| p.category != OpCategory::Other);
         let found = path.rsplit('/').find(works).or_else(|| path.rsplit('/').next());
         found.unwrap_or_default().to_string()
     }
 
-    /// Purpose of an instruction; without a module name, from the first module that has it.
+    /// Returns the category and the scope of an instruction. If the program is unknown, returns those from the first
+    /// module that has the instruction.
     fn purpose(&self, program: &str, name: &str) -> Option<Purpose> {
-        // Some recorders add the program's number: `denoise(42)`.
+        // Some profilers append the program id to the name: `denoise(42)`.
         let bare = program.split('(').next().unwrap_or_default();
         match self.programs.get(program).or_else(|| self.programs.get(bare)) {
             Some(known) => known.get(name).cloned(),
@@ -257,7 +260,8 @@ impl Reader {
         }
     }
 
-    /// The time of a device, and of its operations; none where it did nothing.
+    /// Returns the time of a device, and adds its slices to the times of the operations. `None`: nothing ran on the
+    /// device.
     fn device(&mut self, name: &str, pieces: &[Slice]) -> Option<DeviceTime> {
         let mut spans: BTreeMap<OpCategory, Vec<(i64, i64)>> = BTreeMap::new();
         let mut sums: BTreeMap<OpCategory, i64> = BTreeMap::new();
@@ -276,7 +280,7 @@ impl Reader {
         let window = (end - start) as f64;
         let mut taken = Intervals::default();
         let mut categories = Vec::new();
-        // In the order of categories: collectives come last and get their exposed time.
+        // Categories are in order: collectives come last and get only their exposed time.
         for (category, time) in &busy {
             let own = time.without(&taken).length() as f64;
             taken = taken.or(time);
@@ -340,7 +344,7 @@ impl Reader {
     }
 }
 
-/// Categories over all devices: mean times, and shares of the mean window.
+/// Combines the categories of all devices: times are means, and shares are fractions of the mean window.
 fn together(devices: &[DeviceTime], window_ms: f64) -> Vec<CategoryTime> {
     let n = devices.len() as f64;
     let mut all: BTreeMap<OpCategory, CategoryTime> = BTreeMap::new();
@@ -368,7 +372,7 @@ mod tests {
     use super::*;
     use crate::CollectiveKind;
 
-    /// Events `(name, start, length)` in microseconds.
+    /// Creates a line. An event is `(name id, start, length)`, in microseconds.
     fn line(name: &str, at_ns: i64, events: &[(i64, i64, i64)]) -> XLine {
         let event = |&(metadata_id, start, length): &(i64, i64, i64)| XEvent {
             metadata_id,
@@ -390,9 +394,9 @@ mod tests {
     }
 
     #[test]
-    fn collectives_beside_work_on_two_streams() {
+    fn overlap_is_measured_across_streams() {
         let names = ["gemm_1", "loop_add_fusion", "all-gather-start"];
-        // Clocks start far from zero, as those of hosts do.
+        // Timestamps are far from zero, as on real hosts.
         let epoch = 1_790_000_000_000_000_000;
         let compute = line("Stream #13(Compute)", epoch, &[(1, 0, 40), (2, 40, 10), (1, 80, 20)]);
         let collective = line("Stream #14(Compute)", epoch, &[(3, 30, 40)]);
@@ -403,8 +407,8 @@ mod tests {
             ..XSpace::default()
         };
         let trace = Trace::of(&space, Some(2)).unwrap();
-        assert_eq!(trace.devices.len(), 1, "a device that did nothing is none");
-        // 0-50 work, 30-70 the collective, 80-100 work: idle 70-80.
+        assert_eq!(trace.devices.len(), 1, "a device without operations is left out");
+        // Work runs from 0 to 50 and from 80 to 100, the collective from 30 to 70. The device is idle from 70 to 80.
         assert_eq!([trace.window_ms, trace.busy_ms], [0.1, 0.09]);
         assert!((trace.idle_share - 0.1).abs() < 1e-12);
         let percent = |share: f64| (share * 100.0).round() as i64;
@@ -416,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loops_own_time_is_what_its_body_leaves() {
+    fn loop_time_excludes_its_body() {
         let names = ["while.1", "fusion.2", "copy.3"];
         let ops = line("XLA Ops", 0, &[(1, 0, 100), (2, 10, 30), (3, 50, 20), (2, 70, 30)]);
         let background = line("Async XLA Ops", 0, &[(3, 0, 90)]);
@@ -428,16 +432,16 @@ mod tests {
         let trace = Trace::of(&space, None).unwrap();
         let of = |name: &str| trace.operations.iter().find(|o| o.name == name).map(|o| (o.ms, o.count)).unwrap();
         assert_eq!(of("fusion.2"), (0.06, 2));
-        assert_eq!(of("copy.3"), (0.02, 1), "copies in the background take no time of the core");
+        assert_eq!(of("copy.3"), (0.02, 1), "asynchronous copies do not count as core time");
         assert_eq!(of("while.1"), (0.02, 1));
         assert_eq!(trace.window_ms, 0.1);
     }
 
     #[test]
-    fn a_trace_without_devices_repeats_what_the_recorder_says() {
+    fn trace_without_devices_reports_profiler_errors() {
         let space = XSpace { errors: vec!["CUPTI could not be loaded".into()], ..XSpace::default() };
         let space = XSpace::read(&space.encode_to_vec()).unwrap();
         let error = Trace::of(&space, None).unwrap_err();
-        assert_eq!(error, "the trace holds no operation of a device; the profiler says: CUPTI could not be loaded");
+        assert_eq!(error, "the trace contains no device operations; profiler: CUPTI could not be loaded");
     }
 }

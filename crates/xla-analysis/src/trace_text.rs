@@ -1,10 +1,10 @@
-//! The summary of a trace as tables.
+//! Formats the summary of a trace as tables.
 
 use std::fmt;
 
 use super::trace::{CategoryTime, Trace};
 
-/// Scopes that are shown; a file of the summary has all.
+/// Number of name scopes in the table. The JSON summary has all of them.
 const SCOPES: usize = 30;
 
 impl fmt::Display for Trace {
@@ -28,7 +28,7 @@ impl fmt::Display for Trace {
         }
         row(f, "idle", self.idle_ms, self.idle_share)?;
         writeln!(f, "\n")?;
-        writeln!(f, "{unit:>12}{:>9}   {:<20}name scope", "share", "most of it")?;
+        writeln!(f, "{unit:>12}{:>9}   {:<20}name scope", "share", "main category")?;
         for s in self.scopes.iter().take(SCOPES) {
             let most =
                 s.categories.iter().max_by(|a, b| a.1.total_cmp(b.1)).map_or("", |(category, _)| category.name());

@@ -1,30 +1,32 @@
-//! Trip counts of loops: the compiler's annotation where there is one, else from the loop's condition.
+//! Determines the trip counts of loops: from the compiler's annotation if there is one, otherwise from the loop
+//! condition.
 //!
-//! A condition that compares a counter with a constant gives a count; both may be reached through copies, fusions and
-//! the carries of enclosing loops. Whatever depends on data gives none.
+//! A condition that compares a counter with a constant determines the count. Both are traced through copies, fusions
+//! and the carried values of enclosing loops. A loop whose bound depends on data has no count.
 
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto};
 
-/// Call stack of a computation: the calling instruction, and the stack of that one's computation.
+/// Call stack of a computation: the instruction that calls it, and the call stack of that instruction's computation.
 #[derive(Clone, Copy)]
 pub(super) struct Entered<'a> {
     pub by: &'a InstructionProto,
     pub from: Option<&'a Entered<'a>>,
 }
 
-/// A scalar as a carried element of the innermost loop plus a number; without an element, the number itself.
+/// A scalar that equals a carried value of the innermost loop plus an offset. Without a carried value, the scalar is a
+/// constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Linear {
     carried: Option<i64>,
     offset: i64,
 }
 
-/// The most instructions followed from a value to where it comes from.
+/// Maximum number of instructions that are followed to determine a value.
 const DEPTH: usize = 200;
 
 impl Module {
-    /// Body and condition of a `while`.
+    /// Returns the body and the condition of a `while`.
     pub(super) fn body_and_condition(&self, i: &InstructionProto) -> Option<(&ComputationProto, &ComputationProto)> {
         let called: Vec<&ComputationProto> =
             i.called_computation_ids.iter().filter_map(|&c| self.computation(c)).collect();
@@ -34,7 +36,7 @@ impl Module {
         }
     }
 
-    /// Times a `while` runs; `None` where its bound is data.
+    /// Returns the trip count of a `while`; `None` if the loop's bound depends on data.
     pub(super) fn trip_count(&self, i: &InstructionProto, from: Option<&Entered>) -> Option<u64> {
         if let Some(noted) = noted_trip_count(&i.backend_config) {
             return Some(noted);
@@ -44,7 +46,7 @@ impl Module {
         let (compare, at) = self.comparison(self.root(condition)?, &inside)?;
         let sides = [0, 1].map(|n| self.operand(compare, n).and_then(|o| self.linear(o, Some(at.entered()), DEPTH)));
         let [left, right] = [sides[0]?, sides[1]?];
-        // Which side counts up: the one that the body changes.
+        // The counter is the side of the comparison that the body changes.
         let step = |side: Linear| side.carried.and_then(|e| self.step(i, e, &inside)).filter(|s| *s != 0);
         let (counter, bound, step, direction) = match (step(left), step(right)) {
             (Some(s), None) => (left, right, s, compare.comparison_direction.as_str()),
@@ -56,7 +58,7 @@ impl Module {
         count(start, bound, step, direction)
     }
 
-    /// The comparison behind a condition's result, which may stand in a fusion.
+    /// Returns the comparison that computes a condition. The comparison may be inside a fusion.
     fn comparison<'a>(
         &'a self,
         root: &'a InstructionProto,
@@ -77,7 +79,7 @@ impl Module {
         }
     }
 
-    /// Increment of a carried element in the body; `None` where it is data.
+    /// Returns by how much a carried value increases per iteration; `None` if this depends on data.
     fn step(&self, i: &InstructionProto, element: i64, inside: &Entered) -> Option<i64> {
         let (body, _) = self.body_and_condition(i)?;
         let next = self.element(self.root(body)?, element)?;
@@ -85,7 +87,7 @@ impl Module {
         (next.carried == Some(element)).then_some(next.offset)
     }
 
-    /// The number a value of the loop `i` has in every iteration.
+    /// Returns the number that a value has in every iteration of the loop `i`; `None` if it changes or depends on data.
     fn fixed(&self, value: Linear, i: &InstructionProto, from: Option<&Entered>) -> Option<i64> {
         let Some(element) = value.carried else { return Some(value.offset) };
         let inside = Entered { by: i, from };
@@ -93,13 +95,13 @@ impl Module {
         self.initial(i, element, from)?.checked_add(value.offset)
     }
 
-    /// The number a carried element starts with.
+    /// Returns the initial value of a carried value; `None` if it depends on data.
     fn initial(&self, i: &InstructionProto, element: i64, from: Option<&Entered>) -> Option<i64> {
         let start = self.element(self.operand(i, 0)?, element)?;
         let value = self.linear(start, from, DEPTH)?;
         match value.carried {
             None => Some(value.offset),
-            // Carried by the loop around this one, unchanged.
+            // The enclosing loop carries the value, which is a number only if that loop does not change it.
             Some(_) => {
                 let outer = innermost_loop(from)?;
                 self.fixed(value, outer.by, outer.from)
@@ -107,7 +109,7 @@ impl Module {
         }
     }
 
-    /// An element of a tuple.
+    /// Returns the operand of a `tuple` instruction with this index.
     fn element<'a>(&'a self, tuple: &'a InstructionProto, index: i64) -> Option<&'a InstructionProto> {
         let mut tuple = tuple;
         while let "copy" | "optimization-barrier" | "opt-barrier" = tuple.opcode.as_str() {
@@ -133,7 +135,7 @@ impl Module {
             }
             "copy" | "bitcast" | "convert" | "reshape" | "copy-start" | "copy-done" => operand(0),
             "add" | "subtract" => {
-                // Each side has half of what is left: sums of sums come to an end.
+                // Each operand gets half of the remaining depth, so that nested sums take a limited time.
                 let half = |n: usize| self.operand(i, n).and_then(|o| self.linear(o, at, depth / 2));
                 let (a, b) = (half(0)?, half(1)?);
                 let adds = i.opcode == "add";
@@ -179,7 +181,7 @@ impl Module {
     }
 }
 
-/// Place of a comparison.
+/// Call stack of the comparison: that of the condition, or of a computation that the condition calls.
 enum At<'a> {
     Here(&'a Entered<'a>),
     Called(Entered<'a>),
@@ -226,7 +228,7 @@ fn count(start: i64, bound: i64, step: i64, direction: &str) -> Option<u64> {
     u64::try_from(trips.max(0)).ok()
 }
 
-/// `{"known_trip_count":{"n":"48"}}`, as CPU and GPU write it.
+/// Parses the annotation of the CPU and GPU compilers: `{"known_trip_count":{"n":"48"}}`.
 fn noted_trip_count(backend_config: &[u8]) -> Option<u64> {
     let config: serde_json::Value = serde_json::from_slice(backend_config).ok()?;
     let n = config.get("known_trip_count")?.get("n")?;
@@ -240,7 +242,7 @@ mod tests {
     use crate::sketch::{computation, decode, instruction};
 
     #[test]
-    fn counts() {
+    fn trip_count_follows_from_start_bound_step_and_direction() {
         assert_eq!(count(0, 48, 1, "LT"), Some(48));
         assert_eq!(count(0, 7, 2, "LT"), Some(4));
         assert_eq!(count(1, 3, 1, "LE"), Some(3));
@@ -249,12 +251,12 @@ mod tests {
         assert_eq!(count(0, 4, 1, "NE"), Some(4));
         assert_eq!(count(0, 4, 1, "GT"), None);
         assert_eq!(count(i64::MIN, i64::MAX, 1, "LT"), Some(u64::MAX));
-        assert_eq!(count(i64::MAX, i64::MIN, -1, "GE"), None, "one more than a number holds");
+        assert_eq!(count(i64::MAX, i64::MIN, -1, "GE"), None, "exceeds u64::MAX by one");
         assert_eq!(count(0, i64::MIN, -1, "NE"), Some(1 << 63));
     }
 
     #[test]
-    fn sums_that_no_counter_holds_are_data() {
+    fn overflowing_sums_are_not_constants() {
         let constant = |id: i64, value: i64| InstructionProto {
             literal: Some(LiteralProto { s64s: vec![value], ..LiteralProto::default() }),
             ..instruction(id, "constant", &[])
@@ -273,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_compilers_note_is_read() {
+    fn known_trip_count_annotation_is_read() {
         assert_eq!(noted_trip_count(br#"{"known_trip_count":{"n":"48"},"known_init_step":{"init":"0"}}"#), Some(48));
         assert_eq!(noted_trip_count(b"{}"), None);
         assert_eq!(noted_trip_count(b""), None);

@@ -1,5 +1,5 @@
-//! From the entry through loops, calls and conditionals: every collective with how often it runs, and the work beside
-//! it.
+//! Walks a module from its entry through loops, calls and conditionals. Collects every collective with the number of
+//! its runs, and determines which work overlaps with it.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -15,7 +15,7 @@ use super::proto::{ComputationProto, InstructionProto};
 use super::stacks::{StackCopy, Stacks};
 use super::trips::Entered;
 
-/// Seconds, by the roofline and the link model.
+/// Predicted seconds, from the roofline and link model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Time {
     pub compute: f64,
@@ -25,7 +25,7 @@ pub(super) struct Time {
     pub total: f64,
 }
 
-/// Cost of one run of a computation.
+/// Work and predicted time of one run of a computation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Cost {
     pub work: Work,
@@ -49,34 +49,34 @@ pub(super) struct Walk<'a> {
     chip: Option<&'a Chip>,
     counter: Counter<'a>,
     stacks: Stacks,
-    /// Channels of collectives that start in one fusion and go on in others.
+    /// Channels of collectives that start in one fusion and end in another.
     started: HashSet<i64>,
     pub collectives: Vec<Collective>,
     pub copies: Vec<StackCopy>,
-    /// One iteration of the loop over steps, and of the one over blocks with its number of runs a step.
+    /// Cost of one iteration of the loop over steps.
     pub step: Option<Cost>,
     pub layer: Option<(Cost, f64)>,
-    /// Cost of a step in the scope of unrolled blocks.
+    /// Cost per step of the instructions in the name scope of transformer blocks that are unrolled.
     pub unrolled: Cost,
-    /// Seconds of a step by what operations are for, each alone.
+    /// Predicted seconds per step by name scope and category, without overlap.
     pub scopes: BTreeMap<(String, OpCategory), f64>,
 }
 
-/// Position of the walk.
+/// Where the walk is, and how often the computation there runs.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     level: LoopLevel,
-    /// Runs of this computation in one iteration of its loop.
+    /// How often this computation runs per iteration of its loop.
     times: f64,
-    /// Runs of it in a step; 0 outside the loop over steps.
+    /// How often this computation runs per step; 0 outside the loop over steps.
     per_step: f64,
     entered: Option<&'a Entered<'a>>,
-    /// The loop of this computation over most of the blocks. Blocks of other types have loops of their own, which count
-    /// as a part of the step.
+    /// The loop in this computation that covers the most blocks. Loops over other kinds of blocks count as part of the
+    /// step.
     blocks: Option<i64>,
 }
 
-/// An asynchronous collective: from one position of the schedule to another.
+/// An asynchronous collective, with the schedule positions of its start and its end.
 struct InFlight {
     from: usize,
     to: usize,
@@ -114,7 +114,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Walks the whole module; what one run of it costs outside its loop over steps.
+    /// Walks the module. Returns the cost of the part that is outside the loop over steps.
     pub(crate) fn run(&mut self) -> Cost {
         let Some(entry) = self.module.computation(self.module.entry()) else { return Cost::default() };
         let level = if self.has_data_loop(entry, None) { LoopLevel::Outside } else { LoopLevel::Step };
@@ -151,7 +151,8 @@ impl<'a> Walk<'a> {
         let at = Place { blocks, ..at };
         let position: BTreeMap<i64, usize> = order.iter().enumerate().map(|(n, i)| (i.id, n)).collect();
         let mut total = Cost::default();
-        // Seconds of work at each position that a collective may hide behind, and what the two take from each other.
+        // For each position, the seconds of work that can overlap with a collective, and how much the two slow each
+        // other down.
         let mut free = vec![0.0; order.len()];
         let mut shares = vec![Shares::default(); order.len()];
         let mut works = vec![false; order.len()];
@@ -186,7 +187,7 @@ impl<'a> Walk<'a> {
         }
         in_flight.sort_by_key(|b| b.to);
         for b in in_flight {
-            // A start without an end in this computation goes on into the next iteration.
+            // If the end is not in this computation, the collective continues into the next iteration.
             let range: Vec<usize> = if b.to > b.from {
                 (b.from + 1..b.to).collect()
             } else {
@@ -209,7 +210,7 @@ impl<'a> Walk<'a> {
         total
     }
 
-    /// Work of an instruction and of what it runs.
+    /// Returns the cost of an instruction, including the computations that it calls.
     fn instruction(&mut self, i: &'a InstructionProto, at: Place) -> Cost {
         match i.opcode.as_str() {
             "while" => self.repeated(i, at),
@@ -241,7 +242,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Adds seconds to what an instruction is for.
+    /// Adds seconds to the sum for an instruction's name scope and category.
     fn note(&mut self, i: &InstructionProto, seconds: f64) {
         if seconds > 0.0 {
             let Purpose { category, scope } = self.module.purpose(i);
@@ -261,7 +262,7 @@ impl<'a> Walk<'a> {
                 Cost::default()
             }
             trips => {
-                // A bound that is data counts as one.
+                // A trip count that depends on data counts as one.
                 let trips = trips.unwrap_or(1) as f64;
                 let enters_blocks = at.level != LoopLevel::Block && at.blocks == Some(i.id);
                 let per_step = at.per_step * trips;
@@ -280,8 +281,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Whether a loop is the one over the blocks, not one inside of a block: by its name scope, and where a compiler
-    /// dropped that, by the scopes inside.
+    /// Returns whether a loop is the loop over transformer blocks, as opposed to a loop inside a block. This follows
+    /// from the loop's name scope or, if the compiler dropped it, from the scopes in the loop's body.
     fn is_over_blocks(&self, i: &InstructionProto) -> bool {
         if !i.scope().is_empty() {
             return i.scope().split('/').rev().take(2).any(|part| part == BLOCKS);
@@ -291,7 +292,8 @@ impl<'a> Walk<'a> {
         2 * scopes.iter().filter(|s| in_blocks(s)).count() > scopes.len()
     }
 
-    /// The collectives that an instruction is or starts, with the position where one in the background ends.
+    /// Returns the collectives that an instruction is, contains or starts. For an asynchronous collective, also returns
+    /// the schedule position of its end.
     fn collectives_of(
         &self,
         i: &'a InstructionProto,
@@ -322,7 +324,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Schedule position of the fusion that ends a collective; none where it is in another computation.
+    /// Returns the schedule position of the fusion in which a collective ends; `None` if the fusion is in another
+    /// computation.
     fn fused_end(&self, channel: i64, order: &[&'a InstructionProto]) -> Option<usize> {
         let ends = |i: &InstructionProto| {
             let parts = self.module.called(i).map(|c| self.module.fused_collectives(c)).unwrap_or_default();
@@ -365,7 +368,8 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Copies and slices: work that a collective could not be said to hide behind.
+/// Returns whether an instruction only moves data. Such an instruction does not count as work that overlaps with a
+/// collective.
 fn moves_only(i: &InstructionProto) -> bool {
     matches!(
         i.opcode.as_str(),
@@ -373,13 +377,13 @@ fn moves_only(i: &InstructionProto) -> bool {
     )
 }
 
-/// Whether a GPU program runs a started collective in the foreground after all.
+/// Returns whether a GPU program runs a collective synchronously although it has a start instruction.
 fn is_sync(start: &InstructionProto) -> bool {
     let config = serde_json::from_slice::<serde_json::Value>(&start.backend_config);
     config.is_ok_and(|config| config.pointer("/collective_backend_config/is_sync").is_some_and(|v| v == true))
 }
 
-/// Schedule position of the end of a started instruction; 0 where it is in another computation.
+/// Returns the schedule position where an asynchronous instruction ends; 0 if this is in another computation.
 fn end_of(start: &InstructionProto, order: &[&InstructionProto], position: &BTreeMap<i64, usize>) -> usize {
     let mut at = start.id;
     loop {

@@ -1,5 +1,5 @@
-//! The messages of a device trace (`xplane.proto`), declared by hand: field numbers are the published ones; what is not
-//! read here is skipped.
+//! The messages of a device trace (`xplane.proto`). They are declared by hand with the published field numbers; unknown
+//! fields are skipped.
 
 use std::collections::BTreeMap;
 
@@ -8,37 +8,37 @@ use prost::Message;
 use super::proto::messages;
 
 messages! {
-    /// A trace: planes of devices, of the host, of what ran.
+    /// A trace, which consists of planes.
     pub struct XSpace {
-        /// A device, a host, a table of programs.
+        /// One plane per device, one per host, and one with the programs.
         planes: Vec<XPlane> = 1 [message, repeated],
         errors: Vec<String> = 2 [string, repeated],
         warnings: Vec<String> = 3 [string, repeated],
     }
 
-    /// Parallel lines of one device or host.
+    /// The timelines of one device or one host.
     pub struct XPlane {
-        /// `/device:GPU:0`, `/device:TPU:0`, `/host:metadata` …
+        /// Name of the plane: `/device:GPU:0`, `/device:TPU:0`, `/host:metadata` …
         name: String = 2 [string],
-        /// Events that ran one after the other.
+        /// Timelines of events.
         lines: Vec<XLine> = 3 [message, repeated],
-        /// Facts that events of one name share, by id.
+        /// Metadata that events with the same name share, by id.
         event_metadata: BTreeMap<i64, XEventMetadata> = 4 [btree_map = "int64, message"],
         stat_metadata: BTreeMap<i64, XStatMetadata> = 5 [btree_map = "int64, message"],
     }
 
-    /// A stream, a core's unit, a thread.
+    /// A timeline: that of a GPU stream, of a unit of a TPU core, or of a host thread.
     pub struct XLine {
         id: i64 = 1 [int64],
-        /// `Stream #13(Compute)`, `XLA Ops` …
+        /// Name of the timeline: `Stream #13(Compute)`, `XLA Ops` …
         name: String = 2 [string],
-        /// Origin of the events' offsets.
+        /// Start time in nanoseconds, from which the offsets of events count.
         timestamp_ns: i64 = 3 [int64],
-        /// In any order; on a TPU's line one may contain others.
+        /// Events in any order. On a TPU, events of a line may be nested.
         events: Vec<XEvent> = 4 [message, repeated],
     }
 
-    /// Something that took time.
+    /// An event with a duration.
     pub struct XEvent {
         metadata_id: i64 = 1 [int64],
         offset_ps: i64 = 2 [int64],
@@ -46,23 +46,23 @@ messages! {
         stats: Vec<XStat> = 4 [message, repeated],
     }
 
-    /// Facts that events of one name share.
+    /// Metadata that events with the same name share.
     pub struct XEventMetadata {
         id: i64 = 1 [int64],
-        /// Kernel, instruction, or the instruction's whole text.
+        /// Name of a kernel or an instruction, or the text of an instruction.
         name: Vec<u8> = 2 [bytes = "vec"],
         display_name: Vec<u8> = 4 [bytes = "vec"],
         stats: Vec<XStat> = 5 [message, repeated],
     }
 
-    /// A fact's name.
+    /// The name of a stat, which is a property of an event.
     pub struct XStatMetadata {
         id: i64 = 1 [int64],
         name: String = 2 [string],
     }
 }
 
-/// A fact: one of its values is set.
+/// A stat: a property of an event, with a key and a value.
 #[derive(Clone, PartialEq, Message)]
 pub struct XStat {
     #[prost(int64, tag = "1")]
@@ -71,7 +71,8 @@ pub struct XStat {
     pub value: Option<XValue>,
 }
 
-/// A fact's value. Text is taken as bytes: recorders cut it off between two bytes of a letter.
+/// The value of a stat. Strings are stored as bytes, because profilers may truncate them in the middle of a UTF-8
+/// character.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum XValue {
     #[prost(uint64, tag = "3")]
@@ -82,13 +83,13 @@ pub enum XValue {
     Text(Vec<u8>),
     #[prost(bytes, tag = "6")]
     Bytes(Vec<u8>),
-    /// Text that is the name of another fact.
+    /// A reference to the metadata of another stat; the name of that stat is the value.
     #[prost(uint64, tag = "7")]
     Name(u64),
 }
 
 impl XPlane {
-    /// A fact among `stats` as text; numbers in decimal.
+    /// Returns the value of the stat called `name` as text; formats numbers in decimal.
     pub fn text(&self, stats: &[XStat], name: &str) -> Option<String> {
         match self.value(stats, name)? {
             XValue::Unsigned(v) => Some(v.to_string()),
@@ -98,19 +99,19 @@ impl XPlane {
         }
     }
 
-    /// A fact among `stats`.
+    /// Returns the value of the stat called `name`.
     pub fn value<'a>(&self, stats: &'a [XStat], name: &str) -> Option<&'a XValue> {
         let named = |stat: &&XStat| self.stat_metadata.get(&stat.metadata_id).is_some_and(|m| m.name == name);
         stats.iter().find(named)?.value.as_ref()
     }
 
-    /// A fact of an event, its own or that of all events of its name.
+    /// Returns a stat of an event. If the event does not have it, returns that of the event's metadata.
     pub fn fact(&self, event: &XEvent, name: &str) -> Option<String> {
         let shared = || self.text(&self.event_metadata.get(&event.metadata_id)?.stats, name);
         self.text(&event.stats, name).or_else(shared)
     }
 
-    /// An event's name, the short one where it has one.
+    /// Returns the display name of an event or, if it has none, its name.
     pub fn name_of(&self, event: &XEvent) -> String {
         let Some(metadata) = self.event_metadata.get(&event.metadata_id) else { return String::new() };
         let name = if metadata.display_name.is_empty() { &metadata.name } else { &metadata.display_name };
@@ -118,19 +119,20 @@ impl XPlane {
     }
 }
 
-/// The plane of what ran, and the fact that holds a program.
+/// Names of the plane that contains programs and of the stat that holds a program.
 const PROGRAMS: (&str, &str) = ("/host:metadata", "Hlo Proto");
 
 impl XSpace {
-    /// Reads a trace.
+    /// Decodes a trace.
     ///
     /// # Errors
-    /// The protobuf decoder's message.
+    /// Returns an error if the bytes are not a valid protobuf.
     pub fn read(bytes: &[u8]) -> Result<XSpace, prost::DecodeError> {
         XSpace::decode(bytes)
     }
 
-    /// The programs that the trace carries, as `HloProto`: its first field is the module, as in `hlo_with_config`.
+    /// Returns the programs in the trace as `HloProto` messages. The first field of an `HloProto` is the module, as in
+    /// `hlo_with_config`.
     pub fn programs(&self) -> impl Iterator<Item = &[u8]> {
         let planes = self.planes.iter().filter(|plane| plane.name == PROGRAMS.0);
         planes.flat_map(|plane| {
@@ -141,7 +143,7 @@ impl XSpace {
         })
     }
 
-    /// Program id that device events refer to.
+    /// Returns the program id by which device events refer to a program.
     pub fn program_id(&self, program: &str) -> Option<i64> {
         let of = |plane: &XPlane, event: &XEvent| {
             let named = plane.fact(event, "hlo_module").is_some_and(|name| name == program);
@@ -152,9 +154,10 @@ impl XSpace {
         events.find_map(|(plane, event)| of(plane, event))
     }
 
-    /// A trace that carries one program and nothing else. Bytes of two traces behind each other are the trace of both.
+    /// Serializes a trace that contains only one program. Appending its bytes to those of another trace merges the two
+    /// traces.
     ///
-    /// `id` is the program id of the events, `proto` the module's bytes in the form `hlo_with_config`.
+    /// `id` is the program id that events refer to; `proto` is the module in the `hlo_with_config` format.
     pub fn of_program(name: &str, id: i64, proto: &[u8]) -> Vec<u8> {
         let stats = vec![XStat { metadata_id: 1, value: Some(XValue::Bytes(proto.to_vec())) }];
         let metadata = XEventMetadata { id, name: format!("{name}({id})").into(), stats, ..XEventMetadata::default() };
@@ -173,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn facts_are_found_by_name_wherever_they_stand() {
+    fn stats_are_found_in_event_or_metadata() {
         let fact = |id: i64, name: &str| (id, XStatMetadata { id, name: name.into() });
         let stat = |metadata_id: i64, value: XValue| XStat { metadata_id, value: Some(value) };
         let shared = vec![stat(2, XValue::Name(3))];
@@ -189,13 +192,13 @@ mod tests {
         assert_eq!(plane.fact(&event, "hlo_op").as_deref(), Some("dot.1"));
         assert_eq!(plane.fact(&event, "hlo_module").as_deref(), Some("denoise"));
         assert_eq!(plane.fact(&event, "flops"), None);
-        assert_eq!(plane.name_of(&event), "nvjet\u{fffd}", "a name that is no UTF-8 does not end the reading");
+        assert_eq!(plane.name_of(&event), "nvjet\u{fffd}", "invalid UTF-8 in a name is replaced");
     }
 
     #[test]
-    fn a_program_is_added_by_appending_and_unknown_fields_are_skipped() {
+    fn appended_program_is_read_and_unknown_fields_are_skipped() {
         let mut bytes = XSpace { warnings: vec!["late".into()], ..XSpace::default() }.encode_to_vec();
-        // Field 15 of a later version.
+        // Field 15 stands for a field that a later version adds.
         bytes.extend([0x7a, 2, 1, 2]);
         bytes.extend(XSpace::of_program("denoise", 42, &[0x0a, 3, 0x0a, 1, b'd']));
         let space = XSpace::read(&bytes).unwrap();

@@ -1,4 +1,4 @@
-//! Wheels of a package index, looked for and downloaded without Python.
+//! Finds and downloads wheels from a package index, without Python.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -18,25 +18,25 @@ use ureq::{Agent, Body, Proxy, ResponseExt};
 use super::settings::Settings;
 use crate::runtime::plugins::Wheel;
 
-/// Page of an index, as PEP 691 (JSON) or PEP 503 (HTML).
+/// `Accept` header for an index page: PEP 691 (JSON), otherwise PEP 503 (HTML).
 const ACCEPT: &str = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1";
-/// Largest page of an index; those of packages with thousands of files have a few megabytes.
+/// Maximum size of an index page; pages of packages with thousands of files have a few megabytes.
 const PAGE: u64 = 64 << 20;
-/// Tries without a byte of progress before a download is given up.
+/// Consecutive attempts without progress after which a download fails.
 const TRIES: u32 = 5;
 
-/// The places that wheels are looked for in.
+/// Locations of wheels: folders and package indexes.
 pub(super) struct Index {
     settings: Settings,
     agent: Agent,
 }
 
-/// A file that a place lists.
+/// File listed at a location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Listed {
     name: String,
     url: String,
-    /// SHA-256, where the place knows it.
+    /// SHA-256, if the location publishes it.
     sha256: Option<String>,
 }
 
@@ -53,10 +53,10 @@ struct PageFile {
 }
 
 impl Index {
-    /// Opens nothing yet.
+    /// Creates the HTTP client; opens no connection.
     ///
     /// # Errors
-    /// Certificates or a proxy that cannot be used.
+    /// Returns an error if the certificates or the proxy are invalid.
     pub(super) fn new(settings: Settings) -> Result<Index> {
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
@@ -72,23 +72,23 @@ impl Index {
         Ok(Index { agent: config.build().into(), settings })
     }
 
-    /// Downloads a wheel into a folder; returns its file. The caller compares its checksum.
+    /// Downloads a wheel into a folder and returns its path. The caller verifies its checksum.
     ///
     /// # Errors
-    /// No place has the wheel, each with its reason; a download that fails.
+    /// Returns an error if no location has the wheel (with the reason for each), or if the download fails.
     pub(super) fn download(&self, wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
         let requirement = format!("{}=={}", wheel.package, wheel.version);
-        let found = self.find(wheel).with_context(|| format!("{requirement}: cannot be downloaded"))?;
+        let found = self.find(wheel).with_context(|| format!("{requirement}: cannot download"))?;
         let target = folder.join(&found.name);
         let fetched = match file_path(&found.url) {
             Some(path) => fs::copy(&path, &target).map(drop).with_context(|| format!("{path}: cannot copy")),
             None => self.fetch(&found.url, &target),
         };
-        fetched.with_context(|| format!("{requirement}: cannot be downloaded"))?;
+        fetched.with_context(|| format!("{requirement}: cannot download"))?;
         Ok(target)
     }
 
-    /// The first listed file that is the wheel.
+    /// Returns the first listed file that matches the wheel.
     fn find(&self, wheel: &Wheel) -> Result<Listed> {
         let pages = self.settings.indexes.iter().map(|url| format!("{}/{}/", url.trim_end_matches('/'), wheel.package));
         let places: Vec<String> = self.settings.links.iter().cloned().chain(pages).collect();
@@ -100,13 +100,13 @@ impl Index {
                 Err(error) => reasons.push(format!("{}: {error:#}", bare(place))),
             }
         }
-        let reasons = if reasons.is_empty() { "no index is set (PIP_NO_INDEX)".into() } else { reasons.join("; ") };
+        let reasons = if reasons.is_empty() { "PIP_NO_INDEX disables all indexes".into() } else { reasons.join("; ") };
         bail!(
-            "{reasons}; name a mirror in PIP_INDEX_URL, a folder of wheels in PIP_FIND_LINKS, a proxy in HTTPS_PROXY, certificates in PIP_CERT"
+            "{reasons}; set PIP_INDEX_URL for a mirror, PIP_FIND_LINKS for a folder of wheels, HTTPS_PROXY for a proxy, or PIP_CERT for certificates"
         )
     }
 
-    /// Files of a folder or of a page.
+    /// Lists the files of a folder or an index page.
     fn listed(&self, place: &str) -> Result<Vec<Listed>> {
         if let Some(folder) = file_path(place) {
             let entries = fs::read_dir(&folder)?.map(|entry| Ok(entry?.path()));
@@ -129,7 +129,7 @@ impl Index {
         Ok(links.into_iter().filter_map(|(url, sha256)| listed(&join(&base, &url), sha256)).collect())
     }
 
-    /// Requests a URL, from a byte of it on.
+    /// Sends a GET request for a URL, starting at byte `from`.
     fn get(&self, url: &str, accept: &str, from: u64) -> Result<Response<Body>> {
         let mut request = self.agent.get(bare(url)).header(header::ACCEPT, accept);
         if let Some(credentials) = self.credentials(url) {
@@ -141,7 +141,7 @@ impl Index {
         Ok(request.call()?)
     }
 
-    /// `NAME:PASSWORD` of a URL, else of the index on the same host.
+    /// Returns the credentials `NAME:PASSWORD` of a URL, or those of an index on the same host.
     fn credentials(&self, url: &str) -> Option<Vec<u8>> {
         let urls = std::iter::once(url).chain(self.settings.indexes.iter().map(String::as_str));
         let mut on_host = urls.filter(|other| authority(other).1 == authority(url).1);
@@ -151,7 +151,7 @@ impl Index {
         })
     }
 
-    /// Downloads a file. A connection that breaks is followed by another that continues where it broke.
+    /// Downloads a file. If the connection breaks, resumes at the last received byte.
     fn fetch(&self, url: &str, target: &Path) -> Result<()> {
         let mut file = File::create(target).with_context(|| format!("{}: cannot write", target.display()))?;
         let (mut have, mut failed) = (0, 0);
@@ -175,24 +175,25 @@ impl Index {
             };
             failed = if have > before { 1 } else { failed + 1 };
             if failed == TRIES {
-                return Err(reason).with_context(|| format!("{}: {TRIES} tries failed after {have} bytes", bare(url)));
+                return Err(reason).with_context(|| format!("{}: failed {TRIES} times after {have} bytes", bare(url)));
             }
-            tracing::warn!("{}: {reason:#}; continuing after {have} bytes", bare(url));
+            tracing::warn!("{}: {reason:#}; resuming after {have} bytes", bare(url));
             std::thread::sleep(Duration::from_millis(500) * failed);
         }
     }
 }
 
-/// Which side of a download failed.
+/// Side of a download that failed.
 enum Broken {
     Read(io::Error),
     Write(io::Error),
 }
 
-/// Writes an answer's body into a file, behind the first `have` bytes if it is a part, and counts what arrives.
+/// Writes the body of a response to a file and updates `have`, the number of bytes received. A partial response is
+/// appended after the first `have` bytes.
 fn receive(mut response: Response<Body>, file: &mut File, have: &mut u64) -> Result<(), Broken> {
     if response.status() != StatusCode::PARTIAL_CONTENT {
-        // The whole file, whatever was asked for.
+        // The server ignored the range and sends the complete file.
         *have = 0;
     }
     file.set_len(*have).and_then(|()| file.seek(SeekFrom::Start(*have))).map_err(Broken::Write)?;
@@ -211,7 +212,8 @@ fn receive(mut response: Response<Body>, file: &mut File, have: &mut u64) -> Res
     }
 }
 
-/// Certificate authorities: of a PEM file, else of the system, which `SSL_CERT_FILE` and `SSL_CERT_DIR` replace.
+/// Creates the TLS configuration with the certificate authorities of a PEM file, or of the system (which
+/// `SSL_CERT_FILE` and `SSL_CERT_DIR` override).
 fn tls(cert: Option<&Path>) -> Result<TlsConfig> {
     let certificates: Vec<Certificate<'static>> = match cert {
         Some(path) => {
@@ -224,15 +226,15 @@ fn tls(cert: Option<&Path>) -> Result<TlsConfig> {
             });
             let certificates: Vec<_> = certificates.collect();
             if certificates.is_empty() {
-                bail!("PIP_CERT: {}: holds no certificate", path.display());
+                bail!("PIP_CERT: {}: contains no certificate", path.display());
             }
             certificates
         }
         None => {
             let loaded = rustls_native_certs::load_native_certs();
-            loaded.errors.iter().for_each(|error| tracing::warn!("certificates of this machine: {error}"));
+            loaded.errors.iter().for_each(|error| tracing::warn!("cannot load a system certificate: {error}"));
             if loaded.certs.is_empty() {
-                tracing::warn!("no certificate authority is known: install ca-certificates, or set SSL_CERT_FILE");
+                tracing::warn!("no certificate authorities found: install ca-certificates, or set SSL_CERT_FILE");
             }
             loaded.certs.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect()
         }
@@ -243,7 +245,8 @@ fn tls(cert: Option<&Path>) -> Result<TlsConfig> {
         .build())
 }
 
-/// The file among those of a place that is the wheel, by its checksum where the place knows it; else why none is.
+/// Returns the listed file that matches the wheel by name, and by checksum if listed; otherwise the reason why no file
+/// matches.
 fn select(files: Vec<Listed>, wheel: &Wheel) -> Result<Listed, String> {
     let (total, mut other) = (files.len(), None);
     for file in files.into_iter().filter(|file| is_wheel(&file.name, wheel)) {
@@ -254,11 +257,14 @@ fn select(files: Vec<Listed>, wheel: &Wheel) -> Result<Listed, String> {
     }
     Err(match other {
         Some((name, sum)) => format!("{name} has sha256 {sum}, expected {}", wheel.sha256),
-        None => format!("none of {total} files is {} {} for {}", wheel.package, wheel.version, wheel.platform),
+        None => {
+            format!("none of the {total} listed files is {} {} for {}", wheel.package, wheel.version, wheel.platform)
+        }
     })
 }
 
-/// Whether a file's name is that of a wheel: `PACKAGE-VERSION-PYTHON-ABI-PLATFORM.whl`, tags of several joined by dots.
+/// Returns whether a file name matches a wheel: `PACKAGE-VERSION-PYTHON-ABI-PLATFORM.whl`, where dots separate multiple
+/// platform tags.
 fn is_wheel(name: &str, wheel: &Wheel) -> bool {
     let Some(parts) = name.strip_suffix(".whl").map(|stem| stem.split('-').collect::<Vec<_>>()) else {
         return false;
@@ -275,23 +281,23 @@ fn is_wheel(name: &str, wheel: &Wheel) -> bool {
         && tag.is_none_or(|tag| parts[parts.len() - 3..parts.len() - 1].iter().all(|own| *own == tag))
 }
 
-/// A listed file by its URL; `None`: a URL without a name.
+/// Returns the listed file of a URL; `None` if the URL has no file name.
 fn listed(url: &str, sha256: Option<String>) -> Option<Listed> {
     let (url, fragment) = url.split_once('#').unwrap_or((url, ""));
     let name = url.split('?').next()?.rsplit('/').next().filter(|name| !name.is_empty())?;
     let name = percent_decode_str(name).decode_utf8().ok()?.into_owned();
-    // A name with a slash in it would leave the folder of downloads.
+    // A name with a slash would escape the download folder.
     let sha256 = sha256.or_else(|| fragment.strip_prefix("sha256=").map(str::to_owned));
     (!name.contains('/')).then(|| Listed { name, url: url.into(), sha256 })
 }
 
-/// URL and checksum of each file of a PEP 691 page.
+/// Returns URL and checksum of each file of a PEP 691 page.
 fn json_links(text: &str) -> Result<Vec<(String, Option<String>)>> {
-    let page: Page = serde_json::from_str(text).context("not the page of a package index")?;
+    let page: Page = serde_json::from_str(text).context("not a package index page")?;
     Ok(page.files.into_iter().map(|mut file| (file.url, file.hashes.remove("sha256"))).collect())
 }
 
-/// Targets of the anchors of a PEP 503 page.
+/// Returns the link targets of a PEP 503 page.
 fn html_links(text: &str) -> Vec<(String, Option<String>)> {
     let anchors =
         text.split("<a").skip(1).filter_map(|rest| rest.split_once("href=").map(|(_, value)| value.trim_start()));
@@ -302,7 +308,7 @@ fn html_links(text: &str) -> Vec<(String, Option<String>)> {
     targets.collect()
 }
 
-/// A reference of a page as a whole URL.
+/// Resolves a link of a page to an absolute URL.
 fn join(base: &str, reference: &str) -> String {
     let (scheme, rest) = base.split_once("://").unwrap_or(("https", base));
     let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -328,14 +334,14 @@ fn join(base: &str, reference: &str) -> String {
     format!("{scheme}://{host}/{}", segments.join("/"))
 }
 
-/// User information and host of a URL.
+/// Returns the user information and host of a URL.
 fn authority(url: &str) -> (Option<&str>, &str) {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     let authority = rest.split(['/', '?', '#']).next().unwrap_or("");
     authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host))
 }
 
-/// A URL without name and password: for requests, which carry them in a header, and for messages.
+/// Removes the credentials from a URL. Requests send them in a header, and messages must not show them.
 fn bare(url: &str) -> String {
     match authority(url).0 {
         Some(user) => url.replacen(&format!("{user}@"), "", 1),
@@ -343,7 +349,7 @@ fn bare(url: &str) -> String {
     }
 }
 
-/// The path of a local place: a path or `file://`. `None`: a URL of another kind.
+/// Returns the path of a local location, given as a path or `file://` URL; `None` for other URLs.
 fn file_path(place: &str) -> Option<String> {
     match place.strip_prefix("file://") {
         Some(path) => percent_decode_str(path).decode_utf8().ok().map(|path| path.into_owned()),

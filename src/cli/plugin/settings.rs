@@ -1,4 +1,4 @@
-//! Settings of a package index: those of pip, from `PIP_*` variables and `pip.conf`, so that a mirror is configured once.
+//! Package index settings, read from pip's `PIP_*` variables and `pip.conf`, so that a mirror is configured only once.
 
 use std::collections::HashMap;
 use std::fs;
@@ -7,31 +7,30 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// The public package index.
 const PYPI: &str = "https://pypi.org/simple";
-/// Longest wait for a connection, for an answer, and for the next bytes of one.
+/// Timeout of connecting, of waiting for a response, and of each read.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where wheels are looked for, and how the places are reached.
+/// Locations of wheels, and how to connect to them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Settings {
     /// Folders and pages that list wheels (`find-links`); searched before the indexes.
     pub(super) links: Vec<String>,
-    /// URLs of simple indexes (`index-url`, then `extra-index-url`); none with `no-index`.
+    /// URLs of simple indexes (`index-url`, then `extra-index-url`); empty with `no-index`.
     pub(super) indexes: Vec<String>,
     /// PEM file of certificate authorities (`cert`). `None`: those of `SSL_CERT_FILE`, `SSL_CERT_DIR` or the system.
     pub(super) cert: Option<PathBuf>,
-    /// URL of a proxy (`proxy`). `None`: that of `HTTPS_PROXY` and the like.
+    /// URL of a proxy (`proxy`). `None`: from `HTTPS_PROXY` and related variables.
     pub(super) proxy: Option<String>,
-    /// See [`TIMEOUT`] (`timeout`).
+    /// Timeout (`timeout`); see [`TIMEOUT`].
     pub(super) timeout: Duration,
 }
 
 impl Settings {
-    /// Reads the environment and the configuration files of pip.
+    /// Reads pip's environment variables and configuration files.
     ///
     /// # Errors
-    /// A configuration file that exists and cannot be read; a timeout that is not a number of seconds.
+    /// Returns an error if an existing configuration file cannot be read, or if the timeout is not a number of seconds.
     pub(super) fn read() -> Result<Settings> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let mut values = HashMap::new();
@@ -45,7 +44,7 @@ impl Settings {
         Settings::from(&values, variable)
     }
 
-    /// Settings of the files' options, each overridden by its variable.
+    /// Creates settings from file options, which environment variables override.
     fn from(values: &HashMap<String, String>, variable: impl Fn(&str) -> Option<String>) -> Result<Settings> {
         let option = |key: &str| {
             let name = format!("PIP_{}", key.to_uppercase().replace('-', "_"));
@@ -62,7 +61,7 @@ impl Settings {
         }
         let seconds = option("timeout").or_else(|| option("default-timeout"));
         let timeout = match seconds {
-            // pip's own default suits its retries; ours is never less.
+            // pip's default of 15 s relies on its retries; use at least [`TIMEOUT`] here.
             Some(text) => {
                 let seconds = text.trim().parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
                 seconds.with_context(|| format!("PIP_TIMEOUT: '{text}' is not a number of seconds"))?.max(TIMEOUT)
@@ -79,11 +78,11 @@ impl Settings {
     }
 }
 
-/// Configuration files in pip's order: the last one that has an option decides.
+/// Returns pip's configuration files in order; later files override earlier ones.
 fn files(variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     let named = variable("PIP_CONFIG_FILE").map(PathBuf::from);
     if named.as_deref() == Some(Path::new("/dev/null")) {
-        // pip's way to read none.
+        // `/dev/null` makes pip ignore all configuration files.
         return Vec::new();
     }
     let home = variable("HOME").map(PathBuf::from);
@@ -99,7 +98,8 @@ fn files(variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     files.into_iter().flatten().collect()
 }
 
-/// Options of a `pip.conf` that a download reads: sections `global`, then `download`. A value may go on in indented lines.
+/// Parses the sections `global` and `download` of a `pip.conf`; `download` overrides `global`. Indented lines continue
+/// a value.
 fn options(text: &str) -> HashMap<String, String> {
     let (mut global, mut download) = (HashMap::new(), HashMap::new());
     let (mut section, mut last) = (String::new(), None::<String>);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_override_files_and_later_files_earlier_ones() {
+    fn environment_overrides_files_and_later_files_win() {
         let none = settings(&[], &[]).unwrap();
         assert_eq!((&*none.indexes, none.links.len(), none.timeout), (&[PYPI.to_string()][..], 0, TIMEOUT));
         let site = "[global]\nindex-url = https://site/simple\ncert: /site.pem\n[install]\nindex-url = https://no\n";
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_is_a_number_of_seconds() {
+    fn timeout_must_be_a_number_of_seconds() {
         let timeout = |text: &str| settings(&[], &[("PIP_DEFAULT_TIMEOUT", text)]).map(|settings| settings.timeout);
         assert_eq!(timeout("180").unwrap(), Duration::from_secs(180));
         assert_eq!(timeout("15").unwrap(), TIMEOUT);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_those_of_pip() {
+    fn config_files_match_those_of_pip() {
         let with = |variables: &[(&str, &str)]| {
             files(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()))
         };

@@ -1,9 +1,9 @@
-//! Sidecars as configurations.
+//! Tests of loading sidecars as configurations.
 
 use super::*;
 
 #[test]
-fn a_sidecar_repeats_its_run() {
+fn sidecar_reproduces_the_configuration_of_its_run() {
     let places = ["output.path=first.mp4", "output.save_frames=frames", "output.save_audio=first.wav"];
     let mut given = set(&[&["model.path=models/none", "request.num_videos=3"], &places[..]].concat());
     given.flag("prompt", "request.prompt", Some("a: b # c"));
@@ -14,12 +14,12 @@ fn a_sidecar_repeats_its_run() {
     let mut expected = first;
     expected.request.seed = 12;
     expected.request.num_videos = 1;
-    // Its files are not those of the first run.
+    // The output paths of the first run are not reused.
     (expected.output.path, expected.output.save_frames, expected.output.save_audio) = (None, None, None);
     assert_eq!(again, expected);
 }
 
-/// Flags override what a sidecar holds, and what follows from it there.
+/// Flags override values of a sidecar and the values derived from them.
 #[test]
 fn flags_override_a_sidecar() {
     let folder = tempfile::tempdir().unwrap();
@@ -44,16 +44,16 @@ fn flags_override_a_sidecar() {
     assert_eq!(again(&extended, &[]).request.num_frames.count(), Some(33));
     let longer = again(&extended, &["request.extend.seconds=2"]);
     assert_eq!((longer.request.num_frames.count(), longer.request.extend.unwrap().overlap), (Some(57), 9));
-    // Another video brings its own size.
+    // A different video determines the size.
     let retaken = sidecar(&["pipeline=retake", &video, "request.retake={from: 0.5, to: 0.7}"]);
     let other = format!("request.video={}", other.path().display());
     let request = again(&retaken, &[&other, "request.retake.to=0.9"]).request;
     assert_eq!((request.width, request.num_frames.count()), (64, Some(33)));
     assert_eq!(request.retake.map(|span| (span.from, span.to)), Some((0.5, Some(0.9))));
-    // The span of a retake is no other pipeline's.
+    // Other pipelines ignore the span of a retake.
     let extend = again(&retaken, &["pipeline=extend", "request.extend={seconds: 1, overlap: 9}"]);
     assert_eq!((extend.request.retake, extend.request.num_frames.count()), (None, Some(33)));
-    // A number that was predicted, samplers with settings, chains.
+    // Predicted number of frames, sampler options, chains.
     let drawn = sidecar(&["sampler.kind=euler_ancestral", "sampler.eta=0.5", "request.chain={clip: 33, overlap: 9}"]);
     assert_eq!(again(&drawn, &["request.num_frames=auto", "request.chain=null"]).request.num_frames.count(), None);
     let euler = again(&drawn, &["sampler.kind=euler", "request.chain.clip=65"]);
@@ -61,7 +61,7 @@ fn flags_override_a_sidecar() {
 }
 
 #[test]
-fn a_sidecar_says_whether_the_run_names_another_model() {
+fn sidecar_detects_a_different_model() {
     let first = load(&set(&["model.path=models/none"])).unwrap().config;
     let sidecar =
         json!({"config": first.effective("a", 1), "inputs": {"a.png": "01"}, "model": {"path": "models/none"}});
@@ -70,7 +70,7 @@ fn a_sidecar_says_whether_the_run_names_another_model() {
         ("plain.yml", "model: {path: models/none}\n"),
         ("other.yml", "extends: out.json\nmodel: {vae: models/other}\n"),
     ]);
-    let names_other = |given: &CliOverrides| load(given).unwrap().sidecar().map(|own| own.names_other_model);
+    let names_other = |given: &CliOverrides| load(given).unwrap().sidecar().map(|own| own.uses_other_model);
     assert_eq!(names_other(&files.given("plain.yml")), None);
     assert_eq!(names_other(&files.given("out.json")), Some(false));
     assert_eq!(names_other(&files.given("other.yml")), Some(true));

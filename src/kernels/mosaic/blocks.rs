@@ -1,26 +1,28 @@
-//! Numbers of queries and keys that a step of the kernel takes: from lengths, and the chip.
+//! Block sizes of the Mosaic kernel: the numbers of queries and keys per grid step, chosen by sequence lengths and TPU
+//! chip.
 
 use super::shape::Shape;
 use super::text::LANES;
 use crate::hlo::DType;
 
-/// Properties of a chip that the kernel depends on.
+/// Properties of a TPU chip that determine block sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tpu {
-    /// Operations a second that it does for each byte a second that its memory gives.
+    /// Peak FLOP/s divided by memory bandwidth in byte/s.
     flops_per_byte: usize,
-    /// Operations of matmuls that could be done while one step of the grid begins, in millions.
+    /// Matmul operations, in millions, that the chip could execute during the overhead of one grid step.
     step_megaflops: usize,
-    /// Bytes of its vector memory (VMEM) that a kernel asks for and its steps may fill.
+    /// Bytes of vector memory (VMEM) that a kernel requests: an upper bound on the memory of a grid step.
     memory: usize,
 }
 
 impl Tpu {
-    /// For what PJRT calls a kind of device: `TPU v5 lite`, `TPU v5`, `TPU v6 lite`, `TPU7x`.
+    /// Returns the properties of the chip with this PJRT device kind: `TPU v5 lite`, `TPU v5`, `TPU v6 lite` or
+    /// `TPU7x`. Other kinds have the properties of `TPU v5`.
     pub fn of(kind: &str) -> Self {
-        // Peaks and bandwidths of `analysis::chip`; a step of the grid takes about 0.35 microseconds.
-        // Half of a core's vector memory where that is 64 MiB, a quarter of v6e's 128: more gains nothing. On v5e the compiler
-        // runs gathers within a kernel, which then has 16 MiB (docs/internals/tpu-attention.md).
+        // Peak and bandwidth from `analysis::chip`; the overhead of a grid step is about 0.35 microseconds. The memory
+        // is half of a core's 64 MiB of VMEM, or a quarter of v6e's 128 MiB; more does not help. On v5e it is 16 MiB,
+        // because the compiler runs gathers inside the kernel (docs/internals/tpu-attention.md).
         let (teraflops, gigabytes, mebibytes) = match kind {
             "TPU v5 lite" | "TPU v5e" => (197, 819, 16),
             "TPU v6 lite" | "TPU v6e" => (918, 1638, 32),
@@ -34,29 +36,29 @@ impl Tpu {
         }
     }
 
-    /// The same chip, whose kernels fill no more than so many bytes of its vector memory.
+    /// Returns the chip with kernels limited to `memory` bytes of VMEM.
     #[must_use]
     pub fn with_memory(self, memory: usize) -> Self {
         Tpu { memory, ..self }
     }
 }
 
-/// Tokens that a step of a kernel on bf16 takes, for tables and tests.
+/// Block sizes of a kernel with bf16 operands, for documentation tables and tests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     pub queries: usize,
     pub keys: usize,
-    /// The part of the computed scores that are of tokens that only pad blocks.
+    /// Fraction of the computed scores that belongs to padding.
     pub waste: f64,
 }
 
 impl Tpu {
-    /// Bytes of vector memory that a kernel asks for.
+    /// Returns the bytes of VMEM that a kernel requests.
     pub(super) fn memory(self) -> usize {
         self.memory
     }
 
-    /// The step for so many queries and keys of heads `dim` wide, in bf16.
+    /// Returns the block sizes for bf16 attention of `queries` queries over `keys` keys with head dimension `dim`.
     pub fn step(self, queries: usize, keys: usize, dim: usize) -> Step {
         let heads = LANES.div_ceil(dim);
         let shape = Shape { rows: 1, queries, keys, heads, kv_heads: heads, dim, dtype: DType::BF16, bias: None };
@@ -66,22 +68,22 @@ impl Tpu {
     }
 }
 
-/// Tokens of one step.
+/// Number of queries and keys per grid step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockSizes {
     pub queries: usize,
     pub keys: usize,
 }
 
-/// Larger steps save little and take long to compile.
+/// Larger blocks save little time and take long to compile.
 const MOST_QUERIES: usize = 2048;
 const MOST_KEYS: usize = 2048;
 
 impl BlockSizes {
-    /// The blocks that take the least time: steps begin, keys come from memory, and scores of tokens that only pad blocks are
-    /// computed like others.
+    /// Chooses the block sizes with the lowest estimated time that fit in VMEM. The estimate includes the overhead of
+    /// grid steps, reading keys from memory, and computing the scores of padding.
     pub(crate) fn choose(shape: &Shape, parts: bool, tpu: Tpu) -> Self {
-        // Registers are 8 rows of 32 bits.
+        // A vector register has 8 rows of 32-bit elements; narrower elements are packed into more rows.
         let rows = 32 / shape.dtype.size();
         let candidates = |n: usize, unit: usize, most: usize| {
             let all = n.next_multiple_of(unit);
@@ -104,30 +106,32 @@ impl BlockSizes {
         best
     }
 
-    /// Steps for one block of heads.
+    /// Returns the number of grid steps for one block of heads.
     fn steps(self, shape: &Shape) -> usize {
         shape.queries.div_ceil(self.queries) * shape.keys.div_ceil(self.keys)
     }
 
-    /// Operations for one block of heads, with those that could be done while steps begin or wait.
+    /// Returns the estimated time of one block of heads, as the number of matmul operations that the chip could execute
+    /// in that time.
     fn cost(self, shape: &Shape, tpu: Tpu) -> usize {
         let products = 4 * self.queries * self.keys * shape.lanes() * shape.together();
         let read = 2 * self.keys * shape.lanes() * shape.dtype.size();
         self.steps(shape) * (products.max(read * tpu.flops_per_byte) + tpu.step_megaflops * 1_000_000)
     }
 
-    /// Bytes that a step needs: every window twice, what is kept, and the largest intermediates.
+    /// Returns the bytes of VMEM that a grid step needs for the double-buffered operand and result blocks, the scratch
+    /// arrays, and the largest intermediate values.
     fn memory(self, shape: &Shape, parts: bool) -> usize {
         let (lanes, size, f32s) = (shape.lanes(), shape.dtype.size(), DType::F32.size());
         let out = if parts { (lanes + 2 * LANES) * f32s } else { lanes * size };
         let windows = 2 * (self.queries * (lanes * size + out) + 2 * self.keys * lanes * size);
         let kept = self.queries * (lanes + 2 * LANES * shape.together()) * f32s;
-        // Scores and weights in f32, weights as the product reads them.
+        // Scores and weights in f32, and weights in the operand type of the matmul.
         let scores = self.queries * self.keys * (2 * f32s + size);
         windows + kept + scores
     }
 
-    /// Scores that are computed for one head.
+    /// Returns the number of scores computed per head, including those of padding.
     pub(crate) fn scores(self, shape: &Shape) -> usize {
         self.steps(shape) * self.queries * self.keys
     }
@@ -145,8 +149,8 @@ mod tests {
     }
 
     #[test]
-    fn the_pipelines_waste_at_most_a_tenth() {
-        // Video split over 8 with all heads, or whole with some; text; sound.
+    fn padding_wastes_at_most_ten_percent_of_scores() {
+        // Video sharded over 8 devices with all heads, or unsharded with some of the heads; then text; then audio.
         let lengths = [
             (6144, 6144, 128),
             (768, 6144, 128),
@@ -173,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn every_step_is_whole_registers_and_fits() {
+    fn blocks_are_register_multiples_and_fit_in_vmem() {
         for kind in KINDS {
             let tpu = Tpu::of(kind);
             for dtype in [DType::BF16, DType::F32] {
@@ -185,7 +189,7 @@ mod tests {
                             assert!(blocks.memory(&shape, parts) <= tpu.memory, "{shape:?} {blocks:?}");
                             let rows = 32 / dtype.size();
                             assert!(blocks.queries.is_multiple_of(rows) && blocks.keys.is_multiple_of(LANES));
-                            // No block lies beyond the tokens.
+                            // Blocks are not larger than the padded sequence.
                             assert!(blocks.queries < queries + rows && blocks.keys < keys + LANES, "{blocks:?}");
                         }
                     }
@@ -195,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn less_memory_makes_smaller_steps() {
+    fn less_memory_gives_smaller_blocks() {
         let tpu = Tpu::of("TPU v5");
         let shape = shape(1024, 1024, 128, DType::BF16);
         let [whole, little] = [tpu, tpu.with_memory(1 << 20)].map(|tpu| BlockSizes::choose(&shape, false, tpu));

@@ -1,10 +1,11 @@
-//! The kernel: softmax over the keys a block at a time, with the largest score and the sum of weights so far.
+//! The attention kernel: online softmax over blocks of keys.
 //!
-//! A block is some tokens of one head, or of as many heads as fill a register's lanes. Arrays are `[rows, heads, tokens,
-//! dim]` where a head fills registers, the order in which matmuls with such heads are written and stacks of text kept
-//! without a copy. Narrower heads would leave lanes empty: their arrays are `[rows, tokens, heads · dim]`. Sharing lanes
-//! costs nothing: a matrix unit is as deep as a register is wide, so the other heads' features are masked out of the
-//! queries, and weighted values in the lanes of other heads are computed and not taken.
+//! A block contains tokens of one head or, if a head is narrower than a vector register, of as many heads as fill the
+//! lanes of a register. If a head fills complete registers, arrays are `[rows, heads, tokens, dim]`: the order in which
+//! the surrounding matmuls write them and in which the text keys of all layers are stored, so that no copy is needed.
+//! For narrower heads, this order would leave lanes empty, so arrays are `[rows, tokens, heads · dim]`. Sharing lanes
+//! costs nothing, because the depth of a matrix unit equals the width of a register. In the queries, the features of
+//! other heads are masked out; in the weighted values, the lanes of other heads are computed and discarded.
 
 use std::f64::consts::{LN_2, LOG2_E};
 
@@ -15,7 +16,7 @@ use super::text::{Block, Code, Int, LANES, Matrix};
 use crate::hlo::DType;
 
 impl Shape {
-    /// Tokens of one head, or of those that fill a register.
+    /// Returns the window of a block with `tokens` tokens of one head, or of the heads that fill a register.
     fn window(&self, dtype: DType, tokens: usize, at: At, head: At) -> Window {
         let lanes = self.lanes();
         match self.is_heads_first() {
@@ -25,19 +26,19 @@ impl Shape {
     }
 }
 
-/// Result of a kernel.
+/// Which results the kernel returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// Attended values, in the operands' element type.
+    /// Normalized values in the element type of the operands.
     Normalized,
-    /// Weighted values, and each head's largest score and sum of weights in a lane of its own; all f32.
+    /// Unnormalized values, and the largest score and the sum of weights of each head (one lane per head); all f32.
     Partial,
 }
 
-/// Smaller than any score, and finite: differences of it are numbers.
+/// Initial maximum: not larger than any score, but finite, so that differences are not NaN.
 const LEAST: f32 = f32::MIN;
 
-/// The text of the kernel.
+/// Writes the kernel as MLIR text.
 pub(super) fn kernel(shape: &Shape, wanted: Wanted, blocks: BlockSizes, scale: f64) -> String {
     let writer = Writer { shape, wanted, blocks, scale, steps: shape.keys.div_ceil(blocks.keys) };
     writer.frame().module("attention", |code, all| writer.body(code, all))
@@ -48,11 +49,11 @@ struct Writer<'a> {
     wanted: Wanted,
     blocks: BlockSizes,
     scale: f64,
-    /// BlockSizes of keys.
+    /// Number of key blocks.
     steps: usize,
 }
 
-/// The axes of the grid.
+/// Indices of the head and query axes of the grid.
 struct Axes {
     heads: usize,
     queries: usize,
@@ -65,7 +66,7 @@ impl Writer<'_> {
     fn axes(&self) -> Axes {
         match self.wanted {
             Wanted::Normalized => Axes { heads: 1, queries: 2 },
-            // The heads of a block of queries write to one block of sums, so they follow each other.
+            // All heads of a block of queries write to the same block of sums, so their grid steps must be consecutive.
             Wanted::Partial => Axes { heads: 2, queries: 1 },
         }
     }
@@ -143,27 +144,28 @@ impl Writer<'_> {
     fn clear(&self, code: &Code, scratch: &[Block]) {
         for (n, block) in scratch.iter().enumerate() {
             let dims = [block.dims[0], block.dims[1]];
-            // Largest scores stand at odd places.
+            // Scratch arrays with odd index hold maxima.
             code.store(block, &code.full(if n % 2 == 1 { LEAST } else { 0.0 }, dims));
         }
     }
 
-    /// Whether the last block of keys reaches beyond them.
-    fn is_ragged(&self) -> bool {
+    /// Whether the last block of keys extends beyond the last key.
+    fn has_partial_block(&self) -> bool {
         !self.shape.keys.is_multiple_of(self.blocks.keys)
     }
 
-    /// Values of keys that there are; others are zero, for a weight of zero times anything need not be zero.
+    /// Loads the values of a block and sets those beyond the last key to 0. A weight of 0 would not be enough, because
+    /// the padding is arbitrary and may be NaN or infinite.
     fn values(&self, code: &Code, block: &Block, step: &Int) -> Matrix {
         let v = code.load(block);
-        if !self.is_ragged() {
+        if !self.has_partial_block() {
             return v;
         }
         let there = code.iota(v.dims, 0).shifted(&step.times(self.blocks.keys)).lt(self.shape.keys);
         there.select(&v.to(DType::F32), &code.full(0.0, v.dims)).to(v.dtype)
     }
 
-    /// Queries with only the features of the block's `i`th head.
+    /// Returns the queries with the features of all heads except the `i`th of the block set to 0.
     fn of_head(&self, code: &Code, q: &Matrix, i: usize) -> Matrix {
         match self.shape.together() {
             1 => q.clone(),
@@ -171,27 +173,28 @@ impl Writer<'_> {
         }
     }
 
-    /// Mask of the lanes of the block's `i`th head.
+    /// Returns a mask of the lanes of the `i`th head of the block.
     fn lanes_of(&self, code: &Code, dims: [usize; 2], i: usize) -> Matrix {
         let lane = code.iota(dims, 1);
         let (start, end) = (i * self.shape.dim, (i + 1) * self.shape.dim);
         lane.at_least(start).and(&lane.lt(end))
     }
 
-    /// Scores in powers of two: `log2 e` times what they are.
+    /// Returns scores multiplied by `log2 e`, for use with `exp2`.
     fn scores(&self, code: &Code, q: &Matrix, k: &Matrix, bias: Option<&Block>, step: &Int) -> Matrix {
         let mut scores = q.product(k, true).scaled(self.scale * LOG2_E);
         if let Some(bias) = bias {
             scores = scores.plus(&code.load(bias).scaled(LOG2_E));
         }
-        if !self.is_ragged() {
+        if !self.has_partial_block() {
             return scores;
         }
         let there = code.iota(scores.dims, 1).shifted(&step.times(self.blocks.keys)).lt(self.shape.keys);
         there.select(&scores, &code.full(LEAST, scores.dims))
     }
 
-    /// One head's softmax over the keys seen so far; `kept` holds its largest score and sum of weights.
+    /// Updates the online softmax of one head with a block of keys. `kept` holds the maximum and the sum of weights of
+    /// the previous blocks; `None` if there is only one block.
     fn head(&self, code: &Code, scores: &Matrix, v: &Matrix, kept: Option<&[Block]>) -> Head {
         let weighted = |weights: &Matrix| weights.to(v.dtype).product(v, false);
         let Some([largest, sum]) = kept else {
@@ -209,12 +212,13 @@ impl Writer<'_> {
         Head { values: weighted(&weights), sum: total, largest: now, shrink: Some(shrink) }
     }
 
-    /// A number of each query in all lanes of a block: from a column, or from as many lanes as a register has.
+    /// Broadcasts one value per query to all lanes of a block. `x` is a column, or a register in which all lanes of a
+    /// row are equal.
     fn widened(&self, x: &Matrix) -> Matrix {
         if x.dims[1] == 1 { x.clone() } else { x.repeated(self.shape.lanes() / LANES) }
     }
 
-    /// Each head's matrix in its own lanes.
+    /// Combines the matrices of the heads into one, in which each head occupies its own lanes.
     fn side_by_side(&self, code: &Code, heads: &[Head], of: impl Fn(&Head) -> Matrix) -> Matrix {
         let dims = [self.blocks.queries, self.shape.lanes()];
         let mut parts = heads.iter().map(of).enumerate();
@@ -244,14 +248,14 @@ impl Writer<'_> {
     }
 }
 
-/// Online softmax of one head after a block of keys.
+/// State of the online softmax of one head after a block of keys.
 struct Head {
-    /// Values weighted by this block's weights, in all lanes.
+    /// Weighted sum of the values of this block, in all lanes.
     values: Matrix,
     /// Sum of all weights so far.
     sum: Matrix,
-    /// Largest of all scores so far, times `log2 e`.
+    /// Largest score so far, times `log2 e`.
     largest: Matrix,
-    /// By how much what came before counts less, where there are several blocks.
+    /// Factor that rescales previous values and sums to the new maximum; `None` if there is only one block.
     shrink: Option<Matrix>,
 }

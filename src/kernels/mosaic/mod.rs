@@ -1,5 +1,5 @@
-//! Fused attention for TPUs: a Mosaic kernel as text, in a custom call that libtpu compiles. A device's own operation: no
-//! partitioner splits it.
+//! Fused attention for TPUs: a Mosaic kernel, written as MLIR text in a custom call that libtpu compiles. The call
+//! operates on local shards, because the SPMD partitioner does not split it.
 
 mod blocks;
 mod flash;
@@ -18,38 +18,48 @@ use shape::Shape;
 
 use crate::hlo::{CustomCall, DType, Type, Value};
 
-/// Widest head whose blocks fit.
+/// Largest head dimension whose blocks fit in VMEM.
 const WIDEST: usize = 256;
 
-/// Reason why the kernel cannot take these operands, if there is one.
+/// Returns why the kernel does not support these operands, or `None` if it does.
 pub(super) fn unsupported_reason(q: &Value, k: &Value, v: &Value, bias: Option<&Value>) -> Option<String> {
     let (dtype, dim, heads) = (q.dtype(), q.dim(3), q.dim(2));
     if ![DType::BF16, DType::F32].contains(&dtype) {
-        return Some(format!("elements are {}", dtype.name()));
+        return Some(format!("the Mosaic kernel does not support element type {}", dtype.name()));
     }
     if k.dtype() != dtype || v.dtype() != dtype {
-        return Some(format!("queries are {}, keys {}, values {}", dtype.name(), k.dtype().name(), v.dtype().name()));
+        return Some(format!(
+            "element types differ: queries {}, keys {}, values {}",
+            dtype.name(),
+            k.dtype().name(),
+            v.dtype().name()
+        ));
     }
     let fits = (dim.is_multiple_of(text::LANES) && dim <= WIDEST) || [32, 64].contains(&dim);
     if !fits {
-        return Some(format!("heads are {dim} wide"));
+        return Some(format!("the Mosaic kernel does not support head dimension {dim}"));
     }
     let together = text::LANES.div_ceil(dim);
     if !heads.is_multiple_of(together) || (together > 1 && k.dim(2) != heads) {
-        return Some(format!("{heads} heads, {} of keys, do not share registers", k.dim(2)));
+        return Some(format!(
+            "with head dimension {dim}, the Mosaic kernel supports only equal numbers of query and key heads that are multiples \
+             of {together}, not {heads} query heads and {} key heads",
+            k.dim(2)
+        ));
     }
-    bias.filter(|b| b.dim(2) != 1).map(|b| format!("a bias of {} queries", b.dim(2)))
+    bias.filter(|b| b.dim(2) != 1)
+        .map(|b| format!("the Mosaic kernel does not support a bias with a row for each of {} queries", b.dim(2)))
 }
 
-/// Attention of `q [b, q, h, d]` with `k`, `v` `[b, k, kv, d]` and a bias `[b or 1, 1, 1, k]`; the result is
-/// `[b, q, h, d]`.
+/// Computes attention of queries `q [b, q, h, d]` over keys `k` and values `v`, both `[b, k, kv, d]`, with an additive
+/// bias `[b or 1, 1, 1, k]`. Returns `[b, q, h, d]`.
 pub(super) fn attention(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, tpu: Tpu) -> Value {
     let call = Call::new(q, k, bias, Wanted::Normalized, scale, tpu);
     call.restored(&call.run([q, k, v], bias).remove(0))
 }
 
-/// The same before the division: weighted values `[b, q, h, d]`, the largest score and the sum of weights
-/// `[b, q, h, 1]`, all f32.
+/// Like [`attention`], but without normalization. Returns, in f32, the weighted values `[b, q, h, d]`, and the largest
+/// score and the sum of weights of each query and head, both `[b, q, h, 1]`.
 pub(super) fn partial(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, tpu: Tpu) -> [Value; 3] {
     let call = Call::new(q, k, bias, Wanted::Partial, scale, tpu);
     let results = call.run([q, k, v], bias);
@@ -57,7 +67,6 @@ pub(super) fn partial(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, sca
     [call.restored(&results[0]), of_heads(&results[1]), of_heads(&results[2])]
 }
 
-/// One kernel.
 struct Call {
     shape: Shape,
     wanted: Wanted,
@@ -77,7 +86,7 @@ impl Call {
             bias: bias.map(|b| b.dim(0)),
         };
         let blocks = BlockSizes::choose(&shape, wanted == Wanted::Partial, tpu);
-        tracing::debug!(?shape, ?blocks, "attention in Mosaic");
+        tracing::debug!(?shape, ?blocks, "attention with the Mosaic kernel");
         let config = BackendConfig::new(&shape, wanted, blocks, tpu, &flash::kernel(&shape, wanted, blocks, scale));
         Call { shape, wanted, config }
     }
@@ -95,7 +104,7 @@ impl Call {
         let call = CustomCall {
             target: "tpu_custom_call".into(),
             api_version: 1,
-            backend_config: serde_json::to_string(&self.config).expect("structs of texts and numbers have a JSON form"),
+            backend_config: serde_json::to_string(&self.config).expect("the configuration serializes to JSON"),
             operand_layouts: operands.iter().map(|x| natural(x.rank())).collect(),
             result_layouts: results.iter().map(|ty| natural(ty.rank())).collect(),
             ..CustomCall::default()
@@ -103,7 +112,7 @@ impl Call {
         operands[0].builder().custom_call(&call, &operands, &results)
     }
 
-    /// `[b, n, h, d]` in the kernel's order.
+    /// Rearranges `[b, n, h, d]` into the dimension order of the kernel.
     fn arranged(&self, x: &Value) -> Value {
         match self.shape.is_heads_first() {
             true => x.transpose(&[0, 2, 1, 3]),
@@ -111,7 +120,7 @@ impl Call {
         }
     }
 
-    /// The kernel's order back to `[b, q, h, d]`.
+    /// Rearranges a result from the dimension order of the kernel to `[b, q, h, d]`.
     fn restored(&self, x: &Value) -> Value {
         match self.shape.is_heads_first() {
             true => x.transpose(&[0, 2, 1, 3]),
@@ -120,7 +129,8 @@ impl Call {
     }
 }
 
-/// Configuration of a kernel call for libtpu. A body without a stated format is text.
+/// Backend configuration of a kernel call, read by libtpu. Because it has no format field, libtpu interprets the body
+/// as MLIR text.
 #[derive(Serialize)]
 struct BackendConfig {
     custom_call_config: Config,
@@ -134,7 +144,7 @@ struct Config {
     needs_layout_passes: bool,
 }
 
-/// Memory that a kernel needs while it runs.
+/// Memory reserved for the kernel while it runs.
 #[derive(Serialize)]
 struct ScopedMemory {
     memory_space: usize,
@@ -142,10 +152,10 @@ struct ScopedMemory {
     size: usize,
 }
 
-/// The space of vector memory.
+/// Number of the VMEM memory space.
 const VMEM: usize = 1;
 
-/// Cost on one device, padding of blocks included.
+/// Cost estimate for one device, including the padding of blocks.
 #[derive(Serialize)]
 struct Cost {
     flops: usize,
@@ -158,7 +168,7 @@ impl BackendConfig {
         let scores = shape.rows * shape.heads * blocks.scores(shape);
         let size = shape.dtype.size();
         let queries = shape.rows * shape.queries * shape.heads * shape.dim;
-        // Keys and values are read again for every block of queries, unless one block holds all keys.
+        // Keys and values are read for every block of queries, unless a single block holds all keys.
         let reads = if blocks.keys >= shape.keys { 1 } else { shape.queries.div_ceil(blocks.queries) };
         let keys = reads * shape.rows * shape.keys * shape.heads * shape.dim;
         let out = match wanted {

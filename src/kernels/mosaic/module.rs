@@ -1,44 +1,46 @@
-//! A kernel as a module: a function that runs at every place of a grid, and which blocks of the arrays it sees there.
+//! Mosaic modules: a kernel function that runs once per grid position, and windows that define which block of each
+//! array the function accesses there.
 
 use super::text::{Block, Code, grid_axis};
 use crate::hlo::DType;
 
-/// Whether places along an axis of the grid may run in any order, on several cores.
+/// Execution order of the positions along a grid axis: any order, possibly on several cores, or in sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Any,
     InTurn,
 }
 
-/// Index of a block along a dimension of an array.
+/// Block index along a dimension of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
     First,
-    /// As the place along an axis of the grid.
+    /// The grid position along an axis.
     Axis(usize),
-    /// One for so many places along an axis.
+    /// `Shared(axis, n)`: the grid position along an axis, divided by `n`.
     Shared(usize, usize),
 }
 
-/// The part of an array that a place of the grid sees. What lies beyond the array's edge is read as anything and not
-/// written.
+/// The block of an array that the kernel accesses at a grid position. Elements beyond the edge of the array have
+/// arbitrary values when they are read, and are not written.
 pub(super) struct Window {
     pub(crate) dtype: DType,
     pub(crate) block: Vec<usize>,
     pub(crate) at: Vec<At>,
 }
 
-/// A kernel's frame.
+/// Grid, windows and scratch memory of a kernel.
 pub(super) struct Frame {
     pub(crate) grid: Vec<(usize, Order)>,
-    /// Windows of operands, then of results.
+    /// Windows of the operands, then of the results.
     pub(crate) windows: Vec<Window>,
-    /// Shapes of arrays that stay from one place of the grid to the next, f32.
+    /// Shapes of f32 arrays that persist across grid positions.
     pub(crate) scratch: Vec<[usize; 2]>,
 }
 
 impl Frame {
-    /// The module whose function `body` writes, given the blocks of operands, results and scratch.
+    /// Returns the module as MLIR text. `body` writes the function; its second argument contains the blocks of
+    /// operands, results and scratch arrays, in this order.
     pub(crate) fn module(&self, name: &str, body: impl FnOnce(&Code, &[Block])) -> String {
         let windows = self.windows.iter().map(|w| (w.dtype, w.block.clone()));
         let scratch = self.scratch.iter().map(|dims| (DType::F32, dims.to_vec()));
@@ -84,7 +86,7 @@ impl Window {
         format!("{{transform_indices = @window{n}, window_bounds = array<i64: {}>}}", bounds.join(", "))
     }
 
-    /// The function from a place of the grid to the block's place.
+    /// Returns the text of the function that maps grid positions to block indices.
     fn map(&self, n: usize, axes: &str) -> String {
         let mut lines = vec!["    %zero = arith.constant 0 : i32\n".to_string()];
         let mut places = Vec::new();

@@ -1,27 +1,25 @@
-//! Sizes of an attention's operands.
-
 use super::text::LANES;
 use crate::hlo::DType;
 
-/// Sizes of the operands.
+/// Sizes of the attention operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Shape {
-    /// Size of the CFG batch.
+    /// Size of the batch.
     pub(crate) rows: usize,
     pub(crate) queries: usize,
     pub(crate) keys: usize,
     pub(crate) heads: usize,
-    /// Heads of keys and values, of which each serves equally many queries' heads.
+    /// Number of key and value heads; each is shared by the same number of query heads.
     pub(crate) kv_heads: usize,
     pub(crate) dim: usize,
     /// Element type of queries, keys and values: bf16 or f32.
     pub(crate) dtype: DType,
-    /// Rows of the bias on keys, if there is one.
+    /// Number of rows of the bias; `None` without bias.
     pub(crate) bias: Option<usize>,
 }
 
 impl Shape {
-    /// Width of a block: of one head, or of those that fill a register.
+    /// Returns the width of a block in lanes: that of one head, or of the heads that fill a register.
     pub(crate) fn lanes(&self) -> usize {
         self.dim.max(LANES)
     }
@@ -31,7 +29,7 @@ impl Shape {
         self.dim.is_multiple_of(LANES)
     }
 
-    /// Heads of a block.
+    /// Number of heads in a block.
     pub(crate) fn together(&self) -> usize {
         self.lanes() / self.dim
     }

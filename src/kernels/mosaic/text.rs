@@ -1,15 +1,15 @@
-//! A writer of Mosaic's text: functions over blocks in the chip's own memory, in MLIR's `arith`, `vector`, `math`, `scf`
-//! and `tpu` operations. Registers carry their type; operands of an operation are broadcast to one shape.
+//! Writes Mosaic kernels as MLIR text: functions on blocks in VMEM, in the dialects `arith`, `vector`, `math`, `scf`
+//! and `tpu`. Each operation broadcasts its operands to a common shape.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use crate::hlo::DType;
 
-/// A vector register has this many lanes.
+/// Number of lanes of a vector register.
 pub(super) const LANES: usize = 128;
 
-/// The function being written; clones share it.
+/// The function being written. Clones refer to the same function.
 #[derive(Clone, Default)]
 pub(super) struct Code(Rc<RefCell<State>>);
 
@@ -20,7 +20,7 @@ struct State {
     depth: usize,
 }
 
-/// A block in the chip's own memory, an argument of the kernel.
+/// A block in VMEM that is an argument of the kernel.
 #[derive(Clone)]
 pub(super) struct Block {
     name: String,
@@ -66,7 +66,7 @@ fn vector(dtype: DType, dims: &[usize]) -> String {
 }
 
 impl Block {
-    /// The `n`th argument of the kernel.
+    /// Creates the `n`th argument of the kernel.
     pub(crate) fn new(n: usize, dtype: DType, dims: Vec<usize>) -> Self {
         Block { name: format!("%b{n}"), dtype, dims }
     }
@@ -75,12 +75,12 @@ impl Block {
         shaped("memref", self.dtype, &self.dims, ", #tpu.memory_space<vmem>")
     }
 
-    /// `%name: type`, as a function's head has it.
+    /// Returns `%name: type` for the signature of the function.
     pub(crate) fn argument(&self) -> String {
         format!("{}: {}", self.name, self.ty())
     }
 
-    /// More rows than one.
+    /// Returns the last two dimensions.
     fn matrix(&self) -> [usize; 2] {
         let n = self.dims.len();
         [self.dims[n - 2], self.dims[n - 1]]
@@ -112,7 +112,7 @@ impl Code {
         Matrix { code: self.clone(), name: self.define(text), dtype, dims }
     }
 
-    /// The place along an axis of the grid.
+    /// Returns the grid position along an axis.
     pub(crate) fn place(&self, axis: usize) -> Int {
         Int { code: self.clone(), name: grid_axis(axis) }
     }
@@ -121,13 +121,13 @@ impl Code {
         Int { code: self.clone(), name: self.define(&format!("arith.constant {value} : i32")) }
     }
 
-    /// A matrix of one number.
+    /// Returns a matrix filled with `value`.
     pub(crate) fn full(&self, value: f32, dims: [usize; 2]) -> Matrix {
         let ty = vector(DType::F32, &dims);
         self.matrix(&format!("arith.constant dense<{value:.9e}> : {ty}"), DType::F32, dims)
     }
 
-    /// Each element's index along an axis.
+    /// Returns a matrix of the elements' indices along an axis.
     pub(crate) fn iota(&self, dims: [usize; 2], axis: usize) -> Matrix {
         let text = format!("tpu.iota {{dimensions = array<i32: {axis}>}} : {}", vector(DType::I32, &dims));
         self.matrix(&text, DType::I32, dims)
@@ -138,7 +138,7 @@ impl Code {
         vec![zero; block.dims.len()].join(", ")
     }
 
-    /// A whole block; all of its dimensions but the last two are 1.
+    /// Loads an entire block, all of whose dimensions except the last two must be 1.
     pub(crate) fn load(&self, block: &Block) -> Matrix {
         let whole = vector(block.dtype, &block.dims);
         let text = format!("vector.load {}[{}] : {}, {whole}", block.name, self.origin(block), block.ty());
@@ -165,7 +165,7 @@ impl Code {
         ));
     }
 
-    /// Code that runs only if a condition holds.
+    /// Writes a conditional: the code that `body` writes runs only if the condition holds.
     pub(crate) fn when(&self, condition: &Flag, body: impl FnOnce()) {
         self.line(&format!("scf.if {} {{", condition.name));
         self.0.borrow_mut().depth += 1;
@@ -175,7 +175,7 @@ impl Code {
     }
 }
 
-/// Name of the grid's place along an axis.
+/// Returns the name of the MLIR value that holds the grid position along an axis.
 pub(super) fn grid_axis(axis: usize) -> String {
     format!("%g{axis}")
 }
@@ -223,7 +223,7 @@ impl Matrix {
         self.code.matrix(&text, self.dtype, dims)
     }
 
-    /// Both in their common shape.
+    /// Broadcasts both matrices to their common shape.
     fn joined(&self, other: &Matrix) -> [Matrix; 2] {
         let dims = [0, 1].map(|axis| self.dims[axis].max(other.dims[axis]));
         [self, other].map(|m| m.broadcast(dims))
@@ -275,7 +275,7 @@ impl Matrix {
     fn reduced(&self, how: &str, start: f32) -> Matrix {
         let n = self.dims[0];
         let flat = vector(DType::F32, &[n]);
-        // Infinity has no decimal form: its bits are written.
+        // Infinity has no decimal form, so write its bits.
         let start = self.code.define(&format!("arith.constant dense<0x{:08X}> : {flat}", start.to_bits()));
         let ty = self.ty();
         let sums =
@@ -284,17 +284,17 @@ impl Matrix {
         self.code.matrix(&format!("vector.shape_cast {sums} : {flat} to {column}"), DType::F32, [n, 1])
     }
 
-    /// The largest of each row, a column.
+    /// Returns the maximum of each row as a column.
     pub(crate) fn row_max(&self) -> Matrix {
         self.reduced("maximumf", f32::NEG_INFINITY)
     }
 
-    /// The sum of each row, a column.
+    /// Returns the sum of each row as a column.
     pub(crate) fn row_sum(&self) -> Matrix {
         self.reduced("add", 0.0)
     }
 
-    /// Columns `times` times in a row, a register's lanes at a time.
+    /// Concatenates the matrix with itself `times` times along the columns.
     pub(crate) fn repeated(&self, times: usize) -> Matrix {
         if times == 1 {
             return self.clone();
@@ -305,12 +305,12 @@ impl Matrix {
         self.code.matrix(&text, self.dtype, dims)
     }
 
-    /// Mask of integers smaller than a number.
+    /// Returns a mask of the elements smaller than `n`.
     pub(crate) fn lt(&self, n: usize) -> Matrix {
         self.compared("slt", &self.code.int(n).splat(self.dims))
     }
 
-    /// Mask of integers that are at least a number.
+    /// Returns a mask of the elements that are at least `n`.
     pub(crate) fn at_least(&self, n: usize) -> Matrix {
         self.compared("sge", &self.code.int(n).splat(self.dims))
     }
@@ -338,8 +338,8 @@ impl Matrix {
         self.code.matrix(&text, yes.dtype, yes.dims)
     }
 
-    /// Matmul of `[n, k]` with `[k, m]`, or with `[m, k]` if `transpose_rhs`. Sums in f32; f32
-    /// operands keep all their digits.
+    /// Multiplies `[n, k]` by `[k, m]`, or by `[m, k]` if `transpose_rhs`. Accumulates in f32; f32 operands keep full
+    /// precision.
     pub(crate) fn product(&self, other: &Matrix, transpose_rhs: bool) -> Matrix {
         let dims = [self.dims[0], if transpose_rhs { other.dims[0] } else { other.dims[1] }];
         let start = self.code.full(0.0, dims);

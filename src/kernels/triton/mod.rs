@@ -1,5 +1,5 @@
-//! Fused attention within windows, for CUDA: a Triton kernel as text, in a custom call that XLA's CUDA plugin compiles. A
-//! device's own operation: no partitioner splits it.
+//! Fused window attention for CUDA: a Triton kernel, written as MLIR text in a custom call that XLA's CUDA plugin
+//! compiles. The call operates on local shards, because the SPMD partitioner does not split it.
 
 mod neighborhood;
 #[cfg(test)]
@@ -8,49 +8,51 @@ mod text;
 
 use crate::hlo::{Attribute, CustomCall, DType, Value};
 
-/// Of the function, as profiles show it.
+/// Name of the kernel in profiles.
 const NAME: &str = "neighborhood";
 
-/// Heads whose tiles fit: powers of two.
+/// Supported head dimensions: powers of two, up to the largest whose tiles fit.
 const DIMS: [usize; 4] = [16, 32, 64, 128];
 
-/// One axis of a grid of cells.
+/// One axis (frames, rows or columns) of a grid of cells. A cell is one position of the video, with one query, key and
+/// value per head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GridAxis {
-    /// Cells of the whole grid.
+    /// Number of cells of the global (unsharded) grid.
     pub(crate) length: usize,
-    /// Cells that are this device's.
+    /// Number of cells of the local shard.
     pub(crate) own: usize,
-    /// Neighbours' cells at both ends of keys and values.
+    /// Number of halo cells of keys and values at each end.
     pub(crate) reach: usize,
-    /// Cells of a window.
+    /// Number of cells of a window.
     pub(crate) window: usize,
 }
 
 impl GridAxis {
-    /// Cells of keys and values.
+    /// Returns the number of local key and value cells, including the halo.
     fn extended(&self) -> usize {
         self.own + 2 * self.reach
     }
 
-    /// Cells that the windows of a block of queries cover.
+    /// Returns the size of the slab: the cells that the windows of a block of `block` queries cover together.
     fn slab(&self, block: usize) -> usize {
         (block.min(self.own) + self.window - 1).min(self.length)
     }
 
-    /// Fewest neighbours' cells that the kernel needs of a sharded axis.
+    /// Returns the smallest halo that the kernel needs if this axis is sharded.
     pub(crate) fn needed_reach(self) -> usize {
         window_reach(self.own, self.length.is_multiple_of(self.own), self.window)
     }
 }
 
-/// Neighbours' cells that windows of blocks of `cells` see at both ends of a device's part: half a window, or of blocks so small or
-/// parts so uneven that a border of the whole grid pushes windows further inward, all of one but a cell.
+/// Returns the number of halo cells that a shard of `cells` cells needs at each end: half a window, or `window - 1` if
+/// the shards are uneven or so small that windows shifted inward at the border of the grid extend further into the
+/// neighboring shard.
 pub(crate) fn window_reach(cells: usize, is_even: bool, window: usize) -> usize {
     if is_even && cells >= window - window / 2 { window / 2 } else { window - 1 }
 }
 
-/// A grid of cells, and what attends there.
+/// The grid of cells, and the sizes of the queries.
 struct Grid {
     axes: [GridAxis; 3],
     videos: usize,
@@ -64,7 +66,7 @@ impl Grid {
         Grid { axes, videos: q.dim(0), heads: q.dim(4), dim: q.dim(5), dtype: q.dtype() }
     }
 
-    /// Elements of a cell.
+    /// Number of elements per cell.
     fn channels(&self) -> usize {
         self.heads * self.dim
     }
@@ -74,45 +76,50 @@ impl Grid {
     }
 }
 
-/// Reason why the kernel cannot take queries `[b, frames, rows, columns, heads, dim]` of such a grid, if there is one.
+/// Returns why the kernel does not support queries `[b, frames, rows, columns, heads, dim]` on a grid with these axes,
+/// or `None` if it does.
 pub(super) fn unsupported_reason(q: &Value, axes: [GridAxis; 3]) -> Option<String> {
     let grid = Grid::new(q, axes);
     if ![DType::BF16, DType::F16].contains(&grid.dtype) {
-        return Some(format!("{} elements", grid.dtype.name()));
+        return Some(format!("element type {}", grid.dtype.name()));
     }
     if !DIMS.contains(&grid.dim) {
-        return Some(format!("heads {} wide, only {DIMS:?}", grid.dim));
+        return Some(format!("head dimension {}, which must be one of {DIMS:?}", grid.dim));
     }
-    // Within a slab the kernel counts in 32 bits.
+    // The kernel uses 32-bit offsets within a slab.
     let [_, rows, columns] = axes.map(|axis| axis.extended());
     let slab = axes[0].slab(neighborhood::LONGEST) * rows * columns * grid.channels();
     if i32::try_from(slab).is_err() {
-        return Some(format!("{rows} x {columns} cells of {} channels", grid.channels()));
+        return Some(format!(
+            "frames of {rows} x {columns} cells with {} channels, which exceed 32-bit offsets",
+            grid.channels()
+        ));
     }
     let [_, heads, videos] = grid.programs();
-    (heads.max(videos) > usize::from(u16::MAX)).then(|| format!("{heads} heads of {videos} videos"))
+    (heads.max(videos) > usize::from(u16::MAX))
+        .then(|| format!("{heads} heads and {videos} videos, of which there may be at most 65535 each"))
 }
 
-/// Attention of a grid's cells `q [b, frames, rows, columns, heads, dim]` within windows of `k` and `v`, which are extended by the
-/// axes' reach.
+/// Operands of window attention. Queries `q` are `[b, frames, rows, columns, heads, dim]`; keys `k` and values `v` also
+/// include the halo cells of each axis.
 pub(crate) struct WindowAttention<'a> {
     pub(crate) q: &'a Value,
     pub(crate) k: &'a Value,
     pub(crate) v: &'a Value,
     pub(crate) axes: [GridAxis; 3],
-    /// This device's first row and column, i32, where the grid is sharded.
+    /// Global indices of the first local row and column, i32; `None` if the grid is not sharded.
     pub(crate) firsts: Option<&'a Value>,
     pub(crate) scale: f64,
 }
 
 impl WindowAttention<'_> {
-    /// The fused kernel's result, in the shape of the queries.
+    /// Calls the fused kernel; the result has the shape of the queries.
     pub(crate) fn fused(&self) -> Value {
         let WindowAttention { q, k, v, axes, firsts, scale } = *self;
         let grid = Grid::new(q, axes);
         let [x, y, z] = grid.programs();
         let int = |value: usize| Attribute::I32(i32::try_from(value).unwrap_or(i32::MAX));
-        // What counts of the matmuls: a query's with its own window.
+        // Matmul operations without masked keys: each query attends only to its own window.
         let window: usize = axes.iter().map(|axis| axis.window).product();
         let flops = 4 * q.ty().elements() * window;
         let attributes = [
@@ -124,7 +131,7 @@ impl WindowAttention<'_> {
             ("grid_y", int(y)),
             ("grid_z", int(z)),
             ("debug", Attribute::Bool(false)),
-            // The plugin does not read it; who counts operations does.
+            // The plugin ignores this attribute; the cost analysis reads it.
             ("flops", Attribute::I64(i64::try_from(flops).unwrap_or(i64::MAX))),
         ];
         let operands: Vec<&Value> = [q, k, v].into_iter().chain(firsts.filter(|_| grid.is_sharded())).collect();

@@ -1,8 +1,10 @@
-//! The kernel: a program attends from a block of cells to the slab of cells that their windows cover.
+//! The window attention kernel. Each program of the launch grid computes attention of a block of query cells over a
+//! slab: the cells that the windows of these queries cover together.
 //!
-//! A frame of the slab is a plane of rows and columns, taken some keys at a time; for each of these parts of a plane, all
-//! frames follow. So the bias that hides what is outside a query's rows and columns is made once a part, and is where the scores'
-//! sums begin; which frames a query sees is a matter of whole rows of scores.
+//! Each frame of the slab is a plane of rows and columns. The kernel processes `KEYS` keys of the plane at a time and,
+//! for each such part, loops over all frames. The bias that masks keys outside the rows and columns of a query's window
+//! is therefore computed once per part and used as the initial accumulator of the scores. For frames outside a query's
+//! window, the entire row of the query's scores is masked.
 
 use std::f64::consts::LOG2_E;
 
@@ -10,37 +12,41 @@ use super::text::{Code, Tile};
 use super::{Grid, NAME};
 use crate::hlo::DType;
 
-/// Keys that are scored at once.
+/// Number of keys per matmul.
 const KEYS: usize = 64;
 
-/// Warps of a program, and loads in flight: of what was tried, the fastest on an H100.
+/// Numbers of warps per program and of pipeline stages: the fastest of the tested values on an H100.
 pub(super) const WARPS: i32 = 4;
 pub(super) const STAGES: i32 = 3;
 
-/// The longest edge of a block.
+/// Largest edge of a block, in cells.
 pub(super) const LONGEST: usize = 8;
 
-/// Score of a key outside a window. Larger scores than this are shown; both are finite, and so are their differences.
+/// Score of a masked key. The initial maximum `LEAST` is larger than all masked scores and smaller than all others.
+/// Both values are finite, and so is their difference.
 const MASK_VALUE: f64 = -1e30;
 const LEAST: f64 = -1e20;
 
 impl Grid {
-    /// Frames, rows and columns of a block of queries: wide windows are worth more queries for the same keys.
+    /// Returns the numbers of frames, rows and columns of a block of queries. Larger blocks are faster for wide
+    /// windows, because their queries share more keys.
     fn block(&self) -> [usize; 3] {
         if self.axes[1].window > 8 { [4, LONGEST, 4] } else { [4, 4, 4] }
     }
 
-    /// Blocks along each axis. The last one is pushed inward: some queries are computed twice.
+    /// Returns the number of blocks along each axis. The last block is shifted inward, so some queries are computed
+    /// twice.
     fn blocks(&self) -> [usize; 3] {
         [0, 1, 2].map(|axis| self.axes[axis].own.div_ceil(self.block()[axis]))
     }
 
-    /// Programs along the axes of the launch.
+    /// Returns the launch grid: the numbers of blocks of queries, heads and videos.
     pub(super) fn programs(&self) -> [usize; 3] {
         [self.blocks().iter().product(), self.heads, self.videos]
     }
 
-    /// The kernel's text: its arrays are queries, keys, values, the first cells where the grid is sharded, and the result.
+    /// Returns the kernel as MLIR text. Its arguments are queries, keys, values, the global indices of the first local
+    /// row and column (only if the grid is sharded), and the result.
     pub(super) fn text(&self, scale: f64) -> String {
         let mut arrays = vec![self.dtype; 3];
         arrays.extend(self.is_sharded().then_some(DType::I32));
@@ -59,7 +65,7 @@ impl Grid {
                 .fold(code.place(2).wide(), |at, (start, size)| at.times(size).plus(&start.wide()));
             array.ahead(&place.times(self.channels()).plus(&of_head.wide()))
         };
-        // Of a block or slab, from its first cell on: fewer elements than 32 bits count.
+        // Offsets from the first cell of a block or slab; these fit in 32 bits.
         let offsets = |cells: &Tile| cells.times(self.channels()).column().plus(&features.row());
         let [own, extended] = [self.axes.map(|axis| axis.own), self.axes.map(|axis| axis.extended())];
         let [_, rows, columns] = own;
@@ -78,7 +84,7 @@ impl Grid {
             let (row, column) = (key.over(slab[2]), key.modulo(slab[2]));
             let inside =
                 |at: &Tile, axis: usize| at.row().minus(&cells.begins[axis].column()).is_within(self.axes[axis].window);
-            // The last part reaches beyond the plane, into rows that no window has: they are read as its last one.
+            // In the last part, some rows are beyond the plane and outside every window: clamp them to the last row.
             let shown = inside(&row, 1).and(&inside(&column, 2));
             let bias = shown.select(&code.full(0.0, &[queries, KEYS]), &code.full(MASK_VALUE, &[queries, KEYS]));
             let row = row.at_most(slab[1] - 1);
@@ -90,7 +96,7 @@ impl Grid {
                 let sees = frame.minus(&cells.begins[0]).is_within(self.axes[0].window);
                 let now = largest.larger(&sees.select(&scores.row_max(), &code.full(LEAST, &[queries])));
                 let powers = now.times(scale);
-                // Of a frame that a query does not see, all weights are zero.
+                // For frames outside a query's window, all weights must be 0.
                 let subtracted = sees.select(&powers, &code.full(-MASK_VALUE, &[queries]));
                 let weights = scores.times(scale).minus(&subtracted.column()).exp2();
                 let shrink = largest.times(scale).minus(&powers).exp2();
@@ -106,7 +112,8 @@ impl Grid {
         origin(&arrays[arrays.len() - 1], &cells.starts, own).ahead(&own_offsets).store(&attended);
     }
 
-    /// Where the program's queries and keys are; `firsts` points to the first own rows and columns, of a sharded grid.
+    /// Returns the indices of the query and key cells of this program. If the grid is sharded, `firsts` points to the
+    /// global indices of the first local row and column.
     fn cells(&self, code: &Code, firsts: &[Tile]) -> Cells {
         let (block, blocks) = (self.block(), self.blocks());
         let place = code.place(0);
@@ -118,7 +125,7 @@ impl Grid {
             let axis = self.axes[n];
             let (size, slab) = (axis.own.min(block[n]), axis.slab(block[n]));
             let start = places[n].times(size).at_most(axis.own - size);
-            // Lanes beyond a grid that is narrower than a block repeat its last cell.
+            // If the grid is narrower than a block, the remaining lanes repeat its last cell.
             let lane = lanes[n].at_most(size - 1);
             let first = firsts
                 .first()
@@ -126,10 +133,11 @@ impl Grid {
                 .map_or_else(|| code.int(0), |firsts| firsts.ahead(&code.int(n - 1)).load());
             let begin =
                 |cell: &Tile, length: usize| cell.minus(axis.window / 2).at_least(0).at_most(axis.length - length);
-            // From the first cell of the array of keys on, which has neighbours' cells before its own.
+            // Converts a global cell to an index in the local keys, which start with the halo.
             let moved = |cell: &Tile| cell.minus(&first).plus(axis.reach);
             let slab_at = moved(&begin(&start.plus(&first), slab));
-            // No further than there are cells: they hold all windows. Padding behind the grid has none, so any keys do.
+            // Clamp to the local cells, which contain the windows of all cells of the grid. Padding cells beyond the
+            // end of the grid have no window and may attend to any keys.
             let slab_at = slab_at.at_least(0).at_most(axis.extended() - slab);
             let begin = moved(&begin(&lane.plus(&start).plus(&first), axis.window)).minus(&slab_at);
             [start, slab_at, lane, begin]
@@ -139,14 +147,14 @@ impl Grid {
     }
 }
 
-/// Places along the three axes.
+/// Cell indices along the three axes.
 struct Cells {
-    /// The block's first cell, of the own ones.
+    /// First cell of the block, relative to the local shard.
     starts: [Tile; 3],
-    /// The slab's first cell, of the extended ones.
+    /// First cell of the slab, relative to the shard including its halo.
     slabs: [Tile; 3],
-    /// Each query's cell, from the block's first on.
+    /// Cell of each query, relative to the block.
     lanes: [Tile; 3],
-    /// First cell of each query's window, from the slab's first on.
+    /// First cell of each query's window, relative to the slab.
     begins: [Tile; 3],
 }

@@ -1,18 +1,18 @@
-//! Geometry and limits of the windows' kernel; its numbers are tested on a GPU.
+//! Tests of the geometry and the limits of the window attention kernel. GPU tests check its results.
 
 use super::*;
 use crate::hlo::{Builder, Type};
 
-/// Every window of a device's own cells lies in the slab of their block, and that in the cells that the device has.
+/// The slab of a block contains the windows of all its cells and lies within the local cells, including the halo.
 #[test]
-fn slabs_hold_their_windows_at_every_border() {
+fn slabs_contain_their_windows_at_every_border() {
     let sizes = (3..40_usize)
         .flat_map(|n| (1..5_usize).flat_map(move |parts| [1_usize, 2, 3, 4, 7, 11].map(|w| (n, parts, w))));
     for ((length, parts, window), edge) in sizes.flat_map(|size| [4, neighborhood::LONGEST].map(|edge| (size, edge))) {
         let own = length.div_ceil(parts);
         let axis = GridAxis { length, own, reach: 0, window };
         let reach = if own == length { 0 } else { axis.needed_reach() };
-        // Halos come from neighbours alone.
+        // The halo comes only from direct neighbors.
         if window > length || reach > own {
             continue;
         }
@@ -36,7 +36,7 @@ fn slabs_hold_their_windows_at_every_border() {
 }
 
 #[test]
-fn what_the_kernel_does_not_take_is_said() {
+fn unsupported_operands_have_a_reason() {
     let b = Builder::new("windows");
     let axes = |rows: usize| [121, rows, 480].map(|n| GridAxis { length: n, own: n, reach: 0, window: 11 });
     let reason = |dtype: DType, rows: usize, dim: usize| {
@@ -44,7 +44,10 @@ fn what_the_kernel_does_not_take_is_said() {
         unsupported_reason(&q, axes(rows)).unwrap_or_default()
     };
     assert_eq!(reason(DType::BF16, 272, 64), "");
-    assert_eq!(reason(DType::F32, 272, 64), "f32 elements");
-    assert_eq!(reason(DType::BF16, 272, 48), "heads 48 wide, only [16, 32, 64, 128]");
-    assert_eq!(reason(DType::BF16, 2720, 64), "2720 x 480 cells of 256 channels");
+    assert_eq!(reason(DType::F32, 272, 64), "element type f32");
+    assert_eq!(reason(DType::BF16, 272, 48), "head dimension 48, which must be one of [16, 32, 64, 128]");
+    assert_eq!(
+        reason(DType::BF16, 2720, 64),
+        "frames of 2720 x 480 cells with 256 channels, which exceed 32-bit offsets"
+    );
 }

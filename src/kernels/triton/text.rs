@@ -1,12 +1,12 @@
-//! A writer of Triton's text: what one program of a grid does with tiles in registers, in MLIR's `tt`, `arith`, `math` and `scf`
-//! operations. Tiles carry their type; operands of an operation are broadcast to one shape.
+//! Writes Triton kernels as MLIR text: the code of one program of a launch grid, which operates on tiles in registers,
+//! in the dialects `tt`, `arith`, `math` and `scf`. Each operation broadcasts its operands to a common shape.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use crate::hlo::DType;
 
-/// The program being written; clones share it.
+/// The program being written. Clones refer to the same program.
 #[derive(Clone, Default)]
 pub(super) struct Code(Rc<RefCell<State>>);
 
@@ -17,16 +17,16 @@ struct State {
     depth: usize,
 }
 
-/// Element of a tile.
+/// Element type of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Element {
     Flag,
     I32,
     I64,
     F32,
-    /// As arrays hold them.
+    /// The element type of an array in memory.
     Stored(DType),
-    /// Of one element of an array.
+    /// Pointer to an element of an array.
     Pointer(DType),
 }
 
@@ -42,13 +42,13 @@ impl Element {
         }
     }
 
-    /// Letter that ends the names of its arithmetic.
+    /// Returns the suffix of arithmetic operation names for this type.
     fn letter(self) -> char {
         if matches!(self, Element::F32 | Element::Stored(_)) { 'f' } else { 'i' }
     }
 }
 
-/// A number, a row of numbers or a matrix. Sizes are powers of two.
+/// A scalar, vector or matrix. Sizes are powers of two.
 #[derive(Clone)]
 pub(super) struct Tile {
     code: Code,
@@ -57,7 +57,7 @@ pub(super) struct Tile {
     dims: Vec<usize>,
 }
 
-/// The other operand: a tile, or a number of the first one's element.
+/// Right operand of an operation: a tile, or a constant of the left operand's type.
 pub(super) enum Operand {
     Tile(Tile),
     Int(i64),
@@ -91,7 +91,8 @@ fn ty(element: Element, dims: &[usize]) -> String {
 }
 
 impl Code {
-    /// The module of the function `name`, whose arguments point to arrays of these elements; `body` writes it.
+    /// Returns a module with the function `name`, which has one pointer argument per array, with the element types
+    /// `arrays`. `body` writes the code of the function.
     pub(crate) fn module(name: &str, arrays: &[DType], body: impl FnOnce(&Code, &[Tile])) -> String {
         let code = Code::default();
         let pointer = |(n, &dtype): (usize, &DType)| Tile {
@@ -102,7 +103,7 @@ impl Code {
         };
         let pointers: Vec<Tile> = arrays.iter().enumerate().map(pointer).collect();
         body(&code, &pointers);
-        // The plugin's buffers begin at multiples of more than 16 bytes.
+        // The plugin aligns buffers to more than 16 bytes.
         let argument = |p: &Tile| format!("{}: {} {{tt.divisibility = 16 : i32}}", p.name, p.ty());
         let arguments: Vec<String> = pointers.iter().map(argument).collect();
         let lines = code.0.borrow().lines.concat();
@@ -127,7 +128,7 @@ impl Code {
         Tile { code: self.clone(), name, element, dims: dims.to_vec() }
     }
 
-    /// The program's place along an axis of the grid.
+    /// Returns the index of the program along an axis of the launch grid.
     pub(crate) fn place(&self, axis: usize) -> Tile {
         self.define(&format!("tt.get_program_id {} : i32", ["x", "y", "z"][axis]), Element::I32, &[])
     }
@@ -136,19 +137,20 @@ impl Code {
         self.define(&format!("arith.constant {value} : i32"), Element::I32, &[])
     }
 
-    /// `0..n`.
+    /// Returns the vector `0..n`.
     pub(crate) fn range(&self, n: usize) -> Tile {
         let text = format!("tt.make_range {{end = {n} : i32, start = 0 : i32}} : {}", ty(Element::I32, &[n]));
         self.define(&text, Element::I32, &[n])
     }
 
-    /// A tile of one f32 number.
+    /// Returns an f32 tile filled with `value`.
     pub(crate) fn full(&self, value: f64, dims: &[usize]) -> Tile {
         let ty = ty(Element::F32, dims);
         self.define(&format!("arith.constant dense<{value:.9e}> : {ty}"), Element::F32, dims)
     }
 
-    /// `body` for each number from 0 to `n - 1`, on what it gave before, at first `carried`.
+    /// Writes a loop over `0..n` with the loop-carried values `carried`: each iteration passes the results of `body` to
+    /// the next. Returns the results of the last iteration.
     pub(crate) fn repeat(
         &self,
         n: usize,
@@ -186,12 +188,12 @@ impl Tile {
         self.code.define(text, self.element, &self.dims)
     }
 
-    /// A row `[n]` as `[n, 1]`.
+    /// Reshapes a vector `[n]` to `[n, 1]`.
     pub(crate) fn column(&self) -> Tile {
         self.expanded(1)
     }
 
-    /// A row `[n]` as `[1, n]`.
+    /// Reshapes a vector `[n]` to `[1, n]`.
     pub(crate) fn row(&self) -> Tile {
         self.expanded(0)
     }
@@ -224,7 +226,7 @@ impl Tile {
         }
     }
 
-    /// Both in their common shape.
+    /// Broadcasts both tiles to their common shape.
     fn joined(&self, other: &Tile) -> [Tile; 2] {
         let dims: Vec<usize> = match (self.dims.is_empty(), other.dims.is_empty()) {
             (true, _) => other.dims.clone(),
@@ -251,7 +253,7 @@ impl Tile {
         self.binary(&format!("mul{}", self.element.letter()), other)
     }
 
-    /// Quotients: of whole numbers, whole.
+    /// Divides; integer division truncates.
     pub(crate) fn over(&self, other: impl Into<Operand>) -> Tile {
         self.binary(if self.element == Element::F32 { "divf" } else { "divsi" }, other)
     }
@@ -276,7 +278,7 @@ impl Tile {
         self.binary("andi", other)
     }
 
-    /// Flags of `0 <= self < n`: a negative number is a large one without its sign.
+    /// Returns flags for `0 <= self < n`, with one unsigned comparison.
     pub(crate) fn is_within(&self, n: usize) -> Tile {
         let [a, b] = self.joined(&self.operand(n));
         self.code.define(&format!("arith.cmpi ult, {}, {} : {}", a.name, b.name, a.ty()), Element::Flag, &a.dims)
@@ -291,13 +293,13 @@ impl Tile {
         self.same(&format!("math.exp2 {} : {}", self.name, self.ty()))
     }
 
-    /// Whole numbers in 64 bits.
+    /// Converts integers to 64 bits.
     pub(crate) fn wide(&self) -> Tile {
         let to = ty(Element::I64, &self.dims);
         self.code.define(&format!("arith.extsi {} : {} to {to}", self.name, self.ty()), Element::I64, &self.dims)
     }
 
-    /// F32 numbers as arrays hold them.
+    /// Converts f32 to `dtype`, the element type of an array in memory.
     pub(crate) fn narrowed(&self, dtype: DType) -> Tile {
         let element = Element::Stored(dtype);
         let to = ty(element, &self.dims);
@@ -311,7 +313,7 @@ impl Tile {
         self.code.define(&text, self.element, &dims)
     }
 
-    /// `sum + self · other`, f32.
+    /// Returns `sum + self · other`, f32.
     pub(crate) fn product(&self, other: &Tile, sum: &Tile) -> Tile {
         let operands = format!("{} * {} -> {}", self.ty(), other.ty(), sum.ty());
         let text = format!("tt.dot {}, {}, {}, inputPrecision = tf32 : {operands}", self.name, other.name, sum.name);
@@ -329,30 +331,30 @@ impl Tile {
         Tile { code: self.code.clone(), name, element: self.element, dims }
     }
 
-    /// The largest of each row.
+    /// Returns the maximum of each row.
     pub(crate) fn row_max(&self) -> Tile {
         self.reduced("maxnumf")
     }
 
-    /// The sum of each row.
+    /// Returns the sum of each row.
     pub(crate) fn row_sum(&self) -> Tile {
         self.reduced("addf")
     }
 
-    /// Pointers so many elements on.
+    /// Advances the pointers by a number of elements.
     pub(crate) fn ahead(&self, elements: &Tile) -> Tile {
         let [p, n] = self.joined(elements);
         p.same(&format!("tt.addptr {}, {} : {}, {}", p.name, n.name, p.ty(), n.ty()))
     }
 
-    /// The elements that these pointers point to.
+    /// Loads the elements that the pointers point to.
     pub(crate) fn load(&self) -> Tile {
         let Element::Pointer(dtype) = self.element else { return self.clone() };
         let element = if dtype == DType::I32 { Element::I32 } else { Element::Stored(dtype) };
         self.code.define(&format!("tt.load {} : {}", self.name, self.ty()), element, &self.dims)
     }
 
-    /// Writes to where these pointers point.
+    /// Stores `value` at the addresses that the pointers contain.
     pub(crate) fn store(&self, value: &Tile) {
         self.code.line(&format!("tt.store {}, {} : {}", self.name, value.name, self.ty()));
     }

@@ -1,4 +1,5 @@
-//! Clips through the embedded encoder, read back by their boxes, and through an ffmpeg that is missing or fails.
+//! Tests of MP4 files from the embedded encoder, whose boxes are parsed, and of fallback and errors if ffmpeg is
+//! missing or fails.
 
 use std::f32::consts::TAU;
 
@@ -7,7 +8,7 @@ use ndarray::{Array2, Array4};
 use super::*;
 use crate::media::{EncoderChoice, LongMp4, VideoStream};
 
-/// A smooth gradient that drifts, in colours that use all three channels.
+/// Returns frames with a smooth, moving gradient that uses all three color channels.
 fn gradient(count: usize, height: usize, width: usize) -> Frames {
     let video = Array4::from_shape_fn((count, 3, height, width), |(f, c, y, x)| {
         let (x, y) = (x as f32 / width as f32, y as f32 / height as f32);
@@ -27,7 +28,7 @@ fn embedded() -> Mp4Options {
 }
 
 #[test]
-fn frames_encoded_in_pieces_are_the_same_file() {
+fn encoding_in_pieces_gives_identical_file() {
     let out = tempfile::tempdir().unwrap();
     let frames = gradient(21, 18, 34);
     let file = |name: &str, encoded: Option<&EncodedVideo>| {
@@ -36,7 +37,7 @@ fn frames_encoded_in_pieces_are_the_same_file() {
         std::fs::read(path).unwrap()
     };
     let whole = file("whole.mp4", None);
-    // Fewer than a group of pictures has, and more; one group and a begun one are left to the end.
+    // Pieces smaller and larger than a GOP. At the end, a complete or a partial GOP is still to be encoded.
     for sizes in [&[3, 4, 1, 9, 4][..], &[21], &[16, 5], &[1; 21]] {
         let piece = |begin: usize, count: usize| {
             let part = frames.data().slice(ndarray::s![begin..begin + count, .., .., ..]);
@@ -53,9 +54,9 @@ fn frames_encoded_in_pieces_are_the_same_file() {
     }
 }
 
-/// Frames of another size make the encoder panic: an error, and the frames before are kept.
+/// Frames of a different size make the encoder panic. The panic becomes an error, and the earlier frames are kept.
 #[test]
-fn frames_before_a_panic_of_the_encoder_are_kept() {
+fn frames_before_encoder_panic_are_kept() {
     let out = tempfile::tempdir().unwrap();
     let (good, small) = (gradient(8, 18, 34), gradient(8, 2, 2));
     let stream = VideoStream::start(&good, 24.0, &embedded()).unwrap().expect("the embedded encoder");
@@ -68,7 +69,7 @@ fn frames_before_a_panic_of_the_encoder_are_kept() {
     let mut file = LongMp4::start(&path, &good, 24.0, 1, 48_000, &embedded()).unwrap();
     file.push_sound(&Array2::zeros((1, 48_000))).unwrap();
     file.push(good).unwrap();
-    // Whether the encoder has ended by then is chance; at the end its error is there once.
+    // The encoder may fail before or after `push` returns; its error is returned exactly once.
     let failed = file.push(small).and_then(|()| file.finish()).map(drop).expect_err("it fails").to_string();
     assert!(failed.starts_with("the H.264 encoder panicked: "), "{failed}");
     assert_eq!((file.frames(), file.encoded_frames()), (16, 8));
@@ -79,7 +80,7 @@ fn frames_before_a_panic_of_the_encoder_are_kept() {
     assert!(file.hashes().is_ok());
 }
 
-/// The body of the first box at `path`, each element a box type.
+/// Returns the body of the first box at `path`, a list of box types.
 fn find<'a>(mut bytes: &'a [u8], path: &[&[u8; 4]]) -> Option<&'a [u8]> {
     let (kind, rest) = path.split_first()?;
     while bytes.len() >= 8 {
@@ -97,7 +98,7 @@ fn word(bytes: &[u8], index: usize) -> u32 {
     u32::from_be_bytes(bytes[4 * index..4 * index + 4].try_into().unwrap())
 }
 
-/// The bodies of all tracks.
+/// Returns the bodies of all tracks.
 fn tracks(file: &[u8]) -> Vec<&[u8]> {
     let mut moov = find(file, &[b"moov"]).unwrap();
     let mut found = Vec::new();
@@ -111,7 +112,8 @@ fn tracks(file: &[u8]) -> Vec<&[u8]> {
     found
 }
 
-/// Samples and shown seconds of a track, from its tables; `timescale` is the movie's.
+/// Returns a track's sample count and its presented duration in seconds, from its tables. `timescale` is the movie's
+/// time scale.
 fn tables(track: &[u8], timescale: u32) -> (u32, f64) {
     let minf = find(track, &[b"mdia", b"minf", b"stbl"]).unwrap();
     let count = word(find(minf, &[b"stsz"]).unwrap(), 2);
@@ -127,9 +129,9 @@ fn tables(track: &[u8], timescale: u32) -> (u32, f64) {
 }
 
 #[test]
-fn lengths_are_in_the_boxes() {
+fn mp4_boxes_contain_track_durations() {
     let dir = tempfile::tempdir().unwrap();
-    // Size, frames, rate; audio channels (0: none), rate and samples, too few or too many for the video.
+    // Width, height, frames, fps; audio channels (0: no audio), rate and sample count, which does not match the video.
     for (index, &(w, h, n, fps, channels, rate, samples)) in [
         (64, 48, 33, 24.0, 2, 24000, 30_000),
         (70, 46, 9, 23.976, 1, 16000, 50_000),
@@ -162,7 +164,7 @@ fn lengths_are_in_the_boxes() {
     }
 }
 
-/// Offset and size of each sample of a track, by its tables.
+/// Returns the offset and size of each sample of a track, from its tables.
 fn places(track: &[u8]) -> Vec<(usize, usize)> {
     let stbl = find(track, &[b"mdia", b"minf", b"stbl"]).unwrap();
     let table = |kind| find(stbl, &[kind]).unwrap();
@@ -184,7 +186,7 @@ fn places(track: &[u8]) -> Vec<(usize, usize)> {
 }
 
 #[test]
-fn every_sample_lies_where_its_tables_say() {
+fn sample_tables_match_file_layout() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("clip.mp4");
     let audio = tone(2, 60_000, 24000);
@@ -192,7 +194,7 @@ fn every_sample_lies_where_its_tables_say() {
     let file = std::fs::read(&path).unwrap();
     let each: Vec<_> = tracks(&file).into_iter().map(places).collect();
     assert_eq!((each.len(), each[0].len()), (2, 60));
-    // A picture is made of units behind their lengths.
+    // A picture consists of length-prefixed NAL units.
     for &(at, size) in &each[0] {
         let mut rest = &file[at..at + size];
         while rest.len() > 4 {
@@ -202,7 +204,7 @@ fn every_sample_lies_where_its_tables_say() {
         }
         assert!(rest.is_empty());
     }
-    // Both tracks together are all that there is.
+    // The samples of both tracks fill `mdat` without gaps.
     let data = find(&file, &[b"mdat"]).unwrap();
     let mut end = data.as_ptr() as usize - file.as_ptr() as usize;
     let mut all = each.concat();
@@ -215,7 +217,7 @@ fn every_sample_lies_where_its_tables_say() {
 }
 
 #[test]
-fn one_input_gives_one_file() {
+fn encoding_is_deterministic() {
     let dir = tempfile::tempdir().unwrap();
     let (frames, audio) = (gradient(60, 32, 64), tone(2, 60_000, 24000));
     let file = |name: &str| {
@@ -227,7 +229,7 @@ fn one_input_gives_one_file() {
 }
 
 #[test]
-fn a_missing_ffmpeg_falls_back_or_fails() {
+fn missing_ffmpeg_falls_back_or_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("clip.mp4");
     let mut options = Mp4Options { ffmpeg: "/nowhere/ffmpeg".into(), ..Mp4Options::default() };
@@ -241,7 +243,7 @@ fn a_missing_ffmpeg_falls_back_or_fails() {
 
 #[cfg(unix)]
 #[test]
-fn a_failing_ffmpeg_leaves_nothing_and_is_quoted() {
+fn failing_ffmpeg_leaves_no_file_and_error_quotes_it() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("ffmpeg");
@@ -259,7 +261,7 @@ fn a_failing_ffmpeg_leaves_nothing_and_is_quoted() {
 }
 
 #[test]
-fn names_of_encoders() {
+fn video_encoder_names_are_parsed() {
     assert_eq!("embedded".parse(), Ok(EncoderChoice::Embedded));
     assert!("x264".parse::<EncoderChoice>().unwrap_err().contains("ffmpeg"));
 }

@@ -1,4 +1,4 @@
-//! `audio_vae/config.json`.
+//! Reads `audio_vae/config.json`.
 
 use serde::Deserialize;
 
@@ -7,18 +7,18 @@ use crate::defaults::with_defaults;
 use crate::models::ranges::check_at_most;
 use crate::models::{ConfigError, parse_config, require};
 
-/// Groups of a group norm.
+/// Number of groups of each group norm.
 pub(super) const GROUPS: usize = 32;
 
 with_defaults! {
-    /// The autoencoder's configuration; defaults are the reference class' own.
+    /// Configuration of the audio VAE, with the defaults of the reference class.
     #[derive(Clone, Debug, Deserialize)]
     #[serde(default)]
     pub struct AudioVaeConfig {
         pub(crate) base_channels: usize = 128,
-        /// Channels of the spectrogram that is encoded.
+        /// Channels of the encoder's input spectrogram.
         pub(crate) in_channels: usize = 2,
-        /// Channels of the spectrogram that is decoded.
+        /// Channels of the decoder's output spectrogram.
         pub(crate) output_channels: usize = 2,
         pub(crate) ch_mult: Vec<usize> = vec![1, 2, 4],
         pub(crate) num_res_blocks: usize = 2,
@@ -28,46 +28,46 @@ with_defaults! {
         pub(crate) norm_type: Norm = Norm::Pixel,
         pub(crate) causality_axis: Causality = Causality::Height,
         pub(crate) mid_block_add_attention: bool = false,
-        /// Samples a second that the mel spectrogram is taken of.
+        /// Sampling rate of the audio that the mel spectrogram is computed from, in Hz.
         pub(crate) sample_rate: usize = 16000,
-        /// Samples between two mel frames.
+        /// Samples between consecutive mel frames.
         pub(crate) mel_hop_length: usize = 160,
         pub(crate) mel_bins: Option<usize> = Some(64),
-        /// Whether the encoder gives the variance of each latent beside its mean.
+        /// Whether the encoder outputs a log-variance for each latent in addition to its mean.
         pub(crate) double_z: bool = true,
     }
 }
 
-/// Largest number of levels.
+/// Maximum number of resolution levels.
 const MAX_LEVELS: usize = 8;
 
-/// Largest number of mel frames a second; the published models have 100.
+/// Maximum number of mel frames per second; the published models have 100.
 const MAX_MEL_FRAMES: usize = 2000;
 
-/// Mel frames and mel bins a latent covers: time and bins are halved twice.
+/// Mel frames and mel bins per latent: both axes are halved twice.
 pub(crate) const COMPRESSION: usize = 4;
 
-/// Normalisation of activations.
+/// Normalization of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Norm {
-    /// By the root mean square over the channels.
+    /// Divides by the root mean square over the channels.
     Pixel,
-    /// By mean and variance of groups of channels over all positions, with weights.
+    /// Group norm over all positions, with learned weights.
     Group,
 }
 
-/// Along which axis a convolution reads no later element. Time is the height, mel bins are the width.
+/// Axis along which convolutions are causal, that is, read no later element. `Height` is time, `Width` the mel bins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Causality {
-    /// Along none.
+    /// No axis.
     None,
-    /// Along the mel bins.
+    /// The mel bins.
     Width,
-    /// Along time.
+    /// Time.
     Height,
-    /// Along the mel bins, whose first one is kept after upsampling.
+    /// The mel bins, without dropping the first bin after upsampling.
     WidthCompatibility,
 }
 
@@ -75,34 +75,34 @@ impl AudioVaeConfig {
     /// Reads and checks `config.json`.
     ///
     /// # Errors
-    /// A key of the wrong type, or a value no code computes.
+    /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
-        // The reference's own networks would take it, its autoencoder does not.
+        // The reference's encoder and decoder accept null, but its autoencoder class does not.
         let null = json.get("causality_axis").is_some_and(serde_json::Value::is_null);
         require(!null, COMPONENT, "causality_axis", Option::<&str>::None, "none, width, height, width-compatibility")?;
         let c: Self = parse_config(COMPONENT, json)?;
         require(!c.ch_mult.is_empty(), COMPONENT, "ch_mult", &c.ch_mult, "one entry or more")?;
-        // Levels halve sizes, so that more of them halve nothing.
+        // Each level halves the size, so deeper levels would have nothing left to halve.
         check_at_most(COMPONENT, "entries of ch_mult", c.ch_mult.len(), MAX_LEVELS)?;
         let per_second = c.sample_rate / c.mel_hop_length;
         check_at_most(COMPONENT, "sample_rate / mel_hop_length", per_second, MAX_MEL_FRAMES)?;
         require(c.double_z, COMPONENT, "double_z", c.double_z, "true")?;
         if c.norm_type == Norm::Group {
             let free = c.causality_axis == Causality::None;
-            require(free, COMPONENT, "norm_type", "group", "pixel where causality_axis is not none")?;
+            require(free, COMPONENT, "norm_type", "group", "pixel if causality_axis is not none")?;
             let fits = c.ch_mult.iter().all(|m| (c.base_channels * m).is_multiple_of(GROUPS));
-            require(fits, COMPONENT, "base_channels", c.base_channels, "multiples of 32 where norm_type is group")?;
+            require(fits, COMPONENT, "base_channels", c.base_channels, "multiples of 32 if norm_type is group")?;
         }
         Ok(c)
     }
 
-    /// Mel bins.
+    /// Number of mel bins.
     pub(crate) fn bins(&self) -> usize {
         self.mel_bins.unwrap_or(64)
     }
 
-    /// Mel frames that as many latents are encoded from: four of each, but where convolutions read nothing later one of the
-    /// first.
+    /// Returns the number of mel frames that are encoded to this number of latents: 4 per latent, except that the first
+    /// latent covers a single frame if convolutions are causal along time.
     pub(crate) fn frames_of(&self, latents: usize) -> usize {
         match self.causality_axis {
             Causality::Height => COMPRESSION * latents.saturating_sub(1) + 1,
@@ -110,17 +110,17 @@ impl AudioVaeConfig {
         }
     }
 
-    /// Mel bins of the latents.
+    /// Number of mel bins of the latents.
     pub(crate) fn latent_bins(&self) -> usize {
         self.bins() / COMPRESSION
     }
 
-    /// Channels of a level, 0 being the one nearest the spectrogram.
+    /// Returns the number of channels of a level; level 0 is the one nearest to the spectrogram.
     pub(crate) fn channels(&self, level: usize) -> usize {
         self.base_channels * self.ch_mult[level]
     }
 
-    /// Whether the blocks of a level are followed by attention.
+    /// Whether each residual block of a level is followed by attention.
     pub(crate) fn attends(&self, level: usize) -> bool {
         let deepest = self.resolution >> (self.ch_mult.len() - 1);
         let here = deepest << (self.ch_mult.len() - 1 - level);

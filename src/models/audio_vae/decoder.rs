@@ -1,4 +1,4 @@
-//! Latents to a log-mel spectrogram.
+//! Decodes latents to a log-mel spectrogram.
 
 use super::COMPONENT;
 use super::config::AudioVaeConfig;
@@ -7,13 +7,13 @@ use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
 use crate::nn::{Axis, Build, Params};
 
-/// Spectrogram frames of a latent; the first latent gives one.
+/// Spectrogram frames per latent; the first latent yields only one.
 const FRAMES_PER_LATENT: usize = 4;
 
-/// Un-normalised latents `[b, latent_channels, l, m]` to the log-mel spectrogram `[b, output_channels, 4l - 3, bins]`,
-/// in the weights' element type; `bins` is `mel_bins`, or `m` without it.
+/// Decodes un-normalized latents `[b, latent_channels, l, m]` to the log-mel spectrogram `[b, output_channels, 4l - 3,
+/// bins]`, in the weights' element type. `bins` is `mel_bins`, or `m` if the configuration has none.
 ///
-/// The blocks are not a loop: a level's first one has another width, and two-dimensional convolutions compile fast.
+/// The blocks of a level are unrolled, because the first one has a different width and 2D convolutions compile quickly.
 pub fn decode(p: &Params, c: &AudioVaeConfig, latents: &Value) -> Value {
     let _scope = p.scope();
     let deepest = c.ch_mult.len() - 1;
@@ -37,20 +37,20 @@ pub fn decode(p: &Params, c: &AudioVaeConfig, latents: &Value) -> Value {
     resized(&resized(&mel, 2, frames), 3, c.mel_bins.unwrap_or(latents.dim(3)))
 }
 
-/// The first `size` elements along an axis, zeros where there are fewer.
+/// Truncates or zero-pads an axis to `size` elements.
 fn resized(x: &Value, axis: isize, size: usize) -> Value {
     let now = x.dim(axis);
     x.slice(axis, 0, now.min(size)).pad(axis, 0, size.saturating_sub(now), 0.0)
 }
 
-/// The decoder as a program. Input, f32: `latents [b, latent_channels, l, m]` for `shape = [b, l, m]`, not normalised.
-/// Output, f32: `mel [b, output_channels, 4l - 3, mel_bins]`.
+/// Builds the decoder program. Input: f32 `latents [b, latent_channels, l, m]`, un-normalized. Output: f32 `mel [b,
+/// output_channels, 4l - 3, mel_bins]`.
 ///
 /// # Errors
-/// The first mistake made while building, with op, scope and shapes.
+/// Returns the first error recorded while building the graph, with its op, scope and shapes.
 pub fn decoder_program(c: &AudioVaeConfig, [b, l, m]: [usize; 3], build: &Build) -> Result<Network> {
     let p = Params::new("audio_decoder", COMPONENT, build);
-    // Audio is small, and its odd lengths divide by no mesh axis.
+    // Only the batch is sharded: audio is small, and its odd lengths are not divisible by any mesh axis.
     let axes = [Axis::Batch, Axis::Replicated, Axis::Replicated, Axis::Replicated];
     let latents = p.input("latents", Type::new(DType::F32, [b, c.latent_channels, l, m]), &axes);
     let mel = decode(&p.pp("decoder"), c, &latents);

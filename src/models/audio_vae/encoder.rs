@@ -1,4 +1,4 @@
-//! A log-mel spectrogram to latents.
+//! Encodes a log-mel spectrogram to latents.
 
 use super::COMPONENT;
 use super::config::AudioVaeConfig;
@@ -7,8 +7,9 @@ use crate::hlo::{DType, Result, Type, Value};
 use crate::models::Network;
 use crate::nn::{Axis, Build, Params};
 
-/// A log-mel spectrogram `[b, in_channels, frames, bins]` to the mean of its latents' distribution, not normalised:
-/// `[b, latent_channels, ceil(frames / 4), bins / 4]` of the published three levels, in the weights' element type.
+/// Encodes a log-mel spectrogram `[b, in_channels, frames, bins]` to the un-normalized mean of the latent distribution,
+/// in the weights' element type. With the three levels of the published models, the result is `[b, latent_channels,
+/// ceil(frames / 4), bins / 4]`.
 pub fn encode(p: &Params, c: &AudioVaeConfig, mel: &Value) -> Value {
     let _scope = p.scope();
     let deepest = c.ch_mult.len() - 1;
@@ -27,19 +28,19 @@ pub fn encode(p: &Params, c: &AudioVaeConfig, mel: &Value) -> Value {
         }
     }
     x = middle(&p.pp("mid"), c, &x);
-    // The second half is the logarithm of the variance.
+    // The second half of the channels is the log-variance.
     let moments = conv(p, c, "conv_out", &activated(p, c, "norm_out", &x), 2 * c.latent_channels, 3);
     moments.slice(1, 0, c.latent_channels)
 }
 
-/// The encoder as a program. Input, f32: `mel [b, in_channels, frames, mel_bins]` for `shape = [b, frames, mel_bins]`.
-/// Output, f32: `latents [b, latent_channels, l, m]`, not normalised.
+/// Builds the encoder program. Input: f32 `mel [b, in_channels, frames, bins]`. Output: f32 `latents [b,
+/// latent_channels, l, m]`, un-normalized.
 ///
 /// # Errors
-/// The first mistake made while building, with op, scope and shapes.
+/// Returns the first error recorded while building the graph, with its op, scope and shapes.
 pub fn encoder_program(c: &AudioVaeConfig, [b, frames, bins]: [usize; 3], build: &Build) -> Result<Network> {
     let p = Params::new("audio_encoder", COMPONENT, build);
-    // As the decoder's, nothing but the batch divides by a mesh axis.
+    // Only the batch is sharded, as in the decoder.
     let axes = [Axis::Batch, Axis::Replicated, Axis::Replicated, Axis::Replicated];
     let mel = p.input("mel", Type::new(DType::F32, [b, c.in_channels, frames, bins]), &axes);
     let latents = encode(&p.pp("encoder"), c, &mel).to(DType::F32);

@@ -1,13 +1,13 @@
-//! Layers of encoder and decoder. Activations are `[b, channels, time, mel]`.
+//! Layers of the encoder and the decoder. Activations are `[b, channels, time, mel]`.
 
 use super::config::{AudioVaeConfig, Causality, GROUPS, Norm};
 use crate::hlo::{Conv, DType, Value};
 use crate::nn::{Attention, Axis, Init, Params, conv2d, layer_norm, pixel_norm, silu};
 
-/// The eps of every norm, which no configuration changes.
+/// Epsilon of every norm; not configurable.
 const EPS: f64 = 1e-6;
 
-/// The convolution `name`, padded so that it reads nothing later along the causal axis.
+/// Applies the convolution `name`, padded to be causal along the configured axis and centred along the other axis.
 pub(crate) fn conv(p: &Params, c: &AudioVaeConfig, name: &str, x: &Value, out: usize, kernel: usize) -> Value {
     let reach = kernel - 1;
     let (both, past) = ((reach / 2, reach - reach / 2), (reach, 0));
@@ -21,7 +21,7 @@ pub(crate) fn conv(p: &Params, c: &AudioVaeConfig, name: &str, x: &Value, out: u
     conv2d(&p.pp("conv"), x, out, kernel, &Conv::new(2).padding(&padding))
 }
 
-/// The norm `name`, in f32.
+/// Applies the norm `name`; returns f32.
 fn norm(p: &Params, c: &AudioVaeConfig, name: &str, x: &Value) -> Value {
     let f = x.to(DType::F32);
     if c.norm_type == Norm::Pixel {
@@ -36,12 +36,13 @@ fn norm(p: &Params, c: &AudioVaeConfig, name: &str, x: &Value) -> Value {
     normed * of_channel("weight", Init { mean: 1.0, std: 0.02 }) + of_channel("bias", Init::normal(0.02))
 }
 
-/// `silu(norm(x))`, rounded once.
+/// Returns `silu(norm(x))`, computed in f32 and rounded once.
 pub(crate) fn activated(p: &Params, c: &AudioVaeConfig, name: &str, x: &Value) -> Value {
     silu(&norm(p, c, name, x)).to(x.dtype())
 }
 
-/// `conv2(act(conv1(act(x))))` plus the input, which a 1x1 convolution brings to `out` channels where it has others.
+/// Returns `conv2(act(conv1(act(x))))` plus the shortcut: `x`, or a 1x1 convolution of it if the number of channels
+/// changes.
 pub(crate) fn res_block(p: &Params, c: &AudioVaeConfig, x: &Value, out: usize) -> Value {
     let _scope = p.builder().scope("res_block");
     let h = conv(p, c, "conv1", &activated(p, c, "norm1", x), out, 3);
@@ -50,7 +51,7 @@ pub(crate) fn res_block(p: &Params, c: &AudioVaeConfig, x: &Value, out: usize) -
     shortcut + h
 }
 
-/// `x` plus attention of one head as wide as the channels, over all positions.
+/// Returns `x` plus single-head self-attention over all positions.
 pub(crate) fn attention(p: &Params, c: &AudioVaeConfig, x: &Value) -> Value {
     let _scope = p.builder().scope("attention");
     let [b, channels, time, mel] = [0, 1, 2, 3].map(|a| x.dim(a));
@@ -67,7 +68,7 @@ pub(crate) fn attention(p: &Params, c: &AudioVaeConfig, x: &Value) -> Value {
     x + point("proj_out", &y)
 }
 
-/// Two blocks between the levels of encoder and decoder, attention between them where the configuration has it.
+/// Applies the middle blocks: two residual blocks, with attention between them if configured.
 pub(crate) fn middle(p: &Params, c: &AudioVaeConfig, x: &Value) -> Value {
     let channels = x.dim(1);
     let mut x = res_block(&p.pp("block_1"), c, x, channels);
@@ -77,7 +78,7 @@ pub(crate) fn middle(p: &Params, c: &AudioVaeConfig, x: &Value) -> Value {
     res_block(&p.pp("block_2"), c, &x, channels)
 }
 
-/// Every other element of a convolution, along both axes; along the causal one it reads nothing later.
+/// Downsamples by a convolution with stride 2 along both axes, causal along the configured axis.
 pub(crate) fn downsample(p: &Params, c: &AudioVaeConfig, x: &Value) -> Value {
     let _scope = p.scope();
     let (past, future) = ((2, 0), (0, 1));
@@ -90,8 +91,8 @@ pub(crate) fn downsample(p: &Params, c: &AudioVaeConfig, x: &Value) -> Value {
     conv2d(&p.pp("conv"), x, x.dim(1), 3, &Conv::new(2).stride(&[2, 2]).padding(&padding))
 }
 
-/// Every element four times, then a convolution. Along the causal axis the first element has no earlier one,
-/// and its copy is dropped.
+/// Doubles both axes by nearest-neighbour upsampling, then applies a convolution. Along the causal axis, the first
+/// output element is dropped, because no element precedes the first input element (except with `WidthCompatibility`).
 pub(crate) fn upsample(p: &Params, c: &AudioVaeConfig, x: &Value) -> Value {
     let _scope = p.scope();
     let [b, channels, time, mel] = [0, 1, 2, 3].map(|a| x.dim(a));

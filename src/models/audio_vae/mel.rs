@@ -1,4 +1,4 @@
-//! Samples to the log-mel spectrogram that the encoder reads.
+//! Converts audio samples to the log-mel spectrogram that the encoder takes.
 
 use std::f64::consts::PI;
 
@@ -9,21 +9,22 @@ use rustfft::num_complex::Complex;
 use super::config::AudioVaeConfig;
 use super::resample::resample;
 
-/// Samples of a window, and of its transform.
+/// Length of the window and of the Fourier transform, in samples.
 const WINDOW: usize = 1024;
-/// The smallest magnitude: the logarithm's floor.
+/// Lower bound of the magnitudes, before the logarithm.
 const FLOOR: f64 = 1e-5;
-/// Fewest samples at the model's rate whose reflection fills half a window.
-const FEWEST_SAMPLES: usize = WINDOW / 2 + 1;
+/// Minimum number of samples, at the model's rate, for which reflection can pad half a window.
+const MIN_SAMPLES: usize = WINDOW / 2 + 1;
 
-/// Samples `[channels, n]` at `rate` a second to `[1, channels, 1 + n' / hop, bins]`, `n'` being the samples at the model's rate:
-/// the natural logarithm of the magnitude of a short-time Fourier transform in bands of the mel scale. Each frame is centred
-/// on its sample, the sound being reflected at its ends. None of a sound below half a window.
+/// Computes the log-mel spectrogram `[1, channels, 1 + n' / hop, bins]` of samples `[channels, n]` at `rate` Hz; `n'`
+/// is the number of samples after resampling to the model's rate. Values are natural logarithms of the short-time
+/// Fourier magnitudes in mel bands. Frame `i` is centred on sample `i · hop`; the audio is reflected at both ends.
+/// Returns `None` if the audio has at most half a window of samples.
 ///
-/// As torchaudio's `MelSpectrogram` (Slaney's scale and areas, power 1), computed in f64.
+/// Equals torchaudio's `MelSpectrogram` (Slaney scale and norm, power 1), but is computed in f64.
 pub fn log_mel(c: &AudioVaeConfig, samples: ArrayView2<f32>, rate: u32) -> Option<Array4<f32>> {
     let own = resample(samples, rate, u32::try_from(c.sample_rate).ok()?);
-    if own.ncols() < FEWEST_SAMPLES {
+    if own.ncols() < MIN_SAMPLES {
         return None;
     }
     let bands = bands(c.bins(), c.sample_rate as f64);
@@ -48,25 +49,25 @@ pub fn log_mel(c: &AudioVaeConfig, samples: ArrayView2<f32>, rate: u32) -> Optio
     Some(mel)
 }
 
-/// Samples at the model's rate that so many mel frames are made of.
-pub(crate) fn samples_of(c: &AudioVaeConfig, frames: usize) -> usize {
-    (c.mel_hop_length * frames.saturating_sub(1)).max(FEWEST_SAMPLES)
+/// Returns the number of samples, at the model's rate, that yields this number of mel frames.
+pub(crate) fn samples_for_frames(c: &AudioVaeConfig, frames: usize) -> usize {
+    (c.mel_hop_length * frames.saturating_sub(1)).max(MIN_SAMPLES)
 }
 
-/// A sample of a sound that is reflected at both ends.
+/// Returns a sample of the audio extended by reflection at both ends.
 fn reflected(samples: ArrayView1<f32>, at: isize) -> f64 {
     let last = samples.len() as isize - 1;
     let at = at.abs();
     f64::from(samples[if at > last { 2 * last - at } else { at } as usize])
 }
 
-/// A band of the mel scale: weights of the transform's bins from `first` on.
+/// A mel band: weights of consecutive Fourier bins, starting at `first`.
 struct Band {
     first: usize,
     weights: Vec<f64>,
 }
 
-/// Triangles at equal distances on the mel scale from 0 Hz to half of `rate`, each of the same area.
+/// Returns triangular bands spaced evenly on the mel scale from 0 Hz to `rate / 2`, all with the same area.
 fn bands(count: usize, rate: f64) -> Vec<Band> {
     let highest = mel(rate / 2.0);
     let corners: Vec<f64> = (0..count + 2).map(|i| hertz(highest * i as f64 / (count + 1) as f64)).collect();
@@ -82,7 +83,7 @@ fn bands(count: usize, rate: f64) -> Vec<Band> {
     corners.windows(3).map(band).collect()
 }
 
-/// Slaney's mel scale: linear to 1 kHz, logarithmic above.
+/// Slaney's mel scale: linear below 1 kHz, logarithmic above.
 fn mel(hertz: f64) -> f64 {
     if hertz < 1000.0 { 3.0 * hertz / 200.0 } else { 15.0 + 27.0 * (hertz / 1000.0).ln() / 6.4f64.ln() }
 }
@@ -97,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// A tone and a rising one, 4000 samples at 16 kHz.
+    /// A constant tone and a rising one: 4000 samples at 16 kHz.
     fn sound() -> Array2<f32> {
         Array2::from_shape_fn((2, 4000), |(channel, i)| {
             let t = i as f64;
@@ -106,9 +107,9 @@ mod tests {
         })
     }
 
-    /// Golden numbers are those that the reference computes of it, in f32.
+    /// The expected values are from the reference, computed in f32.
     #[test]
-    fn the_spectrogram_is_the_reference_s() {
+    fn log_mel_matches_the_reference() {
         let c = AudioVaeConfig::default();
         let mel = log_mel(&c, sound().view(), 16000).expect("long enough");
         assert_eq!(mel.dim(), (1, 2, 26, 64));
@@ -124,10 +125,10 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_shorter_than_half_a_window_has_none() {
+    fn audio_shorter_than_half_a_window_returns_none() {
         let c = AudioVaeConfig::default();
         let of = |n: usize| log_mel(&c, Array2::zeros((1, n)).view(), 16000).map(|mel| mel.dim());
-        assert_eq!([of(FEWEST_SAMPLES - 1), of(FEWEST_SAMPLES)], [None, Some((1, 1, 4, 64))]);
+        assert_eq!([of(MIN_SAMPLES - 1), of(MIN_SAMPLES)], [None, Some((1, 1, 4, 64))]);
         let silence = log_mel(&c, Array2::zeros((1, 1600)).view(), 16000).expect("long enough");
         assert!(silence.iter().all(|v| *v == (FLOOR as f32).ln()));
     }

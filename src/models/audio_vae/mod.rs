@@ -1,5 +1,5 @@
-//! The audio autoencoder: samples to a log-mel spectrogram to latents, and latents to a spectrogram, by convolutions over time
-//! and mel bins.
+//! The audio VAE: encodes a log-mel spectrogram to latents and decodes latents to a spectrogram, using 2D convolutions
+//! over time and mel bins. Also computes the spectrogram of audio samples.
 
 mod config;
 mod decoder;
@@ -15,8 +15,8 @@ pub(crate) use config::COMPRESSION;
 pub use decoder::{decode, decoder_program};
 pub use encoder::{encode, encoder_program};
 pub use mel::log_mel;
-pub(crate) use mel::samples_of;
+pub(crate) use mel::samples_for_frames;
 pub use resample::resample;
 
-/// The model folder's name.
+/// Folder of the audio VAE in a model.
 pub(crate) const COMPONENT: &str = "audio_vae";

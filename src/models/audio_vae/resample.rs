@@ -1,18 +1,18 @@
-//! Sound at another rate, by a windowed sinc as the model's training data was resampled (torchaudio's `resample`).
+//! Resamples audio with a windowed sinc, like torchaudio's `resample`, which also resampled the model's training data.
 
 use std::f32::consts::PI;
 
 use ndarray::{Array2, ArrayView2};
 
-/// Zero crossings of the sinc to either side.
+/// Zero crossings of the sinc on each side.
 const WIDTH: f32 = 6.0;
-/// Part of the lower rate's band that passes.
+/// Cutoff frequency relative to the lower rate's Nyquist frequency.
 const ROLL_OFF: f32 = 0.99;
 
-/// Samples `[channels, n]` of a rate at another, `[channels, ceil(n · to / from)]`; rates in samples a second, above 0. The same
-/// rate leaves every bit alone.
+/// Resamples `[channels, n]` from rate `from` to rate `to`, both in Hz and above 0; returns `[channels, ceil(n · to /
+/// from)]`. Equal rates return the samples unchanged, bit for bit.
 ///
-/// The kernel is a sinc under a Hann window; silence lies before and behind the sound.
+/// The kernel is a sinc with a Hann window; the audio is zero-padded at both ends.
 pub fn resample(samples: ArrayView2<f32>, from: u32, to: u32) -> Array2<f32> {
     if from == to {
         return samples.to_owned();
@@ -27,7 +27,7 @@ pub fn resample(samples: ArrayView2<f32>, from: u32, to: u32) -> Array2<f32> {
         let own: Vec<f32> = own.to_vec();
         for (at, out) in out.iter_mut().enumerate() {
             let (first, phase) = &taps[at % to];
-            // The sample under the first tap; what lies outside of the sound is silence.
+            // Input sample of the first tap; samples outside the audio are zero.
             let start = (at / to * from + first) as isize - reach as isize;
             let skip = start.unsigned_abs().min(phase.len()) * usize::from(start < 0);
             let from = start.max(0) as usize;
@@ -38,11 +38,13 @@ pub fn resample(samples: ArrayView2<f32>, from: u32, to: u32) -> Array2<f32> {
     out
 }
 
-/// Taps of each output phase, of reduced rates, behind so many that are nothing, and how many stand before the phase's first
-/// sample. The reference has a tap for every sample of a period; beyond the window they are 0, and of rates without a common
-/// divisor they would be billions.
+/// Returns the filter for the rates `from` and `to`, already divided by their greatest common divisor: for each output
+/// phase, the index of the first tap and the taps; and the number of samples that the filter extends to the left of an
+/// output sample. The reference has a tap for every input sample of a period. Here, taps outside the window, which are
+/// zero, are omitted: coprime rates would otherwise need billions of taps.
 fn kernel(from: usize, to: usize) -> (Vec<(usize, Vec<f32>)>, usize) {
-    // In f32, as the reference has it: a phase of hundreds is rounded to 5e-6 of a sample.
+    // Computed in f32, as in the reference, although positions are then off by up to 5e-6 samples in phases in the
+    // hundreds.
     let (o, n) = (from as f32, to as f32);
     let base = ROLL_OFF * o.min(n);
     let reach = (WIDTH * o / base).ceil() as usize;
@@ -69,9 +71,10 @@ mod tests {
 
     use super::*;
 
-    /// Sizes that the reference's kernel has at common rates to 16 kHz, of which only the window is kept.
+    /// Kernel sizes of the reference for resampling common rates to 16 kHz. Only the taps inside the window are kept
+    /// here.
     #[test]
-    fn kernels_are_the_reference_s_within_their_window() {
+    fn kernel_sizes_match_the_reference() {
         for (rate, to, reach, taps) in
             [(44100u32, 160usize, 17, 475), (48000, 1, 19, 41), (24000, 2, 10, 23), (22050, 320, 9, 459)]
         {
@@ -79,7 +82,7 @@ mod tests {
             let (from, kept) = ((rate / shared) as usize, (16000 / shared) as usize);
             let (phases, before) = kernel(from, kept);
             assert_eq!((phases.len(), before, 2 * before + from), (to, reach, taps), "{rate}");
-            // Every tap that is left out is nothing beside the largest, 1.
+            // All omitted taps lie outside the window.
             let base = f64::from(ROLL_OFF) * from.min(to) as f64;
             for (phase, (first, own)) in phases.iter().enumerate() {
                 let outside = (0..taps).filter(|i| !(*first..first + own.len()).contains(i));
@@ -90,9 +93,9 @@ mod tests {
         }
     }
 
-    /// Rates without a common divisor: as many phases as samples a second.
+    /// Coprime rates have as many phases as the output has samples per second.
     #[test]
-    fn an_odd_rate_takes_no_gigabytes() {
+    fn coprime_rates_keep_kernels_small() {
         for (from, to) in [(383_987, 48_000), (47_999, 16_000), (8009, 48_000)] {
             let (phases, _) = kernel(from, to);
             let taps: usize = phases.iter().map(|(_, taps)| taps.len()).sum();
@@ -101,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tone_stays_the_tone_and_the_same_rate_changes_nothing() {
+    fn resampling_preserves_tones_and_equal_rates_return_the_input() {
         let tone = |rate: f32, n: usize| {
             Array2::from_shape_fn((1, n), |(_, i)| 0.5 * (2.0 * PI * 440.0 * i as f32 / rate).sin())
         };

@@ -16,7 +16,7 @@ fn mel(c: &Network) -> &[usize] {
 }
 
 #[test]
-fn the_released_model_declares_every_tensor() {
+fn published_audio_vae_declares_every_tensor() {
     let c = build(published("ltx2", "audio_vae"), [1, 126, 16]);
     assert_eq!(elements(&c), 31_915_138);
     let config = AudioVaeConfig::from_json(&published("ltx2_5", "audio_vae")).expect("a supported configuration");
@@ -30,11 +30,11 @@ fn the_released_model_declares_every_tensor() {
 }
 
 #[test]
-fn the_spectrogram_has_its_size_for_every_configuration() {
+fn decoder_output_size_matches_every_configuration() {
     let tiny = |axis: &str, levels: &[usize]| json!({"base_channels": 4, "ch_mult": levels, "causality_axis": axis, "mel_bins": 10, "latent_channels": 3});
     for axis in ["none", "width", "height", "width-compatibility"] {
         for levels in [&[1, 2][..], &[1, 1, 2], &[1, 1, 1, 2]] {
-            // Two levels double once only: the rest of the frames are zeros.
+            // With two levels, the decoder upsamples only once, so the remaining frames are zeros.
             assert_eq!(mel(&build(tiny(axis, levels), [2, 3, 3])), [2, 2, 9, 10], "{axis} {levels:?}");
             assert_eq!(mel(&build(tiny(axis, levels), [1, 1, 3])), [1, 2, 1, 10], "{axis} {levels:?}");
         }
@@ -43,7 +43,7 @@ fn the_spectrogram_has_its_size_for_every_configuration() {
 }
 
 #[test]
-fn attention_stands_where_the_configuration_says() {
+fn attention_layers_exist_only_where_configured() {
     let names = tensors(&build(
         json!({"base_channels": 32, "ch_mult": [1, 2], "norm_type": "group", "causality_axis": "none",
             "attn_resolutions": [64], "resolution": 64, "mid_block_add_attention": true}),
@@ -55,7 +55,7 @@ fn attention_stands_where_the_configuration_says() {
 }
 
 #[test]
-fn what_is_not_computed_is_refused_by_key() {
+fn unsupported_values_are_rejected_by_key() {
     let cases = [
         (json!({"norm_type": "group"}), "norm_type = \"group\" is not supported, only pixel"),
         (json!({"norm_type": "group", "causality_axis": "none", "base_channels": 48}), "base_channels = 48"),

@@ -1,4 +1,4 @@
-//! `connectors/config.json`.
+//! Reads `connectors/config.json`.
 
 use serde::Deserialize;
 
@@ -9,11 +9,11 @@ use crate::models::{ConfigError, parse_config, require};
 use crate::nn::rope::Pairing;
 use crate::nn::{AttentionLayer, Axis, Heads};
 
-/// The model folder's name.
+/// Folder of the connectors in a model.
 pub(crate) const COMPONENT: &str = "connectors";
 
 with_defaults! {
-    /// The connectors' configuration; defaults are the reference class' own.
+    /// Configuration of the text connectors, with the defaults of the reference class.
     #[derive(Clone, Debug, Deserialize)]
     #[serde(default)]
     pub struct ConnectorsConfig {
@@ -40,23 +40,23 @@ with_defaults! {
     }
 }
 
-/// A linear map of the normalised text.
+/// A linear projection of the text encoder's normalized hidden states.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TextMap {
     pub(crate) name: &'static str,
     pub(crate) width: usize,
-    /// Factor on its input.
+    /// Factor by which the input is multiplied.
     pub(crate) scale: f64,
 }
 
-/// One of the two connectors.
+/// Configuration of the video or the audio connector.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Connector {
     pub(crate) stream: &'static str,
-    /// Its attention; the heads' width is the connector's.
+    /// Attention layer; the total width of its heads is the width of the connector.
     pub(crate) attention: AttentionLayer,
     pub(crate) layers: usize,
-    /// Vectors that stand in for padding; none to keep the padding and mask it.
+    /// Number of learned registers that replace padding tokens. `None`: padding stays and is masked.
     pub(crate) registers: Option<usize>,
 }
 
@@ -64,7 +64,7 @@ impl ConnectorsConfig {
     /// Reads and checks `config.json`.
     ///
     /// # Errors
-    /// A key of the wrong type, or a value no code computes.
+    /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
         let c: Self = parse_config(COMPONENT, json)?;
         let widths = match c.per_modality_projections {
@@ -79,20 +79,18 @@ impl ConnectorsConfig {
         };
         for ((connector, [count, head_dim]), (key, width)) in c.connectors().zip(keys).zip(widths) {
             let heads = connector.attention.heads;
-            require(heads.dim.is_multiple_of(2), COMPONENT, head_dim, heads.dim, "an even width")?;
+            require(heads.dim.is_multiple_of(2), COMPONENT, head_dim, heads.dim, "an even number")?;
             check_heads(COMPONENT, [count, head_dim], heads)?;
-            require(heads.width() == width, COMPONENT, key, width, "the width of the connectors it feeds")?;
+            require(heads.width() == width, COMPONENT, key, width, "the width of the connectors (heads * head_dim)")?;
         }
         Ok(c)
     }
 
-    /// Refuses a text encoder with another number of hidden states than the projection has weights for.
-    ///
-    /// # Errors
-    /// As said, naming the key.
+    /// Returns an error if the number of hidden states of the text encoder does not match the weights of the
+    /// projection.
     pub(crate) fn check_states(&self, states: usize) -> Result<(), ConfigError> {
         let (key, factor) = ("text_proj_in_factor", self.text_proj_in_factor);
-        require(factor == states, COMPONENT, key, factor, "the number of the text encoder's hidden states")
+        require(factor == states, COMPONENT, key, factor, "the number of hidden states of the text encoder")
     }
 
     pub(crate) fn connectors(&self) -> Av<Connector> {
@@ -128,7 +126,7 @@ impl ConnectorsConfig {
         }
     }
 
-    /// The maps of the normalised text: one that both connectors read, or one for each, video's first.
+    /// Projections of the normalized text: one shared by both connectors, or one for video and one for audio.
     pub(crate) fn text_maps(&self) -> Vec<TextMap> {
         if !self.per_modality_projections {
             return vec![TextMap { name: "text_proj_in", width: self.caption_channels, scale: 1.0 }];
@@ -140,18 +138,19 @@ impl ConnectorsConfig {
         vec![map("video_text_proj_in", self.video_hidden_dim), map("audio_text_proj_in", self.audio_hidden_dim)]
     }
 
-    /// Channels of the projected text: of all maps side by side.
+    /// Total number of channels of all text projections.
     pub(crate) fn text_width(&self) -> usize {
         self.text_maps().iter().map(|m| m.width).sum()
     }
 
-    /// The smallest token count that both connectors take; every legal count is a multiple of it.
+    /// Returns the least common multiple of the register counts of both connectors. The number of text tokens must be a
+    /// multiple of it.
     pub(crate) fn token_multiple(&self) -> usize {
         let Av { video: a, audio: b } = self.connectors().map(|c| c.registers.unwrap_or(1));
         (1..b).map(|n| n * a).find(|tokens| tokens.is_multiple_of(b)).unwrap_or(a * b)
     }
 
-    /// Channels of the two results.
+    /// Returns the width of each connector's output.
     pub(crate) fn widths(&self) -> Av<usize> {
         self.connectors().map(|c| c.attention.heads.width())
     }

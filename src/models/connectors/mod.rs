@@ -1,4 +1,5 @@
-//! The text connectors: projected text to the text contexts of the transformer's two streams.
+//! The text connectors: they transform the projected text into the contexts that the transformer's video and audio
+//! streams attend to.
 
 mod config;
 mod projection;
@@ -19,24 +20,26 @@ use crate::nn::rope::table;
 use crate::nn::{Axis, Build, Init, MASK_VALUE, Params, Rope, padding_mask, rms};
 use crate::tensor::Tensor;
 
-/// The eps of every norm.
+/// Epsilon of every norm.
 const EPS: f64 = 1e-6;
 
-/// Form of the program's text input.
+/// Format of the program's text input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// `prompt_embeds` `[b, t, channels]`, normalised and projected: for both connectors, or video's channels and behind
-    /// them audio's.
+    /// `prompt_embeds [b, t, channels]`: normalized and projected text, either shared by both connectors or the video
+    /// channels followed by the audio channels.
     PromptEmbeds,
-    /// `text_encoder_hidden_states` `[b, t, channels · states]`, as the text encoder leaves them.
+    /// `text_encoder_hidden_states [b, t, channels · states]`: all hidden states of the text encoder, stacked.
     HiddenStates,
 }
 
-/// Both connectors for `batch` prompts of `tokens` tokens: the text (`input`, f32), `attention_mask` (i32 `[b, t]`) and
-/// the tables of `host_inputs` to `video`, `audio` `[b, t, width]`, f32.
+/// Builds the program of both connectors for `batch` prompts of `tokens` tokens. Inputs: the text (f32, see [`Input`]),
+/// `attention_mask` (i32 `[b, t]`) and the RoPE tables of `host_inputs`. Outputs: f32 `video` and `audio` `[b, t,
+/// width]`.
 ///
 /// # Errors
-/// The first mistake made while building; a token count that the registers do not divide.
+/// Returns the first error recorded while building the graph, for example if `tokens` is not a multiple of the number
+/// of registers.
 pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, build: &Build) -> Result<Network> {
     let p = Params::new("connectors", COMPONENT, build);
     let axes = [Axis::CfgBatch, Axis::TextSequence, Axis::Replicated];
@@ -70,7 +73,7 @@ pub fn program(c: &ConnectorsConfig, batch: usize, tokens: usize, input: Input, 
     Network::finish(&p, results.into_iter().collect())
 }
 
-/// The RoPE tables of both connectors, by input name.
+/// Returns the RoPE tables of both connectors as named program inputs.
 pub(crate) fn host_inputs(c: &ConnectorsConfig, tokens: usize) -> Vec<(String, Tensor)> {
     let positions =
         Array3::from_shape_fn((1, tokens, 1), |(_, t, _)| t as f32 / c.connector_rope_base_seq_len as f32 * 2.0 - 1.0);
@@ -78,7 +81,7 @@ pub(crate) fn host_inputs(c: &ConnectorsConfig, tokens: usize) -> Vec<(String, T
     let connectors = c.connectors();
     let heads = connectors.map(|k| k.attention.heads);
     let video = table(heads.video);
-    // Most models have two alike.
+    // In most models both connectors have the same heads.
     let audio = if heads.audio == heads.video { video.clone() } else { table(heads.audio) };
     connectors
         .zip(Av { video, audio })
@@ -90,9 +93,9 @@ pub(crate) fn host_inputs(c: &ConnectorsConfig, tokens: usize) -> Vec<(String, T
         .collect()
 }
 
-/// One connector, `[b, t, width]` to the same; of `t` positions the first `tokens` are a prompt's, the others fill up devices and
-/// are hidden from attention. Padding of a prompt that is kept is hidden from attention only: the mask by which the reference
-/// multiplies the video's result afterwards is one everywhere.
+/// Runs one connector on `text [b, t, width]`. The first `tokens` of the `t` positions belong to the prompt; the rest
+/// are padding for sharding, which attention masks. If the connector has no registers, padding inside the prompt is
+/// masked in attention only: the reference also multiplies the video result by a mask, which is 1 everywhere.
 fn connector(p: &Params, k: &Connector, text: &Value, mask: &Value, rope: &Rope, tokens: usize) -> Value {
     let _scope = p.scope();
     let (start, bias) = match k.registers {
@@ -100,7 +103,7 @@ fn connector(p: &Params, k: &Connector, text: &Value, mask: &Value, rope: &Rope,
             let hidden = padding_mask(p.builder(), text.dim(1), tokens);
             (with_registers(p, registers, text, mask, tokens), hidden)
         }
-        // The mask is zero behind the prompt's positions.
+        // The mask is zero beyond the first `tokens` positions.
         None => {
             let bias = (mask.to(DType::F32) - 1.0) * -MASK_VALUE;
             (text.clone(), Some(bias.reshape(vec![mask.dim(0), 1, 1, mask.dim(1)])))
@@ -119,8 +122,9 @@ fn block(p: &Params, k: &Connector, x: &Value, bias: Option<&Value>, rope: &Rope
     &x + feed_forward(&p.pp("ff"), &rms(&x, EPS).to(p.dtype()), Activation::GeluTanh, true, Axis::TextSequence)
 }
 
-/// Valid tokens moved to the front in their order; behind them the registers, by absolute position. `tokens` is the number of
-/// positions without those that fill up devices.
+/// Moves the valid tokens to the front, keeping their order, and fills the remaining positions with the learned
+/// registers: position `i` gets register `i` modulo the number of registers. `tokens` is the number of positions
+/// without the padding for sharding.
 fn with_registers(p: &Params, registers: usize, text: &Value, mask: &Value, tokens: usize) -> Value {
     let b = p.builder();
     let (rows, t, width) = (text.dim(0), text.dim(1), text.dim(2));
@@ -129,14 +133,16 @@ fn with_registers(p: &Params, registers: usize, text: &Value, mask: &Value, toke
     if !tokens.is_multiple_of(registers) {
         b.reject(
             "registers",
-            format!("{tokens} text tokens are not a multiple of the connectors' {registers} registers"),
+            format!(
+                "the number of text tokens, {tokens}, must be a multiple of {registers} (the connector's register count)"
+            ),
         );
         return text.clone();
     }
     let square = Type::new(DType::I32, vec![t, t]);
     let (row, column) = (b.iota(square.clone(), 0), b.iota(square, 1));
-    // before[i] counts the valid tokens up to i; the p-th valid token stands where that first exceeds p, which is as
-    // many places from the left as there are tokens with a count of at most p.
+    // before[i] is the number of valid tokens up to and including i. The p-th valid token (from 0) is at the first i
+    // with before[i] > p, and that i equals the number of positions with before[i] <= p.
     let up_to = column.compare(Comparison::Le, &row).to(DType::I32);
     let before = (mask.reshape(vec![rows, 1, t]) * up_to).sum(&[-1]);
     let source = before.reshape(vec![rows, 1, t]).compare(Comparison::Le, &row).to(DType::I32).sum(&[-1]);

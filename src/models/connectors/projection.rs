@@ -1,5 +1,5 @@
-//! The text projection: every hidden state of the text encoder, normalised, times its own part of one matrix, and summed.
-//! LTX-2.3 has two such matrices, whose results lie side by side.
+//! The text projection: normalizes every hidden state of the text encoder, multiplies each by its part of a weight
+//! matrix, and sums the products. LTX-2.3 has two weight matrices, for video and audio, whose results are concatenated.
 
 use super::config::{COMPONENT, ConnectorsConfig, TextMap};
 use crate::hlo::{Comparison, DType, Type, Value};
@@ -7,22 +7,23 @@ use crate::nn::{Axis, Init, Params, PartView, linear_into, linear_nd};
 
 /// Keeps divisions finite.
 const EPS: f64 = 1e-6;
-/// The normalised range.
+/// Size of the range to which [`Norm::PromptRange`] scales values.
 const SCALE: f64 = 8.0;
 
-/// The projection, state by state.
+/// The text projection, applied to one hidden state at a time.
 pub(crate) struct Projection {
     p: Params,
     states: usize,
     maps: Vec<TextMap>,
     bias: bool,
     norm: Norm,
-    /// `[b, t, 1]`.
+    /// Mask of the non-padding tokens, `[b, t, 1]`.
     valid: Value,
 }
 
 impl Projection {
-    /// The projection of prompts whose tokens `mask` marks (i32 `[b, t]`), for `states` hidden states of width `hidden`.
+    /// Creates the projection of `states` hidden states of width `hidden`, for prompts whose non-padding tokens are
+    /// non-zero in `mask`, i32 `[b, t]`.
     pub(crate) fn new(p: &Params, c: &ConnectorsConfig, mask: &Value, states: usize, hidden: usize) -> Self {
         let p = p.of(COMPONENT);
         if c.text_proj_in_factor != states || c.caption_channels != hidden {
@@ -30,8 +31,8 @@ impl Projection {
             p.builder().reject(
                 "text_proj_in",
                 format!(
-                    "the text encoder has {states} hidden states of width {hidden}, the connectors' configuration says \
-                     text_proj_in_factor {factor} and caption_channels {channels}"
+                    "the text encoder has {states} hidden states of width {hidden}, but the connectors' config.json \
+                     has text_proj_in_factor {factor} and caption_channels {channels}"
                 ),
             );
         }
@@ -39,17 +40,17 @@ impl Projection {
         Projection { p, states, maps: c.text_maps(), bias: c.proj_bias, norm: Norm::of(c), valid }
     }
 
-    /// The empty sums, one a map, `[b, t, width]`, f32.
+    /// Returns the initial sums, which are zero: one f32 `[b, t, width]` per projection.
     pub(crate) fn start(&self, batch: usize, tokens: usize) -> Vec<Value> {
         let empty = |m: &TextMap| self.p.builder().full(0.0, Type::new(DType::F32, vec![batch, tokens, m.width]));
         self.maps.iter().map(empty).collect()
     }
 
-    /// Adds hidden state number `index`, `[b, t, hidden]`.
+    /// Adds the projection of hidden state `index`, `[b, t, hidden]`, to the sums.
     pub(crate) fn add(&self, sums: &[Value], index: &Value, h: &Value) -> Vec<Value> {
         let _scope = self.p.builder().scope("text_proj_in");
-        let y = self.norm.of_valid(h, &self.valid);
-        // In the checkpoint the state's index is the fastest: [out, hidden · states].
+        let y = self.norm.normalize_valid(h, &self.valid);
+        // The checkpoint's weight is [out, hidden · states]; the index of the state varies fastest.
         let (hidden, width) = (h.dim(-1), h.dim(-1) * self.states);
         let add = |(m, sum): (&TextMap, &Value)| {
             let weight = self.p.part(
@@ -64,7 +65,7 @@ impl Projection {
         self.maps.iter().zip(sums).map(add).collect()
     }
 
-    /// The projected text `[b, t, channels]`, the maps' side by side, in the weights' element type.
+    /// Returns the projected text `[b, t, channels]`, concatenated over projections, in the weights' element type.
     pub(crate) fn finish(&self, sums: &[Value]) -> Value {
         let finished: Vec<Value> = self
             .maps
@@ -76,12 +77,12 @@ impl Projection {
     }
 }
 
-/// Normalisation that makes the hidden states comparable.
+/// Normalization that makes the hidden states comparable.
 #[derive(Clone, Copy)]
 enum Norm {
-    /// `8·(x - mean) / (max - min)` of each state over the tokens and channels of a prompt.
+    /// `8·(x - mean) / (max - min)`, over the tokens and channels of a prompt, separately for each state.
     PromptRange,
-    /// `x / sqrt(mean(x²))` of each state and token over the channels.
+    /// `x / sqrt(mean(x²))`, over the channels, separately for each state and token.
     TokenRms,
 }
 
@@ -90,8 +91,8 @@ impl Norm {
         if c.per_modality_projections { Norm::TokenRms } else { Norm::PromptRange }
     }
 
-    /// The norm of `x [b, t, hidden, …]` at the positions that `valid` marks, in f32; zero elsewhere.
-    fn of_valid(self, x: &Value, valid: &Value) -> Value {
+    /// Normalizes `x [b, t, hidden, …]` in f32 at the positions set in `valid`; the result is zero elsewhere.
+    fn normalize_valid(self, x: &Value, valid: &Value) -> Value {
         let x = x.to(DType::F32);
         let y = match self {
             Norm::PromptRange => {
@@ -126,14 +127,14 @@ fn side_by_side(parts: &[Value]) -> Value {
     }
 }
 
-/// The projection of a whole stack `[b, t, hidden · states]`, as the reference's connectors take it: what
-/// [`Projection::finish`] gives.
+/// Projects all hidden states, stacked as `[b, t, hidden · states]`, at once, like the reference's connectors. The
+/// result equals that of [`Projection::finish`].
 pub(super) fn project_stack(p: &Params, c: &ConnectorsConfig, stack: &Value, mask: &Value) -> Value {
     let _scope = p.builder().scope("text_proj_in");
     let (b, t, width) = (stack.dim(0), stack.dim(1), stack.dim(2));
     let (hidden, states) = (c.caption_channels, width / c.caption_channels);
     let valid = mask.compare(Comparison::Ne, &mask.like(0.0)).reshape(vec![b, t, 1, 1]);
-    let y = Norm::of(c).of_valid(&stack.reshape(vec![b, t, hidden, states]), &valid).reshape(vec![b, t, width]);
+    let y = Norm::of(c).normalize_valid(&stack.reshape(vec![b, t, hidden, states]), &valid).reshape(vec![b, t, width]);
     let project = |m: &TextMap| {
         let p = p.pp(m.name);
         let init = Init::normal((width as f32).sqrt().recip());

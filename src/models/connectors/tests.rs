@@ -26,7 +26,7 @@ fn tensors(network: &Network) -> BTreeMap<String, Vec<usize>> {
 }
 
 #[test]
-fn the_published_connectors_declare_every_parameter_once() {
+fn published_connectors_declare_every_parameter_once() {
     let c = read(json!({"rope_type": "split"}));
     let whole = program(&c, 2, 1024, Input::HiddenStates, &Build::new(DType::BF16)).expect("builds");
     assert_eq!(elements(&whole), 1_431_475_200);
@@ -37,14 +37,14 @@ fn the_published_connectors_declare_every_parameter_once() {
     assert_eq!(names["video_connector.learnable_registers"], [128, 3840]);
     assert_eq!(names["audio_connector.transformer_blocks.1.ff.net.0.proj.weight"], [15360, 3840]);
 
-    // What the text encoder has projected already needs no projection.
+    // Text that the text encoder has already projected needs no projection weights.
     let projected = program(&c, 2, 1024, Input::PromptEmbeds, &Build::new(DType::BF16)).expect("builds");
     assert_eq!(tensors(&projected).len(), 58);
     assert!(projected.program.text.len() < 100_000, "{} bytes", projected.program.text.len());
 }
 
 #[test]
-fn the_published_2_3_connectors_declare_every_parameter_once() {
+fn ltx_2_3_connectors_declare_every_parameter_once() {
     let c = read(published("ltx2_3", "connectors"));
     let whole = program(&c, 2, 1024, Input::HiddenStates, &Build::new(DType::BF16)).expect("builds");
     assert_eq!(elements(&whole), 3_172_227_584);
@@ -57,7 +57,7 @@ fn the_published_2_3_connectors_declare_every_parameter_once() {
 }
 
 #[test]
-fn gates_are_declared_where_the_configuration_has_them() {
+fn gate_weights_are_declared_if_configured() {
     let mut c = tiny(json!(4));
     c.audio_gated_attn = true;
     let names = tensors(&program(&c, 1, 8, Input::PromptEmbeds, &Build::new(DType::F32)).expect("builds"));
@@ -67,21 +67,26 @@ fn gates_are_declared_where_the_configuration_has_them() {
 }
 
 #[test]
-fn tables_cover_every_head_and_token() {
+fn rope_tables_cover_every_head_and_token() {
     let inputs: BTreeMap<_, _> = host_inputs(&tiny(json!(4)), 8).into_iter().collect();
     assert_eq!(inputs["rope.video.cos"].shape(), [1, 8, 2, 2]);
     assert_eq!(inputs["rope.audio.sin"].shape(), [1, 8, 1, 4]);
 }
 
 #[test]
-fn registers_divide_the_tokens() {
+fn token_count_must_be_a_multiple_of_registers() {
     let error = program(&tiny(json!(4)), 1, 10, Input::PromptEmbeds, &Build::new(DType::F32)).expect_err("10 of 4");
-    assert!(error.to_string().contains("10 text tokens are not a multiple of the connectors' 4 registers"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("the number of text tokens, 10, must be a multiple of 4 (the connector's register count)"),
+        "{error}"
+    );
     program(&tiny(json!(null)), 1, 10, Input::PromptEmbeds, &Build::new(DType::F32)).expect("none to place");
 }
 
 #[test]
-fn null_means_no_registers_and_nothing_the_default() {
+fn null_disables_registers_and_missing_key_uses_default() {
     let key = "video_connector_num_learnable_registers";
     assert_eq!(read(json!({key: null})).video_connector_num_learnable_registers, None);
     assert_eq!(read(json!({})).video_connector_num_learnable_registers, Some(128));
@@ -91,7 +96,7 @@ fn null_means_no_registers_and_nothing_the_default() {
 }
 
 #[test]
-fn what_is_not_computed_is_refused_by_key() {
+fn unsupported_values_are_rejected_by_key() {
     let cases = [
         (json!({"per_modality_projections": true}), "video_hidden_dim = 4096 is not supported, only the width"),
         (
@@ -110,7 +115,7 @@ fn what_is_not_computed_is_refused_by_key() {
     assert_refused("connectors", ConnectorsConfig::from_json, cases);
 }
 
-/// One block: a change of it shows here as a change of its program.
+/// Snapshot of the program of one block.
 #[test]
 fn a_block_reads_as_expected() {
     let p = Params::new("block", COMPONENT, &Build::new(DType::BF16));

@@ -1,4 +1,4 @@
-//! Layers of the decoder. Activations are `[b, frames, rows, columns, channels]`.
+//! Layers of the diffusion decoder. Activations are `[b, frames, rows, columns, channels]`.
 
 use super::neighborhood;
 use crate::hlo::{DType, Type, Value};
@@ -8,12 +8,12 @@ use crate::nn::{Axis, Init, Params, SpatialShards, linear, rms, silu};
 const EPS: f64 = 1e-6;
 const ROPE_BASE: f64 = 10_000.0;
 
-/// Affine map of the last dimension.
+/// Applies a linear layer with bias to the last dimension.
 pub(super) fn affine(p: &Params, name: &str, x: &Value, out: usize) -> Value {
     linear(&p.pp(name), x, out, true, [Axis::Replicated; 2])
 }
 
-/// RMS norm with a weight, in f32.
+/// Applies an RMS norm with a learned weight; returns f32.
 fn norm(p: &Params, name: &str, x: &Value) -> Value {
     let weight = p.pp(name).get("weight", &[x.dim(-1)], &[Axis::Replicated], Init { mean: 1.0, std: 0.02 });
     rms(x, EPS) * weight.to(DType::F32)
@@ -23,13 +23,14 @@ pub(super) fn normed(p: &Params, name: &str, x: &Value) -> Value {
     norm(p, name, x).to(x.dtype())
 }
 
-/// RoPE on a grid: cosines and sines `[1, cells, 1, head_dim / 2]`, f32. A head's features turn by frame, row and column,
-/// in this order.
+/// 3D RoPE tables: cosines and sines, f32 `[1, cells, 1, head_dim / 2]`, where a cell is one position (frame, row,
+/// column) of `x`. Of the feature pairs of a head, the first are rotated by frame position, the next by row and the
+/// last by column.
 #[derive(Clone)]
 pub(super) struct Rope([Value; 2]);
 
 impl Rope {
-    /// Of the cells of `x [b, frames, rows, columns, channels]`.
+    /// Computes the tables for the cells of `x [b, frames, rows, columns, channels]`.
     pub(super) fn new(p: &Params, x: &Value, head_dim: usize, shards: &SpatialShards) -> Self {
         let b = p.builder();
         let pairs = pairs(head_dim);
@@ -61,7 +62,8 @@ impl Rope {
     }
 }
 
-/// Pairs of a head's features that turn by frame, by row and by column: about a quarter, and halves of the rest.
+/// Returns how many feature pairs of a head are rotated by frame, row and column position: about a quarter by frame,
+/// and the rest split evenly between row and column.
 pub(super) fn pairs(head_dim: usize) -> [usize; 3] {
     let even = head_dim / 4 / 2 * 2;
     let frames = if ((head_dim - even) / 2).is_multiple_of(2) { even } else { even - 2 };
@@ -73,26 +75,26 @@ fn frequencies(pairs: usize) -> Vec<f32> {
     (0..pairs).map(|i| ROPE_BASE.powf(-(i as f64) / pairs as f64) as f32).collect()
 }
 
-/// Layers of one stage: window, heads and positions are the same in every block.
+/// Settings shared by the blocks of one stage.
 pub(super) struct Layers {
     pub(super) kernel: [usize; 3],
     pub(super) head_dim: usize,
     pub(super) rope: Rope,
-    /// Of activations.
+    /// Sharding of the activations.
     pub(super) shards: SpatialShards,
 }
 
 impl Layers {
-    /// `x + attn(norm1(x))`, then the same of the MLP and `norm2`.
+    /// Returns `h + mlp(norm2(h))` with `h = x + attn(norm1(x))`.
     pub(super) fn block(&self, p: &Params, x: &Value) -> Value {
         let _scope = p.builder().scope("block");
         let x = x + self.attention(&p.pp("attn"), &normed(p, "norm1", x));
         &x + mlp(&p.pp("mlp"), &normed(p, "norm2", &x))
     }
 
-    /// The same with the context added first, and norms that the timestep's `rows [1, 7, channels]`, f32, scale and shift:
-    /// scale, shift and gate of attention, the same of the MLP, and a gate of the context. No gate is read: published
-    /// weights have them multiplied in.
+    /// Like [`Layers::block`], but first adds the projected context, and modulates the norms with the timestep's `rows
+    /// [1, 7, channels]`, f32: scale, shift and gate of attention, scale, shift and gate of the MLP, and a gate of the
+    /// context. The gates are not used, because they are already multiplied into the published weights.
     pub(super) fn modulated(&self, p: &Params, x: &Value, context: &Value, rows: &Value) -> Value {
         let _scope = p.builder().scope("block");
         let channels = x.dim(-1);
@@ -102,7 +104,7 @@ impl Layers {
         let modulated = |name: &str, x: &Value, [scale, shift]: [usize; 2]| {
             (norm(p, name, x) * (row(scale) + 1.0) + row(shift)).to(x.dtype())
         };
-        // In this order the CUDA compiler adds `x` where the product's sums begin.
+        // In this order, XLA's CUDA compiler initializes the accumulators of the matrix product with `x`.
         let x = affine(p, "context_proj", context, channels) + x;
         let x = &x + self.attention(&p.pp("attn"), &modulated("norm1", &x, [0, 1]));
         &x + mlp(&p.pp("mlp"), &modulated("norm2", &x, [3, 4]))
@@ -121,7 +123,7 @@ impl Layers {
     }
 }
 
-/// `w_down(silu(w_gate(x)) · w_up(x))`.
+/// Returns `w_down(silu(w_gate(x)) · w_up(x))`.
 fn mlp(p: &Params, x: &Value) -> Value {
     let _scope = p.scope();
     let map = |name: &str, x: &Value, out: usize| linear(&p.pp(name), x, out, false, [Axis::Replicated; 2]);
@@ -129,8 +131,9 @@ fn mlp(p: &Params, x: &Value) -> Value {
     map("w_down", &(silu(&map("w_gate", x, hidden)) * map("w_up", x, hidden)), x.dim(-1))
 }
 
-/// A linear map whose channels `(c, t, h, w)` become cells. Where frames double, the first of a video stands for one:
-/// its copy goes, where `x` begins with it.
+/// Upsamples by `stride`: a linear layer, then depth-to-space of channels `(c, t, h, w)`. If frames are doubled and `x`
+/// starts with the video's first frame (`is_first`), drops the first output frame, because the first latent covers only
+/// a single frame.
 pub(super) fn upsample(p: &Params, x: &Value, stride: [usize; 3], reduction: usize, is_first: bool) -> Value {
     let _scope = p.scope();
     let ([st, sh, sw], [b, t, h, w, c]) = (stride, [0, 1, 2, 3, 4].map(|axis| x.dim(axis)));

@@ -1,13 +1,15 @@
-//! Blocks of frames on devices, of which each is as large as its windows reach: what is beyond a neighbour's cannot be fetched.
+//! Limits the sharding of rows and columns so that attention windows extend at most into the shards of the neighbouring
+//! devices, because cells are exchanged only between neighbours.
 
 use super::COMPONENT;
 use super::config::DiffusionDecoderConfig;
-use super::neighborhood::{block, ends_at_neighbors};
+use super::neighborhood::{block, reaches_neighbors_only};
 use crate::nn::{Axis, Build};
 
-/// The same choices with rows and columns of latents of `[frames, rows, columns]` over as many of their mesh axes, outer ones
-/// first, as leave large enough blocks; and what was left out, a line each.
-pub(super) fn with_large_blocks(
+/// Returns build options that shard the rows and columns of latents `[frames, rows, columns]` over as many of their
+/// mesh axes (outermost first) as possible with shards that are large enough for the attention windows. Also returns a
+/// note for each of the two dimensions that is sharded over fewer mesh axes than the layout specifies.
+pub(super) fn limit_spatial_sharding(
     c: &DiffusionDecoderConfig,
     latents: [usize; 3],
     build: &Build,
@@ -22,7 +24,8 @@ pub(super) fn with_large_blocks(
         let whole = build.layout.mesh_axes(&tensor, axis);
         let name = if dim == 1 { "rows" } else { "columns" };
         notes.push(format!(
-            "{COMPONENT}: {} {name} of latents over {} have blocks that windows reach beyond; over {} alone",
+            "{COMPONENT}: sharding {} latent {name} over {} would give shards smaller than the reach of the \
+             attention windows; they are sharded over {} instead",
             latents[dim],
             whole.join(" x "),
             if n == 0 { "no axis".into() } else { whole[..n].join(" x ") }
@@ -32,13 +35,14 @@ pub(super) fn with_large_blocks(
     (build, notes)
 }
 
-/// Whether every stage's windows see no further than neighbours' cells, where `size` latents are split over `parts` devices.
+/// Whether the attention windows of all stages extend at most into the neighbouring shards if `size` latents are split
+/// over `parts` devices.
 fn is_local(c: &DiffusionDecoderConfig, build: &Build, dim: usize, size: usize, parts: usize) -> bool {
     let latents = size.div_ceil(parts);
     let mut stages = c.stages.iter().map(|stage| (stage.kernel, stage.stride)).chain([(c.kernel, [1; 3])]);
     let (mut own, even) = (latents, latents * parts == size);
     let fits = |(kernel, stride): ([usize; 3], [usize; 3])| {
-        let fits = ends_at_neighbors(own, even, kernel[dim], block(build.lowering)[dim]);
+        let fits = reaches_neighbors_only(own, even, kernel[dim], block(build.lowering)[dim]);
         own *= stride[dim];
         fits
     };

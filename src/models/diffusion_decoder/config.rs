@@ -1,4 +1,4 @@
-//! `diffusion_decoder/config.json`.
+//! Reads `diffusion_decoder/config.json`.
 
 use serde::Deserialize;
 
@@ -7,19 +7,19 @@ use crate::defaults::with_defaults;
 use crate::models::ranges::{MAX_RATIO, check_at_most};
 use crate::models::{ConfigError, parse_config, require};
 
-/// Meaning of the network's result.
+/// What the network predicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) enum OutputType {
     /// The clean pixels.
     #[serde(rename = "x0")]
     Clean,
-    /// The velocity from pixels to noise.
+    /// The velocity, which points from the clean pixels to the noise.
     #[serde(rename = "v")]
     Velocity,
 }
 
 with_defaults! {
-    /// The file's keys; defaults are the reference class' own.
+    /// Keys of `config.json`, with the defaults of the reference class.
     #[derive(Deserialize)]
     #[serde(default)]
     pub(in crate::models) struct DiffusionDecoderFile {
@@ -43,39 +43,39 @@ with_defaults! {
     }
 }
 
-/// Structure of the decoder.
+/// Structure of the diffusion decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiffusionDecoderConfig {
     pub latent_channels: usize,
-    /// Channels of a frame.
+    /// Channels of the decoded frames.
     pub(crate) out_channels: usize,
-    /// Side of the square of pixels that is one token of the last stage.
+    /// Side length of a patch in the last stage: one token covers `patch_size²` pixels.
     pub(crate) patch_size: usize,
     pub(crate) head_dim: usize,
-    /// The stages that make the context.
+    /// Stages that compute the context.
     pub(crate) stages: Vec<Stage>,
-    /// Channels of the context and of the stage that removes the noise.
+    /// Channels of the context and of the denoising stage.
     pub(crate) channels: usize,
     pub(crate) depth: usize,
-    /// Window of the last stage: frames, rows, columns.
+    /// Attention window of the denoising stage: frames, rows, columns.
     pub(crate) kernel: [usize; 3],
     pub(crate) t_emb_dim: usize,
     pub(crate) timestep_scale: f64,
     pub(crate) output: OutputType,
-    /// Steps that remove the noise.
+    /// Number of denoising steps.
     pub(crate) steps: usize,
 }
 
-/// Equal blocks, then an upsampling.
+/// A context stage: identical blocks, then upsampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stage {
     pub(crate) channels: usize,
     pub(crate) depth: usize,
-    /// Window of its attention: frames, rows, columns.
+    /// Attention window: frames, rows, columns.
     pub(crate) kernel: [usize; 3],
-    /// Growth of frames, rows and columns.
+    /// Upsampling factors of frames, rows and columns.
     pub(crate) stride: [usize; 3],
-    /// By what the channels shrink.
+    /// Factor by which the upsampling divides the number of channels.
     pub(crate) reduction: usize,
 }
 
@@ -83,7 +83,7 @@ impl DiffusionDecoderConfig {
     /// Reads and checks `config.json`.
     ///
     /// # Errors
-    /// A key of the wrong type, that nothing reads, or whose value no code computes.
+    /// Returns an error if a key is unknown or has the wrong type, or if a value is out of range or unsupported.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
         let f: DiffusionDecoderFile = parse_config(COMPONENT, json)?;
         f.check()?;
@@ -102,31 +102,33 @@ impl DiffusionDecoderConfig {
             output: f.decoder_model_output_type,
             steps: f.decoder_num_inference_steps,
         };
-        let ([frames, rows, columns], fits) = (c.ratios(), "what the stages scale by");
+        let ([frames, rows, columns], fits) = (c.ratios(), "the product of the patch size and the stages' strides");
         let (time, space) = (f.temporal_compression_ratio, f.spatial_compression_ratio);
         require(time == frames, COMPONENT, "temporal_compression_ratio", time, fits)?;
         require(space == rows && space == columns, COMPONENT, "spatial_compression_ratio", space, fits)?;
         Ok(c)
     }
 
-    /// Whether the network's own result is the video.
+    /// Whether a single evaluation of the network yields the video.
     pub(crate) fn is_one_step(&self) -> bool {
         (self.steps, self.output) == (1, OutputType::Clean)
     }
 
-    /// Frames, rows and columns of pixels that a latent covers.
+    /// Returns the number of frames, rows and columns of pixels per latent.
     pub(crate) fn ratios(&self) -> [usize; 3] {
         let patch = [1, self.patch_size, self.patch_size];
         self.stages.iter().fold(patch, |all, stage| [0, 1, 2].map(|axis| all[axis] * stage.stride[axis]))
     }
 
-    /// Copies of the last latent that go through the stages with a video. A window is pushed inward at a border: they are
-    /// the border in the place of the video's last frames.
+    /// Returns the number of copies of the last latent frame that are appended to the input. Attention windows are
+    /// shifted inward at the border of the grid; the copies ensure that this does not affect the last frames of the
+    /// video.
     pub(crate) fn appendix(&self) -> usize {
         self.stages.first().map_or(0, |stage| stage.kernel[0] / 2 * 2)
     }
 
-    /// Frames, rows and columns of latents from which on every window fits into its stage.
+    /// Returns the smallest latent size (frames, rows, columns) with which every attention window fits into the grid of
+    /// its stage.
     pub(crate) fn least(&self) -> [usize; 3] {
         let all = self.stages.iter().map(|stage| (stage.kernel, stage.stride)).chain([(self.kernel, [1; 3])]);
         let (mut least, mut scale) = ([1; 3], [1; 3]);
@@ -160,11 +162,11 @@ impl DiffusionDecoderFile {
             ("decoder_upsample_channel_reductions", self.decoder_upsample_channel_reductions.len(), stages),
         ] {
             if length != want {
-                let message = format!("{key} has {length} entries, the stages need {want}");
+                let message = format!("{key} has {length} entries, but the stages need {want}");
                 return Err(ConfigError::Form { component: COMPONENT, message });
             }
         }
-        require(stages > 0, COMPONENT, "decoder_stage_kernels", stages, "one window a stage")?;
+        require(stages > 0, COMPONENT, "decoder_stage_kernels", stages, "at least one window")?;
         let dim = self.decoder_head_dim;
         require(dim.is_multiple_of(8), COMPONENT, "decoder_head_dim", dim, "a multiple of 8")?;
         let (channels, reductions) = (&self.decoder_stage_channels, &self.decoder_upsample_channel_reductions);
@@ -172,15 +174,21 @@ impl DiffusionDecoderFile {
         require(heads, COMPONENT, "decoder_stage_channels", channels, "multiples of decoder_head_dim")?;
         let shrinks = |i: usize| channels[i + 1] == channels[i] / reductions[i];
         let key = "decoder_upsample_channel_reductions";
-        require((0..stages).all(shrinks), COMPONENT, key, reductions, "what decoder_stage_channels shrink by")?;
+        require(
+            (0..stages).all(shrinks),
+            COMPONENT,
+            key,
+            reductions,
+            "the ratios of consecutive decoder_stage_channels",
+        )?;
         let strides = &self.decoder_upsample_strides;
         let known = strides.iter().all(|[t, ..]| matches!(t, 1 | 2));
-        require(known, COMPONENT, "decoder_upsample_strides", strides, "1 or 2 frames")?;
+        require(known, COMPONENT, "decoder_upsample_strides", strides, "frame strides of 1 or 2")?;
         for axis in 0..3 {
             let ratio = strides.iter().fold(1, |all: usize, stride| all.saturating_mul(stride[axis]));
             check_at_most(COMPONENT, "decoder_upsample_strides", ratio, MAX_RATIO)?;
         }
-        // Latents are scaled before they come here.
+        // The pipeline scales latents before they are passed to this decoder.
         require(self.scaling_factor == 1.0, COMPONENT, "scaling_factor", self.scaling_factor, "1")
     }
 }

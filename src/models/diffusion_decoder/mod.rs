@@ -1,5 +1,5 @@
-//! The video decoder of LTX-2.5 by diffusion: four stages of windowed attention make a context of the latents, under which
-//! a fifth removes the noise of pixels.
+//! The diffusion-based video decoder of LTX-2.5: four stages of windowed attention compute a context from the latents,
+//! and a fifth stage denoises pixels conditioned on it.
 
 mod blocks;
 mod blocks_of_frames;
@@ -17,5 +17,5 @@ pub use model::{noise_shape, program};
 pub(crate) use tiles::tile_shape;
 pub use tiles::{FeatureGrid, FeatureTile, feature_grid, features_program, tile_program};
 
-/// The model folder's name.
+/// Folder of the diffusion decoder in a model.
 pub(crate) const COMPONENT: &str = "diffusion_decoder";

@@ -1,8 +1,8 @@
-//! Latents and noise to frames.
+//! Decodes latents and noise to frames.
 
 use super::COMPONENT;
 use super::blocks::{Layers, Rope, affine, normed, upsample};
-use super::blocks_of_frames::with_large_blocks;
+use super::blocks_of_frames::limit_spatial_sharding;
 use super::config::{DiffusionDecoderConfig, OutputType};
 use super::padding::SizePadding;
 use crate::hlo::{DType, Result, Type, Value};
@@ -11,15 +11,15 @@ use crate::models::pixels::Pixels;
 use crate::models::timestep::timestep_embedding;
 use crate::nn::{Build, Params, ShardedVideo, SpatialShards, silu};
 
-/// Rows of modulation that a timestep becomes.
+/// Number of modulation rows computed from the timestep.
 const ROWS: usize = 7;
 
-/// Latents of a video with their padding, and the grid of its pixels' tokens.
+/// Padding of a video's latents, and the sizes that follow from it.
 pub(super) struct Sizes {
     pub(super) padding: SizePadding,
-    /// Frames, rows and columns of the content, in pixels.
+    /// Frames, rows and columns of the video without padding, in pixels.
     pub(super) pixels: [usize; 3],
-    /// Those of the tokens of the last stage.
+    /// Frames, rows and columns of the denoising stage's tokens, with padding.
     tokens: [usize; 3],
 }
 
@@ -29,29 +29,30 @@ impl Sizes {
         let frames = |latents: usize| (latents.max(1) - 1) * ratios[0] + 1;
         let [f, h, w] = padding.padded(latents);
         let side = |latents: usize, axis: usize| latents * ratios[axis] / c.patch_size;
-        // A video shorter than the window keeps some frames of the appendix.
+        // A video shorter than the attention window keeps some frames of the appended copies.
         let tokens = [frames(f).max(c.kernel[0]).min(frames(f + c.appendix())), side(h, 1), side(w, 2)];
         Sizes { padding, pixels: [frames(latents[0]), latents[1] * ratios[1], latents[2] * ratios[2]], tokens }
     }
 }
 
-/// Shape `[b, channels, frames, height, width]` of the noise for latents of `[b, f, h, w]`: the video's, of padded latents.
+/// Returns the shape `[b, channels, frames, height, width]` of the noise for latents `[b, f, h, w]`. It equals the
+/// shape of the video that is decoded from the padded latents.
 pub fn noise_shape(c: &DiffusionDecoderConfig, [b, f, h, w]: [usize; 4]) -> [usize; 5] {
     let [t, rows, columns] = Sizes::new(c, [f, h, w]).tokens;
     [b, c.out_channels, t, rows * c.patch_size, columns * c.patch_size]
 }
 
-/// The decoder as a program. Inputs, f32: `latents [b, latent_channels, f, h, w]`, un-normalised, for `shape = [b, f, h,
-/// w]`, and normal `noise` of [`noise_shape`]. Output: `video`, as `pixels` says.
+/// Builds the decoder program. Inputs, f32: un-normalized `latents [b, latent_channels, f, h, w]` for `shape = [b, f,
+/// h, w]`, and standard normal `noise` of shape [`noise_shape`]. Output: `video` in the format `pixels`.
 ///
 /// # Errors
-/// The first mistake made while building, with op, scope and shapes.
+/// Returns the first error recorded while building the graph, with its op, scope and shapes.
 pub fn program(c: &DiffusionDecoderConfig, shape: [usize; 4], pixels: Pixels, build: &Build) -> Result<Network> {
     let [b, f, h, w] = shape;
     let sizes = Sizes::new(c, [f, h, w]);
     let (build, notes) = match sizes.padding.pads_frames() {
         true => (build.clone(), Vec::new()),
-        false => with_large_blocks(c, [f, h, w], build),
+        false => limit_spatial_sharding(c, [f, h, w], build),
     };
     let p = Params::new("diffusion_decoder", COMPONENT, &build);
     notes.into_iter().for_each(|note| p.note(note));
@@ -59,7 +60,7 @@ pub fn program(c: &DiffusionDecoderConfig, shape: [usize; 4], pixels: Pixels, bu
     let [_, rows, columns] = c.ratios();
     let [latents, noise] = match sizes.padding.pads_frames() {
         true => [("latents", latents), ("noise", noise)]
-            .map(|(name, dims)| ShardedVideo::of_whole_frames(&p, name, Type::new(DType::F32, dims))),
+            .map(|(name, dims)| ShardedVideo::with_replicated_frames(&p, name, Type::new(DType::F32, dims))),
         false => {
             [ShardedVideo::new(&p, "latents", latents, [1; 2]), ShardedVideo::new(&p, "noise", noise, [rows, columns])]
         }
@@ -78,14 +79,15 @@ pub fn program(c: &DiffusionDecoderConfig, shape: [usize; 4], pixels: Pixels, bu
     Network::finish(&p, results)
 }
 
-/// Latents `[b, c, f, h, w]` to what the context's last stage takes, `[b, frames, rows, columns, channels]`.
+/// Runs all context stages except the last on latents `[b, c, f, h, w]`. Returns `[b, frames, rows, columns,
+/// channels]`.
 pub(super) fn features(p: &Params, c: &DiffusionDecoderConfig, latents: &Value, shards: &SpatialShards) -> Value {
     let x = latents.pad_edge(2, 0, c.appendix()).transpose(&[0, 2, 3, 4, 1]);
     let x = affine(p, "conv_in", &x, c.stages.first().map_or(c.channels, |stage| stage.channels));
     (0..c.stages.len() - 1).fold(x, |x, i| det_stage(p, c, i, &x, true, shards))
 }
 
-/// Stage `i` of the context, of cells that begin with the video's first or not.
+/// Runs context stage `i`. `is_first`: whether `x` starts with the video's first frame.
 pub(super) fn det_stage(
     p: &Params,
     c: &DiffusionDecoderConfig,
@@ -107,8 +109,9 @@ fn layers(p: &Params, c: &DiffusionDecoderConfig, kernel: [usize; 3], x: &Value,
     Layers { kernel, head_dim: c.head_dim, rope, shards: shards.clone() }
 }
 
-/// `noise [b, c, frames, height, width]` to a video under the context: noise levels fall evenly from 1, and each step
-/// follows the velocity from the clean video to what there is. One step to a clean video is the network's own result.
+/// Denoises `noise [b, c, frames, height, width]` conditioned on the context. Noise levels decrease linearly from 1 to
+/// 0; each Euler step uses the velocity from the clean video to the current one. With a single step and clean-pixel
+/// prediction, returns the network's prediction.
 pub(super) fn denoise(
     p: &Params,
     c: &DiffusionDecoderConfig,
@@ -136,7 +139,7 @@ pub(super) fn denoise(
     b.repeat(c.steps, std::slice::from_ref(noise), step).remove(0)
 }
 
-/// One pass of the last stage over pixels `x [b, c, frames, height, width]` at noise level `t`, a scalar.
+/// Evaluates the denoising stage on pixels `x [b, c, frames, height, width]` at the scalar noise level `t`.
 fn predict(
     p: &Params,
     c: &DiffusionDecoderConfig,
@@ -156,21 +159,22 @@ fn predict(
     unpatchify(&x, c.patch_size)
 }
 
-/// A timestep `[1]` to what every block adds its own table to: `[1, 7, channels]`, f32.
+/// Returns the modulation rows `[1, 7, channels]`, f32, of a timestep `[1]`. Each block adds its scale-shift table to
+/// them.
 fn timestep_rows(p: &Params, c: &DiffusionDecoderConfig, t: &Value) -> Value {
     let embedded = timestep_embedding(&p.pp("t_embedder.timestep_embedder"), t, c.t_emb_dim);
     let rows = affine(&p.pp("shared_adaln"), "proj", &silu(&embedded), ROWS * c.channels);
     rows.reshape(vec![1, ROWS, c.channels]).to(DType::F32)
 }
 
-/// Squares of pixels as the channels `(c, column, row)` of tokens `[b, frames, rows, columns, channels]`.
+/// Moves squares of pixels into the channels `(c, column, row)` of tokens `[b, frames, rows, columns, channels]`.
 fn patchify(x: &Value, patch: usize) -> Value {
     let [b, c, f, h, w] = [0, 1, 2, 3, 4].map(|axis| x.dim(axis));
     let y = x.reshape(vec![b, c, f, h / patch, patch, w / patch, patch]).transpose(&[0, 2, 3, 5, 1, 6, 4]);
     y.reshape(vec![b, f, h / patch, w / patch, c * patch * patch])
 }
 
-/// The way back of [`patchify`].
+/// Inverse of [`patchify`].
 fn unpatchify(x: &Value, patch: usize) -> Value {
     let [b, f, h, w, all] = [0, 1, 2, 3, 4].map(|axis| x.dim(axis));
     let c = all / (patch * patch);

@@ -1,11 +1,12 @@
-//! Attention of each cell of a grid to a window of cells around it, a block of queries at a time.
+//! Neighborhood attention: each cell of a grid attends to a window of cells around it. Queries are processed in blocks.
 //!
-//! The window of size `k` begins at `i - k/2`, pushed inward at the borders, so that it holds `k` cells everywhere. A
-//! block of queries sees the slab of keys that its windows cover; a bias takes from each query what is outside its own.
-//! Blocks of frames are a loop; those of rows and columns are rows of one batch. Nothing grows with the square of the grid.
+//! A window of size `k` starts at `i - k/2` and is shifted inward at the borders, so that it always has `k` cells. A
+//! block of queries attends to a slab: the keys that its windows cover. A bias masks the keys outside each query's own
+//! window. The program loops over blocks of frames; blocks of rows and columns are batched. No tensor grows
+//! quadratically with the grid.
 //!
-//! Of a sharded grid each device has a block of rows or columns, extended by its neighbours' cells as far as windows reach;
-//! windows are pushed inward at the borders of the whole grid only.
+//! If the grid is sharded, each device has a shard of rows or columns, extended by a halo: as many cells of the
+//! neighbouring devices as the windows need. Windows are shifted inward only at the borders of the complete grid.
 
 use std::ops::Range;
 
@@ -14,29 +15,30 @@ use crate::hlo::{Builder, Comparison, DType, Type, Value};
 use crate::kernels::{self, GridAxis, WindowAttention};
 use crate::nn::{Attention, Axis, Lowering, MASK_VALUE, Padding, Params, ShardedDim, SpatialShards, WindowForm};
 
-/// Frames, rows and columns of a block of queries: larger ones waste less of their slabs' borders, and need more memory.
+/// Frames, rows and columns of a block of queries. With larger blocks, slabs contain fewer keys per query, but more
+/// memory is needed.
 const BLOCK: [usize; 3] = [4, 8, 8];
 
-/// One axis of the grid, cut into blocks.
+/// One axis of the grid, divided into blocks.
 struct Blocks {
     length: usize,
     window: usize,
-    /// Queries of a block, and keys of its slab.
+    /// Number of queries per block; `slab` is the number of keys per slab.
     block: usize,
     slab: usize,
-    /// Where each block and its slab begin. The last block is pushed inward too: some queries are computed twice.
+    /// Start of each block and of its slab. The last block is shifted inward too, so some queries are computed twice.
     starts: Vec<[usize; 2]>,
-    /// Of a sharded axis, whose slabs begin in the extended cells.
+    /// `Some` if the axis is sharded; slabs then index the cells extended by the halo.
     shard: Option<Shard>,
 }
 
-/// One device's cells of a sharded axis.
+/// One device's shard of an axis.
 struct Shard {
-    /// Cells that one device has.
+    /// Number of cells on this device.
     own: usize,
-    /// Cells of neighbours at both ends.
+    /// Number of neighbours' cells added at each end.
     reach: usize,
-    /// Index of the first own cell in the whole grid, i32.
+    /// Index of this device's first cell in the complete grid, i32.
     first: Value,
 }
 
@@ -48,8 +50,9 @@ pub(super) fn block(lowering: Lowering) -> [usize; 3] {
     }
 }
 
-/// Whether an axis may be sharded: windows of a device's `own` cells see no further than its neighbours' cells.
-pub(super) fn ends_at_neighbors(own: usize, even: bool, window: usize, block: usize) -> bool {
+/// Whether an axis can be sharded into `own` cells per device, that is, whether windows extend at most into the
+/// neighbouring shards. `even`: whether all devices have the same number of cells.
+pub(super) fn reaches_neighbors_only(own: usize, even: bool, window: usize, block: usize) -> bool {
     kernels::window_reach(block.min(own), even, window) <= own
 }
 
@@ -64,7 +67,7 @@ impl Blocks {
         Blocks { length, window, block, slab, starts: (0..length.div_ceil(block)).map(start).collect(), shard: None }
     }
 
-    /// The same of `own` cells that a device has of a sharded axis.
+    /// Returns the blocks of a sharded axis of which this device has `own` cells.
     fn sharded(dim: &ShardedDim, own: usize, window: usize, block: usize) -> Self {
         let (length, block) = (dim.global_size(own), block.min(own));
         let reach = kernels::window_reach(block, own * dim.groups.size() == length, window);
@@ -74,24 +77,24 @@ impl Blocks {
         Blocks { length, window, block, slab: block + 2 * reach, starts, shard }
     }
 
-    /// Cells that are here.
+    /// Number of cells on this device.
     fn own(&self) -> usize {
         self.shard.as_ref().map_or(self.length, |shard| shard.own)
     }
 
-    /// Keys or values `x` with those of neighbours.
+    /// Extends keys or values `x` by the halo.
     fn extended(&self, x: &Value, dim: Option<&ShardedDim>) -> Value {
         let reach = self.shard.as_ref().map_or(0, |shard| shard.reach);
         dim.filter(|_| reach > 0).map_or_else(|| x.clone(), |dim| dim.extend(x, reach, Padding::Zeros))
     }
 
-    /// Positions `[blocks, size]` that begin at `starts [blocks]`.
+    /// Returns positions `[blocks, size]` starting at `starts [blocks]`.
     fn positions(b: &Builder, starts: &Value, size: usize) -> Value {
         let blocks = starts.ty().elements();
         starts.reshape(vec![blocks, 1]) + b.iota(Type::new(DType::I32, [blocks, size]), 1)
     }
 
-    /// The bias of blocks and slabs that begin there: `[blocks, block, slab]`.
+    /// Returns the bias `[blocks, block, slab]` of blocks starting at `first` and slabs starting at `slab`.
     fn bias(&self, b: &Builder, first: &Value, slab: &Value) -> Value {
         let [mut query, mut key] =
             [(first, self.block), (slab, self.slab)].map(|(x, size)| Self::positions(b, x, size));
@@ -108,19 +111,19 @@ impl Blocks {
         within.select(&zero, &zero.like(MASK_VALUE))
     }
 
-    /// Starts of all blocks, and of their slabs.
+    /// Returns the starts of all blocks and of all slabs.
     fn starts(&self, b: &Builder) -> [Value; 2] {
         [0, 1].map(|which| b.vector_i32(&self.starts.iter().map(|s| s[which] as i32).collect::<Vec<_>>()))
     }
 
-    /// Cells of every block or slab, one after the other, along `axis`.
+    /// Concatenates the cells of all blocks (`which = 0`) or slabs (`which = 1`) along `axis`.
     fn spread(&self, x: &Value, axis: usize, which: usize) -> Value {
         let size = [self.block, self.slab][which];
         let cells: Vec<usize> = self.starts.iter().flat_map(|s| s[which]..s[which] + size).collect();
         x.index_select(axis as isize, &cells)
     }
 
-    /// The queries of all blocks as one row of cells, each once.
+    /// Joins the results of all blocks along `axis`, keeping each query once.
     fn joined(&self, x: &Value, axis: usize) -> Value {
         let place = |i: usize| {
             let n = (i / self.block).min(self.starts.len() - 1);
@@ -130,7 +133,8 @@ impl Blocks {
     }
 }
 
-/// Attention of `q`, `k`, `v` `[b, frames, rows, columns, heads, dim]` within windows of `kernel` cells.
+/// Computes attention of `q` over `k` and `v`, all `[b, frames, rows, columns, heads, dim]`, within windows of `kernel`
+/// cells.
 pub(super) fn attention(
     p: &Params,
     q: &Value,
@@ -144,7 +148,7 @@ pub(super) fn attention(
     let _scope = b.scope("neighborhood");
     let grid = [1, 2, 3].map(|axis| shards.global_size(q, axis));
     if (0..3).any(|axis| grid[axis] < kernel[axis]) {
-        b.reject("neighborhood", format!("a grid of {grid:?} cells is smaller than its windows of {kernel:?}"));
+        b.reject("neighborhood", format!("a grid of {grid:?} cells is smaller than the attention window {kernel:?}"));
         return q.clone();
     }
     let axes = [0, 1, 2].map(|axis| grid_axis(grid[axis], q.dim(1 + axis as isize), kernel[axis]));
@@ -156,7 +160,7 @@ pub(super) fn attention(
         Some(dim) => Blocks::sharded(dim, q.dim(1 + axis as isize), kernel[axis], block[axis]),
         None => Blocks::new(grid[axis], kernel[axis], block[axis]),
     });
-    // Corners come along: columns are extended where rows already are.
+    // Extending the columns of the already extended rows also fetches the corner cells.
     let [k, v] = [k, v].map(|x| columns.extended(&rows.extended(x, shards.along(2)), shards.along(3)));
     let places = [rows.starts.len(), columns.starts.len()];
     let [row_bias, column_bias] = [&rows, &columns].map(|axis| {
@@ -187,16 +191,16 @@ pub(super) fn attention(
     b.repeat(time.starts.len(), &[empty], |t, done| vec![frames(t, &done[0])]).remove(0)
 }
 
-/// One axis of a grid, of which a device has `own` cells.
+/// Returns one axis of a grid, of which each device has `own` cells.
 fn grid_axis(length: usize, own: usize, window: usize) -> GridAxis {
     let axis = GridAxis { length, own, reach: 0, window };
     if own == length { axis } else { GridAxis { reach: axis.needed_reach(), ..axis } }
 }
 
-/// The same by a fused kernel.
+/// Computes neighborhood attention with a fused kernel.
 fn fused(q: &Value, keys: [&Value; 2], axes: [GridAxis; 3], scale: f64, shards: &SpatialShards) -> Value {
     let dims = [2, 3].map(|dim| shards.along(dim));
-    // Corners come along: columns are extended where rows already are.
+    // Extending the columns of the already extended rows also fetches the corner cells.
     let [k, v] = keys.map(|x| {
         let along = dims.iter().zip(&axes[1..]).filter_map(|(dim, axis)| dim.zip(Some(axis)));
         along
@@ -215,22 +219,23 @@ fn fused(q: &Value, keys: [&Value; 2], axes: [GridAxis; 3], scale: f64, shards: 
     WindowAttention { q, k: &k, v: &v, axes, firsts: firsts.as_ref(), scale }.fused()
 }
 
-/// Blocks of rows and columns `[b, t, n·h, m·w, heads, dim]` to `[b·n·m, t·h·w, heads, dim]`, of `places = [n, m]`.
+/// Moves `places = [n, m]` blocks of rows and columns into the batch. Converts `[b, t, n·h, m·w, heads, dim]` to
+/// `[b·n·m, t·h·w, heads, dim]`.
 fn batched(x: &Value, [n, m]: [usize; 2]) -> Value {
     let [b, t, h, w, heads, dim] = [0, 1, 2, 3, 4, 5].map(|axis| x.dim(axis));
     let y = x.reshape(vec![b, t, n, h / n, m, w / m, heads, dim]).transpose(&[0, 2, 4, 1, 3, 5, 6, 7]);
     y.reshape(vec![b * n * m, t * h * w / (n * m), heads, dim])
 }
 
-/// The way back of [`batched`], of blocks of `[t, h, w]`.
+/// Inverse of [`batched`], for blocks of `[t, h, w]`.
 fn unbatched(x: &Value, [n, m]: [usize; 2], [t, h, w]: [usize; 3]) -> Value {
     let (b, heads, dim) = (x.dim(0) / (n * m), x.dim(2), x.dim(3));
     let y = x.reshape(vec![b, n, m, t, h, w, heads, dim]).transpose(&[0, 3, 1, 4, 2, 5, 6, 7]);
     y.reshape(vec![b, t, n * h, m * w, heads, dim])
 }
 
-/// Biases of the axes as one of all cells, `[places, 1, queries, keys]`: of frames `[1, block, slab]`, and of rows and
-/// columns `[blocks, block, slab]`.
+/// Combines the biases of the axes (`[1, block, slab]` for frames, `[blocks, block, slab]` for rows and columns) into
+/// one bias `[places, 1, queries, keys]`.
 fn joint_bias(biases: [&Value; 3]) -> Value {
     let sum = biases.into_iter().enumerate().map(|(axis, x)| {
         let mut dims = vec![1; 8];
@@ -245,7 +250,7 @@ fn joint_bias(biases: [&Value; 3]) -> Value {
     sum.reshape(vec![cells(0..2), 1, cells(2..5), cells(5..8)])
 }
 
-/// The bias of one video for each of several.
+/// Repeats the bias of one video for all videos of the batch.
 fn repeated(bias: &Value, videos: usize) -> Value {
     bias.builder().concat(&vec![bias; videos], 0)
 }

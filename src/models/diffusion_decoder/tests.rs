@@ -13,10 +13,10 @@ fn published() -> DiffusionDecoderConfig {
 }
 
 #[test]
-fn the_published_decoder_declares_every_tensor() {
+fn published_diffusion_decoder_declares_every_tensor() {
     let network = program(&published(), [1, 3, 7, 8], Pixels::Values, &Build::new(DType::BF16)).expect("builds");
     let names = tensors_once(&network);
-    // The two latent statistics are the host's.
+    // The means and standard deviations of the latents are applied on the host, not in the program.
     assert_eq!((elements(&network), names.len()), (417_133_616, 405));
     for name in [
         "decoder.conv_in.bias",
@@ -35,7 +35,7 @@ fn the_published_decoder_declares_every_tensor() {
 }
 
 #[test]
-fn small_latents_are_padded_and_the_video_is_not() {
+fn small_latents_are_padded_and_the_video_is_cropped() {
     let c = published();
     assert_eq!(c.least(), [3, 7, 7]);
     assert_eq!(noise_shape(&c, [1, 16, 16, 24]), [1, 3, 121, 512, 768]);
@@ -44,22 +44,23 @@ fn small_latents_are_padded_and_the_video_is_not() {
     assert_eq!(network.program.results[0].ty, Type::new(DType::F32, [2, 3, 1, 128, 384]));
 }
 
-/// At 1920x1088x121 the largest tensor is the hidden features of an MLP: scores of a row of blocks are fewer.
+/// At 1920x1088x121 the largest tensor is the hidden activation of an MLP; the attention scores of a batch of blocks
+/// are smaller.
 #[test]
-fn no_tensor_grows_with_the_square_of_the_grid() {
+fn no_tensor_grows_quadratically_with_the_grid() {
     let c = published();
     let text = program(&c, [1, 16, 34, 60], Pixels::Values, &Build::new(DType::BF16)).expect("builds").program.text;
     let largest = text.split("tensor<").skip(1).filter_map(|t| {
         let sizes = t.split('>').next()?.split('x').map_while(|size| size.parse::<usize>().ok());
         Some(sizes.product::<usize>())
     });
-    // A token stands for 4 x 4 pixels of a frame, and has 1024 hidden features.
+    // A token covers 4x4 pixels of a frame and has 1024 hidden features.
     assert_eq!(largest.max(), Some(121 * 272 * 480 * 1024));
 }
 
-/// Sixteen rows of latents over eight devices are two each, and a window sees three before and behind a block.
+/// Eight devices would have two of sixteen latent rows each, but windows reach three rows beyond a block on each side.
 #[test]
-fn frames_are_over_as_many_devices_as_windows_reach() {
+fn spatial_sharding_is_limited_by_window_reach() {
     let rule = |axis, mesh_axes: &[&str]| Rule {
         axis,
         mesh_axes: mesh_axes.iter().map(|a| (*a).to_string()).collect(),
@@ -76,34 +77,40 @@ fn frames_are_over_as_many_devices_as_windows_reach() {
     };
     let small = of(16, 24);
     assert_eq!((axes(&small, 3), axes(&small, 4)), ("context".into(), "cfg".into()));
-    let note = "diffusion_decoder: 16 rows of latents over context x tensor have blocks that windows reach beyond; over \
-                context alone";
+    let note = "diffusion_decoder: sharding 16 latent rows over context x tensor would give shards smaller than the \
+                reach of the attention windows; they are sharded over context instead";
     assert!(small.notes.iter().any(|n| n == note), "{:?}", small.notes);
     let large = of(64, 24);
     assert_eq!((axes(&large, 3), large.notes.len()), ("context,tensor".into(), 0));
 }
 
 #[test]
-fn a_head_s_features_are_split_by_axis() {
+fn rope_pairs_are_split_by_axis() {
     assert_eq!([64, 16, 8, 24].map(pairs), [[8, 12, 12], [2, 3, 3], [0, 2, 2], [2, 5, 5]]);
 }
 
 #[test]
-fn what_is_not_computed_is_refused_by_key() {
+fn unsupported_values_are_rejected_by_key() {
     let cases = [
         (json!({"decoder_model_output_type": "eps"}), "decoder_model_output_type: unknown variant `eps`"),
-        (json!({"decoder_stage_depths": [4, 6]}), "decoder_stage_depths has 2 entries, the stages need 5"),
+        (json!({"decoder_stage_depths": [4, 6]}), "decoder_stage_depths has 2 entries, but the stages need 5"),
         (json!({"decoder_head_dim": 12}), "decoder_head_dim = 12 is not supported, only a multiple of 8"),
         (json!({"decoder_head_dim": 48}), "only multiples of decoder_head_dim"),
-        (json!({"decoder_upsample_channel_reductions": [2, 2, 2, 2]}), "only what decoder_stage_channels shrink by"),
-        (json!({"decoder_upsample_strides": [[3, 2, 2], [2, 1, 1], [2, 2, 2], [2, 2, 2]]}), "only 1 or 2 frames"),
+        (
+            json!({"decoder_upsample_channel_reductions": [2, 2, 2, 2]}),
+            "only the ratios of consecutive decoder_stage_channels",
+        ),
+        (
+            json!({"decoder_upsample_strides": [[3, 2, 2], [2, 1, 1], [2, 2, 2], [2, 2, 2]]}),
+            "only frame strides of 1 or 2",
+        ),
         (
             json!({"decoder_stage5_kernel": [11, 0, 11]}),
             "decoder_stage5_kernel[1] = 0 is out of range: it must be 1 to 64",
         ),
         (
             json!({"spatial_compression_ratio": 16}),
-            "spatial_compression_ratio = 16 is not supported, only what the stages",
+            "spatial_compression_ratio = 16 is not supported, only the product of the patch size",
         ),
         (json!({"temporal_compression_ratio": 4}), "temporal_compression_ratio = 4"),
         (
@@ -113,7 +120,7 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"patch_size": 0}), "patch_size = 0"),
         (json!({"decoder_num_inference_steps": 0}), "decoder_num_inference_steps = 0"),
         (json!({"scaling_factor": 0.5}), "scaling_factor = 0.5"),
-        (json!({"coarse": true}), "coarse = true is a key that this program does not know"),
+        (json!({"coarse": true}), "coarse = true is an unknown key"),
     ];
     assert_refused(COMPONENT, DiffusionDecoderConfig::from_json, cases);
 }

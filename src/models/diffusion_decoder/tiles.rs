@@ -1,5 +1,5 @@
-//! The decoder as two programs, for videos that are not decoded whole: latents to the features that the context's last stage
-//! takes, and a tile of these with noise of its own to pixels.
+//! The decoder as two programs, for tiled decoding. The first computes features from the latents; these are the input
+//! of the last context stage. The second decodes a tile of the features, together with noise for the tile, to pixels.
 
 use super::COMPONENT;
 use super::config::DiffusionDecoderConfig;
@@ -8,34 +8,36 @@ use crate::hlo::{DType, Result, Type};
 use crate::models::Network;
 use crate::nn::{Axis, Build, Params, ShardedVideo};
 
-/// Grid of features that tiles are cut from, by frames, rows and columns.
+/// Grid of cells that tiles are sliced from. A cell is one position (frame, row, column) of the features. The three
+/// elements of an array are for frames, rows and columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeatureGrid {
-    /// Cells of the video, with what small latents are padded by.
+    /// Number of cells of the video, including the padding of small latents.
     pub cells: [usize; 3],
-    /// Cells of frames behind the video's: copies of the last, which go with the last tile.
+    /// Number of additional frames of cells after those of the video. They come from copies of the last latent frame
+    /// and belong to the last tile.
     pub appendix: usize,
-    /// Pixels of a cell.
+    /// Number of pixels per cell.
     pub scale: [usize; 3],
-    /// Cells from which on every window fits into a tile.
+    /// Smallest tile in which every attention window fits, in cells.
     pub least: [usize; 3],
-    /// Cells that a result depends on at one side.
+    /// Receptive field: a result depends on at most this many cells on each side.
     pub reach: [usize; 3],
-    /// Pixels of the video, and before it the padding's.
+    /// Size of the video in pixels.
     pub pixels: [usize; 3],
     pub(crate) before: [usize; 3],
 }
 
-/// A tile's cells, and whether it is the first or last in time.
+/// Size of a tile, and whether it is the first or the last in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeatureTile {
-    /// Frames, rows and columns without the appendix.
+    /// Frames, rows and columns, without the appended copies.
     pub(crate) cells: [usize; 3],
     pub(crate) is_first: bool,
     pub(crate) is_last: bool,
 }
 
-/// The grid of latents `[frames, rows, columns]`.
+/// Returns the feature grid of latents `[frames, rows, columns]`.
 pub fn feature_grid(c: &DiffusionDecoderConfig, latents: [usize; 3]) -> FeatureGrid {
     let sizes = Sizes::new(c, latents);
     let padded = sizes.padding.padded(latents);
@@ -61,8 +63,8 @@ pub fn feature_grid(c: &DiffusionDecoderConfig, latents: [usize; 3]) -> FeatureG
     }
 }
 
-/// Shape `[channels, frames, height, width]` of a tile's noise and pixels: of a last tile shorter than the window with some of
-/// the appendix.
+/// Returns the shape `[channels, frames, height, width]` of the noise and of the pixels of a tile. If the last tile is
+/// shorter than the attention window, it includes some of the appended copies.
 pub(crate) fn tile_shape(c: &DiffusionDecoderConfig, grid: &FeatureGrid, tile: &FeatureTile) -> [usize; 4] {
     let [st, sh, sw] = grid.scale;
     let doubled = usize::from(tile.is_first && st == 2);
@@ -75,16 +77,17 @@ pub(crate) fn tile_shape(c: &DiffusionDecoderConfig, grid: &FeatureGrid, tile: &
     [c.out_channels, frames, h * sh, w * sw]
 }
 
-/// Un-normalised latents `[b, latent_channels, f, h, w]`, f32, for `shape = [b, f, h, w]` to `features [b, frames, rows,
-/// columns, channels]` in the type that is computed in.
+/// Builds the program that computes features. Input: f32 un-normalized `latents [b, latent_channels, f, h, w]` for
+/// `shape = [b, f, h, w]`. Output: `features [b, frames, rows, columns, channels]` in the compute type.
 ///
 /// # Errors
-/// The first mistake made while building, with op, scope and shapes.
+/// Returns the first error recorded while building the graph, with its op, scope and shapes.
 pub fn features_program(c: &DiffusionDecoderConfig, shape: [usize; 4], build: &Build) -> Result<Network> {
     let p = Params::new("diffusion_features", COMPONENT, build);
     let [b, f, h, w] = shape;
     let padding = Sizes::new(c, [f, h, w]).padding;
-    let latents = ShardedVideo::of_whole_frames(&p, "latents", Type::new(DType::F32, [b, c.latent_channels, f, h, w]));
+    let latents =
+        ShardedVideo::with_replicated_frames(&p, "latents", Type::new(DType::F32, [b, c.latent_channels, f, h, w]));
     let given = latents.input(&p);
     let made = latents.run_with(&p, &given, &[], |shards, given, _| {
         features(&p.pp("decoder"), c, &padding.pad(&given.to(p.dtype())), &shards.channels_last())
@@ -92,11 +95,12 @@ pub fn features_program(c: &DiffusionDecoderConfig, shape: [usize; 4], build: &B
     Network::finish(&p, vec![latents.output(&p, "features", &made)])
 }
 
-/// A tile of `features`, of latents of `shape`, that begins at the cell `start [3]`, i32, and `noise` of `tile_shape` to
-/// `video [b, channels, frames, height, width]`, f32, about -1..1.
+/// Builds the program that decodes a tile of the features of latents `[b, f, h, w]`. Inputs: `features`, f32 `noise` of
+/// `tile_shape`, and `start`, i32 `[3]`: the tile's first cell. Output: f32 `video [b, channels, frames, height,
+/// width]`, approximately -1..1.
 ///
 /// # Errors
-/// As of [`features_program`].
+/// Returns the first error recorded while building the graph, with its op, scope and shapes.
 pub fn tile_program(
     c: &DiffusionDecoderConfig,
     [b, f, h, w]: [usize; 4],
@@ -109,8 +113,9 @@ pub fn tile_program(
         ([grid.cells[1], grid.cells[2]], tile_shape(c, &grid, tile));
     let last = c.stages.len() - 1;
     let dims = [b, grid.cells[0] + grid.appendix, rows, columns, c.stages[last].channels];
-    let all = ShardedVideo::of_whole_frames(&p, "features", Type::new(p.dtype(), dims));
-    let noise = ShardedVideo::of_whole_frames(&p, "noise", Type::new(DType::F32, [b, channels, frames, height, width]));
+    let all = ShardedVideo::with_replicated_frames(&p, "features", Type::new(p.dtype(), dims));
+    let noise =
+        ShardedVideo::with_replicated_frames(&p, "noise", Type::new(DType::F32, [b, channels, frames, height, width]));
     let (given, drawn) = (all.input(&p), noise.input(&p));
     let start = p.input("start", Type::new(DType::I32, [3]), &[Axis::Replicated]);
     let beside = [noise.beside(&drawn), ShardedVideo::replicated(&start)];

@@ -1,22 +1,26 @@
-//! Windows as features of queries and keys, for kernels that take no bias of each query.
+//! Neighborhood attention with window masks encoded as extra features of queries and keys, for attention kernels
+//! without a per-query bias.
 //!
-//! The bias of a block of queries and its slab is a sum over frames, rows and columns, so it is a product: a query has the
-//! biases of its place on each axis to all places of the slab there, a key a one at its own places. Behind the features of
-//! a head they make scores with the bias in them. Biases are 0 or one number that no score reaches: nothing is rounded.
+//! A block of queries attends to a slab: the keys that the windows of its queries cover. The bias that masks keys
+//! outside a query's window is a sum over frames, rows and columns, so it can be written as a dot product. For each
+//! axis, a query has its biases for all positions of the slab as features, and a key has a one-hot vector of its
+//! position. Appended to the features of a head, these add the bias to the scores. A bias is either 0 or one constant
+//! beyond the range of any score, so rounding has no effect.
 
 use crate::hlo::{Builder, Comparison, DType, Type, Value};
 use crate::nn::{Attention, Params};
 
-/// Frames, rows and columns of a block of queries. Scores stay in a kernel, but slabs are written to memory and read again: of
-/// larger blocks they are fewer. The published windows of 11 cells have slabs of 18, 18 and 26, with heads of 64 no more than
-/// 128 features.
+/// Frames, rows and columns of a block of queries. Scores stay inside the kernel, but slabs are written to memory and
+/// read back; with larger blocks there are fewer slabs. For the published windows of 11 cells, the sides of a slab are
+/// 18, 18 and 26 cells: with heads of 64 features, this gives at most 128 features.
 pub(super) const BLOCK: [usize; 3] = [8, 8, 16];
 
-/// Heads of a multiple of so many features fill the registers of a kernel.
+/// The padded number of features is a multiple of this, to fill the registers of the kernel.
 const FEATURES: usize = 128;
 
-/// Attention of blocks of queries to their slabs, `[videos · places, cells, heads, dim]`. `biases` are those of frames `[1,
-/// block, slab]`, and of rows and columns `[blocks, block, slab]`, whose product are the places.
+/// Computes attention of blocks of queries over their slabs. The operands in `plain` are `[videos · places, cells,
+/// heads, dim]`, where `places` is the number of blocks of rows times the number of blocks of columns. `biases` are
+/// those of frames, `[1, block, slab]`, and of rows and columns, both `[blocks, block, slab]`.
 pub(super) fn attention(p: &Params, plain: &Attention, biases: [&Value; 3]) -> Value {
     let Attention { q, k, v, scale, .. } = *plain;
     let dim = q.dim(3);
@@ -33,7 +37,9 @@ pub(super) fn attention(p: &Params, plain: &Attention, biases: [&Value; 3]) -> V
     Attention { q: &q, k: &k, v: &v, ..*plain }.here(p).slice(3, 0, dim)
 }
 
-/// Biases of each query, which a kernel scales as it scales scores: `[videos · places, queries, 1, slabs]`.
+/// Returns the extra features of each query, `[videos · places, queries, 1, slabs]`: its biases along the three axes.
+/// `slabs` is the sum of the three slab sizes. The biases are divided by `scale`, because the kernel multiplies all
+/// scores by it.
 fn queries(biases: [&Value; 3], scale: f64, q: &Value) -> Value {
     let places = [biases[1].dim(0), biases[2].dim(0)];
     let block = biases.map(|x| x.dim(1));
@@ -54,7 +60,7 @@ fn queries(biases: [&Value; 3], scale: f64, q: &Value) -> Value {
     b.concat(&vec![&all; q.dim(0) / places], 0)
 }
 
-/// Ones at each key's places, `[1, keys, 1, slabs]`.
+/// Returns the extra features of each key, `[1, keys, 1, slabs]`: its one-hot positions along the three axes.
 fn keys(b: &Builder, biases: [&Value; 3], k: &Value) -> Value {
     let slab = biases.map(|x| x.dim(2));
     let of_axis = |axis: usize| {

@@ -1,4 +1,4 @@
-//! `duration_head/config.json`.
+//! Reads `duration_head/config.json`.
 
 use serde::Deserialize;
 
@@ -9,7 +9,7 @@ use crate::models::{ConfigError, parse_config, require};
 use crate::nn::Heads;
 
 with_defaults! {
-    /// The file's keys; defaults are the reference class' own.
+    /// Keys of `config.json`, with the defaults of the reference class.
     #[derive(Deserialize)]
     #[serde(default)]
     pub(in crate::models) struct DurationHeadFile {
@@ -22,16 +22,16 @@ with_defaults! {
     }
 }
 
-/// Structure of the head.
+/// Structure of the duration head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DurationHeadConfig {
-    /// Widths of the text contexts.
+    /// Widths of the video and audio text embeddings.
     pub(crate) text: Av<usize>,
-    /// Learned queries.
+    /// Number of learned queries.
     pub(crate) queries: usize,
-    /// Heads of their attention; together the width of the head.
+    /// Attention heads; their total width is the hidden width of the pooler.
     pub(crate) heads: Heads,
-    /// Width between the last two linear maps.
+    /// Hidden width of the MLP.
     pub(crate) mlp: usize,
 }
 
@@ -39,7 +39,7 @@ impl DurationHeadConfig {
     /// Reads and checks `config.json`.
     ///
     /// # Errors
-    /// A key of the wrong type, or a value no code computes.
+    /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
         let f: DurationHeadFile = parse_config(COMPONENT, json)?;
         let (width, count) = (f.pooler_hidden_dim, f.num_pooler_heads);

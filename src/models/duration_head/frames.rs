@@ -1,22 +1,24 @@
-//! Seconds to a count of frames that the video autoencoder takes.
+//! Converts predicted seconds to a frame count that the video VAE accepts.
 
-/// Shortest and longest duration that is taken from a prediction, in seconds.
+/// Bounds that a predicted duration is clamped to, in seconds.
 const BOUNDS: [f64; 2] = [1.0, 20.0];
 
-/// Where no legal count lies within the bounds.
+/// Choice of the frame count if no legal count (one more than a multiple of the step) lies within the bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grid {
-    /// The largest within them that is not above the next legal count, legal or not (Lightricks' code).
+    /// The next larger legal count, limited to the upper bound even if the bound is not a legal count (Lightricks'
+    /// code).
     Official,
-    /// The legal count that is nearest (diffusers).
+    /// The nearest legal count (diffusers).
     Diffusers,
 }
 
-/// Frames of a shot of `seconds` at `rate` frames a second: within the bounds, and one more than a multiple of `step`.
+/// Converts `seconds` at `rate` frames per second to a frame count within the bounds that is one more than a multiple
+/// of `step`.
 pub fn frames(seconds: f64, rate: f64, step: usize, grid: Grid) -> usize {
     let [least, most] = BOUNDS.map(|bound| (bound * rate).round_ties_even());
     let least = least.max(1.0);
-    // Python's max(least, min(x, most)): the lower bound wins where they cross.
+    // The order of Python's max(least, min(x, most)): the lower bound wins if it exceeds the upper one.
     let clamped = (seconds * rate).round_ties_even().min(most).max(least) as usize;
     let (least, most) = (least as usize, most as usize);
     let below = (clamped - 1) / step * step + 1;

@@ -1,4 +1,5 @@
-//! The duration head of LTX-2.5: the text contexts of a prompt to the seconds that its shot lasts, and those to frames.
+//! The duration head of LTX-2.5: predicts the duration of a shot in seconds from the text embeddings of its prompt, and
+//! converts it to a frame count.
 
 pub(super) mod config;
 mod frames;
@@ -10,5 +11,5 @@ pub use config::DurationHeadConfig;
 pub use frames::{Grid, frames};
 pub use model::program;
 
-/// The model folder's name.
+/// Folder of the duration head in a model.
 pub(crate) const COMPONENT: &str = "duration_head";

@@ -1,4 +1,5 @@
-//! Learned queries attend to the tokens of both contexts; what they find becomes the logarithm of a duration.
+//! The duration head: learned queries attend to the video and audio text tokens, and an MLP predicts the logarithm of
+//! the duration.
 
 use super::COMPONENT;
 use super::config::DurationHeadConfig;
@@ -9,11 +10,12 @@ use crate::nn::{Axis, Build, Init, Params, gelu_tanh, linear, project};
 
 const WHOLE: [Axis; 2] = [Axis::Replicated; 2];
 
-/// The head for `batch` prompts of `tokens` tokens: `video_tokens`, `audio_tokens` (f32 `[b, t, width]`, as the connectors
-/// leave them) to `seconds [b]`, f32. Every device computes all of it.
+/// Builds the program for `batch` prompts of `tokens` tokens. Inputs: f32 `video_tokens` and `audio_tokens` `[b, t,
+/// width]`, the outputs of the connectors. Output: f32 `seconds [b]`. Nothing is sharded: every device computes the
+/// complete result.
 ///
 /// # Errors
-/// The first mistake made while building.
+/// Returns the first error recorded while building the graph.
 pub fn program(c: &DurationHeadConfig, batch: usize, tokens: Av<usize>, build: &Build) -> Result<Network> {
     let p = Params::new("duration_head", COMPONENT, build);
     let width = c.heads.width();
@@ -31,7 +33,8 @@ pub fn program(c: &DurationHeadConfig, batch: usize, tokens: Av<usize>, build: &
     Network::finish(&p, vec![result])
 }
 
-/// The queries' results `[b, q, width]` over tokens `[b, n, width]`, none of which is padding.
+/// Attention pooling: the learned queries attend to all tokens `[b, n, width]`, none of which is padding; returns `[b,
+/// q, width]`.
 fn pool(p: &Params, c: &DurationHeadConfig, tokens: &Value) -> Value {
     let _scope = p.scope();
     let (b, width) = (p.builder(), c.heads.width());

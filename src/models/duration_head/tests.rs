@@ -7,7 +7,7 @@ use crate::models::testing::{assert_refused, elements, tensors_once};
 use crate::nn::Build;
 
 #[test]
-fn the_published_head_declares_every_tensor() {
+fn published_duration_head_declares_every_tensor() {
     let c = DurationHeadConfig::from_json(&json!({"_class_name": "LTX2DurationHead"})).expect("reads");
     let network = program(&c, 1, Av::both(1024), &Build::new(DType::BF16)).expect("builds");
     let names = tensors_once(&network);
@@ -20,38 +20,38 @@ fn the_published_head_declares_every_tensor() {
 }
 
 #[test]
-fn what_is_not_computed_is_refused_by_key() {
+fn unsupported_values_are_rejected_by_key() {
     let cases = [
         (
             json!({"num_pooler_heads": 3}),
             "pooler_hidden_dim = 256 is not supported, only multiples of num_pooler_heads",
         ),
         (json!({"num_queries": 0}), "num_queries = 0"),
-        (json!({"bounds": 3}), "bounds = 3 is a key that this program does not know"),
+        (json!({"bounds": 3}), "bounds = 3 is an unknown key"),
     ];
     assert_refused(COMPONENT, DurationHeadConfig::from_json, cases);
 }
 
 #[test]
-fn durations_become_legal_counts_within_the_bounds() {
+fn durations_become_legal_frame_counts_within_bounds() {
     for grid in [Grid::Official, Grid::Diffusers] {
         let at_24 = [0.3, 2.0, 4.99, 5.05, 19.9, 25.0].map(|seconds| frames(seconds, 24.0, 8, grid));
         assert_eq!(at_24, [25, 41, 113, 121, 473, 473]);
-        // Half to even: 60.5 is 60, 61.5 is 62.
+        // Rounds half to even: 60.5 becomes 60, 61.5 becomes 62.
         assert_eq!([2.420, 2.460].map(|seconds| frames(seconds, 25.0, 1, grid)), [60, 62]);
     }
 }
 
-/// At 0.3 frames a second the bounds are 1 and 6 frames; at a step of 8 from 25 frames a second up they hold a count.
+/// Only very low frame rates or large steps leave no legal count within the bounds (1 to 20 seconds).
 #[test]
-fn bounds_without_a_legal_count_are_each_reference_s_own() {
-    // One frame every 10 seconds: 1 to 2 frames, and 1 is legal.
+fn bounds_without_a_legal_count_use_the_reference_rules() {
+    // 0.1 frames per second: 1 to 2 frames, and 1 is legal.
     assert_eq!([Grid::Official, Grid::Diffusers].map(|grid| frames(30.0, 0.1, 8, grid)), [1, 1]);
-    // 2 to 32 frames at a step of 64: no count but 1 and 65.
+    // 2 to 32 frames with step 64: the nearest legal counts are 1 and 65.
     for (seconds, official, diffusers) in [(1.0, 32, 1), (20.0, 32, 1)] {
         let both = [Grid::Official, Grid::Diffusers].map(|grid| frames(seconds, 1.6, 64, grid));
         assert_eq!(both, [official, diffusers], "{seconds}");
     }
-    // 2 to 40 frames at a step of 48: 40 is nearer to 49 than to 1.
+    // 2 to 40 frames with step 48: 40 is nearer to 49 than to 1.
     assert_eq!([Grid::Official, Grid::Diffusers].map(|grid| frames(20.0, 2.0, 48, grid)), [40, 49]);
 }

@@ -1,9 +1,9 @@
-//! The layer that every generation has: two halves, each between two norms, and the maps around attention.
+//! Decoder layer shared by the Gemma generations: attention and MLP, each with a norm before and after it.
 
 use crate::hlo::Value;
 use crate::nn::{Axis, Heads, Init, Params, gelu_tanh, linear_nd, project};
 
-/// A layer: its norm, its attention, its feed-forward width.
+/// A decoder layer: its norm, its attention and the width of its MLP.
 pub(crate) struct Block<N, A> {
     pub(crate) norm: N,
     pub(crate) attention: A,
@@ -15,7 +15,7 @@ where
     N: Fn(&Params, &Value) -> Value,
     A: Fn(&Value) -> Value,
 {
-    /// The stream after the layer at `p`, from `h [b, t, hidden]`.
+    /// Runs the layer with weights at `p` on the residual stream `h [b, t, hidden]`.
     pub(crate) fn run(&self, p: &Params, h: &Value) -> Value {
         let norm = |name: &str, x: &Value| (self.norm)(&p.pp(name), x);
         let attended = (self.attention)(&norm("input_layernorm", h));
@@ -25,7 +25,7 @@ where
     }
 }
 
-/// Keys and values in one product: `[b, t, 2, heads, dim]`.
+/// Computes keys and values with one matrix multiplication. Returns `[b, t, 2, heads, dim]`.
 pub(crate) fn keys_values(p: &Params, heads: Heads, x: &Value, bias: bool) -> Value {
     let (shape, width) = ([heads.count, heads.dim, x.dim(-1)], heads.width());
     let axes = [Axis::KvHeads, Axis::HeadDim, Axis::Embed];
@@ -38,7 +38,7 @@ pub(crate) fn keys_values(p: &Params, heads: Heads, x: &Value, bias: bool) -> Va
     y + p.fused(&["k_proj.bias", "v_proj.bias"], &shape[..2], &[width], &axes[..2], Init::normal(0.02))
 }
 
-/// `down_proj(gelu(gate_proj(x)) · up_proj(x))`.
+/// Returns `down_proj(gelu(gate_proj(x)) · up_proj(x))`.
 fn mlp(p: &Params, intermediate_size: usize, x: &Value) -> Value {
     let _scope = p.scope();
     let hidden_size = x.dim(-1);

@@ -1,4 +1,4 @@
-//! Kinds of layers, by the span that they attend to: a window of tokens or all, in a pattern.
+//! Attention kinds of layers: sliding window or full, in a repeating pattern.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use serde::Deserialize;
 use super::COMPONENT;
 use crate::models::{ConfigError, require};
 
-/// Span that a layer attends to.
+/// Tokens that a layer attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerKind {
-    /// The last `sliding_window` tokens.
+    /// The token itself and the `sliding_window - 1` tokens before it.
     SlidingAttention,
-    /// Every earlier token.
+    /// The token itself and all tokens before it.
     FullAttention,
 }
 
@@ -26,7 +26,7 @@ impl fmt::Display for LayerKind {
     }
 }
 
-/// The kinds of `layers` layers, of which every `pattern`-th is a full one.
+/// Returns the kinds of `layers` layers in which every `pattern`-th is a full-attention layer.
 pub(crate) fn every(pattern: usize, layers: usize) -> Vec<LayerKind> {
     let kind = |i: usize| match (i + 1).is_multiple_of(pattern) {
         true => LayerKind::FullAttention,
@@ -35,12 +35,9 @@ pub(crate) fn every(pattern: usize, layers: usize) -> Vec<LayerKind> {
     (0..layers).map(kind).collect()
 }
 
-/// The kinds of `layers` layers as a configuration lists them.
-///
-/// # Errors
-/// A list of another length.
+/// Returns the kinds that a configuration lists explicitly, or an error if their number differs from `layers`.
 pub(crate) fn listed(kinds: &[LayerKind], layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
-    let supported = "one entry for each of num_hidden_layers";
-    require(kinds.len() == layers, COMPONENT, "layer_types", kinds.len(), supported)?;
+    let supported = "one entry for each layer (num_hidden_layers)";
+    require(kinds.len() == layers, COMPONENT, "entries of layer_types", kinds.len(), supported)?;
     Ok(kinds.to_vec())
 }

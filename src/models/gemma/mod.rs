@@ -1,5 +1,5 @@
-//! The text stack that the generations of Gemma share: from token ids to hidden states, with the text projection of LTX-2
-//! inside its loop. A generation brings its layers and its norm.
+//! The text encoder network shared by the Gemma generations: converts token ids to hidden states. LTX-2's text
+//! projection is computed inside the loop over layers. Each generation provides its own layers and norm.
 
 mod block;
 mod layer_kind;
@@ -12,8 +12,8 @@ pub(crate) use layer_kind::{every, listed};
 pub(crate) use mask::{Visible, bias};
 pub(crate) use program::{Stack, Visit};
 
-/// The model folder's name.
+/// Folder of the text encoder in a model.
 pub(crate) const COMPONENT: &str = "text_encoder";
 
-/// Prefix of the text stack in the checkpoint.
+/// Prefix of the names of the language model's tensors in the checkpoint.
 pub(crate) const ROOT: &str = "language_model.model";

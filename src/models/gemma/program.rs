@@ -1,4 +1,5 @@
-//! The program of a text encoder: prompts to hidden states, projected as they appear or stacked.
+//! The text encoder program: computes the hidden states of prompts, and either projects each of them or stacks all of
+//! them.
 
 use super::{COMPONENT, ROOT};
 use crate::hlo::{DType, Result, Type, Value};
@@ -6,10 +7,11 @@ use crate::models::Network;
 use crate::models::connectors::{self, ConnectorsConfig};
 use crate::nn::{Axis, Build, Init, Params};
 
-/// Takes a hidden state, its index first, and the values that are carried along; gives the new ones.
+/// Callback for each hidden state. It receives the index of the hidden state, the hidden state and the loop-carried
+/// values, and returns the updated loop-carried values.
 pub(crate) type Visit<'a> = &'a dyn Fn(&Value, &Value, &[Value]) -> Vec<Value>;
 
-/// Sizes of a text stack.
+/// Sizes of the Gemma language model.
 pub(crate) struct Stack {
     pub(crate) vocab_size: usize,
     pub(crate) hidden_size: usize,
@@ -17,16 +19,14 @@ pub(crate) struct Stack {
 }
 
 impl Stack {
-    /// Hidden states: the embeddings and every layer's.
+    /// Number of hidden states: the embeddings and the output of every layer.
     fn hidden_states(&self) -> usize {
         self.layers + 1
     }
 
-    /// The program, see `TextEncoder::program`. `run(p, mask, state, visit)` runs the layers: `state` is the stream
-    /// followed by what is carried along, and each layer has its input visited before. `norm` is the one behind the last.
-    ///
-    /// # Errors
-    /// The first mistake made while building, with op, scope and shapes.
+    /// Builds the program that `TextEncoder::program` describes. `run(p, mask, state, visit)` runs the layers: `state`
+    /// is the residual stream followed by the loop-carried values, and every layer calls `visit` on its input. `norm`
+    /// is applied after the last layer.
     pub(crate) fn program(
         &self,
         connectors: Option<&ConnectorsConfig>,
@@ -39,7 +39,7 @@ impl Stack {
         let ty = Type::new(DType::I32, vec![batch, tokens]);
         let axes = [Axis::CfgBatch, Axis::TextSequence];
         let ids = p.input("input_ids", ty.clone(), &axes);
-        // Every device needs to know which tokens are none.
+        // Not sharded along the tokens: every device needs the full padding mask.
         let mask = p.filled_input("attention_mask", ids.ty().clone(), &ty.dims, &[Axis::CfgBatch, Axis::Replicated]);
         let encode = |carried: &[Value], visit: Visit| {
             let h = self.embed(&p, &ids);
@@ -68,13 +68,13 @@ impl Stack {
         Network::finish(&p, vec![p.output("prompt_embeds", &embeds.to(DType::F32), &axes, &content)])
     }
 
-    /// The embeddings of token ids, scaled: `[b, t, hidden]`.
+    /// Looks up the scaled token embeddings: `[b, t, hidden]`.
     fn embed(&self, p: &Params, ids: &Value) -> Value {
         let init = Init::normal((self.hidden_size as f32).sqrt().recip());
         let (shape, axes) = ([self.vocab_size, self.hidden_size], [Axis::Vocab, Axis::Embed]);
         let h = p.pp(ROOT).pp("embed_tokens").lookup("weight", &shape, &axes, init, ids);
         let h = p.place("embeddings", &h, &[Axis::CfgBatch, Axis::TextSequence, Axis::Replicated]);
-        // The factor is rounded to the weights' type before it multiplies, as the reference keeps it.
+        // The scale is rounded to the weights' element type before the multiplication, as in the reference.
         h * (self.hidden_size as f64).sqrt()
     }
 }

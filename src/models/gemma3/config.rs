@@ -1,4 +1,4 @@
-//! `text_encoder/config.json`, in the spellings of both generations of the reference.
+//! Reads `text_encoder/config.json` of Gemma 3, with the keys of older and newer transformers versions.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -10,7 +10,7 @@ use crate::models::ranges::check_heads;
 use crate::models::{ConfigError, parse_config, require, unsupported};
 use crate::nn::Heads;
 
-/// RoPE of one kind of layer.
+/// RoPE parameters of one kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RopeBase {
     /// Base of the frequencies.
@@ -19,7 +19,7 @@ pub(crate) struct RopeBase {
     pub(crate) factor: f64,
 }
 
-/// The text stack of Gemma-3.
+/// Configuration of the Gemma 3 language model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemma3Config {
     pub(crate) vocab_size: usize,
@@ -37,7 +37,7 @@ pub struct Gemma3Config {
 }
 
 with_defaults! {
-    /// The file's keys; defaults are the reference class' own.
+    /// Keys of `config.json`, with the defaults of the reference class.
     #[derive(Deserialize)]
     #[serde(default)]
     pub(in crate::models) struct Gemma3ConfigFile {
@@ -65,7 +65,7 @@ with_defaults! {
     }
 }
 
-/// Scaling of the frequencies. `type` is the older spelling of `rope_type`; some releases wrote both.
+/// RoPE scaling. `type` is the older name of `rope_type`; some releases wrote both.
 #[derive(Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Scaling {
@@ -75,7 +75,7 @@ struct Scaling {
     rope_theta: Option<f64>,
 }
 
-/// The newer spelling, by kind of layer.
+/// RoPE parameters by kind of layer, as newer files write them.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Parameters {
@@ -84,7 +84,7 @@ struct Parameters {
 }
 
 impl Scaling {
-    /// The keys of `self`, and those of `other` that `self` lacks.
+    /// Returns the keys of `self`; missing keys are taken from `other`.
     fn or(&self, other: &Scaling) -> Scaling {
         let kind = |s: &Scaling| s.rope_type.clone().or(s.r#type.clone());
         Scaling {
@@ -100,7 +100,7 @@ impl Scaling {
         require(matches!(kind, "default" | "linear"), COMPONENT, "rope_type", kind, "default or linear")?;
         let factor = if kind == "linear" { self.factor } else { Some(1.0) };
         let Some(factor) = factor else {
-            let supported = "a positive number where rope_type is linear";
+            let supported = "a positive number if rope_type is linear";
             return Err(unsupported(COMPONENT, "factor", self.factor, supported));
         };
         Ok(RopeBase { theta: self.rope_theta.unwrap_or(theta), factor })
@@ -108,7 +108,8 @@ impl Scaling {
 }
 
 impl Gemma3ConfigFile {
-    /// RoPE of sliding and of full layers. The older keys scale full layers only, also next to the newer ones.
+    /// Returns the RoPE parameters of sliding-window layers and of full-attention layers. The older key `rope_scaling`
+    /// applies only to full-attention layers, even if newer keys are present.
     fn rope(&self) -> Result<[RopeBase; 2], ConfigError> {
         let silent = Scaling::default();
         let newer =
@@ -118,7 +119,7 @@ impl Gemma3ConfigFile {
         Ok([local.base(self.rope_local_base_freq)?, global.base(self.rope_theta)?])
     }
 
-    /// The kind of every layer: a list, or a full layer every so many.
+    /// Returns the kind of every layer, from the list or from the pattern length.
     fn layers(&self) -> Result<Vec<LayerKind>, ConfigError> {
         let pattern = self.sliding_window_pattern.or(self._sliding_window_pattern).unwrap_or(6);
         match &self.layer_types {
@@ -129,10 +130,10 @@ impl Gemma3ConfigFile {
 }
 
 impl Gemma3Config {
-    /// Reads and checks `config.json`, of the whole model or of its text part.
+    /// Reads and checks `config.json`. The file may describe the complete multimodal model or only its text part.
     ///
     /// # Errors
-    /// A key of the wrong type, or a value no code computes.
+    /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
     pub fn from_json(json: &Value) -> Result<Self, ConfigError> {
         let f: Gemma3ConfigFile = match json.get("text_config") {
             Some(text) => {
@@ -154,7 +155,7 @@ impl Gemma3Config {
         require(!bidirectional, COMPONENT, "use_bidirectional_attention", bidirectional, "false")?;
         let divides = f.num_attention_heads.is_multiple_of(f.num_key_value_heads);
         require(divides, COMPONENT, "num_key_value_heads", f.num_key_value_heads, "a divisor of num_attention_heads")?;
-        require(f.head_dim.is_multiple_of(2), COMPONENT, "head_dim", f.head_dim, "an even width")?;
+        require(f.head_dim.is_multiple_of(2), COMPONENT, "head_dim", f.head_dim, "an even number")?;
         let heads = Heads { count: f.num_attention_heads, dim: f.head_dim };
         check_heads(COMPONENT, ["num_attention_heads", "head_dim"], heads)?;
         let layers = f.layers()?;

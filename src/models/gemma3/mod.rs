@@ -1,4 +1,4 @@
-//! Gemma-3, the text encoder.
+//! Gemma 3, the text encoder of LTX-2.0 and 2.3.
 
 pub(super) mod config;
 mod model;

@@ -1,4 +1,4 @@
-//! The Gemma-3 text stack.
+//! The Gemma 3 language model.
 
 use super::config::{Gemma3Config, RopeBase};
 use crate::hlo::{Comparison, DType, Result, Type, Value};
@@ -34,10 +34,10 @@ impl TextEncoder for Gemma3Config {
     }
 }
 
-/// Program of the text encoder, see `TextEncoder::program`.
+/// Builds the text encoder program that `TextEncoder::program` describes.
 ///
 /// # Errors
-/// The first mistake made while building, with op, scope and shapes.
+/// Returns the first error recorded while building the graph, with its op, scope and shapes.
 pub fn program(
     c: &Gemma3Config,
     connectors: Option<&ConnectorsConfig>,
@@ -57,19 +57,20 @@ pub fn program(
     stack.program(connectors, [batch, tokens], build, layers, |p, x| norm(p, c, x))
 }
 
-/// Inputs of every layer: positions and masks of both kinds of layer.
+/// Inputs shared by all layers: RoPE tables and masks for both kinds of layers.
 struct SharedInputs {
-    /// `[2, t, dim / 2]`: sliding, full.
+    /// Cosines, `[2, t, dim / 2]`: first for sliding-window layers, then for full-attention layers. `sin` has the same
+    /// shape.
     cos: Value,
     sin: Value,
-    /// 1 for full layers, `[layers]`, i32.
+    /// i32 `[layers]`: 1 for full-attention layers, 0 for sliding-window layers.
     kinds: Value,
     visible: Visible,
-    /// Tokens inside the window, `[t, t]`.
+    /// Sliding-window mask, `[t, t]`.
     near: Value,
 }
 
-/// Positions and mask of one layer.
+/// RoPE tables and attention bias of one layer.
 struct LayerInputs {
     cos: Value,
     sin: Value,
@@ -81,7 +82,7 @@ impl SharedInputs {
         let (b, dtype) = (p.builder(), p.dtype());
         let (t, half) = (mask.dim(1), c.heads.dim / 2);
         let inverse = |base: RopeBase| {
-            // In f32 throughout, as the reference computes it.
+            // Computed in f32 throughout, as in the reference.
             move |j: usize| {
                 let exponent = (2 * j) as f32 / c.heads.dim as f32;
                 (1.0 / (base.theta as f32 as f64).powf(f64::from(exponent)) as f32) / base.factor as f32
@@ -114,7 +115,7 @@ impl SharedInputs {
     }
 }
 
-/// RMS norm with the weight's distance from one, over the last dimension.
+/// RMS norm over the last dimension, scaled by `1 + weight`.
 fn norm(p: &Params, c: &Gemma3Config, x: &Value) -> Value {
     let weight = p.get("weight", &[x.dim(-1)], &[Axis::Replicated], Init::normal(0.02));
     (rms(x, c.rms_norm_eps) * (weight.to(DType::F32) + 1.0)).to(x.dtype())

@@ -16,9 +16,9 @@ fn published() -> (Gemma3Config, ConnectorsConfig) {
     (text, ConnectorsConfig::from_json(&testing::published("ltx2", "connectors")).expect("reads"))
 }
 
-/// Keys of the publisher's own file, the rest being the class' defaults.
+/// The JSON has only the keys of the published file; the class defaults provide the other values.
 #[test]
-fn the_published_file_reads_as_gemma_3_12b() {
+fn published_config_keys_give_gemma_3_12b() {
     let short = read(json!({
         "hidden_size": 3840, "intermediate_size": 15360, "num_attention_heads": 16, "num_key_value_heads": 8,
         "num_hidden_layers": 48, "sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}
@@ -31,11 +31,11 @@ fn the_published_file_reads_as_gemma_3_12b() {
 }
 
 #[test]
-fn every_spelling_of_layers_and_rope_reads_the_same() {
+fn older_and_newer_config_keys_are_equivalent() {
     let common = json!({"num_hidden_layers": 3, "hidden_size": 16});
     let spelled = |more: serde_json::Value| {
         let text = changed(common.clone(), &more);
-        // A file of the text part alone reads as one of the whole model.
+        // A file with only the text part gives the same configuration as one of the complete model.
         let alone = Gemma3Config::from_json(&text).expect("reads");
         assert_eq!(alone, read(text));
         alone
@@ -61,7 +61,7 @@ fn every_spelling_of_layers_and_rope_reads_the_same() {
 }
 
 #[test]
-fn what_is_not_computed_is_refused_by_key() {
+fn unsupported_values_are_rejected_by_key() {
     let cases = [
         (json!({"hidden_activation": "gelu"}), "hidden_activation = \"gelu\" is not supported, only gelu_pytorch_tanh"),
         (json!({"attn_logit_softcapping": 50.0}), "attn_logit_softcapping = 50.0 is not supported, only null"),
@@ -70,7 +70,7 @@ fn what_is_not_computed_is_refused_by_key() {
             "use_bidirectional_attention = true is not supported, only false",
         ),
         (json!({"num_key_value_heads": 3}), "num_key_value_heads = 3 is not supported, only a divisor"),
-        (json!({"head_dim": 7}), "head_dim = 7 is not supported, only an even width"),
+        (json!({"head_dim": 7}), "head_dim = 7 is not supported, only an even number"),
         (json!({"layer_types": ["full_attention"]}), "layer_types = 1 is not supported, only one entry for each"),
         (json!({"layer_types": ["chunked_attention"]}), "layer_types[0]: unknown variant `chunked_attention`"),
         (json!({"sliding_window_pattern": 0}), "sliding_window_pattern = 0 is out of range: it must be 1 to 256"),
@@ -81,9 +81,9 @@ fn what_is_not_computed_is_refused_by_key() {
     assert_refused("text_encoder", Gemma3Config::from_json, cases);
 }
 
-/// Every tensor of the checkpoint, once, and nothing of the vision tower.
+/// Each checkpoint tensor, except those of the vision tower, is declared exactly once.
 #[test]
-fn the_12b_text_stack_declares_every_parameter_once() {
+fn gemma_3_12b_declares_every_text_tensor_once() {
     let (text, connectors) = published();
     let network = program(&text, Some(&connectors), 2, 1024, &Build::new(DType::BF16)).expect("builds");
     let count = |component: &str| {
@@ -104,9 +104,10 @@ fn the_12b_text_stack_declares_every_parameter_once() {
     }
 }
 
-/// One loop over the layers, whatever their number; no tables as constants; never the stack of hidden states.
+/// Regardless of the number of layers, the program has one loop, no RoPE tables as constants and no stacked hidden
+/// states.
 #[test]
-fn the_program_is_one_loop_without_the_stack() {
+fn program_has_one_loop_and_no_stacked_hidden_states() {
     let (text, connectors) = published();
     let network = program(&text, Some(&connectors), 2, 1024, &Build::new(DType::BF16)).expect("builds");
     let program = &network.program.text;
@@ -116,7 +117,7 @@ fn the_program_is_one_loop_without_the_stack() {
 }
 
 #[test]
-fn a_projection_for_another_model_is_refused() {
+fn projection_of_a_different_encoder_is_rejected() {
     let (mut text, connectors) = published();
     text.layers.truncate(34);
     let error = program(&text, Some(&connectors), 1, 128, &Build::new(DType::F32)).expect_err("49 states expected");

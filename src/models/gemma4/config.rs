@@ -1,4 +1,4 @@
-//! `text_encoder/config.json`, in the publisher's spelling and in the one that transformers saves.
+//! Reads `text_encoder/config.json` of Gemma 4, with the publisher's keys or those that transformers saves.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +13,17 @@ use crate::models::ranges::check_heads;
 use crate::models::{ConfigError, parse_config, require, unsupported};
 use crate::nn::Heads;
 
-/// Attention of the layers of one kind.
+/// Attention parameters of one kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct AttentionConfig {
     pub(crate) heads: Heads,
     pub(crate) kv_heads: Heads,
-    /// Whether values are made of the keys' projection.
+    /// Whether the key projection also provides the values.
     pub(crate) k_eq_v: bool,
     pub(crate) rope: Rope,
 }
 
-/// The text stack of Gemma-4.
+/// Configuration of the Gemma 4 language model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemma4Config {
     pub(crate) vocab_size: usize,
@@ -38,7 +38,7 @@ pub struct Gemma4Config {
 }
 
 with_defaults! {
-    /// The file's keys; defaults are the reference class' own.
+    /// Keys of `config.json`, with the defaults of the reference class.
     #[derive(Deserialize)]
     #[serde(default)]
     pub(in crate::models) struct Gemma4ConfigFile {
@@ -67,7 +67,7 @@ with_defaults! {
     }
 }
 
-/// Sizes of one layer that differ from the rest's.
+/// Sizes that override the defaults for one layer.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, serde::Serialize)]
 #[serde(deny_unknown_fields)]
 struct LayerOverride {
@@ -75,7 +75,7 @@ struct LayerOverride {
     num_key_value_heads: Option<usize>,
 }
 
-/// RoPE by kind of layer.
+/// RoPE parameters by kind of layer.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RopeParameters {
@@ -90,7 +90,8 @@ impl Default for RopeParameters {
 }
 
 impl Gemma4ConfigFile {
-    /// The kind of every layer. The last attends to all, whatever the file says.
+    /// Returns the kind of every layer. The last layer always has full attention, even if the file specifies another
+    /// kind.
     fn layers(&self) -> Result<Vec<LayerKind>, ConfigError> {
         let mut kinds = match &self.layer_types {
             Some(kinds) => listed(kinds, self.num_hidden_layers),
@@ -102,16 +103,17 @@ impl Gemma4ConfigFile {
         Ok(kinds)
     }
 
-    /// Sizes of full layers that differ: the publisher says them once, transformers' files for each layer.
+    /// Returns the sizes that differ in full-attention layers. The publisher's file specifies them once; files saved by
+    /// transformers specify them for every layer.
     fn full_layers(&self, layers: &[LayerKind]) -> Result<LayerOverride, ConfigError> {
         let Some(by_layer) = &self.per_layer_config else {
-            // Of heads only together with shared keys, as the reference has it.
+            // As in the reference, the number of key-value heads applies only if keys and values are shared.
             let kv_heads = self.num_global_key_value_heads.filter(|_| self.attention_k_eq_v);
             return Ok(LayerOverride { head_dim: Some(self.global_head_dim), num_key_value_heads: kv_heads });
         };
         let mut full = None;
         for (index, kind) in layers.iter().enumerate() {
-            // Numbers are padded with zeros to one length.
+            // The layer numbers in the keys are zero-padded.
             let own = by_layer.iter().find(|(number, _)| number.parse() == Ok(index)).map(|(_, own)| *own);
             let own = own.unwrap_or_default();
             let expected = match kind {
@@ -119,13 +121,13 @@ impl Gemma4ConfigFile {
                 LayerKind::FullAttention => *full.get_or_insert(own),
             };
             if own != expected {
-                let supported = "the same for every full layer, and nothing for the others";
+                let supported = "the same values for every full_attention layer and none for the others";
                 return Err(unsupported(COMPONENT, format!("per_layer_config.{index}"), own, supported));
             }
         }
         let number = |key: &&String| key.parse().is_ok_and(|index: usize| index < layers.len());
         match by_layer.keys().find(|key| !number(key)) {
-            Some(key) => Err(unsupported(COMPONENT, "per_layer_config", key, "numbers of layers")),
+            Some(key) => Err(unsupported(COMPONENT, "per_layer_config", key, "layer numbers")),
             None => Ok(full.unwrap_or_default()),
         }
     }
@@ -135,17 +137,17 @@ impl Gemma4ConfigFile {
         let (count, kv_count) = (self.num_attention_heads, own.num_key_value_heads.unwrap_or(self.num_key_value_heads));
         let divides = count.is_multiple_of(kv_count);
         require(divides, COMPONENT, "num_key_value_heads", kv_count, "a divisor of num_attention_heads")?;
-        require(dim.is_multiple_of(2), COMPONENT, "head_dim", dim, "an even width")?;
+        require(dim.is_multiple_of(2), COMPONENT, "head_dim", dim, "an even number")?;
         let [heads, kv_heads] = [count, kv_count].map(|count| Heads { count, dim });
         check_heads(COMPONENT, ["num_attention_heads", "head_dim"], heads)?;
         Ok(AttentionConfig { heads, kv_heads, k_eq_v, rope: rope.read()? })
     }
 
-    /// Refuses what the other sizes of the family have, and what no code computes.
+    /// Returns an error if the file enables a feature of other model sizes or has a value that is not implemented.
     fn check(&self) -> Result<(), ConfigError> {
         let activation = self.hidden_activation.as_str();
         require(activation == "gelu_pytorch_tanh", COMPONENT, "hidden_activation", activation, "gelu_pytorch_tanh")?;
-        // Of text alone "vision" is causal.
+        // "vision" means causal attention for text-only input.
         let bidirectional = self.use_bidirectional_attention.as_deref();
         let causal = matches!(bidirectional, None | Some("vision"));
         require(causal, COMPONENT, "use_bidirectional_attention", bidirectional, "\"vision\" or null")?;
@@ -159,10 +161,10 @@ impl Gemma4ConfigFile {
 }
 
 impl Gemma4Config {
-    /// Reads and checks `config.json`, of the whole model or of its text part.
+    /// Reads and checks `config.json`. The file may describe the complete multimodal model or only its text part.
     ///
     /// # Errors
-    /// A key of the wrong type, or a value no code computes.
+    /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
     pub fn from_json(json: &Value) -> Result<Self, ConfigError> {
         let mut f: Gemma4ConfigFile = match json.get("text_config") {
             Some(text) => {
@@ -188,7 +190,6 @@ impl Gemma4Config {
         })
     }
 
-    /// Attention of one kind of layer.
     pub(crate) fn attention(&self, kind: LayerKind) -> &AttentionConfig {
         match kind {
             LayerKind::SlidingAttention => &self.sliding,

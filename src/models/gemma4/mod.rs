@@ -1,4 +1,4 @@
-//! Gemma-4, the text encoder of LTX-2.5.
+//! Gemma 4, the text encoder of LTX-2.5.
 
 pub(super) mod config;
 mod model;

@@ -1,4 +1,4 @@
-//! The Gemma-4 text stack.
+//! The Gemma 4 language model.
 
 use super::config::{AttentionConfig, Gemma4Config};
 use crate::hlo::{DType, Result, Value};
@@ -40,10 +40,10 @@ impl TextEncoder for Gemma4Config {
     }
 }
 
-/// Program of the text encoder, see `TextEncoder::program`.
+/// Builds the text encoder program that `TextEncoder::program` describes.
 ///
 /// # Errors
-/// The first mistake made while building, with op, scope and shapes.
+/// Returns the first error recorded while building the graph, with its op, scope and shapes.
 pub fn program(
     c: &Gemma4Config,
     connectors: Option<&ConnectorsConfig>,
@@ -68,12 +68,12 @@ pub fn program(
     stack.program(connectors, [batch, tokens], build, layers, |p, x| norm(p, c, x))
 }
 
-/// Positions and masks of one kind of layer.
+/// RoPE tables and mask of one kind of layer.
 struct LayerInputs {
-    /// `[1, t, 1, dim / 2]`.
+    /// Cosines, `[1, t, 1, dim / 2]`; `sin` has the same shape.
     cos: Value,
     sin: Value,
-    /// Tokens that are seen, `[b, 1, t, t]`.
+    /// Attention mask, `[b, 1, t, t]`.
     seen: Value,
 }
 
@@ -84,13 +84,14 @@ impl LayerInputs {
     }
 }
 
-/// RMS norm with a weight, over the last dimension.
+/// RMS norm over the last dimension, scaled by `weight`.
 fn norm(p: &Params, c: &Gemma4Config, x: &Value) -> Value {
     let weight = p.get("weight", &[x.dim(-1)], &[Axis::Replicated], Init { mean: 1.0, std: 0.02 });
     (rms(x, c.rms_norm_eps) * weight.to(DType::F32)).to(x.dtype())
 }
 
-/// The layer's scalar multiplies the whole stream, what was there before the layer included.
+/// Runs one layer. The layer's scalar multiplies the residual stream after the layer, not only the layer's contribution
+/// to it.
 fn layer(place: &KindLayer<LayerKind>, c: &Gemma4Config, h: &Value, inputs: &LayerInputs) -> Value {
     let norm = |p: &Params, x: &Value| norm(p, c, x);
     let attention = |x: &Value| attention(&place.own.pp("self_attn"), c, c.attention(place.kind), x, inputs);
@@ -118,7 +119,7 @@ fn attention(p: &Params, c: &Gemma4Config, a: &AttentionConfig, x: &Value, input
     let q = rotated(&norm(&p.pp("q_norm"), c, &q));
     let k = rotated(&norm(&p.pp("k_norm"), c, &k));
     let v = rms(&v, c.rms_norm_eps).to(v.dtype());
-    // Norms have the queries' and keys' lengths learned: scores are not scaled.
+    // The norms of queries and keys have learned scales, so scores are not scaled.
     let (bias, sequence) = (bias(&inputs.seen), [Axis::TextSequence; 2]);
     let o = Attention { q: &q, k: &k, v: &v, bias: Some(&bias), scale: 1.0, sequence }.run(p);
     let joined = o.reshape(vec![x.dim(0), x.dim(1), a.heads.width()]);

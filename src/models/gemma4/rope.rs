@@ -1,4 +1,4 @@
-//! RoPE of Gemma-4: of all pairs of a head, or of a share of them while the rest stays.
+//! RoPE of Gemma 4: rotates all feature pairs of a head, or only the first part of them.
 
 use serde::Deserialize;
 
@@ -7,18 +7,18 @@ use crate::models::gemma::COMPONENT;
 use crate::models::{ConfigError, require, unsupported};
 use crate::nn::Params;
 
-/// The frequencies of one kind of layer.
+/// RoPE parameters of one kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rope {
     /// Base of the frequencies.
     pub(crate) theta: f64,
-    /// Share of the pairs that are rotated.
+    /// Fraction of the pairs that are rotated.
     pub(crate) share: f64,
     /// Divisor of the frequencies.
     pub(crate) factor: f64,
 }
 
-/// Its keys in `config.json`.
+/// RoPE keys in `config.json`.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RopeFile {
@@ -29,19 +29,19 @@ pub(super) struct RopeFile {
 }
 
 impl RopeFile {
-    /// All pairs of a head rotate.
+    /// Returns keys for RoPE that rotates all pairs of a head.
     pub(super) fn plain(theta: f64) -> Self {
         RopeFile { rope_theta: Some(theta), ..RopeFile::default() }
     }
 
-    /// A share of the pairs rotates.
+    /// Returns keys for RoPE that rotates only the first `share` (a fraction) of the pairs.
     pub(super) fn proportional(theta: f64, share: f64) -> Self {
         let rope_type = Some("proportional".into());
         RopeFile { rope_type, rope_theta: Some(theta), partial_rotary_factor: Some(share), factor: None }
     }
 
-    /// # Errors
-    /// A form that no code computes, or no base.
+    /// Checks the keys and returns the parameters, or an error if `rope_type` is unsupported or `rope_theta` is
+    /// missing.
     pub(super) fn read(&self) -> Result<Rope, ConfigError> {
         let kind = self.rope_type.as_deref().unwrap_or("default");
         let proportional = kind == "proportional";
@@ -56,8 +56,8 @@ impl RopeFile {
 }
 
 impl Rope {
-    /// The frequency of each pair of a head of width `dim`; 0 for those that stay. The exponents count the whole head, also
-    /// where a share of it rotates. In f32 throughout, as the reference computes it.
+    /// Returns the frequency of each pair of a head of width `dim`; 0 for pairs that are not rotated. The exponents are
+    /// relative to the full width even if only some pairs are rotated. Computed in f32 throughout, as in the reference.
     pub(super) fn frequencies(&self, dim: usize) -> Vec<f32> {
         let rotated = (self.share * dim as f64) as usize / 2;
         let frequency = |pair: usize| {
@@ -67,7 +67,8 @@ impl Rope {
         (0..dim / 2).map(|pair| if pair < rotated { frequency(pair) } else { 0.0 }).collect()
     }
 
-    /// Cosines and sines of `tokens` positions, `[1, tokens, 1, dim / 2]`, rounded to the run's element type.
+    /// Returns cosines and sines for `tokens` positions, `[1, tokens, 1, dim / 2]`, rounded to the model's element
+    /// type.
     pub(super) fn tables(&self, p: &Params, tokens: usize, dim: usize) -> [Value; 2] {
         let b = p.builder();
         let frequencies = b.constant(&[dim / 2], &self.frequencies(dim)).reshape(vec![1, 1, 1, dim / 2]);

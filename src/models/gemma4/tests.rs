@@ -21,15 +21,15 @@ fn read(text: Json) -> Gemma4Config {
     Gemma4Config::from_json(&json!({"text_config": text})).expect("reads")
 }
 
-/// The published sizes, behind connectors whose configuration is LTX-2.3's.
+/// The published Gemma 4 text encoder with LTX-2.3's connectors.
 fn published() -> (Gemma4Config, ConnectorsConfig) {
     let connectors = ConnectorsConfig::from_json(&testing::published("ltx2_3", "connectors")).expect("reads");
     (Gemma4Config::from_json(&fixture("gemma4_12b")).expect("reads"), connectors)
 }
 
-/// The publisher's own keys, the rest being the class' defaults, say what a file of transformers says.
+/// The publisher's keys plus the class defaults give the same configuration as a file saved by transformers.
 #[test]
-fn both_spellings_of_the_12b_read_the_same() {
+fn publisher_and_transformers_keys_are_equivalent() {
     let short = read(json!({
         "hidden_size": 3840, "intermediate_size": 15360, "num_attention_heads": 16, "num_key_value_heads": 8,
         "num_hidden_layers": 48, "attention_k_eq_v": true, "num_global_key_value_heads": 1, "global_head_dim": 512,
@@ -50,25 +50,25 @@ fn both_spellings_of_the_12b_read_the_same() {
 }
 
 #[test]
-fn what_a_file_leaves_out_is_the_class_own() {
+fn missing_keys_use_class_defaults() {
     let common = json!({"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4});
     let with = |more: Json| read(changed(common.clone(), &more));
-    // Heads of keys are the layer's own only where values are made of keys.
+    // `num_global_key_value_heads` applies only if keys and values are shared.
     assert_eq!(with(json!({"num_global_key_value_heads": 2})).full.kv_heads, Heads { count: 4, dim: 512 });
     let shared = with(json!({"num_global_key_value_heads": 2, "attention_k_eq_v": true}));
     assert_eq!(shared.full.kv_heads, Heads { count: 2, dim: 512 });
-    // An entry that says nothing else, or none.
+    // If a full-attention layer has no override, or an empty one, `head_dim` applies instead of `global_head_dim`.
     for none in [json!({}), json!({"2": {}})] {
         assert_eq!(with(json!({"per_layer_config": none, "global_head_dim": 8})).full.heads.dim, 256);
     }
-    // The last layer sees everything.
+    // The last layer has full attention.
     let sliding = with(json!({"layer_types": vec!["sliding_attention"; 3]}));
     assert_eq!(sliding.layers[1..], [LayerKind::SlidingAttention, LayerKind::FullAttention]);
 }
 
-/// The reference's own numbers, to the four digits that were noted.
+/// Reference values, recorded to four digits.
 #[test]
-fn frequencies_of_both_forms() {
+fn rope_frequencies_match_the_reference() {
     let (c, _) = published();
     let [sliding, full] = [c.sliding, c.full].map(|a| a.rope.frequencies(a.heads.dim));
     let near = |got: &[f32], want: &[f32]| got.iter().zip(want).all(|(a, b)| (a - b).abs() < 5e-5);
@@ -78,7 +78,7 @@ fn frequencies_of_both_forms() {
 }
 
 #[test]
-fn what_is_not_computed_is_refused_by_key() {
+fn unsupported_values_are_rejected_by_key() {
     let cases = [
         (json!({"hidden_activation": "gelu"}), "hidden_activation = \"gelu\" is not supported, only gelu_pytorch_tanh"),
         (json!({"use_bidirectional_attention": "all"}), "use_bidirectional_attention = \"all\" is not supported"),
@@ -87,18 +87,18 @@ fn what_is_not_computed_is_refused_by_key() {
         (json!({"enable_moe_block": true}), "enable_moe_block = true is not supported, only false"),
         (json!({"hidden_size_per_layer_input": 256}), "hidden_size_per_layer_input = 256 is not supported, only 0"),
         (json!({"num_key_value_heads": 3}), "num_key_value_heads = 3 is not supported, only a divisor"),
-        (json!({"head_dim": 7}), "head_dim = 7 is not supported, only an even width"),
+        (json!({"head_dim": 7}), "head_dim = 7 is not supported, only an even number"),
         (json!({"layer_types": ["full_attention"]}), "layer_types = 1 is not supported, only one entry for each"),
         (
             json!({"per_layer_config": {"03": {"head_dim": 8}}}),
-            "per_layer_config.3 = {\"head_dim\":8,\"num_key_value_heads\":null} is not supported, only the same for every \
-             full layer",
+            "per_layer_config.3 = {\"head_dim\":8,\"num_key_value_heads\":null} is not supported, only the same values \
+             for every full_attention layer",
         ),
         (
             json!({"per_layer_config": {"05": {"head_dim": 8}, "11": {"head_dim": 16}}, "num_hidden_layers": 12}),
             "per_layer_config.11 = ",
         ),
-        (json!({"per_layer_config": {"99": {}}}), "per_layer_config = \"99\" is not supported, only numbers of layers"),
+        (json!({"per_layer_config": {"99": {}}}), "per_layer_config = \"99\" is not supported, only layer numbers"),
         (json!({"per_layer_config": {"05": {"sliding_window": 8}}}), "unknown field `sliding_window`"),
         (json!({"rope_parameters": {"sliding_attention": {}}}), "rope_parameters: missing field `full_attention`"),
         (rope(json!({"rope_type": "yarn", "rope_theta": 1e4})), "rope_type = \"yarn\" is not supported"),
@@ -108,7 +108,7 @@ fn what_is_not_computed_is_refused_by_key() {
             "partial_rotary_factor = 1.5 is out of range: it must be 0 to 1",
         ),
         (json!({"hidden_size": "wide"}), "hidden_size: invalid type"),
-        (json!({"novel": 1}), "novel = 1 is a key that this program does not know"),
+        (json!({"novel": 1}), "novel = 1 is an unknown key"),
     ];
     assert_refused("text_encoder", Gemma4Config::from_json, cases);
 }
@@ -117,9 +117,9 @@ fn rope(full: Json) -> Json {
     json!({"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": full}})
 }
 
-/// Every tensor of the checkpoint's text stack, once, in loops and unrolled.
+/// Each tensor of the checkpoint's language model is declared exactly once, with layer loops and with unrolled layers.
 #[test]
-fn the_12b_text_stack_declares_every_parameter_once() {
+fn gemma_4_12b_declares_every_text_tensor_once() {
     let (text, connectors) = published();
     for lowering in [Lowering::default(), Lowering::of("cuda", "")] {
         let build = Build { lowering, ..Build::new(DType::BF16) };
@@ -128,7 +128,7 @@ fn the_12b_text_stack_declares_every_parameter_once() {
         let (own, projections): (Vec<_>, Vec<_>) =
             tensors.iter().partition(|name| name.starts_with("language_model.model."));
         assert_eq!((own.len(), projections.len()), (2 + 40 * 14 + 8 * 13, 4));
-        // The scalars are a buffer each.
+        // 48 layer scalars, which the checkpoint stores as buffers.
         assert_eq!(elements(&network), 11_907_350_272 + 48 + 770_707_456 + 385_353_728);
         for name in ["layers.47.layer_scalar", "layers.0.self_attn.v_proj.weight", "layers.5.self_attn.k_proj.weight"] {
             assert!(tensors.contains(&format!("language_model.model.{name}")), "{name}");
@@ -140,7 +140,7 @@ fn the_12b_text_stack_declares_every_parameter_once() {
     assert_eq!(elements(&alone), 11_907_350_272 + 48);
 }
 
-/// The tensors of the reference's class at the published sizes: names, layers of each, shapes.
+/// Tensors of the reference class at the published size: name and shape, one entry per layer.
 fn published_tensors() -> Vec<(String, Vec<usize>)> {
     let file = "tests/fixtures/models/gemma4_12b/text_encoder/tensors.tsv";
     let text = std::fs::read_to_string(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).expect("the fixture is there");
@@ -154,12 +154,12 @@ fn published_tensors() -> Vec<(String, Vec<usize>)> {
 }
 
 #[test]
-fn every_tensor_of_the_published_text_encoder_is_read_or_of_another_sense() {
+fn all_published_text_tensors_are_declared() {
     let all = published_tensors();
     let size = |of: &[&(String, Vec<usize>)]| of.iter().map(|(_, s)| s.iter().product::<usize>()).sum::<usize>();
     let (text, others): (Vec<_>, Vec<_>) = all.iter().partition(|(name, _)| name.starts_with("model.language_model."));
     assert_eq!(size(&all.iter().collect::<Vec<_>>()), 11_959_730_224);
-    // Images and sound.
+    // Image and audio tensors.
     assert_eq!(size(&others), 49_922_304 + 2_457_600);
     let network = program(&published().0, None, 1, 128, &Build::new(DType::BF16)).expect("builds");
     let declared = network.params.iter().flat_map(|p| p.source.tensors());
@@ -169,9 +169,10 @@ fn every_tensor_of_the_published_text_encoder_is_read_or_of_another_sense() {
     assert_eq!(declared.len(), 666);
 }
 
-/// A loop over the pattern and one over the sliding layers inside, whatever the number of layers.
+/// Regardless of the number of layers, the program has one loop over the repetitions of the layer pattern and a nested
+/// loop over the sliding-window layers of the pattern.
 #[test]
-fn the_program_is_two_loops_without_the_stack() {
+fn program_has_two_loops_and_no_stacked_hidden_states() {
     let (text, connectors) = published();
     let network = program(&text, Some(&connectors), 2, 1024, &Build::new(DType::BF16)).expect("builds");
     let program = &network.program.text;
@@ -189,16 +190,15 @@ fn the_program_is_two_loops_without_the_stack() {
 }
 
 #[test]
-fn a_projection_for_another_model_is_refused() {
+fn projection_of_a_different_encoder_is_rejected() {
     let (mut text, connectors) = published();
     text.layers.truncate(34);
     let error = program(&text, Some(&connectors), 1, 128, &Build::new(DType::F32)).expect_err("49 states expected");
     assert!(error.to_string().contains("35 hidden states of width 3840"), "{error}");
 }
 
-/// Lengths of stacks: of all layers, and of those of a kind.
 #[test]
-fn the_stacks_are_of_all_layers_and_of_each_kind() {
+fn weights_are_stacked_over_all_layers_and_per_kind() {
     let lengths = |config: &Gemma4Config| {
         let network = program(config, None, 1, 128, &Build::new(DType::BF16)).expect("builds");
         let stacks = network.params.iter().filter(|p| p.axes.first() == Some(&Axis::Layers));

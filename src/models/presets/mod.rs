@@ -1,10 +1,10 @@
-//! Models whose configuration this program carries: to make a random one, or to compile for the published one without
-//! its files. The values of `ltx2`, `ltx2_3` and `ltx2_5` are those of the published `config.json` files; `nano`, `nano_2_3`
-//! and `nano_2_5` have the same topologies at widths that run on a laptop.
+//! Built-in model configurations, used to create a model with random weights or to compile for a published model
+//! without its files. `ltx2`, `ltx2_3` and `ltx2_5` have the values of the published `config.json` files; `nano`,
+//! `nano_2_3` and `nano_2_5` have the same topologies with widths small enough for a laptop.
 
 use serde_json::{Map, Value};
 
-/// The configurations of a whole model, by folder name.
+/// The configurations of all components of a model, keyed by folder name.
 #[derive(Clone, Debug)]
 pub struct Preset {
     pub(crate) name: &'static str,
@@ -20,7 +20,7 @@ const PRESETS: [(&str, &str); 6] = [
     ("ltx2_5", include_str!("ltx2_5.json")),
 ];
 
-/// Published names of models, and the presets that describe them.
+/// Published model names and their presets.
 const PUBLISHED: [(&str, &str); 5] = [
     ("Lightricks/LTX-2", "ltx2"),
     ("Lightricks/LTX-2.3", "ltx2_3"),
@@ -34,7 +34,7 @@ impl Preset {
         PRESETS.into_iter().map(|(n, _)| n)
     }
 
-    /// A preset by name, or by the published name of the model it describes.
+    /// Returns a preset by its own name or by the published name of its model.
     pub fn named(name: &str) -> Option<Self> {
         let name = PUBLISHED.iter().find(|(published, _)| *published == name).map_or(name, |(_, preset)| preset);
         let (name, text) = PRESETS.into_iter().find(|(n, _)| *n == name)?;
@@ -46,7 +46,7 @@ impl Preset {
         self.configs.get(folder)
     }
 
-    /// The same model with another configuration of a component.
+    /// Replaces the configuration of one component.
     #[must_use]
     pub fn with(mut self, folder: &str, config: Value) -> Self {
         self.configs.insert(folder.into(), config);
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_preset_reads() {
+    fn all_presets_parse_and_have_all_components() {
         for name in Preset::names() {
             let preset = Preset::named(name).expect("valid JSON");
             let parts = ["model_index", "transformer", "connectors", "text_encoder", "vae", "audio_vae", "vocoder"];

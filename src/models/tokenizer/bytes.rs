@@ -1,4 +1,4 @@
-//! A small tokenizer of Gemma's make, for models with random weights.
+//! A small byte-level tokenizer in the format of Gemma's, for models with random weights.
 
 use std::path::Path;
 
@@ -6,12 +6,12 @@ use serde_json::{Map, Value, json};
 
 use super::{CONFIG_FILE, MODEL_FILE, SPECIAL_FILE, TokenizerError};
 
-/// The special tokens of Gemma, in the order of their ids.
+/// Gemma's special tokens in id order.
 const SPECIAL: [&str; 4] = ["<pad>", "<eos>", "<bos>", "<unk>"];
-/// transformers adds this token to a vocabulary that lacks it; having it last keeps the vocabulary as written.
+/// transformers appends this token to a vocabulary that lacks it, so it is included as the last token.
 const MASK: &str = "<mask>";
 
-/// The tokens of the byte tokenizer: special ones, 256 bytes, `▁` for the space, printable ASCII.
+/// Vocabulary in id order: special tokens, 256 byte tokens, `▁` for the space, printable ASCII.
 fn byte_tokens() -> impl Iterator<Item = String> {
     SPECIAL
         .iter()
@@ -22,7 +22,7 @@ fn byte_tokens() -> impl Iterator<Item = String> {
         .chain(std::iter::once(MASK.to_owned()))
 }
 
-/// Model, configuration and special tokens of the byte tokenizer.
+/// Returns the contents of `tokenizer.json`, `tokenizer_config.json` and `special_tokens_map.json`.
 pub(super) fn byte_tokenizer() -> [Value; 3] {
     let tokens: Vec<String> = byte_tokens().collect();
     let vocab: Map<String, Value> = tokens.iter().zip(0..).map(|(t, id)| (t.clone(), Value::from(id))).collect();
@@ -68,8 +68,8 @@ pub(super) fn byte_tokenizer() -> [Value; 3] {
     [model, config, names]
 }
 
-/// Writes a tokenizer of Gemma's make with a tiny vocabulary: special tokens, 256 bytes, `▁` for the space, printable
-/// ASCII; no merges, so every other character becomes its UTF-8 bytes. Returns the vocabulary's size.
+/// Writes the byte-level tokenizer to `dir` and returns the size of its vocabulary. It has no merges, so every
+/// character that is neither a space nor printable ASCII becomes its UTF-8 bytes.
 pub(crate) fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
     std::fs::create_dir_all(dir).map_err(|source| TokenizerError::Write { file: dir.to_path_buf(), source })?;
     for (name, content) in [MODEL_FILE, CONFIG_FILE, SPECIAL_FILE].into_iter().zip(byte_tokenizer()) {

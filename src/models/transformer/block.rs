@@ -1,4 +1,4 @@
-//! One dual-stream block.
+//! A transformer block of the video and audio streams.
 
 use super::Isolation;
 use super::config::{Stream, TransformerConfig};
@@ -9,38 +9,38 @@ use crate::hlo::Value;
 use crate::models::feed_forward::feed_forward;
 use crate::nn::{AttentionLayer, Axis, Params, Rope};
 
-/// Inputs of one stream that all blocks share.
+/// Inputs of one stream that are shared by all blocks.
 pub struct StreamInputs {
-    /// Modulation from the timestep.
+    /// Modulation computed from the timestep.
     pub modulation: StreamModulation,
-    /// Index of each token's noise level in the modulation, `[b, n]`, i32; `None` where there is one level, or one a
+    /// Index of each token's noise level in the modulation, i32 `[b, n]`; `None` if there is a single level, or one per
     /// token.
     pub noise_level_index: Option<Value>,
-    /// Self-attention's table.
+    /// RoPE table of self-attention.
     pub rope: Rope,
-    /// Cross-modal attention's table.
+    /// RoPE table of cross-modal attention.
     pub cross_rope: Rope,
-    /// Added to text scores, `[b, 1, 1, t]`, f32.
+    /// Bias on text attention scores, f32 `[b, 1, 1, t]`.
     pub text_mask: Option<Value>,
-    /// Added to self-attention scores, `[b, 1, n, n]`, f32.
+    /// Bias on self-attention scores, f32 `[b, 1, n, n]`.
     pub self_mask: Option<Value>,
-    /// Added to the scores of this stream's keys, `[1, 1, 1, n]`, f32: masks tokens that pad the sequence.
+    /// Bias on the scores of this stream's keys, f32 `[1, 1, 1, n]`, that masks padding tokens of the sequence.
     pub padding_mask: Option<Value>,
 }
 
 impl StreamInputs {
-    /// `table + timestep part`, row by row, as each token reads it.
+    /// Returns the modulation rows: the sum of the table and the timestep's modulation, at each token's noise level.
     fn rows(&self, table: &Value, timestep: &Value) -> Vec<Value> {
         rows(table, timestep).iter().map(|row| at_noise_level(row, self.noise_level_index.as_ref())).collect()
     }
 
-    /// Added to self-attention scores.
+    /// Bias on self-attention scores.
     fn self_bias(&self) -> Option<Value> {
         add(self.self_mask.clone(), self.padding_mask.clone())
     }
 }
 
-/// The sum of what there is.
+/// Adds two optional biases.
 pub(super) fn add(one: Option<Value>, other: Option<Value>) -> Option<Value> {
     match (one, other) {
         (Some(a), Some(b)) => Some(a + b),
@@ -48,21 +48,21 @@ pub(super) fn add(one: Option<Value>, other: Option<Value>) -> Option<Value> {
     }
 }
 
-/// Inputs of a block beside its hidden states.
+/// Inputs of a block other than its hidden states.
 pub struct BlockInputs<'a> {
-    /// Inputs that all blocks share, of the streams that there are.
+    /// Inputs shared by all blocks; `None` for an absent stream.
     pub streams: Av<Option<&'a StreamInputs>>,
-    /// Text context of this layer.
     pub context: Av<Option<&'a LayerContext>>,
-    /// 1 for batch entries that attend, 0 for perturbed ones, `[b, 1, 1, 1]`, f32; `None` where all attend.
+    /// Mask of spatio-temporal guidance, f32 `[b, 1, 1, 1]`: 1 for batch entries that attend normally, 0 for perturbed
+    /// ones. `None`: no batch entry is perturbed.
     pub stg_mask: Av<Option<&'a Value>>,
-    /// Batch entries whose streams do not attend to each other.
+    /// Batch entries without cross-modal attention.
     pub isolation: &'a Isolation,
     /// Streams whose hidden states the block updates.
     pub updated: Av<bool>,
 }
 
-/// A block: hidden states of the streams that there are, each `[b, n, width]`, to the next.
+/// Runs a block on the hidden states of the present streams, each `[b, n, width]`.
 pub fn block(p: &Params, c: &TransformerConfig, hidden: Av<Option<Value>>, inputs: &BlockInputs) -> Av<Option<Value>> {
     let streams = c.streams().zip(inputs.streams).zip(inputs.updated);
     let streams = streams.map(|((s, inputs), updated)| Some(StreamBlock::new(p, c, s, inputs?, updated)));
@@ -89,7 +89,7 @@ pub fn block(p: &Params, c: &TransformerConfig, hidden: Av<Option<Value>>, input
     streams.zip(hidden).map(|(s, x)| Some(s?.update(x?, |s, x| s.feed_forward(x))))
 }
 
-/// One stream's part of a block.
+/// The part of a block that processes one stream.
 struct StreamBlock<'a> {
     p: &'a Params,
     c: &'a TransformerConfig,
@@ -109,7 +109,7 @@ impl<'a> StreamBlock<'a> {
         StreamBlock { p, c, s, inputs, updated, self_ada: Ada::nth(&rows, 0), ff_ada: Ada::nth(&rows, 1), text_ada }
     }
 
-    /// Hidden states after `part`; as they are in a stream that is not updated.
+    /// Applies `part` to the hidden states if the stream is updated, otherwise returns them unchanged.
     fn update(&self, x: Value, part: impl FnOnce(&Self, &Value) -> Value) -> Value {
         if self.updated { part(self, &x) } else { x }
     }
@@ -161,8 +161,8 @@ impl<'a> StreamBlock<'a> {
     }
 }
 
-/// Audio to video and video to audio. Both read the hidden states from before either update. `mask` is 0 for batch
-/// entries that keep their state, `[b, 1, 1]`, f32.
+/// Applies audio-to-video and video-to-audio attention. Both directions read the hidden states as they are before
+/// either update. `mask`, f32 `[b, 1, 1]`, is 0 for batch entries that skip the update.
 fn cross_modal(streams: Av<&StreamBlock>, hidden: Av<Value>, mask: Option<&Value>) -> Av<Value> {
     let sides = streams.zip(Av::NAMES).zip(hidden.as_ref()).map(|((s, label), x)| s.cross_side(label, x));
     let Av { video, audio } = &sides;
@@ -174,18 +174,18 @@ fn cross_modal(streams: Av<&StreamBlock>, hidden: Av<Value>, mask: Option<&Value
     Av { video: attend(video, audio, c.a2v(), A2V), audio: attend(audio, video, c.v2a(), V2A) }
 }
 
-/// First row of a direction's scale and shift.
+/// Row index of the scale of each direction; the shift is in the next row.
 const A2V: usize = 0;
 const V2A: usize = 2;
 
-/// One stream's side of the attention between the streams.
+/// One stream in the cross-modal attention.
 struct CrossSide<'a> {
     block: &'a StreamBlock<'a>,
     hidden: &'a Value,
     normed: Value,
-    /// Scale and shift of the a2v attention, then of the v2a attention, each `[b, s, width]`, f32.
+    /// Scale and shift for audio-to-video, then for video-to-audio attention, each f32 `[b, s, width]`.
     rows: Vec<Value>,
-    /// Gate of the attention that this stream queries, `[b, s, width]`, f32.
+    /// Gate of the attention in which this stream provides the queries, f32 `[b, s, width]`.
     gate: Value,
 }
 
@@ -194,7 +194,7 @@ impl CrossSide<'_> {
         modulate(&self.normed, &self.rows[direction], &self.rows[direction + 1], self.block.p.dtype())
     }
 
-    /// This stream's next hidden states, its queries attending to the `other`'s keys.
+    /// Returns this stream's hidden states after attending to the keys of `other`.
     fn attend(&self, other: &Self, layer: AttentionLayer, direction: usize, mask: Option<&Value>) -> Value {
         let p = self.block.p.pp(format!("{}_attn", self.block.s.cross_name));
         let _scope = p.scope();

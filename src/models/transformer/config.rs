@@ -1,4 +1,4 @@
-//! `transformer/config.json`.
+//! Reads `transformer/config.json`.
 
 use serde::Deserialize;
 
@@ -10,11 +10,11 @@ use crate::models::{ConfigError, parse_config, require};
 use crate::nn::rope::Pairing;
 use crate::nn::{AttentionLayer, Axis, Heads};
 
-/// The model folder's name.
+/// Folder of the transformer in a model.
 pub(crate) const COMPONENT: &str = "transformer";
 
 with_defaults! {
-    /// The transformer's configuration; defaults are the reference class' own.
+    /// Configuration of the transformer, with the defaults of the reference class.
     #[derive(Clone, Debug, Deserialize)]
     #[serde(default)]
     pub struct TransformerConfig {
@@ -67,17 +67,18 @@ with_defaults! {
     }
 }
 
-/// Sizes and switches of one of the two streams.
+/// Sizes and options of the video or the audio stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
     pub(crate) prefix: &'static str,
-    /// `audio_to_video` or `video_to_audio`: the attention that this stream queries.
+    /// Name of the cross-modal attention in which this stream provides the queries: `audio_to_video` or
+    /// `video_to_audio`.
     pub(crate) cross_name: &'static str,
     pub(crate) sequence: Axis,
     pub attention: AttentionLayer,
-    /// Whether text attention is modulated (LTX-2.3).
+    /// Whether the timestep modulates text attention (LTX-2.3).
     pub(crate) text_modulation: bool,
-    /// Width of the text context.
+    /// Width of the text context that the stream attends to.
     pub(crate) context: usize,
     pub ff_bias: bool,
     pub in_channels: usize,
@@ -94,7 +95,7 @@ impl Stream {
         AttentionLayer { sequence: [self.sequence, Axis::TextSequence], ..self.attention }
     }
 
-    /// Rows of the main modulation table.
+    /// Number of rows of the main modulation table.
     pub fn modulation_rows(&self) -> usize {
         if self.text_modulation { 9 } else { 6 }
     }
@@ -108,7 +109,7 @@ impl TransformerConfig {
     /// Reads and checks `config.json`.
     ///
     /// # Errors
-    /// A key of the wrong type, or a value no code computes.
+    /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
         let c: Self = parse_config(COMPONENT, json)?;
         require(c.qk_norm == "rms_norm_across_heads", COMPONENT, "qk_norm", &c.qk_norm, "rms_norm_across_heads")?;
@@ -120,10 +121,10 @@ impl TransformerConfig {
             COMPONENT,
             "audio_cross_attention_dim",
             c.audio_cross_attention_dim,
-            "audio_num_attention_heads * audio_attention_head_dim, an even width for each of num_attention_heads heads",
+            "audio_num_attention_heads * audio_attention_head_dim, if a multiple of 2 * num_attention_heads",
         )?;
         let even = c.attention_head_dim.is_multiple_of(2) && c.audio_attention_head_dim.is_multiple_of(2);
-        require(even, COMPONENT, "attention_head_dim", c.attention_head_dim, "even head widths")?;
+        require(even, COMPONENT, "attention_head_dim", c.attention_head_dim, "even head dimensions")?;
         Ok(c)
     }
 
@@ -131,7 +132,7 @@ impl TransformerConfig {
         Heads { count: self.num_attention_heads, dim: self.attention_head_dim }
     }
 
-    /// Audio heads, also those of both cross-modal attentions.
+    /// Returns the attention heads of the audio stream, which are also those of both cross-modal attentions.
     pub(crate) fn audio_heads(&self) -> Heads {
         Heads { count: self.audio_num_attention_heads, dim: self.audio_attention_head_dim }
     }
@@ -179,29 +180,29 @@ impl TransformerConfig {
         }
     }
 
-    /// The attention of video queries over audio.
+    /// Cross-modal attention with video queries and audio keys.
     pub(crate) fn a2v(&self) -> AttentionLayer {
         self.layer(self.audio_heads(), self.gated_attn, [Axis::VideoSequence, Axis::AudioSequence])
     }
 
-    /// The attention of audio queries over video.
+    /// Cross-modal attention with audio queries and video keys.
     pub(crate) fn v2a(&self) -> AttentionLayer {
         self.layer(self.audio_heads(), self.audio_gated_attn, [Axis::AudioSequence, Axis::VideoSequence])
     }
 
-    /// Whether a block's maps are 8-bit floats in runs that ask for it: not the first block's nor the last tenth's,
-    /// which the published 8-bit model keeps in bf16 too (of 48 blocks the numbers 0 and 43 to 47).
+    /// Whether a block's linear layers are quantized in runs with 8-bit weights. The first block and about the last
+    /// tenth of the blocks stay in bf16, as in the published 8-bit model (of 48 blocks: 0 and 43 to 47).
     pub fn quantizes(&self, block: usize) -> bool {
         let last = (5 * self.num_layers + 24) / 48;
         (1..self.num_layers - last).contains(&block)
     }
 
-    /// Whether the noise level modulates the text context, so that text keys change with every step.
+    /// Whether the noise level modulates the text context, so that text keys and values change with every step.
     pub(crate) fn has_prompt_adaln(&self) -> bool {
         self.prompt_modulation() && self.use_prompt_adaln_single
     }
 
-    /// Whether blocks scale and shift the text context.
+    /// Whether blocks scale and shift the text context before text attention.
     pub(crate) fn prompt_modulation(&self) -> bool {
         self.cross_attn_mod || self.audio_cross_attn_mod
     }

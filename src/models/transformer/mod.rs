@@ -1,4 +1,4 @@
-//! The dual-stream diffusion transformer: from noisy latents, text and noise levels to the flow velocity.
+//! The dual-stream diffusion transformer: predicts the flow velocity from noisy latents, text and noise levels.
 
 mod block;
 mod config;
@@ -24,16 +24,18 @@ use crate::av::Av;
 use crate::hlo::{Builder, DType, Value};
 use crate::nn::{Axis, Params, layer_norm, linear};
 
-/// Batch entries whose self-attention is replaced by their own values in some layers (spatio-temporal guidance).
+/// Spatio-temporal guidance: in some layers, the self-attention output of the perturbed batch entries is replaced by
+/// the attention values of the same tokens.
 pub(crate) struct Perturbation {
-    /// 1 for batch entries that attend, 0 for perturbed ones: `[b, 1, 1, 1]`, f32.
+    /// f32 `[b, 1, 1, 1]`: 1 for batch entries that attend normally, 0 for perturbed ones.
     pub(crate) stg_mask: Value,
-    /// Perturbed layers of each stream.
+    /// Indices of each stream's perturbed layers.
     pub(crate) layers: Av<Vec<usize>>,
 }
 
 impl Perturbation {
-    /// Each stream's perturbed layers as 1 in `[layers]`, f32; `None` where it has none.
+    /// Returns f32 `[layers]` per stream: 1 for perturbed layers, 0 for others; `None` if the stream has no perturbed
+    /// layers.
     fn flags(&self, b: &Builder, layers: usize) -> Av<Option<Value>> {
         let flags = |perturbed: &[usize]| {
             let flags: Vec<i32> = (0..layers).map(|l| i32::from(perturbed.contains(&l))).collect();
@@ -43,7 +45,8 @@ impl Perturbation {
         Av { audio: if self.alike() { video.clone() } else { flags(&self.layers.audio) }, video }
     }
 
-    /// Each stream's mask in layer `i`: a batch entry attends unless the layer is perturbed and the mask says so.
+    /// Returns each stream's attention mask in layer `i`: 0 for perturbed batch entries if the layer is perturbed,
+    /// otherwise 1.
     fn masks(&self, flags: &Av<Option<Value>>, i: &Value) -> Av<Option<Value>> {
         let mask = |flags: &Option<Value>| {
             let here = flags.as_ref()?.index(i);
@@ -53,47 +56,47 @@ impl Perturbation {
         Av { audio: if self.alike() { video.clone() } else { mask(&flags.audio) }, video }
     }
 
-    /// Whether both streams share masks.
+    /// Whether both streams perturb the same layers and can share masks.
     fn alike(&self) -> bool {
         self.layers.video == self.layers.audio
     }
 }
 
-/// Batch entries whose streams do not attend to each other.
+/// Batch entries without cross-modal attention.
 pub enum Isolation {
-    /// None of them.
+    /// No batch entry.
     None,
-    /// All of them: the attention between the streams is left out of the program.
+    /// All batch entries; cross-modal attention is omitted from the program.
     All,
-    /// The cross-modal mask: 1 for batch entries whose streams attend to each other, 0 for isolated ones, `[b, 1, 1]`, f32.
+    /// Cross-modal mask, f32 `[b, 1, 1]`: 1 for batch entries with cross-modal attention, 0 for isolated ones.
     Masked(Value),
 }
 
-/// Inputs of one stream's forward pass.
+/// Inputs of one stream for a forward pass.
 #[derive(Clone, Copy)]
 pub(crate) struct StreamForward<'a> {
     /// Noisy tokens `[b, n, channels]`, in the weights' element type.
     pub(crate) tokens: &'a Value,
     pub(crate) context: &'a TextContext,
-    /// Inputs that all blocks share.
+    /// Inputs shared by all blocks.
     pub(crate) inputs: &'a StreamInputs,
 }
 
 /// Inputs of a forward pass.
 pub(crate) struct ForwardInputs<'a> {
-    /// The streams that there are: of another, nothing is computed.
+    /// The streams to compute; `None` omits a stream.
     pub(crate) streams: Av<Option<StreamForward<'a>>>,
-    /// 1 for video tokens that stand for a single frame, 0 for others, `[b or 1, n]`, f32; `None` where none is marked.
+    /// Keyframe mask, f32 `[b or 1, n]`: 1 for video tokens of single-frame latents. `None`: there are no keyframes.
     pub(crate) keyframes: Option<&'a Value>,
     pub(crate) perturbation: Option<&'a Perturbation>,
-    /// Batch entries whose streams do not attend to each other.
+    /// Batch entries without cross-modal attention.
     pub(crate) isolation: &'a Isolation,
-    /// Streams whose tokens the blocks update. Those of another are projected only, for this one to attend to; its velocity
-    /// says nothing.
+    /// Streams whose hidden states the blocks update. A stream that is not updated only provides keys and values for
+    /// cross-modal attention; its velocity is meaningless.
     pub(crate) updated: Av<bool>,
 }
 
-/// The velocities `[b, n, channels]` of noisy tokens, in the weights' element type.
+/// Predicts the velocities `[b, n, channels]` of noisy tokens, in the weights' element type.
 pub(crate) fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs) -> Av<Option<Value>> {
     let b = p.builder();
     let &ForwardInputs { streams, keyframes, perturbation, isolation, updated } = inputs;
@@ -112,14 +115,14 @@ pub(crate) fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs)
             let stg_mask = stg_mask.as_ref().map(Option::as_ref);
             let (own, context) = (streams.map(|own| own.map(|own| own.inputs)), context.as_ref().map(Option::as_ref));
             let inputs = BlockInputs { streams: own, context, stg_mask, isolation, updated };
-            block(p, c, streams.in_place_of(hidden.iter().cloned()), &inputs).into_iter().flatten().collect()
+            block(p, c, streams.replace_present(hidden.iter().cloned()), &inputs).into_iter().flatten().collect()
         })
     };
-    let hidden = streams.in_place_of(hidden.iter());
+    let hidden = streams.replace_present(hidden.iter());
     c.streams().zip(hidden).zip(streams).map(|((s, x), own)| Some(velocity(p, &s, x?, own?.inputs)))
 }
 
-/// A stream's velocity from its last hidden states.
+/// Computes a stream's velocity from the hidden states after the last block.
 fn velocity(p: &Params, s: &Stream, x: &Value, inputs: &StreamInputs) -> Value {
     let table = table(p, &s.name("scale_shift_table"), 2, s.width()).to(DType::F32);
     let embedded = inputs.modulation.embedded.to(DType::F32);

@@ -1,4 +1,4 @@
-//! The timestep's way into the network: adaLN-single, and the rows each block takes from it.
+//! Timestep conditioning: AdaLN-single, and the modulation rows that blocks select from it.
 
 use super::config::{Stream, TransformerConfig};
 use crate::av::Av;
@@ -6,36 +6,39 @@ use crate::hlo::{Comparison, DType, Value};
 use crate::models::timestep::timestep_embedding;
 use crate::nn::{Axis, Init, Params, linear, rms, silu};
 
-/// Noise level that the cross-modal modules see (`conditioning.cross_timestep`). All agree when every token of both
-/// streams has one noise level.
+/// Noise level that modulates cross-modal attention (`conditioning.cross_timestep`). The variants are equivalent if all
+/// tokens of both streams have the same noise level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrossTimestep {
-    /// Scale, shift and gate from the stream's own tokens.
+    /// Scale, shift and gate depend on the noise levels of the stream's own tokens.
     Own,
-    /// Scale, shift and gate from the other stream's scalar level.
+    /// Scale, shift and gate depend on the scalar noise level of the other stream.
     Cross,
-    /// Scale and shift from the own tokens, the gate from the other stream's scalar level.
+    /// Scale and shift depend on the noise levels of the stream's own tokens, the gate on the scalar noise level of the
+    /// other stream.
     GateOnly,
 }
 
-/// One stream's modulation, from the timestep alone. `b` is the CFG batch or 1; `s` is the tokens, 1, or the levels that
-/// tokens choose from ([`StreamInputs::noise_level_index`](super::StreamInputs::noise_level_index)).
+/// Modulation of one stream, computed from the timestep. `b` is the CFG batch or 1. `s` is the number of tokens, 1, or
+/// the number of noise levels that tokens select from
+/// ([`StreamInputs::noise_level_index`](super::StreamInputs::noise_level_index)).
 #[derive(Clone)]
 pub struct StreamModulation {
-    /// `[b, s, 6 or 9, width]`: an [`Ada`] each for self-attention, the feed-forward layer and, in LTX-2.3, text attention.
+    /// `[b, s, 6 or 9, width]`: an [`Ada`] for self-attention, one for the feed-forward layer and, in LTX-2.3, one for
+    /// text attention.
     pub ada_params: Value,
-    /// `[b, s, width]`, for the output layer.
+    /// `[b, s, width]`: the embedded timestep, for the output layer.
     pub embedded: Value,
-    /// `[b, s, 4, width]`: scale and shift towards each cross-modal attention.
+    /// `[b, s, 4, width]`: scale and shift for each cross-modal attention.
     pub cross: Value,
-    /// `[b, s, 1, width]`: the gate of the attention this stream queries.
+    /// `[b, s, 1, width]`: gate of the cross-modal attention in which this stream provides the queries.
     pub gate: Value,
     /// `[b, s, 2, width]`: shift and scale of the text context (LTX-2.3).
     pub prompt: Option<Value>,
 }
 
 impl StreamModulation {
-    /// `f` of each part's name and its shape for one noise level.
+    /// Creates each part by calling `f` with its name and its shape for a single noise level.
     pub(crate) fn new(c: &TransformerConfig, s: &Stream, f: impl Fn(&'static str, &[usize]) -> Value) -> Self {
         let w = s.width();
         StreamModulation {
@@ -47,7 +50,7 @@ impl StreamModulation {
         }
     }
 
-    /// `f` of each part.
+    /// Applies `f` to each part.
     pub(crate) fn map(&self, f: impl Fn(&Value) -> Value) -> Self {
         StreamModulation {
             ada_params: f(&self.ada_params),
@@ -65,8 +68,8 @@ impl StreamModulation {
     }
 }
 
-/// Shift and scale before a sub-layer and the gate behind it, each `[b, s, width]`, f32:
-/// `x + gate · f(norm(x)·(1 + scale) + shift)`.
+/// Shift and scale before a sub-layer `f` and gate after it, each f32 `[b, s, width]`: `x + gate · f(norm(x)·(1 +
+/// scale) + shift)`.
 pub struct Ada {
     pub(crate) shift: Value,
     pub(crate) scale: Value,
@@ -74,33 +77,33 @@ pub struct Ada {
 }
 
 impl Ada {
-    /// The `i`-th of the rows of a modulation table.
+    /// Returns the `i`-th triple of modulation rows.
     pub(super) fn nth(rows: &[Value], i: usize) -> Self {
         Ada { shift: rows[3 * i].clone(), scale: rows[3 * i + 1].clone(), gate: rows[3 * i + 2].clone() }
     }
 
-    /// The sub-layer's input, from the normalised `x`.
+    /// Returns the sub-layer's input for the normalized `x`.
     pub(super) fn modulate(&self, x: &Value, dtype: DType) -> Value {
         modulate(x, &self.scale, &self.shift, dtype)
     }
 
-    /// The residual stream `x` with the sub-layer's result.
+    /// Adds the gated output `y` of the sub-layer to the residual stream `x`.
     pub(super) fn add(&self, x: &Value, y: &Value) -> Value {
         gated_add(x, &self.gate, y)
     }
 }
 
-/// Noise levels of one stream, as the reference's timesteps (1000 times sigma).
+/// Noise levels of one stream, as the reference's timesteps (1000 · sigma).
 #[derive(Clone, Copy)]
 pub struct Levels<'a> {
-    /// `[b, 1 or tokens]`, f32.
+    /// Level of each token, or one level for all tokens; f32 `[b, 1 or tokens]`.
     pub(crate) timestep: &'a Value,
-    /// Scalar level, `[b, 1]`, f32.
+    /// Scalar level, f32 `[b, 1]`.
     pub(crate) sigma: &'a Value,
 }
 
-/// adaLN-single at `p`: from timesteps `[b, s]` the `rows` modulation vectors `[b, s, rows, width]` and the embedded
-/// timestep `[b, s, width]`.
+/// AdaLN-single with weights at `p`: maps timesteps `[b, s]` to modulation vectors `[b, s, rows, width]` and to the
+/// embedded timestep `[b, s, width]`.
 pub fn adaln(p: &Params, timestep: &Value, rows: usize, width: usize) -> (Value, Value) {
     let _scope = p.scope();
     let embedded = timestep_embedding(&p.pp("emb.timestep_embedder"), timestep, width);
@@ -108,7 +111,7 @@ pub fn adaln(p: &Params, timestep: &Value, rows: usize, width: usize) -> (Value,
     (all.reshape(vec![timestep.dim(0), timestep.dim(1), rows, width]), embedded)
 }
 
-/// Modulation of the streams that are `present` from their noise levels.
+/// Computes the modulation of the `present` streams from their noise levels.
 pub(crate) fn modulation(
     p: &Params,
     c: &TransformerConfig,
@@ -141,21 +144,23 @@ pub(crate) fn modulation(
     })
 }
 
-/// A table of the checkpoint, `[rows, width]`.
+/// Loads a modulation table `[rows, width]` from the checkpoint.
 pub(super) fn table(p: &Params, name: &str, rows: usize, width: usize) -> Value {
-    // Flat, because compilers lay out a stack of few rows in another order than its loop reads it.
+    // The parameter is a vector: for stacked tables with few rows, compilers choose a memory layout that differs from
+    // the order in which the loop reads them.
     let init = Init::normal((width as f32).sqrt().recip());
     p.get_as(name, &[rows, width], &[rows * width], &[Axis::Replicated], init).reshape(vec![rows, width])
 }
 
-/// `table + timestep part`, in f32, row by row: each `[b, s, width]`.
+/// Returns the rows of the sum of the table and the timestep's modulation in f32, each `[b, s, width]`.
 pub(super) fn rows(table: &Value, timestep: &Value) -> Vec<Value> {
     let sum = table.to(DType::F32) + timestep.to(DType::F32);
     (0..sum.dim(2)).map(|i| sum.at(2, i)).collect()
 }
 
-/// The row of `x [b, levels, width]` that each token's `index [b, tokens]` (i32) names: `[b, tokens, width]`.
-/// Selections, because they fuse with what reads them: nothing of a token's width is ever written.
+/// Selects for each token the row of `x [b, levels, width]` given by `index`, i32 `[b, tokens]`; returns `[b, tokens,
+/// width]`. Uses selects rather than a gather, because they fuse with their consumers: the result is never written to
+/// memory.
 pub(crate) fn at_noise_level(x: &Value, index: Option<&Value>) -> Value {
     let Some(index) = index.filter(|_| x.dim(1) > 1) else { return x.clone() };
     let (tokens, width) = (index.dim(1), x.dim(2));
@@ -167,12 +172,12 @@ pub(crate) fn at_noise_level(x: &Value, index: Option<&Value>) -> Value {
     })
 }
 
-/// `x·(1 + scale) + shift` of an f32 `x`, rounded once to `dtype`.
+/// Returns `x·(1 + scale) + shift` of an f32 `x`, rounded once to `dtype`.
 pub(super) fn modulate(x: &Value, scale: &Value, shift: &Value, dtype: DType) -> Value {
     (x * (scale + 1.0) + shift).to(dtype)
 }
 
-/// The block's weight-free RMS norm, in f32; with a weight `name` where the configuration has one.
+/// Applies an RMS norm in f32, with the weight `name` if `norm_elementwise_affine` is set.
 pub(super) fn block_norm(p: &Params, c: &TransformerConfig, name: &str, x: &Value) -> Value {
     let y = rms(x, c.norm_eps);
     if !c.norm_elementwise_affine {
@@ -181,13 +186,13 @@ pub(super) fn block_norm(p: &Params, c: &TransformerConfig, name: &str, x: &Valu
     y * p.pp(name).get("weight", &[x.dim(-1)], &[Axis::Embed], Init { mean: 1.0, std: 0.02 }).to(DType::F32)
 }
 
-/// `x` with the learned marker of single frames on the tokens whose `mask [b or 1, n]` is 1 (LTX-2.5).
+/// Adds the learned keyframe embedding to the tokens of `x` whose `mask [b or 1, n]` is 1 (LTX-2.5).
 pub(super) fn marked(p: &Params, x: &Value, mask: &Value) -> Value {
     let marker = table(p, "keyframes_abs_pos_embedding", 1, x.dim(-1)).to(DType::F32);
     (x.to(DType::F32) + mask.unsqueeze(2) * marker).to(x.dtype())
 }
 
-/// `x + gate · y`, in f32, rounded once.
+/// Returns `x + gate · y`, computed in f32 and rounded once.
 pub(super) fn gated_add(x: &Value, gate: &Value, y: &Value) -> Value {
     (x.to(DType::F32) + gate * y.to(DType::F32)).to(x.dtype())
 }
@@ -197,7 +202,7 @@ mod tests {
     use super::*;
     use crate::hlo::{Builder, Type};
 
-    /// The operations of a program, those that begin or end in bf16 marked.
+    /// Names of a program's operations, with ` bf16` appended to those with a bf16 operand or result.
     fn operations(f: impl FnOnce(&Builder) -> Value) -> Vec<String> {
         let b = Builder::new("f");
         let y = f(&b);
@@ -207,7 +212,7 @@ mod tests {
         named.map(|(word, narrow)| if narrow { format!("{word} bf16") } else { word }).collect()
     }
 
-    /// Between its operands and its result a modulation is f32 throughout.
+    /// Only operands and results are bf16; the arithmetic in between is f32.
     #[test]
     fn modulation_rounds_once() {
         let argument = |b: &Builder, name: &str, dtype| b.argument(name, Type::new(dtype, [2, 3]));

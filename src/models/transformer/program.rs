@@ -1,4 +1,4 @@
-//! One forward pass as a program of its own, on the reference's arguments.
+//! A single forward pass as a program, with the reference's arguments.
 
 use super::block::add;
 use super::config::{COMPONENT, TransformerConfig};
@@ -13,7 +13,8 @@ use crate::models::Network;
 use crate::nn::{Axis, Build, Params, padding_mask};
 
 with_defaults! {
-    /// Sizes and switches of one forward pass; by default one sample of one token each, nothing switched on.
+    /// Sizes and options of a single forward pass. By default, there is one sample with one token per stream, and all
+    /// options are off.
     #[derive(Clone, Debug)]
     pub struct ForwardShape {
         pub(crate) batch: usize = 1,
@@ -21,31 +22,32 @@ with_defaults! {
         pub(crate) text: Av<usize> = Av::both(1),
         /// Channels of the text embeddings.
         pub(crate) text_channels: Av<usize> = Av::both(1),
-        /// Whether the timestep is given per token.
+        /// Whether each token has its own timestep.
         pub(crate) per_token: Av<bool> = Av::both(false),
         /// Batch size of the RoPE tables: 1 or `batch`.
         pub(crate) rope_rows: usize = 1,
-        /// Whether there is a text mask `[b, t]`, 1 for tokens that are attended to.
+        /// Whether there is a text mask `[b, t]`: 1 for tokens to attend to.
         pub(crate) text_mask: Av<bool> = Av::both(false),
-        /// Whether video self-attention has a mask `[b, n, n]` of strengths in 0..1.
+        /// Whether video self-attention has a mask `[b, n, n]` of weights in 0..1.
         pub(crate) self_mask: bool = false,
-        /// Whether video tokens are marked as single frames by `video_keyframes_mask [b, n]`, 1 for those that are.
+        /// Whether there is a `video_keyframes_mask [b, n]`: 1 for video tokens of single-frame latents.
         pub(crate) keyframes: bool = false,
-        /// Noise level of the cross-modal modules.
+        /// Noise level that modulates cross-modal attention.
         pub(crate) cross: CrossTimestep = CrossTimestep::Own,
-        /// Leaves out the attention between the streams.
+        /// Whether to omit cross-modal attention.
         pub(crate) isolate: bool = false,
-        /// Layers perturbed for samples whose `perturbation_mask` is 0, of each stream.
+        /// Layers of each stream that are perturbed for samples whose `perturbation_mask` is 0.
         pub(crate) stg_blocks: Av<Vec<usize>> = Av::default(),
     }
 }
 
-/// The program of one forward pass. Inputs, all f32: `hidden_states`, `audio_hidden_states`, `encoder_hidden_states`,
-/// `audio_encoder_hidden_states`, `timestep`, `audio_timestep` (`[b]` or `[b, n]`), `sigma`, `audio_sigma` (`[b]`), the
-/// masks that `shape` asks for, `perturbation_mask` (`[b]`) and the RoPE tables. Outputs, f32: `video`, `audio`.
+/// Builds the program of a single forward pass. Inputs, all f32: `hidden_states`, `audio_hidden_states`,
+/// `encoder_hidden_states`, `audio_encoder_hidden_states`, `timestep`, `audio_timestep` (`[b]` or `[b, n]`), `sigma`,
+/// `audio_sigma` (`[b]`), the masks enabled in `shape`, `perturbation_mask` (`[b]`) and the RoPE tables. Outputs, f32:
+/// `video`, `audio`.
 ///
 /// # Errors
-/// The first mistake made while building, with op, scope and shapes.
+/// Returns the first error recorded while building the graph, with its op, scope and shapes.
 pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Result<Network> {
     let p = Params::new("transformer", COMPONENT, build);
     let input = |name: &str, dims: &[usize], axes: &[Axis]| p.input(name, Type::new(DType::F32, dims), axes);
@@ -71,7 +73,7 @@ pub fn program(c: &TransformerConfig, shape: &ForwardShape, build: &Build) -> Re
     let levels = levels.as_ref().map(|(timestep, sigma)| Levels { timestep, sigma });
     let modulation = modulation(&p, c, levels, shape.cross, Av::both(true));
 
-    // A mask value m in 0..1 becomes a bias of (1 - m) · -10000, the reference's own form.
+    // A mask value m in 0..1 becomes the bias (1 - m) · -10000, as in the reference.
     let bias = |mask: Value| (mask - 1.0) * 10000.0;
     let text_mask = streams.zip(shape.text.zip(shape.text_mask)).map(|(s, (t, is_masked))| {
         is_masked.then(|| {

@@ -1,4 +1,4 @@
-//! The transformer's four RoPE tables, on the host.
+//! Computes the transformer's four RoPE tables on the host.
 
 use ndarray::{Array4, ArrayView4, s};
 
@@ -9,9 +9,9 @@ use crate::nn::rope::{Table, grid, table};
 use crate::nn::{Axis, Heads, Params, Rope};
 use crate::tensor::Tensor;
 
-/// The tables by the names of the program's inputs, with the heads they are laid out for.
+/// Returns the program input name, the heads and the sequence axis of each table.
 fn heads(c: &TransformerConfig) -> [(&'static str, Heads, Axis); 4] {
-    // Each side's cross-modal table is laid out over its own stream's number of heads, whatever the attention's is.
+    // Each cross-modal table uses its stream's number of heads, not that of the cross-modal attention.
     let cross = |count: usize| Heads { count, dim: c.audio_cross_attention_dim / count };
     [
         ("rope.video", c.video_heads(), Axis::VideoSequence),
@@ -21,8 +21,9 @@ fn heads(c: &TransformerConfig) -> [(&'static str, Heads, Axis); 4] {
     ]
 }
 
-/// Video self, audio self, cross-modal video and cross-modal audio tables from token bounds
-/// `[b, 3, n, 2]` (seconds, pixels, pixels) and `[b, 1, m, 2]` (seconds). Those of video are computed in `dtype`.
+/// Computes the tables for video self-attention, audio self-attention, cross-modal video and cross-modal audio.
+/// `coords` are the start and end coordinates of the tokens: video `[b, 3, n, 2]` (seconds, pixels, pixels) and audio
+/// `[b, 1, m, 2]` (seconds). Video positions are computed in `dtype`.
 pub(crate) fn tables(c: &TransformerConfig, coords: &Av<Array4<f32>>, dtype: DType) -> [Table; 4] {
     let cross_max = c.pos_embed_max_pos.max(c.audio_pos_embed_max_pos) as f32;
     let video_max = [c.pos_embed_max_pos as f32, c.base_height as f32, c.base_width as f32];
@@ -38,7 +39,7 @@ pub(crate) fn tables(c: &TransformerConfig, coords: &Av<Array4<f32>>, dtype: DTy
     [0, 1, 2, 3].map(|i| table(positions[i].view(), heads[i].1, c.rope_theta, c.rope_double_precision))
 }
 
-/// The program inputs that hold the tables, by name.
+/// Returns the tables as named program inputs.
 pub(crate) fn host_inputs(c: &TransformerConfig, tables: [Table; 4]) -> Vec<(String, Tensor)> {
     let named = heads(c).into_iter().zip(tables);
     named
@@ -46,8 +47,8 @@ pub(crate) fn host_inputs(c: &TransformerConfig, tables: [Table; 4]) -> Vec<(Str
         .collect()
 }
 
-/// Declares the tables of self-attention and of cross-modal attention as program inputs, for `batch` entries, or 1 that
-/// all share; of streams without tokens none.
+/// Declares the self-attention and cross-modal tables as program inputs for the streams that have tokens. `batch` may
+/// be 1 to share one table among all batch entries.
 pub(crate) fn inputs(
     p: &Params,
     c: &TransformerConfig,

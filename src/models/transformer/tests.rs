@@ -18,7 +18,7 @@ fn shape() -> ForwardShape {
 }
 
 #[test]
-fn the_19b_model_declares_every_parameter_once() {
+fn ltx_2_0_config_declares_every_parameter_once() {
     let component = program(&released(), &shape(), &Build::new(DType::BF16)).expect("builds");
     assert_eq!(elements(&component), 18_876_174_592);
     let tensors = tensors_once(&component);
@@ -29,7 +29,7 @@ fn the_19b_model_declares_every_parameter_once() {
 }
 
 #[test]
-fn a_2_3_configuration_declares_gates_and_prompt_modulation() {
+fn ltx_2_3_config_declares_gates_and_prompt_modulation() {
     let c = TransformerConfig::from_json(&serde_json::json!({
         "rope_type": "split", "gated_attn": true, "cross_attn_mod": true, "audio_gated_attn": true,
         "audio_cross_attn_mod": true, "use_prompt_embeddings": false, "perturbed_attn": true
@@ -49,9 +49,10 @@ fn released_2_5() -> serde_json::Value {
     })
 }
 
-/// Without biases of video's feed-forward layers and with the marker of single frames: 96 tensors less, and one more.
+/// Compared with LTX-2.3, LTX-2.5 lacks 96 tensors (the biases in the feed-forward layers of the video stream) and adds
+/// one (the keyframe embedding).
 #[test]
-fn a_2_5_configuration_declares_the_published_tensors() {
+fn ltx_2_5_config_declares_all_published_tensors() {
     let count = |c: &serde_json::Value, keyframes: bool| {
         let c = TransformerConfig::from_json(c).expect("the released values");
         let shape = ForwardShape { text_channels: Av { video: 4096, audio: 2048 }, keyframes, ..shape() };
@@ -59,26 +60,27 @@ fn a_2_5_configuration_declares_the_published_tensors() {
         (elements(&component), tensors_once(&component).len())
     };
     assert_eq!(count(&released_2_5(), true), (18_987_859_200, 4091));
-    // What marks no token does not read the marker.
+    // Without a keyframe mask the embedding is not loaded.
     assert_eq!(count(&released_2_5(), false), (18_987_859_200 - 4096, 4090));
-    // Without modulation of the prompt by the noise level: two embeddings of it less, 6 tensors and their elements each.
+    // Without prompt AdaLN, 6 tensors per stream are missing.
     let fixed = changed(released_2_5(), &serde_json::json!({"use_prompt_adaln_single": false}));
     let adaln = |w: usize| 256 * w + w + w * w + w + 2 * w * w + 2 * w;
     assert_eq!(count(&fixed, true), (18_987_859_200 - adaln(4096) - adaln(2048), 4091 - 12));
 }
 
 #[test]
-fn a_wrong_width_names_operation_scope_and_shapes() {
+fn text_width_without_caption_projection_shapes_keys_and_values() {
     let shape = ForwardShape { text_channels: Av::both(3840), ..shape() };
     let c = TransformerConfig { use_prompt_embeddings: false, audio_cross_attention_dim: 2048, ..released() };
-    // Without the caption projection the text must be as wide as the streams: attention still builds, on other shapes.
+    // Without the caption projection, text embeddings should be as wide as the streams; other widths still build, with
+    // differently shaped key and value weights.
     let component = program(&c, &shape, &Build::new(DType::BF16)).expect("builds");
     let kv = component.params.iter().find(|p| p.name.ends_with("blocks.*.attn2.to_k.weight+to_v.weight"));
     assert_eq!(kv.map(|p| p.ty.dims.clone()), Some(vec![48, 2, 32, 128, 3840]));
 }
 
 #[test]
-fn an_unknown_norm_is_refused_by_name() {
+fn unsupported_qk_norm_is_rejected() {
     let message = "qk_norm = \"layer_norm\" is not supported, only rms_norm_across_heads";
     assert_refused(
         "transformer",

@@ -1,4 +1,4 @@
-//! The text context of the blocks: hidden states, or the keys and values of every layer, made once a request.
+//! Text context of the blocks: either hidden states, or the keys and values of every layer, computed once per request.
 
 use super::config::{Stream, TransformerConfig};
 use super::modulation::{modulate, rows, table};
@@ -6,34 +6,35 @@ use crate::av::Av;
 use crate::hlo::{DType, Output, Type, Value};
 use crate::nn::{Axis, KvStack, KvTensors, LayerTensor, Params, gelu_tanh_of_product, linear};
 
-/// One stream's text context, for all layers.
+/// Text context of one stream for all layers.
 #[derive(Clone)]
 pub(crate) enum TextContext {
     /// Projected hidden states `[b, t, width]`.
     Projected(Value),
-    /// Keys and values of every layer, or some rows of them: taken from each layer's, so that no stack is copied.
+    /// Keys and values of every layer, optionally restricted to some rows of the CFG batch. Each layer selects the rows
+    /// of its own keys and values, so that the stacked tensors of all layers are not copied.
     KeysValues(KvStack, Option<TextRows>),
 }
 
-/// One stream's text context, for one layer.
+/// Text context of one stream for one layer.
 #[derive(Clone)]
 pub enum LayerContext {
-    /// Projected hidden states `[b, t, width]`; keys and values are made in the block.
+    /// Projected hidden states `[b, t, width]`; the block computes keys and values.
     Projected(Value),
-    /// Keys and values `[b, t, heads, dim]`, made once before the loop.
+    /// Keys and values `[b, t, heads, dim]`, computed in advance.
     KeysValues([Value; 2]),
 }
 
-/// Rows of the context of a CFG batch that another one reads.
+/// Selects guidance branches from the text context of a CFG batch, for a forward pass that has fewer branches.
 #[derive(Clone)]
 pub(crate) struct TextRows {
     pub(crate) videos: usize,
-    /// Place, among a video's branches, of each branch that is read.
+    /// Indices of the selected branches among the branches of a video.
     pub(crate) places: Vec<usize>,
 }
 
 impl TextRows {
-    /// These rows of `[videos · branches, …]`, whose other dimensions are of `axes`.
+    /// Selects the rows from `x [videos · branches, …]`; `axes` are the logical axes of the other dimensions.
     fn of(&self, p: &Params, x: &Value, axes: &[Axis]) -> Value {
         let rest = &x.dims()[1..];
         let branches = x.dim(0) / self.videos;
@@ -46,7 +47,7 @@ impl TextRows {
 }
 
 impl TextContext {
-    /// The context of some rows of the whole.
+    /// Returns the context restricted to `rows`.
     pub(crate) fn of_rows(&self, p: &Params, rows: &TextRows) -> Self {
         match self {
             TextContext::Projected(x) => TextContext::Projected(rows.of(p, x, &AXES[1..])),
@@ -54,7 +55,7 @@ impl TextContext {
         }
     }
 
-    /// Declares the context of stream `label`, `[batch, tokens, width]`, as inputs.
+    /// Declares the context `[batch, tokens, width]` of stream `label` as program inputs.
     pub(crate) fn input(
         p: &Params,
         c: &TransformerConfig,
@@ -71,7 +72,7 @@ impl TextContext {
         TextContext::KeysValues(kv.input(p, c.num_layers), None)
     }
 
-    /// Number of tokens, padding included.
+    /// Number of tokens, including padding.
     pub(crate) fn tokens(&self) -> usize {
         match self {
             TextContext::Projected(x) => x.dim(1),
@@ -79,7 +80,7 @@ impl TextContext {
         }
     }
 
-    /// The context of the layer at `p`.
+    /// Returns the context of the layer at `p`.
     pub(super) fn of_layer(&self, p: &Params) -> LayerContext {
         match self {
             TextContext::Projected(x) => LayerContext::Projected(x.clone()),
@@ -92,7 +93,7 @@ impl TextContext {
     }
 }
 
-/// The context of text embeddings `[b, t, channels]`: the caption projection where the model has one.
+/// Projects text embeddings `[b, t, channels]` to the context; without a caption projection, returns them unchanged.
 pub(crate) fn project_text(p: &Params, c: &TransformerConfig, s: &Stream, text_embeds: &Value) -> Value {
     if !c.use_prompt_embeddings {
         return text_embeds.clone();
@@ -105,7 +106,7 @@ pub(crate) fn project_text(p: &Params, c: &TransformerConfig, s: &Stream, text_e
     p.place("out", &y, &[Axis::CfgBatch, Axis::TextSequence, Axis::Replicated])
 }
 
-/// A layer's keys and values of the text context, modulated where the model does so.
+/// Computes a layer's keys and values of the text context, modulated if the model has prompt modulation.
 pub(super) fn keys_values(
     p: &Params,
     c: &TransformerConfig,
@@ -126,8 +127,9 @@ pub(super) fn keys_values(
     s.text_attention().keys_values(&attn, &modulated, None)
 }
 
-/// The contexts of the streams that there are as results of a program, for [`TextContext::input`] of another: `text.<stream>.k` and
-/// `.v`, or `text.<stream>` `[b, t, width]` where the noise level modulates the context.
+/// Returns the text contexts of the present streams as program outputs, which another program declares as inputs with
+/// [`TextContext::input`]: `text.<stream>.k` and `.v`, or `text.<stream>` `[b, t, width]` if the noise level modulates
+/// the context.
 pub(crate) fn context_outputs(
     p: &Params,
     c: &TransformerConfig,

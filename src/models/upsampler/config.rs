@@ -1,4 +1,4 @@
-//! `latent_upsampler/config.json`.
+//! Reads `config.json` of the spatial (`latent_upsampler`) and of the temporal latent upsampler.
 
 use serde::Deserialize;
 
@@ -6,11 +6,11 @@ use super::{COMPONENT, TEMPORAL};
 use crate::defaults::with_defaults;
 use crate::models::{ConfigError, parse_config, require, unsupported};
 
-/// Groups of channels that are normalised together.
+/// Number of groups of each group norm.
 pub(super) const GROUPS: usize = 32;
 
 with_defaults! {
-    /// The keys as they stand in the file; defaults are the reference class' own.
+    /// Keys of `config.json`, with the defaults of the reference class.
     #[derive(Deserialize)]
     #[serde(default)]
     pub(in crate::models) struct UpsamplerConfigFile {
@@ -25,32 +25,31 @@ with_defaults! {
     }
 }
 
-/// Upsampling in the middle of the network.
+/// Upsampling layer in the middle of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resampler {
-    /// Rows and columns times `up`, then blurred and thinned by `down`.
+    /// Pixel shuffle of rows and columns by `up`, then a blur with stride `down`.
     Rational { up: usize, down: usize },
-    /// Frames, rows and columns times these. Where frames are doubled the first result is dropped: a video's first
-    /// latent covers a single frame.
+    /// Pixel shuffle of frames, rows and columns by these factors. If frames are doubled, the first resulting frame is
+    /// dropped: a video's first latent frame covers a single frame.
     Shuffle([usize; 3]),
 }
 
-/// Scales of the rational resampler, as numerators and denominators.
+/// Scales of the rational resampler with their numerators and denominators.
 const SCALES: [(f64, usize, usize); 4] = [(0.75, 3, 4), (1.5, 3, 2), (2.0, 2, 1), (4.0, 4, 1)];
 
-/// The latent upsampler's configuration.
+/// Configuration of a latent upsampler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpsamplerConfig {
-    /// Folder of its parameters.
+    /// Folder of the weights.
     pub(crate) component: &'static str,
     pub(crate) in_channels: usize,
-    /// Channels between the first convolution and the last.
+    /// Channels of the hidden layers.
     pub(crate) mid_channels: usize,
-    /// Residual blocks before the resampler, and as many behind it.
+    /// Number of residual blocks before the resampler, and again after it.
     pub(crate) blocks: usize,
-    /// Whether every frame is computed by itself.
+    /// Whether each frame is processed independently (2D convolutions).
     pub(crate) each_frame: bool,
-    /// Resampler between the two halves of the network.
     pub(crate) resampler: Resampler,
 }
 
@@ -58,13 +57,13 @@ impl UpsamplerConfig {
     /// Reads and checks `config.json`.
     ///
     /// # Errors
-    /// A key of the wrong type, or a value no code computes.
+    /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
         let f: UpsamplerConfigFile = parse_config(COMPONENT, json)?;
         let divides = f.mid_channels.is_multiple_of(GROUPS);
         require(divides, COMPONENT, "mid_channels", f.mid_channels, "multiples of 32")?;
         require(matches!(f.dims, 2 | 3), COMPONENT, "dims", f.dims, "2 and 3")?;
-        require(f.dims == 3 || !f.temporal_upsample, COMPONENT, "temporal_upsample", true, "false where dims is 2")?;
+        require(f.dims == 3 || !f.temporal_upsample, COMPONENT, "temporal_upsample", true, "false if dims is 2")?;
         let resampler = match (f.spatial_upsample, f.temporal_upsample) {
             (true, true) => Resampler::Shuffle([2; 3]),
             (false, true) => Resampler::Shuffle([2, 1, 1]),
@@ -77,7 +76,7 @@ impl UpsamplerConfig {
                 Resampler::Rational { up, down }
             }
             (false, false) => {
-                let supported = "true where temporal_upsample is false";
+                let supported = "true if temporal_upsample is false";
                 return Err(unsupported(COMPONENT, "spatial_upsample", false, supported));
             }
         };
@@ -91,17 +90,15 @@ impl UpsamplerConfig {
         })
     }
 
-    /// The same as the upsampler in time.
-    ///
-    /// # Errors
-    /// It grows rows and columns.
+    /// Converts the configuration to that of the temporal upsampler, whose weights are in a different folder. Returns
+    /// an error if the upsampler also changes the height and width.
     pub(crate) fn in_time(self) -> Result<Self, ConfigError> {
         let fits = self.resampler == Resampler::Shuffle([2, 1, 1]);
-        require(fits, TEMPORAL, "spatial_upsample", true, "false, with temporal_upsample: frames alone are doubled")?;
+        require(fits, TEMPORAL, "spatial_upsample", true, "false: a temporal upsampler doubles only the frames")?;
         Ok(UpsamplerConfig { component: TEMPORAL, ..self })
     }
 
-    /// Frames, rows and columns of the result for those of the input.
+    /// Returns the number of frames, rows and columns of the output for an input size.
     pub(crate) fn size(&self, [f, h, w]: [usize; 3]) -> [usize; 3] {
         match self.resampler {
             Resampler::Rational { up, down } => [f, (h * up).div_ceil(down), (w * up).div_ceil(down)],
@@ -109,7 +106,7 @@ impl UpsamplerConfig {
         }
     }
 
-    /// The scales as readers know them: `x2`, `x1.5`, `x2 in time`.
+    /// Returns a human-readable scale: `x2`, `x1.5`, `x2 in time`.
     pub(crate) fn describe(&self) -> String {
         match self.resampler {
             Resampler::Rational { up, down } => format!("x{}", up as f64 / down as f64),
@@ -119,25 +116,23 @@ impl UpsamplerConfig {
         }
     }
 
-    /// Whether it makes latents `to` of latents `from`, both `[channels, frames, rows, columns]`.
-    ///
-    /// # Errors
-    /// One line naming both sides.
+    /// Checks that the upsampler converts latents of shape `from` to shape `to`, both `[channels, frames, rows,
+    /// columns]`. The error is one line with the expected and the actual shape.
     pub(crate) fn check_fit(&self, from: [usize; 4], to: [usize; 4]) -> Result<(), String> {
         let [channels, size @ ..] = from;
         if channels != self.in_channels || to[0] != self.in_channels {
             let width = if channels == self.in_channels { to[0] } else { channels };
             return Err(format!(
-                "the latent upsampler takes latents of {} channels, the video VAE has {width}: an upsampler belongs to \
-                 the VAE of its own model version",
+                "the latent upsampler takes latents with {} channels, but the video VAE has {width}; use the latent \
+                 upsampler of the same model version",
                 self.in_channels
             ));
         }
         let made = self.size(size);
         if made != to[1..] {
             return Err(format!(
-                "the latent upsampler ({}) makes {made:?} latent frames, rows and columns of {size:?}, the second stage \
-                 has {:?}",
+                "the latent upsampler ({}) upsamples {size:?} latent frames, rows and columns to {made:?}, but the \
+                 second stage needs {:?}",
                 self.describe(),
                 &to[1..]
             ));

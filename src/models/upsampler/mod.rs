@@ -1,4 +1,4 @@
-//! The latent upsamplers: latents to latents of more rows and columns, or frames.
+//! Latent upsamplers: networks that change the height and width of latents, or increase the number of frames.
 
 pub(super) mod config;
 mod filters;
@@ -12,7 +12,7 @@ pub use filters::{adain, tone_map};
 pub use model::program;
 pub use upsampling::Upsampling;
 
-/// The model folder's name.
+/// Folder of the spatial upsampler in a model.
 pub(crate) const COMPONENT: &str = "latent_upsampler";
-/// The folder's name of the upsampler in time.
+/// Folder of the temporal upsampler in a model.
 pub(crate) const TEMPORAL: &str = "temporal_latent_upsampler";

@@ -1,4 +1,4 @@
-//! Convolutions at the small size, a resampler, convolutions at the large one.
+//! The upsampler network: residual blocks, a resampler, residual blocks at the new size.
 
 use super::config::{GROUPS, Resampler, UpsamplerConfig};
 use crate::hlo::{DType, Result, Value};
@@ -8,7 +8,7 @@ use crate::nn::{
 };
 
 const NORM_EPS: f64 = 1e-5;
-/// Taps of the blur in each direction.
+/// Size of the square blur kernel.
 const BLUR: usize = 5;
 
 struct Layers {
@@ -25,7 +25,7 @@ impl Layers {
         }
     }
 
-    /// The norm at `p`, in f32.
+    /// Group norm with the weights at `p`; returns f32.
     fn norm(&self, p: &Params, x: &Value) -> Value {
         group_norm(p, x, GROUPS, NORM_EPS, self.each_frame, &self.shards)
     }
@@ -41,7 +41,7 @@ impl Layers {
         }
     }
 
-    /// `silu(x + norm2(conv2(silu(norm1(conv1(x))))))`.
+    /// Returns `silu(x + norm2(conv2(silu(norm1(conv1(x))))))`.
     fn res_block(&self, p: &Params, x: &Value) -> Value {
         let _scope = p.builder().scope("res_block");
         let channels = x.dim(1);
@@ -68,8 +68,8 @@ impl Layers {
         }
     }
 
-    /// Every frame blurred by the kernel at `p`, of which each `step`-th row and column is kept. Sums of shifted
-    /// frames, which compilers make in one pass; convolutions of single channels are slow.
+    /// Blurs every frame with the kernel at `p` and stride `step`. Written as a sum of shifted frames, which compilers
+    /// fuse into one pass, because single-channel convolutions are slow.
     fn blur(&self, p: &Params, x: &Value, step: usize) -> Value {
         let _scope = p.scope();
         let shape = [1, 1, BLUR, BLUR];
@@ -93,8 +93,8 @@ impl Layers {
     }
 }
 
-/// Un-normalised latents `[b, in_channels, f, h, w]` to those of the size [`UpsamplerConfig::size`] says, in the weights'
-/// element type. Where the video is sharded, both are one device's.
+/// Upsamples un-normalized latents `[b, in_channels, f, h, w]` to the size given by [`UpsamplerConfig::size`], in the
+/// weights' element type. If the video is sharded, input and output are per-device shards.
 pub(crate) fn upsample(p: &Params, c: &UpsamplerConfig, latents: &Value, shards: SpatialShards) -> Value {
     let _scope = p.scope();
     let conv = Conv3d {
@@ -113,11 +113,11 @@ pub(crate) fn upsample(p: &Params, c: &UpsamplerConfig, latents: &Value, shards:
     layers.conv(&p.pp("final_conv"), &x, c.in_channels)
 }
 
-/// The upsampler as a program. Input and output, f32: `latents [b, in_channels, f, h, w]`, un-normalised, for
-/// `shape = [b, f, h, w]` of the input.
+/// Builds the upsampler program. Input and output: f32 `latents [b, in_channels, f, h, w]`, un-normalized; `[b, f, h,
+/// w]` is the shape of the input.
 ///
 /// # Errors
-/// The first mistake made while building, with op, scope and shapes.
+/// Returns the first error recorded while building the graph, with its op, scope and shapes.
 pub fn program(c: &UpsamplerConfig, [b, f, h, w]: [usize; 4], build: &Build) -> Result<Network> {
     let p = Params::new("upsampler", c.component, build);
     let unit = match c.resampler {

@@ -16,16 +16,16 @@ fn build(c: &UpsamplerConfig, shape: [usize; 4]) -> Network {
 }
 
 #[test]
-fn released_models_declare_every_tensor() {
+fn published_upsamplers_declare_every_tensor() {
     for (rational, conv) in [(true, "upsampler.conv.weight"), (false, "upsampler.0.weight")] {
         let network = build(&config(json!({"use_rational_resampler": rational})), [1, 16, 8, 12]);
-        // 2.0's file also has the kernel of a blur that a whole scale does not use.
+        // LTX-2.0's file also has a blur kernel, which an integer scale does not use.
         let names = tensors(&network);
         assert_eq!((names.len(), elements(&network)), (72, 497_867_904));
         assert!(names.contains(conv) && names.contains("post_upsample_res_blocks.3.norm2.bias"));
         assert_eq!(network.program.results[0].ty, Type::new(DType::F32, [1, 128, 16, 16, 24]));
     }
-    // LTX-2.5's in time, whose file asks for the resampler that rows and columns alone have.
+    // LTX-2.5's temporal upsampler: its file also sets `use_rational_resampler`, which only affects spatial upsampling.
     for rational in [true, false] {
         let c = json!({"mid_channels": 512, "spatial_upsample": false, "temporal_upsample": true,
             "use_rational_resampler": rational});
@@ -37,7 +37,7 @@ fn released_models_declare_every_tensor() {
 }
 
 #[test]
-fn programs_make_the_size_that_is_promised() {
+fn program_output_size_matches_config() {
     let small = json!({"in_channels": 4, "mid_channels": 32, "num_blocks_per_stage": 1});
     let variants = [
         (json!({"rational_spatial_scale": 0.75}), [3, 4, 6], "x0.75"),
@@ -57,22 +57,22 @@ fn programs_make_the_size_that_is_promised() {
 }
 
 #[test]
-fn what_is_not_computed_is_refused() {
+fn unsupported_values_are_rejected_by_key() {
     let scales = "rational_spatial_scale = 3.0 is not supported, only 0.75, 1.5, 2 and 4";
     let cases = [
         (json!({"rational_spatial_scale": 3.0}), scales),
         (json!({"mid_channels": 48}), "multiples of 32"),
-        (json!({"spatial_upsample": false}), "true where temporal_upsample is false"),
-        (json!({"dims": 2, "temporal_upsample": true}), "false where dims is 2"),
+        (json!({"spatial_upsample": false}), "true if temporal_upsample is false"),
+        (json!({"dims": 2, "temporal_upsample": true}), "false if dims is 2"),
     ];
     assert_refused("latent_upsampler", UpsamplerConfig::from_json, cases);
-    let spatial = [(json!({}), "frames alone are doubled"), (json!({"temporal_upsample": true}), "frames alone")];
+    let spatial = [(json!({}), "doubles only the frames"), (json!({"temporal_upsample": true}), "only the frames")];
     assert_refused(TEMPORAL, |json| UpsamplerConfig::from_json(json)?.in_time(), spatial);
 }
 
-/// Files are told by what they do, not by their names.
+/// The kind of an upsampler is derived from its configuration, not from its file name.
 #[test]
-fn a_file_of_another_upsampling_is_named_with_what_to_change() {
+fn wrong_upsampler_kind_error_says_what_to_change() {
     use Upsampling::{SpatialX1_5, SpatialX2, TemporalX2};
     let kinds = [
         (json!({}), Some(SpatialX2)),
@@ -86,39 +86,44 @@ fn a_file_of_another_upsampling_is_named_with_what_to_change() {
         let c = config(json.clone());
         assert_eq!(c.upsampling(), *kind, "{json}");
         for asked in [SpatialX2, SpatialX1_5, TemporalX2] {
-            assert_eq!(c.check_is(asked).is_ok(), *kind == Some(asked), "{json} {asked:?}");
+            assert_eq!(c.check_kind(asked).is_ok(), *kind == Some(asked), "{json} {asked:?}");
         }
     }
-    let said = |kind: usize, asked: Upsampling| config(kinds[kind].0.clone()).check_is(asked).expect_err("another");
+    let said = |kind: usize, asked: Upsampling| config(kinds[kind].0.clone()).check_kind(asked).expect_err("another");
     assert_eq!(
         said(0, SpatialX1_5),
-        "this latent upsampler is x2, two_stage.upsample asks for spatial_x1_5: give one of spatial_x1_5 as \
-         model.upsampler, or set two_stage.upsample to [spatial_x2]"
+        "this latent upsampler is x2, but two_stage.upsample requests spatial_x1_5: set model.upsampler to a \
+         spatial_x1_5 upsampler, or two_stage.upsample to [spatial_x2]"
     );
     assert_eq!(
         said(3, SpatialX2),
-        "this latent upsampler is x2 in time, two_stage.upsample asks for spatial_x2: give this file as \
-         model.temporal_upsampler, and one of spatial_x2 as model.upsampler"
+        "this latent upsampler is x2 in time, but two_stage.upsample requests spatial_x2: set \
+         model.temporal_upsampler to this file and model.upsampler to a spatial_x2 upsampler"
     );
     assert!(
-        said(4, SpatialX2)
-            .ends_with("is x4, two_stage.upsample asks for spatial_x2: give one of spatial_x2 as model.upsampler")
+        said(4, SpatialX2).ends_with(
+            "is x4, but two_stage.upsample requests spatial_x2: set model.upsampler to a spatial_x2 upsampler"
+        )
     );
 }
 
 #[test]
-fn both_sides_that_do_not_fit_are_named() {
+fn shape_mismatch_reports_both_shapes() {
     let c = config(json!({}));
     assert_eq!(c.check_fit([128, 3, 4, 6], [128, 3, 8, 12]), Ok(()));
     let width = c.check_fit([8, 3, 4, 6], [8, 3, 8, 12]).expect_err("other channels");
     assert!(width.contains("128 channels") && width.contains("has 8"), "{width}");
     let size = config(json!({"rational_spatial_scale": 1.5})).check_fit([128, 3, 4, 6], [128, 3, 8, 12]);
     let size = size.expect_err("another size");
-    assert!(size.contains("(x1.5) makes [3, 6, 9]") && size.contains("has [3, 8, 12]"), "{size}");
+    assert!(
+        size.contains("(x1.5) upsamples [3, 4, 6]")
+            && size.contains("to [3, 6, 9], but the second stage needs [3, 8, 12]"),
+        "{size}"
+    );
 }
 
 #[test]
-fn adain_gives_the_reference_s_moments() {
+fn adain_matches_the_moments_of_the_reference() {
     let x = Array5::from_shape_vec((1, 1, 1, 2, 2), vec![1.0, 2.0, 3.0, 4.0]).expect("fits");
     // Mean 10, unbiased variance 4.
     let reference = Array5::from_shape_vec((1, 1, 1, 1, 3), vec![8.0, 10.0, 12.0]).expect("fits");
@@ -133,7 +138,7 @@ fn adain_gives_the_reference_s_moments() {
 }
 
 #[test]
-fn tone_map_draws_large_values_in() {
+fn tone_map_compresses_large_values() {
     let x = Array5::from_shape_vec((1, 1, 1, 1, 4), vec![0.0, 1.0, -1.0, 4.0]).expect("fits");
     assert_eq!(tone_map(x.view(), 0.0), x);
     let y = tone_map(x.view(), 1.0);

@@ -1,27 +1,27 @@
-//! Kinds of upsampling between two passes, by the names that requests have for them.
+//! Kinds of latent upsampling between two denoising passes, and their names in requests.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::config::{Resampler, UpsamplerConfig};
 
-/// Upsampling of latents between two passes.
+/// Upsampling of the latents between two passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Upsampling {
-    /// Twice the rows and columns.
+    /// Doubles height and width.
     SpatialX2,
-    /// One and a half times the rows and columns.
+    /// Scales height and width by 1.5.
     #[serde(rename = "spatial_x1_5")]
     #[value(name = "spatial_x1_5")]
     SpatialX1_5,
-    /// Twice the frames but one.
+    /// Doubles the latent frames: n become 2n - 1.
     TemporalX2,
 }
 
 impl Upsampling {
-    /// Its name in YAML.
+    /// Name in YAML and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Upsampling::SpatialX2 => "spatial_x2",
@@ -30,7 +30,7 @@ impl Upsampling {
         }
     }
 
-    /// Key of its file.
+    /// Returns the config key of the upsampler's file.
     fn key(self) -> &'static str {
         match self {
             Upsampling::SpatialX2 | Upsampling::SpatialX1_5 => "model.upsampler",
@@ -38,7 +38,7 @@ impl Upsampling {
         }
     }
 
-    /// Rows and columns behind it, and those before it that they are made of.
+    /// Spatial scale as `[numerator, denominator]`.
     pub fn rows(self) -> [usize; 2] {
         match self {
             Upsampling::SpatialX2 => [2, 1],
@@ -49,7 +49,7 @@ impl Upsampling {
 }
 
 impl UpsamplerConfig {
-    /// Its kind, where that has a name.
+    /// Kind of this upsampler; `None` if no request can select it.
     pub(crate) fn upsampling(&self) -> Option<Upsampling> {
         match self.resampler {
             Resampler::Rational { up: 2, down: 1 } | Resampler::Shuffle([1, 2, 2]) => Some(Upsampling::SpatialX2),
@@ -59,11 +59,9 @@ impl UpsamplerConfig {
         }
     }
 
-    /// Whether it is the one that a request asks for.
-    ///
-    /// # Errors
-    /// One line that says what it is, and what to change.
-    pub(crate) fn check_is(&self, asked: Upsampling) -> Result<(), String> {
+    /// Checks that this upsampler is of the requested kind. The error is one line that says what the file is and which
+    /// key to change.
+    pub(crate) fn check_kind(&self, asked: Upsampling) -> Result<(), String> {
         let found = self.upsampling();
         if found == Some(asked) {
             return Ok(());
@@ -71,11 +69,11 @@ impl UpsamplerConfig {
         let (key, name) = (asked.key(), asked.name());
         let change = match found {
             Some(other) if other.key() != key => {
-                format!("give this file as {}, and one of {name} as {key}", other.key())
+                format!("set {} to this file and {key} to a {name} upsampler", other.key())
             }
-            Some(other) => format!("give one of {name} as {key}, or set two_stage.upsample to [{}]", other.name()),
-            None => format!("give one of {name} as {key}"),
+            Some(other) => format!("set {key} to a {name} upsampler, or two_stage.upsample to [{}]", other.name()),
+            None => format!("set {key} to a {name} upsampler"),
         };
-        Err(format!("this latent upsampler is {}, two_stage.upsample asks for {name}: {change}", self.describe()))
+        Err(format!("this latent upsampler is {}, but two_stage.upsample requests {name}: {change}", self.describe()))
     }
 }

@@ -1,4 +1,5 @@
-//! `vae/config.json`, read as the two networks in the order in which they run.
+//! Reads `vae/config.json` and derives the structure of the encoder and of the decoder from it, with the blocks in
+//! execution order.
 
 use serde::Deserialize;
 
@@ -9,7 +10,7 @@ use crate::models::{ConfigError, parse_config, require};
 use crate::nn::Padding;
 
 with_defaults! {
-    /// The keys as they stand in the file, which both networks and the host read; defaults are the reference class' own.
+    /// Keys of `config.json`, with the defaults of the reference class. Both networks and the host code use them.
     #[derive(Deserialize)]
     #[serde(default)]
     pub struct VideoVaeConfig {
@@ -44,27 +45,27 @@ with_defaults! {
     }
 }
 
-/// Sizes of the autoencoder as the host needs them.
+/// Sizes of the video VAE that the host code needs.
 #[derive(Clone, Debug)]
 pub struct Geometry {
     pub latent_channels: usize,
-    /// Divides normalized latents.
+    /// Factor by which latents are multiplied when they are normalized, and divided when they are un-normalized.
     pub(crate) scaling_factor: f32,
     ratios: [usize; 2],
 }
 
 impl Geometry {
-    /// That of the autoencoder that a transformer's configuration tells of, where there is none.
+    /// Creates the geometry from values of a transformer's configuration, for models without a video VAE.
     pub(crate) fn told(latent_channels: usize, [temporal, spatial]: [usize; 2]) -> Self {
         Geometry { latent_channels, scaling_factor: 1.0, ratios: [temporal, spatial] }
     }
 
-    /// Pixels a latent covers along each side.
+    /// Pixels per latent along height and width.
     pub(crate) fn spatial(&self) -> usize {
         self.ratios[1]
     }
 
-    /// Frames a latent covers.
+    /// Frames per latent.
     pub(crate) fn temporal(&self) -> usize {
         self.ratios[0]
     }
@@ -74,7 +75,7 @@ impl VideoVaeConfig {
     /// Reads `vae/config.json`.
     ///
     /// # Errors
-    /// A key of the wrong type, or that nothing reads, by name.
+    /// Returns an error if a key is unknown or has the wrong type, or if a number is out of range.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
         let c: Self = parse_config(COMPONENT, json)?;
         let [frames, rows] = c.geometry().ratios;
@@ -83,13 +84,13 @@ impl VideoVaeConfig {
         Ok(c)
     }
 
-    /// Whether there is a decoder: beside a diffusion decoder there may be none.
+    /// Whether the VAE has a decoder; models with a diffusion decoder may not have one.
     pub(crate) fn has_decoder(&self) -> bool {
         !self.decoder_block_out_channels.is_empty()
     }
 
-    /// Sizes as the host needs them. A ratio that the file does not give is the reference's formula: a doubling for every
-    /// scaling stage.
+    /// Returns the sizes for the host code. Compression ratios that are missing in the file are computed as in the
+    /// reference: the patch size doubled once per scaling stage.
     pub fn geometry(&self) -> Geometry {
         let scaling = self.spatio_temporal_scaling.list(self.block_out_channels.len());
         let scale = 2usize.saturating_pow(scaling.iter().filter(|s| **s).count() as u32);
@@ -108,7 +109,8 @@ impl VideoVaeConfig {
         require(self.patch_size_t == 1, COMPONENT, "patch_size_t", self.patch_size_t, "1")
     }
 
-    /// Refuses ratios that are not those of a network whose stages have these strides: the host lays out latents by them.
+    /// Returns an error if the compression ratios in the file differ from those that stages with these strides have:
+    /// the host code relies on the ratios.
     fn check_ratios(&self, strides: impl Iterator<Item = [usize; 3]>) -> Result<(), ConfigError> {
         let [frames, rows] = strides.fold([1usize, self.patch_size], |[frames, rows], [t, h, _]| {
             [frames.saturating_mul(t), rows.saturating_mul(h)]
@@ -118,7 +120,13 @@ impl VideoVaeConfig {
             ("spatial_compression_ratio", self.spatial_compression_ratio, rows),
         ] {
             let fits = given.is_none_or(|given| given == made);
-            require(fits, COMPONENT, key, given.unwrap_or(made), "what the stages scale by")?;
+            require(
+                fits,
+                COMPONENT,
+                key,
+                given.unwrap_or(made),
+                "the product of the patch size and the stages' strides",
+            )?;
             check_at_most(COMPONENT, key, made, MAX_RATIO)?;
         }
         Ok(())
@@ -127,7 +135,7 @@ impl VideoVaeConfig {
 
 const DOWN_BLOCK: &str = "LTX2VideoDownBlock3D";
 
-/// One value for all blocks, or one a block.
+/// One value for all blocks, or one value per block.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum PerBlock {
@@ -163,69 +171,69 @@ impl Resample {
     }
 }
 
-/// Structure of the decoder.
+/// Structure of the video decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
     pub latent_channels: usize,
-    /// Channels of a frame.
+    /// Channels of the decoded frames.
     pub(crate) out_channels: usize,
     pub(crate) mid_channels: usize,
     pub(crate) mid_layers: usize,
     pub(crate) stages: Vec<UpStage>,
-    /// Side of the square of pixels that the last convolution gives as channels.
+    /// Side length of a patch: the last convolution outputs `patch_size²` pixels as channels.
     pub(crate) patch_size: usize,
-    /// Whether a frame depends on no later latent.
+    /// Whether frames do not depend on later latents.
     pub(crate) causal: bool,
-    /// Padding of the convolutions in height and width.
+    /// Padding of convolutions along height and width.
     pub(crate) padding: Padding,
-    /// Whether a timestep modulates every block.
+    /// Whether a timestep embedding modulates every block.
     pub(crate) timestep_conditioning: bool,
-    /// The eps of the norm before a block's shortcut.
+    /// Epsilon of the norm before a residual block's shortcut convolution.
     pub(crate) shortcut_eps: f64,
 }
 
-/// A stage of the decoder: upsampling, then equal res blocks.
+/// A decoder stage: upsampling, then identical residual blocks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct UpStage {
-    /// Whether a res block before the upsampling changes the width.
+    /// Whether a residual block before the upsampling changes the number of channels.
     pub(crate) widens: bool,
     pub(crate) upsample: Option<Upsample>,
     pub(crate) channels: usize,
     pub(crate) layers: usize,
 }
 
-/// A convolution whose channels are rearranged to time, height and width.
+/// A convolution followed by depth-to-space over time, height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Upsample {
-    /// Growth of time, height and width.
+    /// Upsampling factors of time, height and width.
     pub(crate) stride: [usize; 3],
-    /// By what the channels shrink.
+    /// Factor by which the number of channels is divided.
     pub(crate) factor: usize,
-    /// Whether the rearranged input is added.
+    /// Whether depth-to-space of the input is added to the output.
     pub(crate) residual: bool,
 }
 
-/// Structure of the encoder.
+/// Structure of the video encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderConfig {
-    /// Channels of a frame.
+    /// Channels of the input frames.
     pub(crate) in_channels: usize,
-    /// Channels of a latent, also of the first convolution.
+    /// Channels of the latents and of the first convolution's output.
     pub latent_channels: usize,
     pub(crate) stages: Vec<DownStage>,
     pub(crate) mid_channels: usize,
     pub(crate) mid_layers: usize,
-    /// Side of the square of pixels that the first convolution sees as channels.
+    /// Side length of a patch: the first convolution reads `patch_size²` pixels as channels.
     pub(crate) patch_size: usize,
-    /// Whether a latent depends on no later frame.
+    /// Whether latents do not depend on later frames.
     pub(crate) causal: bool,
-    /// Padding of the convolutions in height and width.
+    /// Padding of convolutions along height and width.
     pub(crate) padding: Padding,
-    /// The eps of the norm before a block's shortcut.
+    /// Epsilon of the norm before a residual block's shortcut convolution.
     pub(crate) shortcut_eps: f64,
 }
 
-/// A stage of the encoder: equal res blocks, then downsampling.
+/// An encoder stage: identical residual blocks, then downsampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DownStage {
     pub(crate) channels: usize,
@@ -233,21 +241,21 @@ pub struct DownStage {
     pub(crate) downsample: Option<Downsample>,
 }
 
-/// Downsampling of a stage of the encoder.
+/// Downsampling at the end of an encoder stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Downsample {
-    /// By a convolution with steps of 2.
+    /// Convolution with stride 2.
     Strided,
-    /// By space to depth.
+    /// Convolution followed by space-to-depth.
     Folded {
-        /// Shrinkage of time, height and width.
+        /// Downsampling factors of time, height and width.
         stride: [usize; 3],
         channels: usize,
     },
 }
 
 impl Downsample {
-    /// Shrinkage of time, height and width.
+    /// Downsampling factors of time, height and width.
     fn stride(self) -> [usize; 3] {
         match self {
             Downsample::Strided => [2; 3],
@@ -257,18 +265,19 @@ impl Downsample {
 }
 
 impl VideoVaeConfig {
-    /// Structure of the decoder.
+    /// Returns the structure of the decoder.
     ///
     /// # Errors
-    /// Lists whose lengths do not fit, ratios that are not its own, or a value no code computes.
+    /// Returns an error if a list is too short, the compression ratios do not match the stages, or a value is
+    /// unsupported.
     pub fn decoder(&self) -> Result<DecoderConfig, ConfigError> {
         self.check_patch()?;
         let sizes = &self.decoder_block_out_channels;
         let blocks = sizes.len();
         let per_block = self.decoder_layers_per_block.len();
         let noisy = self.decoder_inject_noise.list(per_block).contains(&true);
-        require(!noisy, COMPONENT, "decoder_inject_noise", true, "false: the reference's noise has no seed")?;
-        // The file lists the decoder from its output to its input, except for the kinds of upsampling.
+        require(!noisy, COMPONENT, "decoder_inject_noise", true, "false (the reference's injected noise has no seed)")?;
+        // The file lists the decoder's blocks from output to input, except in `upsample_type`.
         let channels = first("decoder_block_out_channels", blocks, sizes.iter().rev())?;
         let layers = first("decoder_layers_per_block", blocks + 1, self.decoder_layers_per_block.iter().rev())?;
         let scaling = self.decoder_spatio_temporal_scaling.list(per_block.saturating_sub(1));
@@ -295,7 +304,13 @@ impl VideoVaeConfig {
             };
             require(stage.fits(width), COMPONENT, "upsample_factor", &self.upsample_factor, UP_FACTORS)?;
             let plain = !(stage.widens && self.timestep_conditioning);
-            require(plain, COMPONENT, "timestep_conditioning", true, "false where a stage changes the width")?;
+            require(
+                plain,
+                COMPONENT,
+                "timestep_conditioning",
+                true,
+                "false if a stage changes the number of channels",
+            )?;
             width = stage.channels;
             stages.push(stage);
         }
@@ -316,10 +331,11 @@ impl VideoVaeConfig {
 }
 
 const UP_TYPES: &str = "spatial, temporal and spatiotemporal";
-const UP_FACTORS: &str = "a factor for which each stage's channels meet the next one's and its upsampling divides";
+const UP_FACTORS: &str =
+    "factors that match decoder_block_out_channels and, for residual stages, divide the product of the stage's strides";
 
 impl UpStage {
-    /// Whether an input of `width` channels comes out as `self.channels`.
+    /// Whether the stage converts `width` input channels to `self.channels` channels.
     fn fits(&self, width: usize) -> bool {
         let inner = if self.widens { self.channels } else { width };
         let Some(u) = self.upsample else { return inner == self.channels };
@@ -330,10 +346,11 @@ impl UpStage {
 }
 
 impl VideoVaeConfig {
-    /// Structure of the encoder.
+    /// Returns the structure of the encoder.
     ///
     /// # Errors
-    /// Lists whose lengths do not fit, ratios that are not its own, or a value no code computes.
+    /// Returns an error if a list is too short, the compression ratios do not match the stages, or a value is
+    /// unsupported.
     pub fn encoder(&self) -> Result<EncoderConfig, ConfigError> {
         self.check_patch()?;
         let blocks = self.block_out_channels.len();
@@ -373,17 +390,18 @@ impl VideoVaeConfig {
 }
 
 impl EncoderConfig {
-    /// Rows and columns of a frame that become one latent.
+    /// Pixels per latent along height and width.
     pub fn reduction(&self) -> [usize; 2] {
         let strides = self.stages.iter().filter_map(|stage| stage.downsample).map(Downsample::stride);
         strides.fold([self.patch_size; 2], |[rows, columns], [_, h, w]| [rows * h, columns * w])
     }
 }
 
-const DOWN_CHANNELS: &str = "channels that each stage's downsampling divides, and that change only where one folds";
+const DOWN_CHANNELS: &str =
+    "channel counts that are divisible by the product of the stage's strides and change only at space-to-depth stages";
 
 impl DownStage {
-    /// Whether its result has `channels` channels.
+    /// Whether the stage outputs `channels` channels.
     fn fits(&self, channels: usize) -> bool {
         match self.downsample {
             None | Some(Downsample::Strided) => self.channels == channels,
@@ -395,7 +413,7 @@ impl DownStage {
     }
 }
 
-/// The first `n` values of a list, which may be longer: the class' defaults are, in models with fewer blocks.
+/// Returns the first `n` values of a list. The list may be longer: models with fewer blocks keep the class defaults.
 fn first<'a, T: Clone + 'a>(
     key: &str,
     n: usize,
@@ -403,7 +421,7 @@ fn first<'a, T: Clone + 'a>(
 ) -> Result<Vec<T>, ConfigError> {
     let length = values.len();
     if length < n {
-        return Err(form(format!("{key} has {length} entries, the blocks need {n}")));
+        return Err(form(format!("{key} has {length} entries, but the blocks need {n}")));
     }
     Ok(values.take(n).cloned().collect())
 }

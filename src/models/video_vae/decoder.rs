@@ -1,4 +1,4 @@
-//! Latents to frames.
+//! Decodes latents to frames.
 
 use super::COMPONENT;
 use super::config::{DecoderConfig, UpStage};
@@ -8,14 +8,17 @@ use crate::models::Network;
 use crate::models::pixels::Pixels;
 use crate::nn::{Axis, Build, Init, Params, ShardedVideo, SpatialShards};
 
-/// Un-normalised latents `[b, latent_channels, f, h, w]` to a video `[b, out_channels, frames, height, width]` of
-/// about -1..1, in the weights' element type. `temb [b]`, f32, is the timestep of models that are conditioned on one.
-/// Where the video is sharded, latents and result are one device's.
+/// Decodes un-normalized latents `[b, latent_channels, f, h, w]` to a video `[b, out_channels, frames, height, width]`
+/// of approximately -1..1, in the weights' element type. `temb [b]`, f32, is the timestep of timestep-conditioned
+/// models. If the video is sharded, input and output are per-device shards.
 pub fn decode(p: &Params, c: &DecoderConfig, latents: &Value, temb: Option<&Value>, shards: SpatialShards) -> Value {
     let _scope = p.scope();
     if c.timestep_conditioning != temb.is_some() {
-        let message =
-            format!("timestep_conditioning is {} and temb given: {}", c.timestep_conditioning, temb.is_some());
+        let message = format!(
+            "temb must be passed if and only if timestep_conditioning is set (timestep_conditioning: {}, temb passed: {})",
+            c.timestep_conditioning,
+            temb.is_some()
+        );
         p.builder().reject("decode", message);
     }
     let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, shards);
@@ -49,11 +52,11 @@ fn up_block(p: &Params, layers: &Layers, stage: &UpStage, x: &Value, temb: Optio
     layers.res_blocks(p, stage.layers, &x, temb.as_ref())
 }
 
-/// The decoder as a program. Inputs, f32: `latents [b, latent_channels, f, h, w]` for `shape = [b, f, h, w]`, and
-/// `temb [b]` where the model is conditioned on a timestep. Output: `video`, as `pixels` says.
+/// Builds the decoder program. Inputs: f32 `latents [b, latent_channels, f, h, w]` and, for timestep-conditioned
+/// models, f32 `temb [b]`. Output: `video` in the format `pixels`.
 ///
 /// # Errors
-/// The first mistake made while building, with op, scope and shapes.
+/// Returns the first error recorded while building the graph, with its op, scope and shapes.
 pub fn decoder_program(c: &DecoderConfig, [b, f, h, w]: [usize; 4], pixels: Pixels, build: &Build) -> Result<Network> {
     let p = Params::new("video_decoder", COMPONENT, build);
     let sharded = ShardedVideo::new(&p, "latents", [b, c.latent_channels, f, h, w], [1; 2]);

@@ -1,4 +1,4 @@
-//! Frames to latents.
+//! Encodes frames to latents.
 
 use super::COMPONENT;
 use super::config::{DownStage, Downsample, EncoderConfig};
@@ -7,9 +7,9 @@ use crate::hlo::{DType, Result, Value};
 use crate::models::Network;
 use crate::nn::{Build, Params, ShardedVideo, SpatialShards};
 
-/// A video `[b, in_channels, frames, height, width]` of -1..1 to the mean of their latents' distribution, not
-/// normalised: `[b, latent_channels, f, h, w]`, in the weights' element type. Where the video is sharded, it
-/// and the result are one device's.
+/// Encodes a video `[b, in_channels, frames, height, width]` with values in -1..1 to the un-normalized mean of the
+/// latent distribution, `[b, latent_channels, f, h, w]`, in the weights' element type. If the video is sharded, input
+/// and output are per-device shards.
 pub(crate) fn encode(p: &Params, c: &EncoderConfig, video: &Value, shards: SpatialShards) -> Value {
     let _scope = p.scope();
     let layers = Layers::new(c.causal, c.padding, c.shortcut_eps, shards);
@@ -23,7 +23,7 @@ pub(crate) fn encode(p: &Params, c: &EncoderConfig, video: &Value, shards: Spati
         let _scope = p.scope();
         layers.res_blocks(&p, c.mid_layers, &x, None)
     };
-    // The last channel is the logarithm of a variance that all others share.
+    // The last channel is a log-variance shared by all others.
     layers.conv(p, "conv_out", &activated(&x, None), c.latent_channels + 1).slice(1, 0, c.latent_channels)
 }
 
@@ -38,11 +38,12 @@ fn down_block(p: &Params, layers: &Layers, stage: &DownStage, x: &Value) -> Valu
     }
 }
 
-/// The encoder as a program. Input, f32: `video [b, in_channels, frames, height, width]` for `shape = [b, frames,
-/// height, width]`, -1..1. Output, f32: `latents [b, latent_channels, f, h, w]`, not normalised.
+/// Builds the encoder program. Input: f32 `video [b, in_channels, frames, height, width]` with values in -1..1. Output:
+/// f32 `latents [b, latent_channels, f, h, w]`, un-normalized.
 ///
 /// # Errors
-/// The first mistake made while building, with op, scope and shapes: sizes that the network's strides do not divide.
+/// Returns the first error recorded while building the graph, with its op, scope and shapes; for example if a size is
+/// not divisible by the strides.
 pub fn encoder_program(c: &EncoderConfig, [b, frames, height, width]: [usize; 4], build: &Build) -> Result<Network> {
     let p = Params::new("video_encoder", COMPONENT, build);
     let sharded = ShardedVideo::new(&p, "video", [b, c.in_channels, frames, height, width], c.reduction());

@@ -1,13 +1,13 @@
-//! Layers of encoder and decoder. Activations are `[b, channels, frames, height, width]`.
+//! Layers of the encoder and the decoder. Activations are `[b, channels, frames, height, width]`.
 
 use crate::hlo::{DType, Value};
 use crate::models::timestep::timestep_embedding;
 use crate::nn::{Axis, Conv3d, Init, Padding, Params, SpatialShards, depth_to_space, pixel_norm, silu};
 
-/// The eps of the norms inside a block, which no configuration changes.
+/// Epsilon of the norms inside blocks; not configurable.
 const PIXEL_NORM_EPS: f64 = 1e-8;
 
-/// Settings that all blocks of one network share.
+/// Settings shared by all blocks of a network.
 pub(crate) struct Layers {
     conv: Conv3d,
     shortcut_eps: f64,
@@ -15,7 +15,7 @@ pub(crate) struct Layers {
 }
 
 impl Layers {
-    /// Kernels of 3 in each direction, on video sharded as `shards` says.
+    /// Creates the settings for 3x3x3 kernels and for video that is sharded as described by `shards`.
     pub(crate) fn new(causal: bool, padding: Padding, shortcut_eps: f64, shards: SpatialShards) -> Self {
         Layers {
             conv: Conv3d { kernel: [3; 3], stride: [1; 3], causal, padding, temporal_padding: Padding::Replicate },
@@ -30,8 +30,8 @@ impl Layers {
         self.conv.apply(&p.pp("conv"), x, out, &self.shards)
     }
 
-    /// `count` equal blocks `resnets.0`, `resnets.1` …; `temb [b, 4·channels]` is
-    /// the stage's own embedding of the timestep.
+    /// Applies `count` identical blocks `resnets.0`, `resnets.1` …; `temb [b, 4·channels]` is the stage's timestep
+    /// embedding.
     pub(crate) fn res_blocks(&self, p: &Params, count: usize, x: &Value, temb: Option<&Value>) -> Value {
         let channels = x.dim(1);
         match count {
@@ -44,7 +44,8 @@ impl Layers {
         }
     }
 
-    /// `x + conv2(act(conv1(act(x))))`, where `act` is a norm, the timestep's scale and shift, and SiLU.
+    /// Returns `x + conv2(act(conv1(act(x))))`, where `act` is a norm, the scale and shift of the timestep embedding,
+    /// and SiLU.
     pub(crate) fn res_block(&self, p: &Params, x: &Value, out: usize, temb: Option<&Value>) -> Value {
         let _scope = p.builder().scope("res_block");
         let rows = temb.map(|t| modulation(p, t, 4, x.dim(1)));
@@ -54,7 +55,7 @@ impl Layers {
         h + self.shortcut(p, x, out)
     }
 
-    /// The input itself, or a normalised 1x1x1 convolution of it where the width changes.
+    /// Returns `x` or, if the number of channels changes, a layer norm followed by a 1x1x1 convolution of `x`.
     fn shortcut(&self, p: &Params, x: &Value, out: usize) -> Value {
         if x.dim(1) == out {
             return x.clone();
@@ -72,8 +73,9 @@ impl Layers {
         conv.apply(&p.pp("conv_shortcut"), &normed.to(x.dtype()), out, &self.shards)
     }
 
-    /// Upsampling at `p` by `stride`: a convolution to `volume / factor` times the channels, rearranged to the stride. With `residual`
-    /// the rearranged input is added, repeated to as many channels.
+    /// Upsamples by `stride`: a convolution to `volume / factor` times the channels, then depth-to-space; `volume` is
+    /// the product of the strides. With `residual`, depth-to-space of the input, repeated to match the channels, is
+    /// added.
     pub(crate) fn upsample(&self, p: &Params, x: &Value, stride: [usize; 3], factor: usize, residual: bool) -> Value {
         let _scope = p.builder().scope("upsample");
         let volume: usize = stride.iter().product();
@@ -85,8 +87,9 @@ impl Layers {
         y + p.builder().concat(&vec![&input; volume / factor], 1)
     }
 
-    /// Downsampling at `p` to `out` channels: a convolution to `out / volume` channels and space to depth, plus the input's own space
-    /// to depth, whose channels are averaged in groups. The first frame of a video is doubled where time shrinks.
+    /// Downsamples to `out` channels. Adds two parts: space-to-depth of a convolution to `out / volume` channels, and
+    /// space-to-depth of the input with channels averaged in groups; `volume` is the product of the strides. If time is
+    /// downsampled, the first frame is duplicated before.
     pub(crate) fn downsample(&self, p: &Params, x: &Value, stride: [usize; 3], out: usize) -> Value {
         let _scope = p.builder().scope("downsample");
         let volume: usize = stride.iter().product();
@@ -98,12 +101,12 @@ impl Layers {
         (y + means).to(x.dtype())
     }
 
-    /// Downsampling at `p` by a convolution with steps of 2.
+    /// Downsamples by a convolution with stride 2.
     pub(crate) fn strided(&self, p: &Params, x: &Value) -> Value {
         Conv3d { stride: [2; 3], ..self.conv }.apply(p, x, x.dim(1), &self.shards)
     }
 
-    /// Time, height and width into channels `(c, t, i, j)`.
+    /// Moves blocks of time, height and width into channels, in the order `(c, t, i, j)`.
     fn space_to_depth(&self, x: &Value, stride: [usize; 3]) -> Value {
         let [b, c] = [x.dim(0), x.dim(1)];
         let ([f, h, w], [st, sh, sw]) = (self.divided(x, stride), stride);
@@ -111,7 +114,7 @@ impl Layers {
         y.reshape(vec![b, c * st * sh * sw, f, h, w])
     }
 
-    /// Squares of `patch` pixels into channels `(c, column, row)`.
+    /// Moves squares of `patch` pixels into channels, in the order `(c, column, row)`.
     pub(crate) fn patchify(&self, x: &Value, patch: usize) -> Value {
         let [b, c] = [x.dim(0), x.dim(1)];
         let [f, h, w] = self.divided(x, [1, patch, patch]);
@@ -119,18 +122,19 @@ impl Layers {
         y.reshape(vec![b, c * patch * patch, f, h, w])
     }
 
-    /// Frames, rows and columns in pieces of `stride`; the video must divide into them, not their blocks alone.
+    /// Returns frames, rows and columns divided by `stride`. Divisibility is checked for the complete video, not only
+    /// for the shards.
     fn divided(&self, x: &Value, stride: [usize; 3]) -> [usize; 3] {
         let sizes = [2, 3, 4].map(|axis| self.shards.global_size(x, axis));
         if sizes.iter().zip(stride).any(|(size, s)| !size.is_multiple_of(s)) {
-            let message = format!("{sizes:?} frames, rows and columns do not divide into pieces of {stride:?}");
+            let message = format!("{sizes:?} frames, rows and columns are not divisible by {stride:?}");
             x.builder().reject("space_to_depth", message);
         }
         [0, 1, 2].map(|i| x.dim(i as isize + 2) / stride[i])
     }
 }
 
-/// `silu(norm(x)·(1 + scale) + shift)` of `[shift, scale]`, in f32, rounded once.
+/// Returns `silu(norm(x)·(1 + scale) + shift)` for rows `[shift, scale]`, computed in f32 and rounded once.
 pub(crate) fn activated(x: &Value, rows: Option<[&Value; 2]>) -> Value {
     let normed = pixel_norm(&x.to(DType::F32), PIXEL_NORM_EPS);
     let modulated = match rows {
@@ -140,7 +144,8 @@ pub(crate) fn activated(x: &Value, rows: Option<[&Value; 2]>) -> Value {
     silu(&modulated).to(x.dtype())
 }
 
-/// The rows of the table at `p` plus the timestep's part `[b, rows·channels]`: each `[b, channels, 1, 1, 1]`, f32.
+/// Adds the timestep embedding `[b, rows·channels]` to the scale-shift table at `p`; returns one f32 `[b, channels, 1,
+/// 1, 1]` per row.
 pub(crate) fn modulation(p: &Params, temb: &Value, rows: usize, channels: usize) -> Vec<Value> {
     let init = Init::normal((channels as f32).sqrt().recip());
     let table = p.get("scale_shift_table", &[rows, channels], &[Axis::Replicated; 2], init).to(DType::F32);
@@ -148,12 +153,12 @@ pub(crate) fn modulation(p: &Params, temb: &Value, rows: usize, channels: usize)
     (0..rows).map(|r| sum.at(1, r).reshape(vec![temb.dim(0), channels, 1, 1, 1])).collect()
 }
 
-/// The timestep `[b]` as `time_embedder` at `p` sees it: `[b, width]`.
+/// Applies the timestep embedder at `p` to timesteps `[b]`: `[b, width]`.
 pub(crate) fn embedded(p: &Params, temb: &Value, width: usize) -> Value {
     timestep_embedding(&p.pp("time_embedder.timestep_embedder"), temb, width)
 }
 
-/// Channels `(c, column, row)` into squares of `patch` pixels.
+/// Inverse of `Layers::patchify`: moves channels `(c, column, row)` to squares of `patch` pixels.
 pub(crate) fn unpatchify(x: &Value, patch: usize) -> Value {
     let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
     let c = all / (patch * patch);

@@ -1,4 +1,4 @@
-//! The video autoencoder: frames to latents and back, by convolutions over time, height and width.
+//! The video VAE: encodes frames to latents and decodes latents to frames, by 3D convolutions.
 
 mod config;
 mod decoder;
@@ -11,5 +11,5 @@ pub use config::{DecoderConfig, DownStage, EncoderConfig, Geometry, VideoVaeConf
 pub use decoder::{decode, decoder_program};
 pub use encoder::encoder_program;
 
-/// The model folder's name.
+/// Folder of the video VAE in a model.
 pub(crate) const COMPONENT: &str = "vae";

@@ -10,7 +10,7 @@ use crate::nn::{
     Axis, Build, ContextParallelPolicy, Conv3dLowering, Layout, Lowering, Padding, Params, Rule, SpatialShards,
 };
 
-/// `vae/config.json` of the released 2.0 model with some keys replaced.
+/// `vae/config.json` of LTX-2.0 with some keys replaced.
 fn file(changes: Json) -> Json {
     changed(published("ltx2", "vae"), &changes)
 }
@@ -42,7 +42,7 @@ fn encoder(config: &Json, shape: [usize; 4]) -> Network {
 }
 
 #[test]
-fn released_models_declare_every_tensor() {
+fn published_video_vaes_declare_every_tensor() {
     let (v2_0, v2_3) = (file(json!({})), released_2_3());
     let decoders = [&v2_0, &v2_3].map(|c| decoder(c, [1, 2, 4, 6], Conv3dLowering::Direct));
     let encoders = [&v2_0, &v2_3].map(|c| encoder(c, [1, 9, 128, 192]));
@@ -65,18 +65,18 @@ fn released_models_declare_every_tensor() {
 }
 
 #[test]
-fn equal_blocks_are_loops_and_taps_are_two_dimensional() {
+fn identical_blocks_are_loops_and_taps_use_2d_convolutions() {
     let direct = decoder(&file(json!({})), [1, 1, 2, 2], Conv3dLowering::Direct).program.text;
     let taps = decoder(&file(json!({})), [1, 1, 2, 2], Conv3dLowering::Taps).program.text;
     let volumes = |text: &str| text.matches("x[o, i, 0, 1, 2]").count();
     let images = |text: &str| text.matches("x[o, i, 0, 1]->").count();
-    // Four loops of two convolutions each, three upsamplers, the first and the last convolution.
+    // Four loops with two convolutions each, three upsamplers, and the first and the last convolution.
     assert_eq!((direct.matches(".while(").count(), volumes(&direct), images(&direct)), (4, 13, 0));
     assert_eq!((volumes(&taps), images(&taps)), (0, 39));
 }
 
 #[test]
-fn a_conditioned_decoder_reads_a_timestep() {
+fn timestep_conditioned_decoder_takes_temb() {
     let d = decoder(&file(json!({"timestep_conditioning": true})), [2, 1, 2, 2], Conv3dLowering::Direct);
     assert_eq!(d.program.arguments[d.program.argument("temb").expect("declared")].ty.dims, [2]);
     let names = tensors(&d);
@@ -92,7 +92,7 @@ fn a_conditioned_decoder_reads_a_timestep() {
 }
 
 #[test]
-fn a_changing_width_has_a_normalised_shortcut() {
+fn channel_change_adds_a_normalized_shortcut_convolution() {
     let changes = json!({"decoder_block_out_channels": [256, 512, 256], "upsample_factor": [1, 1, 1],
         "upsample_residual": false});
     let names = tensors(&decoder(&file(changes), [1, 1, 2, 2], Conv3dLowering::Direct));
@@ -102,16 +102,16 @@ fn a_changing_width_has_a_normalised_shortcut() {
 }
 
 #[test]
-fn what_is_not_computed_is_refused_by_key() {
+fn unsupported_values_are_rejected_by_key() {
     let cases = [
         (json!({"decoder_inject_noise": [false, true, false, false]}), "decoder_inject_noise = true"),
         (json!({"patch_size_t": 2}), "patch_size_t = 2 is not supported, only 1"),
         (json!({"upsample_type": ["conv", "spatial", "spatial"]}), "upsample_type = \"conv\""),
-        (json!({"upsample_type": ["spatial"]}), "upsample_type has 1 entries, the blocks need 3"),
+        (json!({"upsample_type": ["spatial"]}), "upsample_type has 1 entries, but the blocks need 3"),
         (json!({"patch_size": 0}), "patch_size = 0"),
         (
             json!({"spatial_compression_ratio": 16}),
-            "spatial_compression_ratio = 16 is not supported, only what the stages",
+            "spatial_compression_ratio = 16 is not supported, only the product of the patch size",
         ),
         (json!({"temporal_compression_ratio": 4}), "temporal_compression_ratio = 4"),
         (
@@ -133,22 +133,22 @@ fn what_is_not_computed_is_refused_by_key() {
 }
 
 #[test]
-fn an_image_too_small_to_mirror_is_an_error() {
+fn latents_too_small_for_reflect_padding_are_rejected() {
     let c = VideoVaeConfig::from_json(&file(json!({}))).and_then(|c| c.decoder()).expect("supported");
     let e = decoder_program(&c, [1, 1, 1, 4], Pixels::Values, &Build::new(DType::F32));
     let e = e.expect_err("one row has nothing to mirror").to_string();
-    assert!(e.contains("decoder/conv") && e.contains("reflect padding"), "{e}");
+    assert!(e.contains("decoder/conv") && e.contains("reflection padding"), "{e}");
 }
 
 #[test]
-fn sizes_that_the_encoder_does_not_divide_are_named() {
+fn sizes_not_divisible_by_the_strides_are_rejected() {
     let c = VideoVaeConfig::from_json(&file(json!({}))).and_then(|c| c.encoder()).expect("supported");
     for (shape, sizes) in
         [([1, 9, 130, 64], "[9, 130, 64]"), ([1, 8, 64, 64], "[9, 8, 8]"), ([1, 9, 64, 72], "[6, 8, 9]")]
     {
         let e = encoder_program(&c, shape, &Build::new(DType::F32));
         let e = e.expect_err("does not divide").to_string();
-        assert!(e.contains(&format!("{sizes} frames, rows and columns do not divide")), "{e}");
+        assert!(e.contains(&format!("{sizes} frames, rows and columns are not divisible")), "{e}");
     }
 }
 
@@ -161,7 +161,7 @@ fn a_res_block_reads_as_expected() {
     insta::assert_snapshot!(p.builder().finish(&[("y", &y)]).expect("builds").text);
 }
 
-/// Rows over `devices`.
+/// Returns build options that shard the rows over `devices` devices.
 fn by_rows(devices: usize) -> Build {
     let rule = Rule { axis: Axis::Height, mesh_axes: vec!["context".into()], place: "rows.yml:2".into() };
     let mesh = Mesh::new(&[("context", devices)]);
@@ -170,10 +170,10 @@ fn by_rows(devices: usize) -> Build {
 }
 
 #[test]
-fn rows_that_do_not_divide_are_padded_and_noted() {
+fn rows_not_divisible_by_the_mesh_are_padded_with_a_note() {
     let c = VideoVaeConfig::from_json(&file(json!({}))).and_then(|c| c.decoder()).expect("supported");
     let d = decoder_program(&c, [1, 1, 34, 4], Pixels::Values, &by_rows(8)).expect("builds");
-    let note = "tensor 'vae.latents' tensor<1x128x1x34x4xf32>: height = 34 does not divide by context = 8 (rows.yml:2: \
+    let note = "tensor 'vae.latents' tensor<1x128x1x34x4xf32>: height = 34 is not divisible by context = 8 (rows.yml:2: \
                 height: [context]); padded to blocks of 5";
     assert_eq!(d.notes, [note]);
     let (latents, video) = (&d.program.arguments[0], &d.program.results[0]);
@@ -182,21 +182,21 @@ fn rows_that_do_not_divide_are_padded_and_noted() {
 
     let c = VideoVaeConfig::from_json(&file(json!({}))).and_then(|c| c.encoder()).expect("supported");
     let e = encoder_program(&c, [1, 1, 1088, 64], &by_rows(8)).expect("builds");
-    assert!(e.notes[0].contains("height = 1088 does not divide by context = 8"), "{:?}", e.notes);
-    assert!(e.notes[0].contains("in multiples of 32; padded to blocks of 160"), "{:?}", e.notes);
+    assert!(e.notes[0].contains("height = 1088 is not divisible by context = 8"), "{:?}", e.notes);
+    assert!(e.notes[0].contains("into blocks that are multiples of 32; padded to blocks of 160"), "{:?}", e.notes);
     assert_eq!(e.program.results[0].logical_dims, [1, 128, 1, 34, 2]);
     let even = encoder_program(&c, [1, 1, 512, 64], &by_rows(8)).expect("builds");
     assert_eq!(even.notes, [""; 0]);
 }
 
 #[test]
-fn blocks_are_refused_the_sizes_that_the_whole_is() {
+fn sharding_does_not_change_which_sizes_are_rejected() {
     let c = VideoVaeConfig::from_json(&file(json!({}))).and_then(|c| c.encoder()).expect("supported");
     let e = encoder_program(&c, [1, 9, 130, 64], &by_rows(2)).expect_err("does not divide").to_string();
-    assert!(e.contains("[9, 130, 64] frames, rows and columns do not divide"), "{e}");
+    assert!(e.contains("[9, 130, 64] frames, rows and columns are not divisible"), "{e}");
     let c = VideoVaeConfig::from_json(&file(json!({}))).and_then(|c| c.decoder()).expect("supported");
     let e = decoder_program(&c, [1, 1, 1, 4], Pixels::Values, &by_rows(2))
         .expect_err("one row has nothing to mirror")
         .to_string();
-    assert!(e.contains("decoder/conv") && e.contains("reflect padding of 1 needs more than 1"), "{e}");
+    assert!(e.contains("decoder/conv") && e.contains("reflect padding of 1 along axis"), "{e}");
 }

@@ -1,18 +1,19 @@
-//! Periodic activations and the filters that keep them from aliasing. Activations are `[b, channels, samples]`.
+//! Periodic activations and their anti-aliasing filters. Activations are `[b, channels, samples]`.
 
 use super::resample::{each_channel, raised};
 use crate::hlo::{Conv, DType, Value};
 use crate::nn::{Axis, Init, Params};
 
-/// Keeps a division by a learned amplitude finite.
+/// Keeps the division by a learned amplitude finite.
 const SNAKE_EPS: f64 = 1e-9;
 
-/// `x` where positive, `slope · x` elsewhere.
+/// Returns `x` where positive, `slope · x` elsewhere.
 pub(crate) fn leaky_relu(x: &Value, slope: f64) -> Value {
     x.compare(crate::hlo::Comparison::Gt, &x.like(0.0)).select(x, &(x * slope))
 }
 
-/// `x + sin²(αx) / β` with `α` and `β` stored as logarithms; without `beta`, `β` is `α`. In f32, rounded once.
+/// Returns `x + sin²(αx) / β`, computed in f32 and rounded once. `α` and `β` are stored as logarithms; without `beta`,
+/// `β` is `α`.
 pub(crate) fn snake(p: &Params, x: &Value, beta: bool) -> Value {
     let _scope = p.scope();
     let channels = x.dim(1);
@@ -27,24 +28,24 @@ pub(crate) fn snake(p: &Params, x: &Value, beta: bool) -> Value {
     (&f + wave / (amplitude + SNAKE_EPS)).to(x.dtype())
 }
 
-/// A low-pass filter around an activation, which runs at `ratio` times the rate.
+/// Anti-aliasing of an activation: upsamples by `ratio`, applies the activation, and downsamples, with low-pass
+/// filters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AntiAlias {
-    /// Growth of the rate.
     pub(crate) ratio: usize,
-    /// Taps of the filters, which the checkpoint stores.
+    /// Length of the filters, whose taps are in the checkpoint.
     pub(crate) kernel: usize,
 }
 
 impl AntiAlias {
-    /// `down(f(up(x)))` with the filters at `p`.
+    /// Returns `down(f(up(x)))` with the filters at `p`.
     pub(crate) fn around(self, p: &Params, x: &Value, f: impl FnOnce(&Value) -> Value) -> Value {
         let up = self.up(&p.pp("upsample"), x);
         self.down(&p.pp("downsample"), &f(&up))
     }
 
     fn taps(self, p: &Params) -> Value {
-        // Taps of a low-pass filter sum to 1.
+        // With random initialization, the taps sum to 1, like those of a low-pass filter.
         p.get("filter", &[1, 1, self.kernel], &[Axis::Replicated; 3], Init { mean: 1.0 / self.kernel as f32, std: 0.0 })
     }
 

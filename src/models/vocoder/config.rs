@@ -1,4 +1,4 @@
-//! `vocoder/config.json`.
+//! Reads `vocoder/config.json`.
 
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
@@ -11,30 +11,31 @@ use crate::models::config_keys::{keys, refuse_unread};
 use crate::models::ranges::{MAX_CONVOLUTIONS, MAX_SAMPLES, check_at_most};
 use crate::models::{ConfigError, read_keys, require};
 
-/// The vocoder's configuration.
+/// Configuration of the vocoder.
 #[derive(Clone, Debug)]
 pub struct VocoderConfig {
-    /// The generator that reads the spectrogram.
+    /// The generator that takes the spectrogram.
     pub generator: GeneratorConfig,
-    /// LTX-2.3's second stage, at a higher rate.
+    /// The bandwidth extension of LTX-2.3; `None` for LTX-2.0.
     pub(crate) extension: Option<Extension>,
     pub(crate) output_sampling_rate: usize,
 }
 
-/// Bandwidth extension of a waveform: a spectrogram of the waveform, and a generator that makes from it what the
-/// waveform lacks at the higher rate.
+/// Bandwidth extension: a second generator computes, from the waveform's spectrogram, the high frequencies that the
+/// waveform lacks at the higher sampling rate.
 #[derive(Clone, Debug)]
 pub(crate) struct Extension {
     pub(crate) spectrogram: Spectrogram,
-    /// From spectrogram to the missing part.
+    /// Generates the missing high frequencies from the spectrogram.
     pub generator: GeneratorConfig,
-    /// From one rate to the other.
+    /// Resamples the waveform to the higher rate.
     pub(crate) resampler: Resampler,
-    /// Whether the waveform is limited to -1..1 before it is extended, as Lightricks' code does and diffusers does not.
+    /// Whether the waveform is clamped to -1..1 before the extension, as in Lightricks' code; diffusers does not clamp
+    /// it.
     pub(crate) clamp: bool,
 }
 
-/// A log-mel spectrogram that depends on no later sample.
+/// A causal log-mel spectrogram.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(crate) struct Spectrogram {
     pub(crate) filter_length: usize,
@@ -44,19 +45,19 @@ pub(crate) struct Spectrogram {
 }
 
 impl Spectrogram {
-    /// Frequencies before they are gathered into bins.
+    /// Number of Fourier bins.
     pub(crate) fn frequencies(&self) -> usize {
         self.filter_length / 2 + 1
     }
 
-    /// Zeros before the first sample.
+    /// Returns the zero padding before the first sample, in samples.
     pub(crate) fn lead(&self) -> usize {
         self.window_length.saturating_sub(self.hop_length)
     }
 }
 
 with_defaults! {
-    /// One generator; defaults are those of the reference's class for LTX-2.0.
+    /// Configuration of one generator, with the defaults of the reference class for LTX-2.0.
     #[derive(Clone, Debug, Deserialize)]
     #[serde(default)]
     pub struct GeneratorConfig {
@@ -77,12 +78,11 @@ with_defaults! {
     }
 }
 
-/// The reference's classes.
+/// Names of the reference classes.
 const PLAIN: &str = "LTX2Vocoder";
 const EXTENDED: &str = "LTX2VocoderWithBWE";
 
-/// Defaults of the class with bandwidth extension, where its configuration says nothing and LTX-2.0's class has other
-/// values.
+/// Defaults of the reference class with bandwidth extension, for the keys whose defaults differ from LTX-2.0's class.
 fn extended_defaults() -> Json {
     json!({
         "hidden_channels": 1536, "upsample_kernel_sizes": [11, 4, 4, 4, 4, 4], "upsample_factors": [5, 2, 2, 2, 2, 2],
@@ -95,33 +95,35 @@ fn extended_defaults() -> Json {
     })
 }
 
-/// The function between convolutions.
+/// Activation between convolutions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Activation {
-    /// `x` where positive, a small multiple of it elsewhere.
+    /// `x` where positive, a small multiple of `x` elsewhere.
     LeakyRelu,
-    /// `x + sin²(αx) / α` with a learned α for each channel.
+    /// `x + sin²(αx) / α` with a learned α per channel.
     Snake,
-    /// `x + sin²(αx) / β` with learned α and β for each channel.
+    /// `x + sin²(αx) / β` with learned α and β per channel.
     #[serde(rename = "snakebeta")]
     SnakeBeta,
 }
 
-/// The function of the last layer.
+/// Activation of the last layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FinalActivation {
     Tanh,
-    /// Limits to -1..1.
+    /// Clamps to -1..1.
     Clamp,
 }
 
 impl VocoderConfig {
-    /// Reads and checks `config.json`. A first stage is limited as Lightricks' code does.
+    /// Reads and checks `config.json`. With bandwidth extension, the waveform is clamped between the stages, as in
+    /// Lightricks' code.
     ///
     /// # Errors
-    /// A key of the wrong type, lists whose lengths do not fit, or a value no code computes.
+    /// Returns an error if a key has the wrong type, the lengths of lists do not match, or a value is out of range or
+    /// unsupported.
     pub fn from_json(json: &Json) -> Result<Self, ConfigError> {
         with_defaults! {
             #[derive(Deserialize)]
@@ -138,7 +140,13 @@ impl VocoderConfig {
         }
         let known = [keys::<Plain>(), keys::<GeneratorConfig>()].concat();
         refuse_unread(COMPONENT, json, |key| known.contains(&key))?;
-        require(plain.class_name == PLAIN, COMPONENT, "_class_name", &plain.class_name, "LTX2Vocoder and …WithBWE")?;
+        require(
+            plain.class_name == PLAIN,
+            COMPONENT,
+            "_class_name",
+            &plain.class_name,
+            "LTX2Vocoder and LTX2VocoderWithBWE",
+        )?;
         let generator = GeneratorConfig::from_json(json, "")?;
         Ok(VocoderConfig { generator, extension: None, output_sampling_rate: plain.output_sampling_rate })
     }
@@ -164,9 +172,15 @@ impl VocoderConfig {
         let grows = to >= from && to.is_multiple_of(from);
         require(grows, COMPONENT, "output_sampling_rate", to, "a multiple of input_sampling_rate")?;
         check_at_most(COMPONENT, "output_sampling_rate / input_sampling_rate", to / from, MAX_GROWTH)?;
-        // As many frames as hops.
+        // The number of spectrogram frames must equal the number of hops.
         let frames = s.filter_length > s.lead() && s.filter_length <= s.lead() + s.hop_length;
-        require(frames, COMPONENT, "window_length", s.window_length, "filter_length, or less than a hop more")?;
+        require(
+            frames,
+            COMPONENT,
+            "window_length",
+            s.window_length,
+            "filter_length to filter_length + hop_length - 1",
+        )?;
         let bins = first.out_channels * s.num_mel_channels;
         require(second.in_channels == bins, COMPONENT, "bwe_in_channels", second.in_channels, BWE_CHANNELS)?;
         let channels = second.out_channels;
@@ -178,7 +192,7 @@ impl VocoderConfig {
         Ok(VocoderConfig { generator: first, extension: Some(extension), output_sampling_rate: to })
     }
 
-    /// The same vocoder with or without the limit between its stages.
+    /// Sets whether the waveform is clamped before the bandwidth extension.
     #[must_use]
     pub(crate) fn with_clamp(mut self, clamp: bool) -> Self {
         if let Some(extension) = &mut self.extension {
@@ -188,16 +202,16 @@ impl VocoderConfig {
     }
 }
 
-/// Largest growth of the rate by the second stage; the published model has 3.
+/// Maximum ratio of the output rate to the input rate of the bandwidth extension; the published model has 3.
 const MAX_GROWTH: usize = 64;
 
 /// Prefix of the second generator's keys.
 const BWE: &str = "bwe_";
-const BWE_CHANNELS: &str = "out_channels times num_mel_channels";
-const BWE_FACTORS: &str = "factors whose product is hop_length times the growth of the rate";
+const BWE_CHANNELS: &str = "out_channels * num_mel_channels";
+const BWE_FACTORS: &str = "factors whose product is hop_length * output_sampling_rate / input_sampling_rate";
 
 impl GeneratorConfig {
-    /// Reads and checks the keys with a prefix.
+    /// Reads and checks the keys that start with `prefix`.
     fn from_json(json: &Json, prefix: &'static str) -> Result<Self, ConfigError> {
         let keys = json.as_object().into_iter().flatten();
         let own: serde_json::Map<String, Json> =
@@ -217,7 +231,7 @@ impl GeneratorConfig {
         let as_many = "as many entries as upsample_kernel_sizes";
         require(factors.len() == kernels.len(), COMPONENT, key("upsample_factors"), factors, as_many)?;
         let grows = factors.iter().zip(kernels).all(|(f, k)| k >= f);
-        let longer = "kernels as long as their factor or longer";
+        let longer = "sizes not smaller than the upsample_factors";
         require(grows, COMPONENT, key("upsample_kernel_sizes"), kernels, longer)?;
         let (sizes, dilations) = (&c.resnet_kernel_sizes, &c.resnet_dilations);
         require(!sizes.is_empty(), COMPONENT, key("resnet_kernel_sizes"), sizes, "one entry or more")?;
@@ -226,26 +240,25 @@ impl GeneratorConfig {
         let convolutions = factors.len() * dilations.iter().map(Vec::len).sum::<usize>();
         check_at_most(COMPONENT, &key("resnet_dilations"), convolutions, MAX_CONVOLUTIONS)?;
         let halves = c.hidden_channels.checked_shr(factors.len() as u32).is_some_and(|last| last > 0);
-        let every = "a width that can be halved in every stage";
+        let every = "a number that can be halved once per upsampling stage";
         require(halves, COMPONENT, key("hidden_channels"), c.hidden_channels, every)?;
         let as_many = "as many entries as resnet_kernel_sizes";
         require(dilations.len() == sizes.len(), COMPONENT, key("resnet_dilations"), dilations, as_many)?;
         if c.act_fn == Activation::LeakyRelu {
-            require(!c.antialias, COMPONENT, key("antialias"), true, "false where act_fn is leaky_relu")?;
+            require(!c.antialias, COMPONENT, key("antialias"), true, "false if act_fn is leaky_relu")?;
         } else {
             let longer = c.antialias_kernel_size > c.antialias_ratio;
             let kernel = c.antialias_kernel_size;
-            require(longer, COMPONENT, key("antialias_kernel_size"), kernel, "a kernel longer than antialias_ratio")?;
+            require(longer, COMPONENT, key("antialias_kernel_size"), kernel, "a size larger than antialias_ratio")?;
         }
         Ok(c)
     }
 
-    /// Samples of a spectrogram frame.
+    /// Audio samples generated per spectrogram frame.
     pub(crate) fn samples_per_frame(&self) -> usize {
         self.upsample_factors.iter().product()
     }
 
-    /// The filter around an activation.
     pub(super) fn antialias(&self) -> AntiAlias {
         AntiAlias { ratio: self.antialias_ratio, kernel: self.antialias_kernel_size }
     }

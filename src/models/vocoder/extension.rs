@@ -1,15 +1,15 @@
-//! The bandwidth extension of LTX-2.3: a waveform's own spectrogram tells a second generator what the waveform lacks at a
-//! higher rate.
+//! Bandwidth extension of LTX-2.3: a second generator computes, from the waveform's spectrogram, the high frequencies
+//! that the waveform lacks at the higher sampling rate.
 
 use super::config::{Extension, Spectrogram};
 use super::generator::generate;
 use crate::hlo::{Conv, Value};
 use crate::nn::{Axis, Init, Params, linear_nd};
 
-/// The smallest magnitude of a mel bin.
+/// Lower bound of the magnitude of a mel bin.
 const SILENCE: f64 = 1e-5;
 
-/// A waveform `[b, channels, samples]` to `[b, channels, samples · ratio]`, in -1..1.
+/// Extends a waveform `[b, channels, samples]` to `[b, channels, samples · ratio]` and clamps it to -1..1.
 pub(super) fn extend(p: &Params, e: &Extension, wave: &Value) -> Value {
     let samples = wave.dim(2);
     let wave = if e.clamp { wave.clamp(-1.0, 1.0) } else { wave.clone() };
@@ -21,8 +21,8 @@ pub(super) fn extend(p: &Params, e: &Extension, wave: &Value) -> Value {
     y.slice(2, 0, samples * e.resampler.ratio)
 }
 
-/// The log-mel spectrogram `[b, channels, frames, bins]` of a waveform of whole hops. Fourier and mel bases are the
-/// checkpoint's.
+/// Computes the log-mel spectrogram `[b, channels, frames, bins]` of a waveform whose length is a multiple of the hop
+/// length. The Fourier and mel bases are loaded from the checkpoint.
 fn log_mel(p: &Params, s: &Spectrogram, wave: &Value) -> Value {
     let _scope = p.scope();
     let (b, channels, frequencies) = (wave.dim(0), wave.dim(1), s.frequencies());

@@ -1,24 +1,30 @@
-//! A log-mel spectrogram to a waveform.
+//! Generates a waveform from a log-mel spectrogram.
 
 use super::activation::{leaky_relu, snake};
 use super::config::{Activation, FinalActivation, GeneratorConfig};
 use crate::hlo::{DType, Value};
 use crate::nn::{Params, conv_transpose1d_at, conv1d};
 
-/// Kernel of the first and the last convolution, fixed by the architecture.
+/// Kernel size of the first and the last convolution, fixed by the architecture.
 const OUTER_KERNEL: usize = 7;
 
-/// The slope before the last convolution, which no configuration changes.
+/// Slope of the leaky ReLU before the last convolution; not configurable.
 const FINAL_SLOPE: f64 = 0.01;
 
-/// A log-mel spectrogram `[b, channels, frames, bins]` to samples `[b, out_channels, frames · samples_per_frame]`, in
-/// the weights' element type; `channels · bins` is `in_channels`.
+/// Generates samples `[b, out_channels, frames · samples_per_frame]`, in the weights' element type, from a log-mel
+/// spectrogram `[b, channels, frames, bins]`; `channels · bins` must equal `in_channels`.
 pub(super) fn generate(p: &Params, c: &GeneratorConfig, mel: &Value) -> Value {
     let _scope = p.scope();
     let [b, channels, frames, bins] = [0, 1, 2, 3].map(|a| mel.dim(a));
     if channels * bins != c.in_channels {
-        p.builder()
-            .reject("vocoder", format!("{} has not in_channels = {} channels and bins", mel.ty(), c.in_channels));
+        p.builder().reject(
+            "vocoder",
+            format!(
+                "spectrogram {}: the product of channels and bins must be in_channels = {}",
+                mel.ty(),
+                c.in_channels
+            ),
+        );
     }
     let x = mel.to(p.dtype()).swap(2, 3).reshape(vec![b, channels * bins, frames]);
     let mut x = conv1d(&p.pp("conv_in"), &x, c.hidden_channels, OUTER_KERNEL, 1, true);
@@ -32,7 +38,7 @@ pub(super) fn generate(p: &Params, c: &GeneratorConfig, mel: &Value) -> Value {
     }
     let x = match c.act_fn {
         Activation::LeakyRelu => leaky_relu(&x, FINAL_SLOPE),
-        // Filtered and with β of its own whatever the blocks have.
+        // The last activation is always anti-aliased and has a separate β, regardless of the blocks' activation.
         Activation::Snake | Activation::SnakeBeta => {
             let p = p.pp("act_out");
             c.antialias().around(&p, &x, |x| snake(&p.pp("act"), x, true))
@@ -46,7 +52,7 @@ pub(super) fn generate(p: &Params, c: &GeneratorConfig, mel: &Value) -> Value {
     }
 }
 
-/// The mean of a stage's residual blocks, all of which read `x`.
+/// Returns the mean of the outputs of a stage's residual blocks, which all take `x`.
 fn mean_of_resnets(p: &Params, c: &GeneratorConfig, stage: usize, x: &Value) -> Value {
     let count = c.resnet_kernel_sizes.len();
     let blocks = c.resnet_kernel_sizes.iter().zip(&c.resnet_dilations).enumerate();
@@ -57,7 +63,7 @@ fn mean_of_resnets(p: &Params, c: &GeneratorConfig, stage: usize, x: &Value) -> 
     (sum * (count as f64).recip()).to(x.dtype())
 }
 
-/// For each dilation `x + conv2(act(conv1(act(x))))`, `conv1` dilated.
+/// Applies `x + conv2(act(conv1(act(x))))` once per dilation; only `conv1` is dilated.
 fn resnet(p: &Params, c: &GeneratorConfig, x: &Value, kernel: usize, dilations: &[usize]) -> Value {
     let _scope = p.builder().scope("resnet");
     let channels = x.dim(1);

@@ -1,5 +1,5 @@
-//! The vocoder: a log-mel spectrogram to a waveform, by transposed convolutions and residual blocks; LTX-2.3's raises the
-//! rate of that in a second stage.
+//! The vocoder: converts a log-mel spectrogram to a waveform by transposed convolutions and residual blocks. The
+//! vocoder of LTX-2.3 has a second stage that raises the sampling rate (bandwidth extension).
 
 mod activation;
 mod config;
@@ -17,14 +17,14 @@ use crate::hlo::{DType, Result, Type};
 use crate::models::Network;
 use crate::nn::{Axis, Build, Params};
 
-/// The model folder's name.
+/// Folder of the vocoder in a model.
 pub(crate) const COMPONENT: &str = "vocoder";
 
-/// The vocoder as a program. Input, f32: `mel [b, channels, frames, bins]`, in this order in `shape`. Output, f32:
+/// Builds the vocoder program. Input: f32 `mel`, whose shape `[b, channels, frames, bins]` is `shape`. Output: f32
 /// `audio [b, out_channels, samples]`.
 ///
 /// # Errors
-/// The first mistake made while building, with op, scope and shapes.
+/// Returns the first error recorded while building the graph, with its op, scope and shapes.
 pub(crate) fn vocoder_program(c: &VocoderConfig, shape: [usize; 4], build: &Build) -> Result<Network> {
     let p = Params::new("vocoder", COMPONENT, build);
     let axes = [Axis::Batch, Axis::Replicated, Axis::Replicated, Axis::Replicated];

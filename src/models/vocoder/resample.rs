@@ -1,29 +1,29 @@
-//! To a higher rate, by filters without parameters or with the checkpoint's.
+//! Upsamples waveforms, with a filter that is either computed or loaded from the checkpoint.
 
 use std::f64::consts::PI;
 
 use crate::hlo::Value;
 use crate::nn::conv_transpose1d;
 
-/// Zero crossings of the interpolating function on each side.
+/// Zero crossings of the sinc on each side.
 const CROSSINGS: f64 = 6.0;
-/// Its cutoff, as a part of the lower rate's highest frequency.
+/// Cutoff frequency relative to the lower rate's Nyquist frequency.
 const ROLLOFF: f64 = 0.99;
 
-/// Interpolation by a sinc under a Hann window.
+/// Upsampler that interpolates with a Hann-windowed sinc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resampler {
-    /// Growth of the rate.
+    /// Ratio of the higher to the lower rate.
     pub(crate) ratio: usize,
 }
 
 impl Resampler {
-    /// Samples that the filter reaches to either side.
+    /// Returns the number of samples, at the lower rate, by which the filter extends to each side of an output sample.
     fn width(self) -> usize {
         (CROSSINGS / ROLLOFF).ceil() as usize
     }
 
-    /// The filter, at the higher rate.
+    /// Returns the filter taps, spaced at the higher rate.
     pub(crate) fn taps(self) -> Vec<f32> {
         let (ratio, width) = (self.ratio as f64, self.width());
         let tap = |i: usize| {
@@ -35,7 +35,7 @@ impl Resampler {
         (0..=2 * width * self.ratio).map(tap).collect()
     }
 
-    /// `[b, channels, samples]` to `ratio` times as many samples.
+    /// Upsamples `[b, channels, samples]` by `ratio`.
     pub(crate) fn apply(self, x: &Value) -> Value {
         let (width, ratio) = (self.width(), self.ratio);
         let taps = self.taps();
@@ -45,14 +45,15 @@ impl Resampler {
     }
 }
 
-/// `x [b, channels, samples]`, continued by `reach` samples of each end, set `ratio` apart, filtered with
-/// `taps [1, 1, kernel]`, and cropped.
+/// Upsamples `x [b, channels, samples]` by `ratio`: pads each end with `reach` copies of its edge sample, applies `taps
+/// [1, 1, kernel]` as a transposed convolution of stride `ratio`, and removes `left` samples at the start and `right`
+/// samples at the end.
 pub(super) fn raised(x: &Value, taps: &Value, ratio: usize, reach: usize, [left, right]: [usize; 2]) -> Value {
     let y = each_channel(&x.pad_edge(2, reach, reach), |x| conv_transpose1d(x, taps, ratio, 0));
     y.slice(2, left, y.dim(2).saturating_sub(right)) * ratio as f64
 }
 
-/// The same filter on every channel.
+/// Applies a single-channel filter to every channel.
 pub(super) fn each_channel(x: &Value, filter: impl FnOnce(&Value) -> Value) -> Value {
     let (b, channels) = (x.dim(0), x.dim(1));
     let y = filter(&x.reshape(vec![b * channels, 1, x.dim(2)]));
@@ -64,11 +65,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_times_the_rate_takes_43_taps_that_pass_a_constant() {
+    fn upsampling_by_3_has_43_taps_and_preserves_a_constant() {
         let taps = Resampler { ratio: 3 }.taps();
         assert_eq!((taps.len(), taps[21]), (43, 0.33));
         assert!(taps.iter().zip(taps.iter().rev()).all(|(a, b)| (a - b).abs() < 1e-7));
-        // Every phase sums to a third: the result is multiplied by the ratio.
+        // Each phase sums to 1/3; `apply` multiplies by the ratio.
         for phase in 0..3 {
             let sum: f32 = taps.iter().skip(phase).step_by(3).sum();
             assert!((3.0 * sum - 1.0).abs() < 2e-3, "{sum}");

@@ -18,7 +18,7 @@ fn tiny(changes: Json) -> Json {
 }
 
 #[test]
-fn the_released_model_declares_every_tensor() {
+fn published_vocoder_declares_every_tensor() {
     let c = build(published("ltx2", "vocoder"), [1, 2, 501, 64]);
     assert_eq!(elements(&c), 55_592_802);
     assert_eq!((tensors(&c).len(), &c.program.results[0].ty.dims[..]), (194, &[1, 2, 501 * 240][..]));
@@ -28,12 +28,12 @@ fn the_released_model_declares_every_tensor() {
 }
 
 #[test]
-fn the_released_2_3_model_declares_every_tensor_that_is_read() {
+fn ltx_2_3_vocoder_omits_only_the_inverse_basis() {
     let c = build(published("ltx2_3", "vocoder"), [1, 2, 501, 64]);
-    // Both generators' parameters, their 400 filters of 12 taps, the Fourier and the mel basis.
+    // Both generators' parameters, their 400 filters of 12 taps, and the Fourier and mel bases.
     let stored = 400 * 12 + 514 * 512 + 64 * 257;
     assert_eq!(elements(&c), 128_537_448 + stored);
-    // Of the 1227 the checkpoint has, `inverse_basis` is never read.
+    // The checkpoint has 1227 tensors; `inverse_basis` is not used.
     assert_eq!((tensors(&c).len(), &c.program.results[0].ty.dims[..]), (1226, &[1, 2, 501 * 480][..]));
     for name in ["vocoder.act_out.act.beta", "bwe_generator.conv_out.weight", "mel_stft.stft_fn.forward_basis"] {
         assert!(tensors(&c).contains(name), "{name}");
@@ -41,7 +41,7 @@ fn the_released_2_3_model_declares_every_tensor_that_is_read() {
 }
 
 #[test]
-fn the_extended_class_has_its_own_defaults() {
+fn bwe_class_defaults_match_the_published_config() {
     let published = VocoderConfig::from_json(&published("ltx2_3", "vocoder")).expect("supported");
     let bare = VocoderConfig::from_json(&json!({"_class_name": "LTX2VocoderWithBWE"})).expect("supported");
     assert_eq!(format!("{bare:?}"), format!("{published:?}"));
@@ -49,11 +49,11 @@ fn the_extended_class_has_its_own_defaults() {
 }
 
 #[test]
-fn an_extension_that_does_not_meet_its_waveform_is_refused_by_key() {
+fn mismatched_bandwidth_extension_is_rejected_by_key() {
     let cases = [
         (json!({"output_sampling_rate": 40000}), "output_sampling_rate = 40000 is not supported"),
         (json!({"window_length": 700}), "window_length = 700"),
-        (json!({"bwe_in_channels": 64}), "bwe_in_channels = 64 is not supported, only out_channels times"),
+        (json!({"bwe_in_channels": 64}), "bwe_in_channels = 64 is not supported, only out_channels * num_mel"),
         (json!({"bwe_out_channels": 1}), "bwe_out_channels = 1"),
         (json!({"bwe_upsample_factors": [6, 5, 2, 2, 1]}), "bwe_upsample_factors = [6,5,2,2,1]"),
         (json!({"bwe_upsample_factors": [6, 5, 2, 2, 0]}), "bwe_upsample_factors[4] = 0 is out of range"),
@@ -69,7 +69,7 @@ fn an_extension_that_does_not_meet_its_waveform_is_refused_by_key() {
 }
 
 #[test]
-fn lists_may_have_any_length() {
+fn upsampling_lists_may_have_any_length() {
     let c = build(tiny(json!({"final_bias": false, "out_channels": 1})), [2, 2, 5, 3]);
     assert_eq!(c.program.results[0].ty.dims, [2, 1, 50]);
     let names = tensors(&c);
@@ -91,10 +91,10 @@ fn periodic_activations_declare_their_parameters_and_filters() {
 }
 
 #[test]
-fn what_is_not_computed_is_refused_by_key() {
+fn unsupported_values_are_rejected_by_key() {
     let cases = [
         (json!({"_class_name": "BigVGAN"}), "_class_name = \"BigVGAN\" is not supported"),
-        (json!({"antialias": true}), "antialias = true is not supported, only false where act_fn is leaky_relu"),
+        (json!({"antialias": true}), "antialias = true is not supported, only false if act_fn is leaky_relu"),
         (json!({"upsample_factors": [5]}), "upsample_factors = [5]"),
         (json!({"resnet_dilations": [[1]]}), "resnet_dilations = [[1]]"),
         (json!({"upsample_kernel_sizes": [11, 1]}), "upsample_kernel_sizes = [11,1]"),
@@ -107,7 +107,7 @@ fn what_is_not_computed_is_refused_by_key() {
 }
 
 #[test]
-fn a_spectrogram_of_another_width_is_an_error() {
+fn wrong_spectrogram_width_is_rejected() {
     let c = VocoderConfig::from_json(&tiny(json!({}))).expect("supported");
     let e = vocoder_program(&c, [1, 2, 5, 4], &Build::new(DType::F32)).expect_err("8 is not 6").to_string();
     assert!(e.contains("tensor<1x2x5x4xf32>") && e.contains("in_channels = 6"), "{e}");

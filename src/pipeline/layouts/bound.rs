@@ -1,14 +1,14 @@
-//! Lower bound of a program's step time, from its declarations, without compiling.
+//! Computes a lower bound of a program's step time from its StableHLO, without compiling.
 //!
-//! | part | counted |
+//! | part | what is counted |
 //! |---|---|
-//! | compute | matmuls of one device, by the placements of their operands |
+//! | compute | matmuls of one device, sharded as their operands are |
 //! | memory | one read of every parameter per step |
-//! | links | all-gathers of FSDP-sharded weights, context-parallel attention, all-reduces of sharded heads and MLP widths |
+//! | links | all-gathers of FSDP-sharded weights, context-parallel attention, all-reduces over sharded heads and MLP widths |
 //!
-//! The three may overlap, so the bound is the longest. Memory and links are the least that any compiler could do; where several
-//! collectives could do the same, the cheaper one counts. Matmuls are split as the builder of programs carries shardings: a compiler
-//! that splits one further, whose sharding the builder does not know, could be faster.
+//! The three parts may overlap, so the bound is the longest of them. Memory and links are the minimum that any compiler
+//! needs; where a compiler can choose between collectives, the cheapest is counted. Matmuls are counted with the
+//! declared sharding; a compiler that shards a matmul further could be faster than the bound.
 
 use crate::analysis::{Chip, CollectiveKind, Work};
 use crate::hlo::{Mesh, Sharding, Type};
@@ -16,37 +16,39 @@ use crate::models::Network;
 use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, Placement, Quantization, Role};
 use crate::runtime::shards;
 
-/// Lower bounds of a step in milliseconds.
+/// Lower bounds of a step's time, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bound {
     pub compute: f64,
     pub(crate) memory: f64,
-    /// Milliseconds of collectives; received bytes where the chip is unknown.
+    /// Time of the collectives; received bytes if the chip is unknown.
     pub links: f64,
-    /// The part of `links` that gathers weights.
+    /// Part of `links` that is spent on gathering weights.
     pub(super) weights: f64,
 }
 
 impl Bound {
-    /// Bound in the unit by which compiled programs are ranked.
+    /// Returns the lower bound of the step time: the longest of the three parts.
     pub(crate) fn cost(&self) -> f64 {
         self.compute.max(self.memory).max(self.links)
     }
 }
 
-/// Fraction of the matmul operations that certainly stay matmuls: one with a single row may become a reduction.
+/// Fraction of the matmul FLOPs that are counted. The compiler may convert a matmul with a single row to a reduction,
+/// so the bound cannot rely on all of them.
 const KEPT: f64 = 0.98;
 
-/// Collective that a layout requires.
+/// A collective that a layout requires.
 struct Demand {
     kind: CollectiveKind,
-    /// Received bytes per device and step.
+    /// Bytes that a device receives per step.
     wire: f64,
     axes: Vec<String>,
 }
 
-/// Lower bound of a program on a layout's mesh. Its FLOPs are those of one device, all at the rate of `quantization`, though
-/// attention has none of 8 bits.
+/// Returns the lower bounds for a program on a layout's mesh. All FLOPs of a device are counted at the rate of
+/// `quantization`, although attention never uses 8-bit matmuls. If `chip` is `None`, only the received bytes are
+/// returned.
 pub fn bound(
     network: &Network,
     layout: &Layout,
@@ -67,7 +69,7 @@ pub fn bound(
         chip.link_seconds(d.kind, d.wire, &groups)
     };
     let read: f64 = weights(network).map(|p| size(&p.ty, &computed(p, layout), mesh) * times(p, blocks)).sum();
-    // At the rate of matmuls or of attention, whichever is higher: a bound from below.
+    // Attention can be faster than other matmuls. Use its rate for all matmuls, so that the result stays a lower bound.
     let flops = KEPT * network.program.work.flops() / chip.attention_speed();
     let of = |types: Quantization| if types == quantization { flops } else { 0.0 };
     let (fp8, int8) = (of(Quantization::Fp8), of(Quantization::Int8 { activations: true }));
@@ -80,8 +82,8 @@ pub fn bound(
     }
 }
 
-/// Bytes of arguments and results on the device that holds most of them; a result that takes over an argument's memory
-/// needs none.
+/// Returns the bytes of arguments and results on the device that holds the most. A result that reuses the buffer of a
+/// donated argument is not counted.
 pub(crate) fn needed(network: &Network) -> i64 {
     let program = &network.program;
     let mesh = &program.mesh;
@@ -102,13 +104,14 @@ fn weights(network: &Network) -> impl Iterator<Item = &Placement> {
     network.placements.iter().filter(parameter).filter(move |p| seen.insert(p.tensor.clone()))
 }
 
-/// Number of parameters that a placement stands for: where layers are unrolled, the first layer's stand for all.
+/// Returns how many parameters a placement represents. If layers are unrolled, only the placements of the first layer
+/// are recorded, and each represents all layers.
 fn times(p: &Placement, blocks: usize) -> f64 {
     let alone = p.tensor.contains(".*.") && p.axes.first() != Some(&Axis::Layers);
     if alone { blocks as f64 } else { 1.0 }
 }
 
-/// Sharding of a parameter in compute: by general rules, without storage rules.
+/// Returns the sharding that a parameter has during compute: that of the layout's `rules`, without `storage`.
 fn computed(p: &Placement, layout: &Layout) -> Sharding {
     let placed = layout.place(&p.tensor, &p.ty, &p.axes).ok().flatten();
     placed.map_or_else(|| Sharding(vec![Vec::new(); p.axes.len()]), |p| p.sharding)
@@ -118,13 +121,13 @@ fn size(ty: &Type, sharding: &Sharding, mesh: &Mesh) -> f64 {
     sharding.local(ty, mesh).map_or(0.0, |local| local.bytes() as f64)
 }
 
-/// Collectives of weights.
+/// Returns the collectives that move weights.
 fn of_weights(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
     let split = VideoTokens::of(network, layout, blocks).and_then(|tokens| tokens.split_weights(network, layout));
     stored(network, layout, blocks).into_iter().chain(split).collect()
 }
 
-/// Collectives of activations.
+/// Returns the collectives that move activations.
 fn of_activations(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
     let of = |tokens: VideoTokens| {
         let mut all = tokens.attention(&layout.context_parallel, layout);
@@ -134,7 +137,7 @@ fn of_activations(network: &Network, layout: &Layout, blocks: usize) -> Vec<Dema
     VideoTokens::of(network, layout, blocks).map(of).unwrap_or_default()
 }
 
-/// All-gathers of FSDP-sharded weights, once per step.
+/// Returns the all-gathers of FSDP-sharded weights; each weight is gathered once per step.
 fn stored(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
     let mut all: Vec<Demand> = Vec::new();
     for p in weights(network).filter(|p| p.role == Role::Stored) {
@@ -151,23 +154,24 @@ fn stored(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
     all
 }
 
-/// Residual stream of video tokens on a device.
+/// Activations of the video tokens (residual stream) on one device.
 struct VideoTokens {
-    /// Bytes of all features per device.
+    /// Bytes of the tokens on a device, with all features.
     bytes: f64,
-    /// Bytes of the heads that a device has before attention.
+    /// Bytes of the queries that a device holds before attention, which are those of its own heads.
     own_heads: f64,
     /// Mesh axes that shard the tokens.
     axes: Vec<String>,
     /// Mesh axes that shard the heads.
     heads: Vec<String>,
-    /// Mesh axes that shard the inner width of the feed-forward layer; none where it does not divide.
+    /// Mesh axes that shard the inner width of the feed-forward layer; empty if they do not divide it evenly.
     inner: Vec<String>,
     blocks: f64,
 }
 
 impl VideoTokens {
-    /// Derived from the queries of self-attention.
+    /// Derives how the video tokens are sharded from the queries of self-attention. `None`: the program has no
+    /// self-attention of video tokens.
     fn of(network: &Network, layout: &Layout, blocks: usize) -> Option<VideoTokens> {
         let queries = |p: &&Placement| {
             p.role == Role::Activation
@@ -198,7 +202,7 @@ impl VideoTokens {
     fn attention(&self, policy: &ContextParallelPolicy, layout: &Layout) -> Vec<Demand> {
         let (n, part) = (self.parts(layout), self.own_heads * self.blocks);
         let demand = |kind, wire| Demand { kind, wire, axes: self.axes.clone() };
-        // Queries, keys, values and the output; a device keeps its own shard.
+        // Queries, keys, values and output are exchanged; each device keeps its own shard.
         let trade = |n: f64| demand(CollectiveKind::AllToAll, 4.0 * part * (n - 1.0) / n);
         let pass = |kind, n: f64| match kind {
             ContextParallelKind::Ring => demand(CollectiveKind::CollectivePermute, 2.0 * part * (n - 1.0)),
@@ -211,15 +215,16 @@ impl VideoTokens {
             ContextParallelKind::Ulysses => vec![trade(n)],
             ContextParallelKind::Hybrid => {
                 let near = policy.ulysses.unwrap_or(1) as f64;
-                // An all-to-all within smaller groups: its bytes count, its ring does not.
+                // The all-to-all runs within small groups of adjacent devices; its bytes are counted at the rate of an
+                // all-gather.
                 vec![Demand { kind: CollectiveKind::AllGather, ..trade(near) }, pass(policy.outer, n / near)]
             }
             kind => vec![pass(kind, n)],
         }
     }
 
-    /// All-reduces of partial sums over sharded heads or MLP widths: after self-attention, text attention and the
-    /// feed-forward layer.
+    /// Returns the all-reduces that sum partial results over sharded heads or MLP widths: after self-attention, after
+    /// text cross-attention, and after the feed-forward layer.
     fn sums(&self, layout: &Layout) -> Vec<Demand> {
         let of = |axes: &[String], times: f64| {
             let n = axes.iter().filter_map(|a| layout.mesh.size(a)).product::<usize>() as f64;
@@ -229,7 +234,8 @@ impl VideoTokens {
         of(&self.heads, 2.0).into_iter().chain(of(&self.inner, 1.0)).collect()
     }
 
-    /// All-gathers of weights sharded over the same devices as their tokens: either the weight moves, or the tokens do.
+    /// Returns the all-gathers that are needed if a weight is sharded over the same devices as the tokens that it
+    /// multiplies. Either the weight or the tokens can be gathered; the cheaper of the two is counted.
     fn split_weights(&self, network: &Network, layout: &Layout) -> Option<Demand> {
         let n = self.parts(layout);
         let of_video = |p: &&Placement| p.tensor.contains(".attn1.") || p.tensor.contains("*.ff.");

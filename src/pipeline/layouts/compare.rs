@@ -1,47 +1,47 @@
-//! A layout compared with the shipped ones on the same devices: a faster one, and rules that it lacks.
+//! Compares a layout with the shipped layouts on the same devices. Reports a shipped layout that is faster, and
+//! sharding rules that the layout lacks.
 
-use super::missing::{Lack, Lacking, lack, rules_text, with_rules};
+use super::missing::{MissingRuleReport, MissingRules, lack, rules_text, with_rules};
 use super::space::{file_mesh, has_groups};
-use super::{Devices, Estimate, Estimator, Point, REPEATED, Ranking, ranking_by};
+use super::{Devices, Estimate, Estimator, MAX_REPEATED_WORK, Point, Ranking, ranking_by};
 use crate::config::{Config, LayoutSource, read_layout_source, resolve_mesh};
 use crate::hlo::Mesh;
 use crate::pipeline::error::Result;
 use crate::pipeline::programs::ProgramKind;
 
-/// Fraction of the time that a faster layout must save to be named.
-const WORTH_NAMING: f64 = 0.03;
+/// A shipped layout is reported if it saves more than this fraction of the time.
+const MIN_SAVING: f64 = 0.03;
 
-/// The same of rules that a layout lacks.
-const WORTH_ADDING: f64 = 0.01;
+/// Missing rules are reported if they save at least this fraction of the time.
+const MIN_RULE_SAVING: f64 = 0.01;
 
-/// Largest number of additions.
+/// Maximum number of additions in a comparison.
 const MOST: usize = 3;
 
-/// Rules that a layout lacks, with the estimate of the layout that has them.
+/// Rules that could be added to a layout, and the estimate of the layout with these rules.
 #[derive(Clone, Debug)]
 pub(crate) struct Addition {
-    pub(crate) lacking: Lacking,
+    pub(crate) lacking: MissingRules,
     pub(crate) estimate: Estimate,
-    /// Fraction of the time that they save, or of the work where times are unknown.
+    /// Fraction of the time that the rules save. If the chip is unknown and the rules save no bytes: fraction of the
+    /// FLOPs.
     pub(crate) saved: f64,
 }
 
-/// A layout compared with the shipped ones.
+/// Result of comparing a layout with the shipped ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Comparison {
     pub(crate) own: Estimate,
     ranking: Ranking,
-    /// Rules that the layout lacks and that make it faster, or without which it does not fit; the best first.
+    /// Missing rules that make the layout faster, or with which it fits in memory; the largest saving first.
     pub(crate) additions: Vec<Addition>,
-    /// Shipped layout of which it is a part, with the rules that it lacks.
-    pub(crate) nearest: Option<Lacking>,
+    /// The shipped layout that contains all rules of this layout and the fewest others, with those other rules.
+    pub(crate) nearest: Option<MissingRules>,
 }
 
-/// Compares a configuration's layout on its mesh with the shipped layouts on all meshes of the devices, without compiling: by
-/// all loops of its first request, or by the program `only`. `None`: a layout that has no program on the mesh.
-///
-/// # Errors
-/// A configuration whose programs cannot be written.
+/// Compares the layout of a configuration, on its mesh, with the shipped layouts on all meshes, without compiling.
+/// Compares all denoising loops of the first request, or only the program `only`. `None`: no program can be written for
+/// the layout on this mesh.
 pub(crate) fn compare(config: &Config, devices: Devices, only: Option<ProgramKind>) -> Result<Option<Comparison>> {
     let source = read_layout_source(&config.layout)?;
     let mesh = resolve_mesh(config.mesh.as_ref().unwrap_or(&source.file.mesh), devices.count)?;
@@ -57,7 +57,8 @@ fn compare_source(
     source: &LayoutSource,
     mesh: &Mesh,
 ) -> Result<Option<Comparison>> {
-    // Also of a layout that leaves an axis of the mesh unused: it repeats the work.
+    // Unlike `placed`, this also accepts a layout that does not use every mesh axis, so that devices repeat each
+    // other's work.
     let point = |source: &LayoutSource| {
         let mut source = source.clone();
         source.file.mesh = file_mesh(mesh);
@@ -68,22 +69,23 @@ fn compare_source(
     }
     let own_point = point(source);
     let Ok((mut own, _)) = estimator.estimate(&own_point) else { return Ok(None) };
-    // Bytes of a run take longer to count than its loops take to estimate.
+    // Without a memory limit every layout fits. Skip the check then: it writes all programs of the run, which takes
+    // longer than estimating the denoising loops.
     let fits = |e: &Estimate, at: &Point| estimator.devices.capacity.is_none() || estimator.fits(e, at);
     own.fits = fits(&own, &own_point);
-    let Lack { candidates, nearest } = lack(source, mesh)?;
+    let MissingRuleReport { candidates, nearest } = lack(source, mesh)?;
     let mut additions = Vec::new();
     for lacking in candidates {
         let point = point(&with_rules(source, &lacking.rules));
         let Ok((estimate, _)) = estimator.estimate(&point) else { continue };
         let saved = ranking.saved(&own, &estimate);
-        // Where the layout does not fit, whatever does is better.
-        if saved < WORTH_ADDING && own.fits {
+        // If the layout does not fit in memory, consider all additions, also those that save no time.
+        if saved < MIN_RULE_SAVING && own.fits {
             continue;
         }
         additions.push((Addition { lacking, estimate, saved }, point));
     }
-    // Of equal ones that of fewer rules.
+    // If savings are equal, prefer the addition with fewer rules.
     let rules = |addition: &Addition| addition.lacking.rules.len();
     additions.sort_by(|(a, _), (b, _)| b.saved.total_cmp(&a.saved).then(rules(a).cmp(&rules(b))));
     let additions = additions.into_iter().filter(|(addition, point)| fits(&addition.estimate, point));
@@ -91,13 +93,13 @@ fn compare_source(
     Ok(Some(Comparison { own, ranking: ranking.clone(), additions, nearest }))
 }
 
-/// Fraction of a number that a smaller one saves.
+/// Returns the saving `own - other` as a fraction of `own`.
 fn part_saved(own: f64, other: f64) -> f64 {
     if own > 0.0 { 1.0 - other / own } else { 0.0 }
 }
 
 impl Ranking {
-    /// Fraction of the time that `other` saves of `own`'s, or of the work.
+    /// Returns the fraction of the time, or of the FLOPs, of `own` that `other` saves.
     fn saved(&self, own: &Estimate, other: &Estimate) -> f64 {
         match self.saves_work(own, other) {
             true => part_saved(own.flops, other.flops),
@@ -105,61 +107,67 @@ impl Ranking {
         }
     }
 
-    /// Whether `other` saves work that `own` repeats, and no bytes: of an unknown chip costs are bytes, which say nothing of it.
+    /// Returns whether savings are measured in FLOPs: if the chip is unknown, and `other` avoids repeated work but
+    /// saves no bytes. For an unknown chip, costs are received bytes, which do not include work.
     fn saves_work(&self, own: &Estimate, other: &Estimate) -> bool {
-        let saves_bytes = part_saved(own.cost, other.cost) > WORTH_NAMING;
-        !self.timed && !saves_bytes && own.flops > REPEATED * other.flops
+        let saves_bytes = part_saved(own.cost, other.cost) > MIN_SAVING;
+        !self.timed && !saves_bytes && own.flops > MAX_REPEATED_WORK * other.flops
     }
 
-    /// What is saved, in words.
+    /// Formats a saving, e.g. `12 %` or `50 % of the work`.
     fn saved_text(&self, own: &Estimate, other: &Estimate, saved: f64) -> String {
         format!("{:.0} %{}", saved * 100.0, if self.saves_work(own, other) { " of the work" } else { "" })
     }
 }
 
 impl Comparison {
-    /// The fastest shipped layout.
+    /// Returns the estimate of the fastest shipped layout.
     pub(crate) fn fastest(&self) -> &Estimate {
         &self.ranking.first
     }
 
-    /// Whether estimates are milliseconds, not bytes.
+    /// Returns whether costs are milliseconds. Otherwise, they are received bytes.
     pub(crate) fn is_timed(&self) -> bool {
         self.ranking.timed
     }
 
-    /// Cost of one evaluation for one video.
+    /// Returns the cost of one transformer evaluation per video.
     pub(crate) fn per_step(&self, estimate: &Estimate) -> f64 {
         estimate.cost / self.ranking.steps.max(1) as f64
     }
 
-    /// A shipped layout that should save more than 3 % of the steps' time, in words.
+    /// Describes the fastest shipped layout if it should save more than 3 % of the time of all steps, or if it fits in
+    /// memory and this layout does not.
     pub(crate) fn faster(&self) -> Option<String> {
         let (ranking, own, best) = (&self.ranking, &self.own, self.fastest());
         let saved = ranking.saved(own, best);
-        let is_worth = best.fits && (saved > WORTH_NAMING || !own.fits);
-        let saves = if saved > WORTH_NAMING {
+        let is_worth = best.fits && (saved > MIN_SAVING || !own.fits);
+        let saves = if saved > MIN_SAVING {
             format!("would save {}", ranking.saved_text(own, best, saved))
         } else {
             "would fit".into()
         };
-        is_worth.then(|| format!("layout {} predicted; {} {saves}", ranking.said(own), ranking.said(best)))
+        is_worth.then(|| format!("layout {} (predicted); {}, {saves}", ranking.said(own), ranking.said(best)))
     }
 
-    /// Rules that the layout lacks, in words: those that help most, and those of the shipped layout that it is a part of.
+    /// Describes the missing rules: those that save the most time, and those that the nearest shipped layout has.
     pub(crate) fn lacking(&self) -> Vec<String> {
         let (ranking, own) = (&self.ranking, &self.own);
         let mut lines = Vec::new();
         let first = self.additions.first();
         if let Some(Addition { lacking, estimate, saved }) = first {
-            let what = match own.fits || *saved > WORTH_ADDING {
+            let what = match own.fits || *saved > MIN_RULE_SAVING {
                 true => {
-                    format!("{} would save {}", ranking.figure(estimate), ranking.saved_text(own, estimate, *saved))
+                    format!(
+                        "which would save {} ({})",
+                        ranking.saved_text(own, estimate, *saved),
+                        ranking.figure(estimate)
+                    )
                 }
-                false => format!("{} would fit", ranking.figure(estimate)),
+                false => format!("with which it would fit ({})", ranking.figure(estimate)),
             };
             let (name, rules) = (&own.layout, rules_text(&lacking.rules));
-            lines.push(format!("layout {name} lacks `{rules}` of {}: with it, {what}", lacking.shipped));
+            lines.push(format!("layout {name} lacks `{rules}` of {}, {what}", lacking.shipped));
         }
         let told = first.map(|first| rules_text(&first.lacking.rules));
         if let Some(nearest) = &self.nearest
@@ -171,7 +179,7 @@ impl Comparison {
         lines
     }
 
-    /// All in words; empty of a layout that is as fast as the fastest, and lacks nothing.
+    /// Returns all findings as lines of text; empty if no shipped layout is faster and no rules are missing.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.faster().into_iter().chain(self.lacking()).collect()
     }
@@ -195,7 +203,7 @@ mod tests {
         compare(&config, devices, None).unwrap().unwrap()
     }
 
-    /// A shipped layout without one of its rules, as a file.
+    /// Writes a shipped layout to a file, without the lines for which `removed` returns true. Returns the path.
     fn without(folder: &std::path::Path, name: &str, removed: impl Fn(&str) -> bool) -> String {
         let text = read_layout_source(name).unwrap().to_yaml(&[]);
         let kept: String = text.lines().filter(|line| !removed(line)).map(|line| format!("{line}\n")).collect();
@@ -206,18 +214,18 @@ mod tests {
     }
 
     #[test]
-    fn a_faster_layout_is_named_and_a_fast_one_is_not() {
+    fn only_a_faster_layout_is_reported() {
         let of = |layout: &str| compared(&[&format!("layout={layout}")], "cuda:h200:1x1x2");
         let slow = of("tensor").faster().unwrap();
         assert!(slow.starts_with("layout tensor (tensor=2), ") && slow.contains("; cfg (cfg=2), "), "{slow}");
         assert_eq!(of("cfg").lines(), Vec::<String>::new());
-        // A layout that leaves devices unused repeats their work.
+        // If a layout does not use all devices, the other devices repeat the same work.
         let alone = compared(&["layout=replicated"], "tpu:v5p:2x2x1").lines();
         assert!(alone.len() == 1 && alone[0].contains(" would save "), "{alone:?}");
     }
 
     #[test]
-    fn a_rule_that_is_missing_is_named_with_what_it_saves() {
+    fn missing_rule_is_reported_with_saving() {
         let folder = tempfile::tempdir().unwrap();
         let tokens = without(folder.path(), "ulysses", |line| line.contains("video_sequence"));
         let lines = compared(&[&format!("layout={tokens}")], "tpu:v5p:2x2x1").lines();
@@ -228,14 +236,14 @@ mod tests {
         let mlp = without(folder.path(), "tensor", |line| line.starts_with("  mlp:"));
         let lines = compared(&[&format!("layout={mlp}")], "tpu:v5p:2x2x1").lines();
         assert!(lines.iter().any(|line| line.contains(" lacks `rules: mlp: [tensor]` of tensor")), "{lines:?}");
-        // The video decoder's rule changes no step.
+        // `height` shards only the video decoder, so removing it does not affect the denoising loops.
         let rows = without(folder.path(), "ulysses", |line| line.starts_with("  height:"));
         let lines = compared(&[&format!("layout={rows}")], "tpu:v5p:2x2x1").lines();
         assert!(lines.iter().any(|line| line.ends_with(" is ulysses without `rules: height: [context]`")), "{lines:?}");
     }
 
     #[test]
-    fn of_an_unknown_chip_repeated_work_counts() {
+    fn repeated_work_is_reported_for_unknown_chip() {
         let config = Config::load("ltx2", ["layout=replicated"]).unwrap();
         let toolchain = Toolchain { platform: "cuda".into(), kind: "NVIDIA X1".into(), version: String::new() };
         let devices = Devices { toolchain: &toolchain, count: 4, capacity: None, chip: None };
@@ -244,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_three_percent_are_worth_naming() {
+    fn only_savings_above_three_percent_are_reported() {
         let config = Config::load("ltx2", ["layout=cfg"]).unwrap();
         let chip = Chip::named("h200").unwrap();
         let toolchain = Toolchain { platform: "cuda".into(), kind: "NVIDIA H200".into(), version: String::new() };
@@ -257,27 +265,27 @@ mod tests {
         assert_eq!([named(0.9), named(1.0), named(1.03), named(1.04)], [false, false, false, true]);
     }
 
-    /// Rules of programs beside the loops.
+    /// Prefixes of rules that do not affect the denoising loops.
     const OTHERS: [&str; 5] =
         ["rules: height", "rules: width", "rules: vocab", "tensors: \"text_encoder", "tensors: \"connectors"];
 
-    /// Each rule with an effect removed from each shipped layout: it is named, or the rest is a shipped layout itself. Where
-    /// the removal costs time, the first addition gives it back.
+    /// Removes each rule that has an effect from each shipped layout. The rule must be reported as missing, unless the
+    /// layout without it equals another shipped layout. If the removal costs time, the best addition must recover it.
     #[test]
-    fn every_rule_that_is_removed_from_a_shipped_layout_is_named() {
+    fn every_rule_removed_from_a_shipped_layout_is_reported() {
         let (mut removed, mut slower) = (0, 0);
         for target in ["tpu:v5p:2x2x1", "tpu:tpu7x:2x2x1", "cuda:h100:1x1x4"] {
             let config = Config::load("ltx2", std::iter::empty::<&str>()).unwrap();
             let parsed: Target = target.parse().unwrap();
             let (toolchain, count, _) = parsed.described();
             let chip = parsed.chip();
-            // Without the limit of memory: a rule that makes a layout fit is another matter.
+            // Use no memory limit, so that the comparison depends on time only.
             let devices = Devices { toolchain: &toolchain, count, capacity: None, chip: chip.as_ref() };
             let estimator = Estimator::new(&config, devices, None).unwrap();
             let ranking = ranking_by(&estimator, &config, None).unwrap();
             for name in shipped_layouts() {
                 let whole = read_layout_source(name).unwrap();
-                // Some are for more devices.
+                // Skip layouts that need more devices.
                 let Ok(mesh) = resolve_mesh(&whole.file.mesh, count) else { continue };
                 if !has_groups(&whole, &mesh) {
                     continue;
@@ -290,9 +298,10 @@ mod tests {
                     removed += 1;
                     let is_shipped = shipped_layouts().any(|other| is_same(&rest, other, &mesh));
                     let nearest = lack(&rest, &mesh).unwrap().nearest;
-                    let is_named = nearest.is_some_and(|lacking| lacking.rules.iter().all(|own| own.is_of(&rule)));
+                    let is_named =
+                        nearest.is_some_and(|lacking| lacking.rules.iter().all(|own| own.has_same_target(&rule)));
                     assert!(is_named || is_shipped, "{target}: {name} without `{rule}`");
-                    // Other rules change no step: estimates of the loops are equal.
+                    // Removing a rule of other programs does not change the estimates of the denoising loops.
                     if is_shipped || OTHERS.iter().any(|other| rule.to_string().starts_with(other)) {
                         continue;
                     }
@@ -308,7 +317,7 @@ mod tests {
         assert!(removed > 100 && slower > 20, "{removed} rules removed, {slower} of them cost time");
     }
 
-    /// A layout without each of its rules that has an effect on a mesh, with the rule.
+    /// Returns each rule that has an effect on the mesh, together with the layout without it.
     fn without_each(whole: &LayoutSource, mesh: &Mesh) -> Vec<(MissingRule, LayoutSource)> {
         let mut all = Vec::new();
         let mut keep = |remove: &dyn Fn(&mut LayoutSource)| {
@@ -324,7 +333,7 @@ mod tests {
         all
     }
 
-    /// Whether a layout is a shipped one that uses all axes of a mesh.
+    /// Returns whether a layout equals the shipped layout `shipped`, which must use all axes of the mesh.
     fn is_same(own: &LayoutSource, shipped: &str, mesh: &Mesh) -> bool {
         let other = read_layout_source(shipped).unwrap();
         placed(shipped.into(), None, &other, mesh).is_some()

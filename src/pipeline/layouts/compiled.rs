@@ -1,4 +1,4 @@
-//! Estimates beside times of compiled modules, those of benchmarks/tpu-slices.md.
+//! Compares the estimates with the step times that benchmarks/tpu-slices.md predicts from compiled modules.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,11 @@ use super::space::placed;
 use crate::config::{Config, parse_mesh, read_layout_source, resolve_mesh};
 use crate::runtime::Target;
 
-/// Target, preset and shape of a group of modules.
+/// Target, preset and shape (width x height x frames) that a group of modules has in common.
 type Group = (String, String, String);
 
-/// Layouts of each group with their meshes and milliseconds of a step. 8-bit weights were compiled in one layout each.
+/// Returns layout, mesh and predicted milliseconds per step of each module, by group. Skips modules with 8-bit weights,
+/// for which only one layout was compiled.
 fn modules() -> BTreeMap<Group, Vec<(String, String, f64)>> {
     let mut all: BTreeMap<Group, Vec<(String, String, f64)>> = BTreeMap::new();
     for line in include_str!("../../../benchmarks/tpu-slices.md").lines().filter(|l| l.starts_with("| tpu:")) {
@@ -27,7 +28,8 @@ fn modules() -> BTreeMap<Group, Vec<(String, String, f64)>> {
     all
 }
 
-/// How much longer the module takes whose estimate is the least, as a fraction of the fastest module's time.
+/// Returns the time that is lost by choosing the module with the smallest estimate instead of the fastest one, as a
+/// fraction of the fastest module's time.
 fn behind((target, preset, shape): &Group, modules: &[(String, String, f64)]) -> f64 {
     let target: Target = target.parse().unwrap();
     let (toolchain, count, capacity) = target.described();
@@ -50,12 +52,13 @@ fn behind((target, preset, shape): &Group, modules: &[(String, String, f64)]) ->
 }
 
 #[test]
-fn the_least_estimate_is_near_the_fastest_module() {
+fn smallest_estimate_selects_nearly_fastest_module() {
     let all = modules();
     assert_eq!(all.len(), 28);
     for (group, modules) in &all {
         let (target, preset, shape) = (group.0.as_str(), group.1.as_str(), group.2.as_str());
-        // Of TPU7x's larger shape of LTX-2.3 `cfg-hybrid` is estimated to be faster than `cfg-ulysses`, as it is in the others.
+        // For the larger shape of LTX-2.3 on TPU7x, the estimates wrongly prefer `cfg-hybrid` to `cfg-ulysses`; for the
+        // other models and shapes on this target, `cfg-hybrid` is faster.
         let limit = if (target, preset, shape) == ("tpu:tpu7x:2x2x1", "ltx2_3", "1280x768x121") { 0.045 } else { 0.01 };
         assert!(behind(group, modules) <= limit, "{group:?}");
     }

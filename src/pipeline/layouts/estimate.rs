@@ -1,5 +1,5 @@
-//! Estimate of a layout on a mesh: the loops of a configuration are written as programs, which takes milliseconds, and
-//! summed up, each by its evaluations.
+//! Estimates the cost of a layout on a mesh: writes the denoising loops of a configuration as programs, which takes
+//! milliseconds, predicts the time of a step of each, and sums these times, weighted by the number of evaluations.
 
 use super::super::batch::videos_at_once;
 use super::super::error::Result;
@@ -15,67 +15,66 @@ use crate::models::Network;
 use crate::nn::{Build, Lowering, Quantization};
 use crate::runtime::{Toolchain, device_bytes};
 
-/// Devices that a layout is for.
+/// The devices for which layouts are ranked.
 #[derive(Clone, Copy)]
 pub(crate) struct Devices<'a> {
     pub(crate) toolchain: &'a Toolchain,
     pub(crate) count: usize,
-    /// Bytes a program may use on each, where there is a limit.
+    /// Bytes that a program may use on each device. `None`: no limit.
     pub(crate) capacity: Option<i64>,
-    /// Figures that times are predicted with.
+    /// Chip model for time predictions. `None`: the chip is unknown, so layouts are ranked by received bytes.
     pub(crate) chip: Option<&'a Chip>,
 }
 
-/// Loop of a request.
+/// Denoising loop of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Loop {
     pub(crate) kind: ProgramKind,
-    /// Evaluations of the transformer.
+    /// Number of transformer evaluations.
     pub(crate) steps: usize,
 }
 
-/// Layout on a mesh, with what its loops need.
+/// Estimated cost and size of a layout on a mesh.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Estimate {
     pub(crate) layout: String,
     pub(crate) mesh: hlo::Mesh,
-    /// Milliseconds of all evaluations for all videos; received bytes where the chip is unknown.
+    /// Time of all evaluations for all videos in milliseconds; received bytes if the chip is unknown.
     pub(crate) cost: f64,
-    /// FLOPs of a device's matmuls in all evaluations.
+    /// FLOPs of the matmuls on one device, for all evaluations.
     pub(crate) flops: f64,
     /// Lower bound of `cost`.
     pub(crate) bound: f64,
-    /// Runs of each program: the videos that it makes at a time are those that the layout splits a batch over.
+    /// Number of executions of each program. One execution generates as many videos as the layout has shards of the
+    /// batch axis.
     pub(crate) runs: usize,
-    /// Bytes of each loop's parameters on a device.
+    /// Bytes of parameters per device, for each loop.
     pub(crate) parameters: Vec<i64>,
-    /// Bytes of the loops' arguments and results on a device, but for their parameters.
+    /// Bytes of arguments and results per device, without parameters, for the loop that needs the most.
     pub(crate) values: i64,
-    /// Whether it fits beside the run's other parameters.
+    /// Whether a loop fits in memory together with all parameters of the run.
     pub(super) fits: bool,
 }
 
-/// Programs of a configuration that layouts are estimated by.
+/// Estimates layouts for the denoising loops of a configuration.
 pub(crate) struct Estimator<'a> {
     pub(super) devices: Devices<'a>,
-    /// Videos that are asked for.
+    /// Number of videos to generate.
     pub(super) videos: usize,
     programs: Programs,
-    /// Build of programs, but for the layout.
+    /// Options for writing programs, except for the layout.
     build: Build,
     pub(crate) loops: Vec<Loop>,
 }
 
 impl<'a> Estimator<'a> {
-    /// Estimator of all loops of a configuration's first request, or of one.
-    ///
-    /// # Errors
-    /// A configuration whose programs cannot be written; a loop that its requests do not run.
+    /// Creates an estimator for all denoising loops of a configuration's first request, or for the program `only`.
+    /// Fails if the request does not have that program.
     pub(crate) fn new(config: &Config, devices: Devices<'a>, only: Option<ProgramKind>) -> Result<Self> {
         let alone = Config { layout: "replicated".into(), mesh: None, ..config.clone() };
         let build = setup::build_for(&alone, 1, devices.toolchain)?;
-        // Blocks in a loop: the same arguments and placements, in a fraction of the time to write them one by one. Those of
-        // other weights than bf16 differ from each other.
+        // Blocks in a loop have the same arguments and placements as unrolled blocks, and are written in a fraction of
+        // the time. Quantized blocks differ from each other, so they must be unrolled.
         let unroll_layers = build.lowering.unroll_layers && build.quantization != Quantization::None;
         let build = Build { lowering: Lowering { unroll_layers, ..build.lowering }, ..build };
         let programs = Programs::of(&alone, None)?;
@@ -83,7 +82,7 @@ impl<'a> Estimator<'a> {
         let asked = match only {
             Some(kind) => match all.into_iter().find(|(k, _)| *k == kind) {
                 Some(of_run) => vec![of_run],
-                // No layout can give the configuration a program that it does not have.
+                // Fail here if the configuration has no such program, because then no layout can be estimated.
                 None => programs.network(kind, &build).map(|_| vec![(kind, 1)])?,
             },
             None => all,
@@ -92,10 +91,8 @@ impl<'a> Estimator<'a> {
         Ok(Estimator { devices, videos: config.request.num_videos, programs, build, loops })
     }
 
-    /// Estimate of a layout, and the loops' programs in it.
-    ///
-    /// # Errors
-    /// Why the layout cannot be taken, in words.
+    /// Estimates a layout on a mesh; also returns the programs of the loops. The error says why the layout cannot be
+    /// used.
     pub(crate) fn estimate(&self, point: &Point) -> std::result::Result<(Estimate, Vec<Network>), String> {
         let build = self.build_on(point)?;
         let at_once = videos_at_once(&build.layout);
@@ -128,23 +125,22 @@ impl<'a> Estimator<'a> {
         Ok(Build { layout, ..self.build.clone() })
     }
 
-    /// Bytes of all parameters of a run on a device. All its programs are written for that, so it is asked of few.
-    ///
-    /// # Errors
-    /// Why one of the programs cannot take the layout, in words.
+    /// Returns the bytes of a run's parameters per device. Slow, because it writes all programs of the run; call it for
+    /// a few layouts only.
     pub(crate) fn parameters(&self, point: &Point) -> std::result::Result<i64, String> {
         let each = self.programs.parameters(&self.build_on(point)?).map_err(|e| e.to_string())?;
         Ok(each.values().sum::<usize>() as i64)
     }
 
-    /// Whether a layout's loops fit beside the run's other parameters.
+    /// Returns whether the loops fit in memory together with all parameters of the run.
     pub(super) fn fits(&self, estimate: &Estimate, point: &Point) -> bool {
         let needed = self.parameters(point).map(|bytes| bytes + estimate.values);
         needed.is_ok_and(|bytes| self.devices.capacity.is_none_or(|capacity| bytes <= capacity))
     }
 
-    /// The fastest of layouts, the simplest first, that fits, and the next that is not the same; where none fits, that of least
-    /// bytes.
+    /// Returns the fastest layout that fits in memory, and the next fastest that differs in mesh, cost or size. Among
+    /// layouts whose costs differ by less than [`EQUAL`], the first in `all` counts as fastest. If no layout fits,
+    /// returns the one that needs the fewest bytes. `all` must be ordered from simple to complex.
     pub(super) fn fastest(&self, all: Vec<(Estimate, Point)>) -> Option<(Estimate, Option<Estimate>)> {
         let mut bytes: Vec<Option<Option<i64>>> = vec![None; all.len()];
         let mut fits = |n: usize| {
@@ -171,6 +167,7 @@ impl<'a> Estimator<'a> {
     }
 }
 
-/// Estimates are not told apart below this fraction: then the layout of fewer rules is taken. On four H100s `ring` and `sequence` are
-/// estimated 1.2 % apart, and were measured 1.0 to 1.8 %.
+/// Relative difference below which two costs count as equal, so that the layout with fewer rules is chosen. For
+/// comparison: on four H100s, the costs of `ring` and `sequence` are estimated to differ by 1.2 % and were measured to
+/// differ by 1.0 to 1.8 %.
 const EQUAL: f64 = 0.01;

@@ -1,4 +1,4 @@
-//! Rules that a layout lacks: those by which it differs from a shipped layout on the same mesh.
+//! Finds sharding rules that shipped layouts have on a mesh and another layout lacks.
 
 use std::fmt;
 
@@ -13,18 +13,18 @@ use crate::pipeline::error::Result;
 enum Section {
     Rules,
     Storage,
-    /// A pattern of `tensors`.
+    /// A tensor pattern of the `tensors` section.
     Tensors(String),
 }
 
-/// Rule of a shipped layout that another layout lacks.
+/// A rule that a shipped layout has and another layout lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MissingRule {
     section: Section,
     rule: Rule,
 }
 
-/// In the syntax of a layout file, e.g. `rules: video_sequence: [context]`.
+/// Formats the rule in the syntax of a layout file, e.g. `rules: video_sequence: [context]`.
 impl fmt::Display for MissingRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rule = format!("{}: [{}]", self.rule.axis.name(), self.rule.mesh_axes.join(", "));
@@ -37,13 +37,13 @@ impl fmt::Display for MissingRule {
 }
 
 impl MissingRule {
-    /// Whether it is a rule of the same section and axis.
+    /// Returns whether both rules have the same section and tensor axis.
     #[cfg(test)]
-    pub(super) fn is_of(&self, other: &MissingRule) -> bool {
+    pub(super) fn has_same_target(&self, other: &MissingRule) -> bool {
         self.section == other.section && self.rule.axis == other.rule.axis
     }
 
-    /// Adds the rule to a layout, in place of one of the same section and axis.
+    /// Adds the rule to a layout; replaces a rule with the same section and tensor axis.
     fn add_to(&self, layout: &mut LayoutSource) {
         let rules = match &self.section {
             Section::Rules => &mut layout.rules,
@@ -61,41 +61,41 @@ impl MissingRule {
     }
 }
 
-/// The layout with more rules.
+/// Returns the layout with the rules `rules` added.
 pub(crate) fn with_rules(layout: &LayoutSource, rules: &[MissingRule]) -> LayoutSource {
     let mut layout = layout.clone();
     rules.iter().for_each(|rule| rule.add_to(&mut layout));
     layout
 }
 
-/// Rules as one text.
+/// Formats rules as one line.
 pub(crate) fn rules_text(rules: &[MissingRule]) -> String {
     rules.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// Rules that a layout lacks on a mesh, with the shipped layout that has them: each on its own, and all of those that the
-/// layout is a part of.
+/// Rules that a layout lacks on a mesh, and the shipped layout that contains them.
 #[derive(Clone, Debug)]
-pub(crate) struct Lacking {
+pub(crate) struct MissingRules {
     pub(crate) shipped: &'static str,
     pub(crate) rules: Vec<MissingRule>,
 }
 
-/// What a layout lacks on a mesh.
+/// Comparison of a layout with the shipped layouts on a mesh. `candidates`: sets of rules that could be added to the
+/// layout: each missing rule alone and, for every shipped layout that contains all rules of the layout, all its missing
+/// rules together.
 #[derive(Clone, Debug)]
-pub(crate) struct Lack {
-    pub(crate) candidates: Vec<Lacking>,
-    /// The shipped layout of which it is a part, and that has the fewest rules more; `None`: it is a part of none, or one itself.
-    pub(crate) nearest: Option<Lacking>,
+pub(crate) struct MissingRuleReport {
+    pub(crate) candidates: Vec<MissingRules>,
+    /// The shipped layout that contains all rules of the layout and the fewest others. `None`: no shipped layout
+    /// contains all rules, or the layout equals a shipped one.
+    pub(crate) nearest: Option<MissingRules>,
 }
 
-/// Compares a layout with the shipped ones that use all axes of a mesh. Rules without effect on the mesh do not count.
-///
-/// # Errors
-/// None: shipped layouts are read.
-pub(crate) fn lack(own: &LayoutSource, mesh: &Mesh) -> Result<Lack> {
-    let mut candidates: Vec<Lacking> = Vec::new();
-    let mut parts: Vec<Lacking> = Vec::new();
+/// Compares a layout with the shipped layouts that use all axes of a mesh. Ignores rules that have no effect on the
+/// mesh.
+pub(crate) fn lack(own: &LayoutSource, mesh: &Mesh) -> Result<MissingRuleReport> {
+    let mut candidates: Vec<MissingRules> = Vec::new();
+    let mut parts: Vec<MissingRules> = Vec::new();
     for shipped in shipped_layouts() {
         let source = read_layout_source(shipped)?;
         if placed(shipped.into(), None, &source, mesh).is_none() {
@@ -107,18 +107,18 @@ pub(crate) fn lack(own: &LayoutSource, mesh: &Mesh) -> Result<Lack> {
         let whole = (is_part && rules.len() > 1).then(|| rules.clone());
         for rules in each.chain(whole) {
             if !candidates.iter().any(|known| rules_text(&known.rules) == rules_text(&rules)) {
-                candidates.push(Lacking { shipped, rules });
+                candidates.push(MissingRules { shipped, rules });
             }
         }
         if is_part && own.file.context_parallel == source.file.context_parallel {
-            parts.push(Lacking { shipped, rules });
+            parts.push(MissingRules { shipped, rules });
         }
     }
     let nearest = parts.into_iter().min_by_key(|part| part.rules.len()).filter(|part| !part.rules.is_empty());
-    Ok(Lack { candidates, nearest })
+    Ok(MissingRuleReport { candidates, nearest })
 }
 
-/// Rules of `other` that split an axis of tensors over mesh axes over which `own` does not.
+/// Returns the rules of `other` that shard a tensor axis over a mesh axis over which `own` does not shard it.
 pub(super) fn lacking(own: &LayoutSource, other: &LayoutSource, mesh: &Mesh) -> Vec<MissingRule> {
     let split = |rules: &[Rule], axis| -> Vec<String> {
         let rule = rules.iter().find(|rule| rule.axis == axis);
@@ -139,7 +139,7 @@ pub(super) fn lacking(own: &LayoutSource, other: &LayoutSource, mesh: &Mesh) -> 
         let same = own.overrides.iter().find(|same| same.pattern == o.pattern);
         for rule in &o.rules {
             let is_given = same.is_some_and(|same| same.rules.iter().any(|given| given.axis == rule.axis));
-            // As the general rule has it, an override changes nothing.
+            // Skip an override that shards the axis in the same way as the layout's general rule.
             let general = split(&own.rules, rule.axis);
             if !is_given && split(&o.rules, rule.axis) != general {
                 all.push(MissingRule { section: Section::Tensors(o.pattern.clone()), rule: rule.clone() });

@@ -1,7 +1,9 @@
-//! Layouts ranked for devices without compiling: what `layout: auto` takes, and whether another would be faster.
+//! Ranks layouts for given devices without compiling: determines which layout `layout: auto` chooses, and whether a
+//! shipped layout would be faster than the configured one.
 //!
-//! Every shipped layout on every mesh whose axes it uses is written as programs and estimated by [`bound()`], which takes
-//! milliseconds each; nothing is kept, so a changed model of the chip is followed at once.
+//! Each shipped layout is written as programs on each mesh whose axes it uses; the step time and its lower bound
+//! ([`bound()`]) are computed from the programs, which takes milliseconds per layout and mesh. Results are not cached,
+//! so changes of the chip model take effect immediately.
 
 mod bound;
 mod compare;
@@ -27,24 +29,23 @@ use crate::config::{AUTO, Config, Mesh, read_layout_source, resolve_mesh, shippe
 use crate::request;
 use crate::runtime::OpenTarget;
 
-/// The fastest layout for devices that fits, and the next.
+/// The fastest layout that fits the devices, and the next fastest.
 #[derive(Clone, Debug)]
 pub(crate) struct Ranking {
     pub(crate) first: Estimate,
     next: Option<Estimate>,
-    /// Whether costs are milliseconds.
+    /// Whether costs are milliseconds. Otherwise, they are received bytes, because the chip is unknown.
     timed: bool,
-    /// Steps of all passes, times the videos.
+    /// Number of evaluations of all passes, times the number of videos.
     steps: usize,
 }
 
-/// FLOPs of a device beyond which a layout repeats work, in those of the layout with the fewest.
-const REPEATED: f64 = 1.25;
+/// If a layout needs more FLOPs per device than this factor times the minimum of all layouts, its devices are
+/// considered to repeat each other's work.
+const MAX_REPEATED_WORK: f64 = 1.25;
 
-/// Shipped layouts for devices, on the configuration's mesh where it names one.
-///
-/// # Errors
-/// A configuration whose programs cannot be written; a mesh that no shipped layout uses.
+/// Ranks the shipped layouts on the mesh of the configuration, or on all meshes if it sets none. Fails if no shipped
+/// layout uses the mesh.
 pub(crate) fn ranking(config: &Config, devices: Devices) -> Result<Ranking> {
     ranking_by(&Estimator::new(config, devices, None)?, config, config.mesh)
 }
@@ -53,13 +54,13 @@ fn ranking_by(estimator: &Estimator, config: &Config, mesh: Option<Mesh>) -> Res
     let devices = estimator.devices;
     let all = estimates(estimator, config, mesh)?;
     let (first, next) = estimator.fastest(all).ok_or_else(|| {
-        let why = "layout auto: no shipped layout uses this mesh; name a layout, or leave the mesh out";
+        let why = "layout auto: no shipped layout uses this mesh; set a layout, or remove the mesh";
         PipelineError::Usage(why.into())
     })?;
     Ok(Ranking { first, next, timed: devices.chip.is_some(), steps: estimator.steps() * estimator.videos })
 }
 
-/// Estimates of the shipped layouts, the simplest first, on a mesh or on all.
+/// Estimates the shipped layouts, in order of increasing number of rules, on `mesh` or on all meshes.
 fn estimates(estimator: &Estimator, config: &Config, mesh: Option<Mesh>) -> Result<Vec<(Estimate, Point)>> {
     let devices = estimator.devices;
     let extent =
@@ -72,7 +73,7 @@ fn estimates(estimator: &Estimator, config: &Config, mesh: Option<Mesh>) -> Resu
     for name in shipped_layouts() {
         sources.push((name, read_layout_source(name)?));
     }
-    // The simplest first: of layouts whose loops are the same, it is taken where it fits.
+    // Layouts with few rules come first, because the first of several equally fast layouts is chosen.
     sources.sort_by_key(|(_, s)| s.rules.len() + s.storage.len() + s.overrides.len());
     let mut all: Vec<(Estimate, Point)> = Vec::new();
     for (name, source) in &sources {
@@ -83,42 +84,43 @@ fn estimates(estimator: &Estimator, config: &Config, mesh: Option<Mesh>) -> Resu
         }
     }
     if devices.chip.is_none() {
-        // Received bytes say nothing of the time in which devices repeat each other's work.
+        // Received bytes do not reveal that devices repeat each other's work, so drop such layouts here.
         let least = all.iter().map(|(estimate, _)| estimate.flops).fold(f64::INFINITY, f64::min);
-        all.retain(|(estimate, _)| estimate.flops <= REPEATED * least);
+        all.retain(|(estimate, _)| estimate.flops <= MAX_REPEATED_WORK * least);
     }
     Ok(all)
 }
 
-/// Shipped layout on a mesh, as `layout: auto` sees it.
+/// A shipped layout on a mesh, as ranked for `layout: auto`.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     pub layout: String,
     /// Mesh in the syntax of `--mesh`.
     pub mesh: String,
-    /// Estimated milliseconds of all steps of a request.
+    /// Predicted time of all steps of a request in milliseconds.
     pub estimate: f64,
-    /// Lower bound of the same.
+    /// Lower bound of the time of all steps in milliseconds.
     pub bound: f64,
-    /// Whether it fits beside the run's other parameters.
+    /// Whether the denoising loops fit in memory together with all parameters of the run.
     pub fits: bool,
 }
 
 /// Candidates of `layout: auto` for a target.
 #[derive(Clone, Debug)]
 pub struct Candidates {
-    /// What auto takes.
+    /// The candidate that `auto` chooses.
     pub chosen: Candidate,
-    /// All of them, the fastest by estimate first.
+    /// All candidates, in order of their estimates, the fastest first.
     pub all: Vec<Candidate>,
-    /// Loops of a request with the number of their steps.
+    /// Denoising loops of a request, with the number of transformer evaluations of each.
     pub loops: Vec<(ProgramKind, usize)>,
 }
 
-/// Candidates of `layout: auto` for a target's devices, for comparing its choice with compiled programs.
+/// Returns the candidates of `layout: auto` for a target's devices. Benchmarks compare the choice with compiled
+/// programs.
 ///
 /// # Errors
-/// A configuration whose programs cannot be written; a mesh that no shipped layout uses.
+/// Returns an error if the configuration's programs cannot be written, or if no shipped layout uses its mesh.
 pub fn candidates(config: &Config, machine: &OpenTarget) -> Result<Candidates> {
     let (toolchain, chip, count) = (machine.toolchain(), machine.target.chip(), machine.devices.len());
     let devices = Devices { toolchain: &toolchain, count, capacity: machine.capacity, chip: chip.as_ref() };
@@ -136,38 +138,36 @@ pub fn candidates(config: &Config, machine: &OpenTarget) -> Result<Candidates> {
 }
 
 impl Ranking {
-    /// An estimate in words, e.g. `cfg (cfg=2), 310.5 ms a step`.
+    /// Formats an estimate, e.g. `cfg (cfg=2), 310.5 ms a step`.
     fn said(&self, e: &Estimate) -> String {
         let fits = if e.fits { "" } else { ", does not fit" };
         format!("{} ({}), {}{fits}", e.layout, mesh_name(&e.mesh), self.figure(e))
     }
 
-    /// An estimate's cost, e.g. `310.5 ms a step`.
+    /// Formats the cost of an estimate, e.g. `310.5 ms a step`.
     fn figure(&self, e: &Estimate) -> String {
         let each = e.cost / self.steps.max(1) as f64;
         let (figure, unit) = if self.timed { (each, "ms") } else { (each / 1e6, "MB received") };
-        // Those of small models too tell layouts apart.
+        // Show more digits for small models, so that their layouts can be distinguished.
         let digits = if figure < 1.0 { 4 } else { 1 };
         format!("{figure:.digits$} {unit} a step")
     }
 
-    /// The first and the next, in a line.
+    /// Returns a log line with the chosen layout and the next fastest.
     pub(crate) fn decision(&self, devices: Devices) -> String {
         let here = format!("{} x {}", devices.count, devices.toolchain.kind);
-        let next = self.next.as_ref().map_or(String::new(), |next| format!("; next {}", self.said(next)));
-        format!("layout auto: for {here} {} (predicted){next}", self.said(&self.first))
+        let next = self.next.as_ref().map_or(String::new(), |next| format!("; next: {}", self.said(next)));
+        format!("layout auto: for {here}: {} (predicted){next}", self.said(&self.first))
     }
 }
 
-/// The configuration with `layout: auto` decided for the devices that are there. With a layout of its own, the log of -v names
-/// a faster one, and rules that it lacks.
-///
-/// # Errors
-/// A configuration whose programs cannot be written; a mesh that no shipped layout uses.
+/// Replaces `layout: auto` by the fastest layout for the devices. For any other layout, logs at debug level (`-v`)
+/// whether a shipped layout is faster and which rules are missing. Fails for `auto` if no shipped layout uses the
+/// configuration's mesh.
 pub(crate) fn resolve(config: &Config, devices: Devices) -> Result<Config> {
     if config.layout != AUTO {
         if devices.count > 1 && tracing::enabled!(tracing::Level::DEBUG) {
-            // A hint: what cannot be estimated is no fault of the run.
+            // The comparison is only a hint, so it is no error if the layout cannot be estimated.
             match compare(config, devices, None) {
                 Ok(found) => found.iter().flat_map(Comparison::lines).for_each(|line| tracing::debug!("{line}")),
                 Err(why) => tracing::debug!("the layout is not compared with the shipped ones: {why}"),
@@ -205,7 +205,7 @@ mod tests {
         (config, toolchain, Chip::of_device(kind).ok(), count)
     }
 
-    /// The first of a ranking, its mesh, and the line that says so.
+    /// Returns layout and mesh of the fastest estimate, and the log line.
     fn first(set: &[&str], platform: &str, kind: &str, count: usize) -> (String, String, String) {
         let (config, toolchain, chip, count) = ranked(set, platform, kind, count);
         let devices = Devices { toolchain: &toolchain, count, capacity: chip.map(|c| c.capacity), chip };
@@ -214,9 +214,10 @@ mod tests {
         (all.first.layout.clone(), mesh_name(&all.first.mesh), all.decision(devices))
     }
 
-    /// As compiled modules for H100s rank the shipped layouts: branches, tokens and heads that do not divide count.
+    /// Compares the choice with the fastest compiled modules for H100s. A layout is slower if the number of branches,
+    /// tokens or heads is not divisible by the number of devices.
     #[test]
-    fn sizes_that_do_not_divide_count() {
+    fn auto_accounts_for_indivisible_sizes() {
         let chosen = |preset: &str, count: usize| {
             let config = Config::load(preset, std::iter::empty::<&str>()).unwrap();
             let chip = Chip::named("h100").unwrap();
@@ -227,11 +228,12 @@ mod tests {
             assert!(first.fits, "{preset} on {count}");
             (first.layout.clone(), mesh_name(&first.mesh))
         };
-        // Three branches: over two devices one would compute two.
+        // With three branches on two devices, one device would compute two branches.
         let cases = [
             ("ltx2_3_hq", 2, "ring", "context=2"),
             ("ltx2_3_hq", 4, "ulysses", "context=4"),
-            // 32 heads, 6144 tokens: heads that do not divide are repeated, tokens are padded.
+            // 32 heads and 6144 tokens: if they are not divisible by the number of devices, heads are repeated and
+            // tokens are padded.
             ("ltx2", 3, "ulysses", "context=3"),
             ("ltx2", 5, "ulysses", "context=5"),
             ("ltx2", 6, "ulysses", "cfg=2,context=3"),
@@ -242,10 +244,11 @@ mod tests {
         }
     }
 
-    /// On any number of devices with two, three and four branches, what is taken repeats little work. Three branches over
-    /// `cfg: 2` compute four thirds, which fewer collectives outweigh on many devices.
+    /// For two, three and four branches on any number of devices, the devices of the chosen layout repeat little work.
+    /// Three branches over `cfg: 2` cost four thirds of the work; on many devices, the smaller number of collectives
+    /// outweighs this.
     #[test]
-    fn devices_share_the_work_on_any_number_of_them() {
+    fn auto_repeats_little_work_on_any_device_count() {
         let chip = Chip::named("h200").unwrap();
         let toolchain =
             Toolchain { platform: "cuda".into(), kind: chip.device_kinds[0].clone(), version: String::new() };
@@ -272,33 +275,33 @@ mod tests {
     }
 
     #[test]
-    fn the_fastest_that_fits_is_taken_and_said_with_the_next() {
+    fn auto_chooses_fastest_fitting_layout_and_logs_next() {
         let (layout, mesh, line) = first(&[], "cuda", "NVIDIA H200", 2);
         assert_eq!((layout.as_str(), mesh.as_str()), ("cfg", "cfg=2"), "{line}");
         assert!(
-            line.starts_with("layout auto: for 2 x NVIDIA H200 cfg (cfg=2), ")
-                && line.contains(" ms a step (predicted); next "),
+            line.starts_with("layout auto: for 2 x NVIDIA H200: cfg (cfg=2), ")
+                && line.contains(" ms a step (predicted); next: "),
             "{line}"
         );
-        // As measured on H100s (benchmarks/2026-11-27-h100x4/four.txt).
+        // As measured on H100s in benchmarks/2026-11-27-h100x4/four.txt.
         for kind in ["NVIDIA H100 80GB HBM3", "NVIDIA H200"] {
             let (layout, mesh, line) = first(&[], "cuda", kind, 4);
             assert_eq!((layout.as_str(), mesh.as_str()), ("ring", "cfg=2,context=2"), "{line}");
         }
-        // Without guidance there are no branches to set apart.
+        // Without guidance there is a single branch, which cannot be sharded.
         let (layout, _, line) = first(&["guidance.video.cfg=1", "guidance.audio.cfg=1"], "cuda", "NVIDIA H200", 2);
         assert_ne!(layout, "cfg", "{line}");
-        // Four branches of LTX-2.3 over four devices.
+        // LTX-2.3 with four branches on four devices.
         let config = ["model.path=Lightricks/LTX-2.3", "guidance.video.stg=1", "guidance.video.modality=3"];
         let (_, mesh, line) = first(&config, "cuda", "NVIDIA H200", 4);
         assert!(mesh.contains("cfg="), "{line}");
-        // A v6e's memory does not hold all weights.
+        // The weights do not fit in the memory of one v6e chip.
         let (layout, mesh, line) = first(&[], "tpu", "TPU v6 lite", 8);
         assert!(mesh != "context=8" && layout != "cfg", "{line}");
     }
 
     #[test]
-    fn tokens_that_do_not_divide_keep_the_fused_kernel() {
+    fn indivisible_token_counts_keep_the_fused_kernel() {
         let (config, toolchain, chip, _) = ranked(&[], "cuda", "NVIDIA H200", 1);
         let fused = |layout: &str, context: usize| {
             let devices = Devices { toolchain: &toolchain, count: context, capacity: None, chip };
@@ -308,7 +311,7 @@ mod tests {
             let all = &networks[0].program.work.matmuls;
             all.iter().filter(|m| m.attention.is_some()).count()
         };
-        // 6144 tokens.
+        // The request has 6144 tokens.
         for layout in ["sequence", "ring", "ulysses"] {
             assert_eq!(
                 [5, 7].map(|context| fused(layout, context)),
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decided_is_what_a_run_gets() {
+    fn resolved_config_has_the_chosen_layout() {
         let (config, toolchain, chip, count) = ranked(&[], "cuda", "NVIDIA H200", 2);
         let devices = Devices { toolchain: &toolchain, count, capacity: chip.map(|c| c.capacity), chip };
         let resolved = resolve(&config, devices).unwrap();
@@ -329,7 +332,7 @@ mod tests {
         );
         let said = ranking(&config, devices).unwrap().decision(devices);
         assert!(include_str!("../../../docs/guides/gpu.md").contains(&said), "the guide has another line than {said}");
-        // Where nothing fits, the least is taken: the run says what is missing.
+        // If no layout fits, the one that needs the fewest bytes is chosen; the memory plan then reports the shortage.
         let none = ranking(&config, Devices { capacity: Some(1 << 30), ..devices }).unwrap();
         assert!(!none.first.fits && none.first.layout != "cfg", "{}", none.first.layout);
         let alone = resolve(&config, Devices { count: 1, ..devices }).unwrap();
@@ -337,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn of_layouts_with_the_same_loops_the_one_that_fits_is_taken() {
+    fn fitting_layout_is_chosen_among_equally_fast_ones() {
         let (config, toolchain, chip, count) =
             ranked(&["mesh.cfg=2", "mesh.context=2", "mesh.tensor=2"], "tpu", "TPU v6 lite", 8);
         let devices = Devices { toolchain: &toolchain, count, capacity: None, chip };
@@ -357,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn videos_run_as_often_as_the_data_axis_needs() {
+    fn run_count_is_videos_divided_by_data_axis() {
         let (config, toolchain, chip, count) = ranked(&["request.num_videos=4"], "cuda", "NVIDIA H200", 4);
         let estimator =
             Estimator::new(&config, Devices { toolchain: &toolchain, count, capacity: None, chip }, None).unwrap();
@@ -368,13 +371,14 @@ mod tests {
         };
         let (apart, together) = (of(&[("data", 4)]), of(&[("cfg", 2), ("context", 2)]));
         assert_eq!((apart.runs, together.runs), (1, 4));
-        // Four videos at a time without a collective take less than one after the other with some, of the same matmuls.
+        // Four videos in parallel on one device each are faster than four videos in sequence on all devices: the
+        // matmuls are the same, but no collectives are needed.
         assert!(apart.cost < together.cost, "{} {}", apart.cost, together.cost);
         assert!((apart.flops / together.flops - 1.0).abs() < 0.02, "{} {}", apart.flops, together.flops);
     }
 
     #[test]
-    fn rounds_count_by_their_tiles_and_a_second_transformer_counts() {
+    fn rounds_count_per_tile_and_loras_of_one_pass_count_twice() {
         let (_, toolchain, chip, count) = ranked(&[], "cuda", "NVIDIA H200", 1);
         let devices = Devices { toolchain: &toolchain, count, capacity: None, chip };
         let loops = |rounds: &str| {
@@ -383,7 +387,7 @@ mod tests {
             loops.iter().map(|l| (l.kind.name(), l.steps)).collect::<Vec<_>>()
         };
         assert_eq!(loops("0"), [("denoise", 8), ("refine", 3)]);
-        // Two tiles in the first round, four in the second, each of four steps.
+        // The first round has two tiles and the second has four, with four steps each.
         assert_eq!(loops("1"), [("denoise", 8), ("refine", 3), ("round", 8)]);
         assert_eq!(loops("2"), [("denoise", 8), ("refine", 3), ("round", 24)]);
 
@@ -397,7 +401,8 @@ mod tests {
             (Estimator::new(&config, devices, None).unwrap().parameters(&point).unwrap(), each["transformer"] as i64)
         };
         let (plain, transformer) = bytes("[]");
-        // The same in both passes changes no weight between them; of one pass alone, all weights are there twice.
+        // A LoRA that applies to both passes does not change the size of the weights; a LoRA for one pass requires a
+        // second copy of the transformer.
         assert_eq!(bytes("[{path: a}]"), (plain, transformer));
         let both = (plain + transformer, 2 * transformer);
         assert_eq!(bytes("[{path: a, stages: [2]}]"), both);
@@ -405,10 +410,10 @@ mod tests {
     }
 
     #[test]
-    fn loops_count_by_evaluations_and_bounds_by_element_types() {
+    fn loops_count_evaluations_and_bounds_use_dtype_rates() {
         let (_, toolchain, chip, count) = ranked(&[], "cuda", "NVIDIA H200", 1);
         let devices = Devices { toolchain: &toolchain, count, capacity: None, chip };
-        // 15 and 3 steps of the second order: two evaluations each, and one.
+        // A second-order sampler with 15 and 3 steps: two evaluations per step and a final one.
         let hq = Config::load("ltx2_hq", std::iter::empty::<&str>()).unwrap();
         let loops = Estimator::new(&hq, devices, None).unwrap().loops;
         assert_eq!(loops.iter().map(|l| l.steps).collect::<Vec<_>>(), [31, 7]);
@@ -421,12 +426,12 @@ mod tests {
             Estimator::new(&config, devices, None).unwrap().estimate(&point).unwrap().0.bound
         };
         let (bf16, fp8, int8) = (least("bf16"), least("fp8"), least("int8"));
-        // No matmul is faster than at twice the rate.
+        // Matmuls in 8 bits are at most twice as fast as in bf16.
         assert!(fp8 < 0.51 * bf16 && int8 < 0.51 * bf16 && fp8 > 0.4 * bf16, "{bf16} {fp8} {int8}");
     }
 
     #[test]
-    fn a_mesh_that_is_given_stays_and_unknown_chips_rank_by_bytes() {
+    fn auto_keeps_configured_mesh_and_ranks_unknown_chips_by_bytes() {
         let (_, mesh, line) = first(&["mesh.context=2", "mesh.cfg=2"], "cuda", "NVIDIA H200", 4);
         assert_eq!(mesh, "cfg=2,context=2", "{line}");
         let (layout, _, line) = first(&[], "cuda", "NVIDIA X1", 2);

@@ -1,4 +1,4 @@
-//! Search space: meshes, and layouts composed of the shipped layouts' rules.
+//! Search space for layouts: all meshes, and layouts composed of the rules of the shipped layouts.
 
 use std::collections::BTreeSet;
 
@@ -6,20 +6,20 @@ use crate::config::{LayoutFile, LayoutSource, Mesh};
 use crate::hlo;
 use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Override, Rule};
 
-/// Layout and mesh that a search may try.
+/// A layout on a mesh: a candidate of a search.
 #[derive(Clone, Debug)]
 pub struct Point {
     pub(crate) label: String,
-    /// Name or file of the layout, if it is not composed.
+    /// Name or file of the layout. `None`: the layout is composed by [`composed`].
     pub(crate) named: Option<String>,
     pub source: LayoutSource,
-    /// Mesh axes of more than one device, outermost first.
+    /// Mesh axes with more than one device, outermost first.
     pub mesh: hlo::Mesh,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
-    /// Number of devices, all of which are used.
+    /// Number of devices, all of which a mesh uses.
     pub(crate) devices: usize,
     pub(crate) videos: usize,
     pub(crate) branches: usize,
@@ -27,7 +27,8 @@ pub(crate) struct Extent {
 
 const AXES: [&str; 5] = ["data", "cfg", "fsdp", "context", "tensor"];
 
-/// All factorizations of the device count into the five mesh axes, within the limits.
+/// Returns all factorizations of the number of devices into the five mesh axes. The axis `data` is limited to one
+/// device per video, and `cfg` to one device per guidance branch.
 pub(crate) fn meshes(extent: Extent) -> Vec<hlo::Mesh> {
     let mut all = vec![Vec::new()];
     for axis in AXES {
@@ -53,7 +54,7 @@ pub(crate) fn meshes(extent: Extent) -> Vec<hlo::Mesh> {
     all.into_iter().map(named).collect()
 }
 
-/// Mesh in the syntax of `--mesh`, e.g. `cfg=2,context=4`.
+/// Formats a mesh in the syntax of `--mesh`, e.g. `cfg=2,context=4`.
 pub(crate) fn mesh_name(mesh: &hlo::Mesh) -> String {
     match mesh.axes.is_empty() {
         true => "data=1".into(),
@@ -61,14 +62,14 @@ pub(crate) fn mesh_name(mesh: &hlo::Mesh) -> String {
     }
 }
 
-/// Mesh in the form of a layout file.
+/// Converts a mesh to the type that a layout file uses.
 pub(super) fn file_mesh(mesh: &hlo::Mesh) -> Mesh {
     let of = |axis: &str| mesh.size(axis).and_then(|n| i64::try_from(n).ok()).unwrap_or(1);
     let [data, cfg, fsdp, context, tensor] = AXES.map(of);
     Mesh { data, cfg, fsdp, context, tensor, ..Mesh::default() }
 }
 
-/// Dimensions of the transformer's own tensors: what a mesh axis must split one of, or else devices do the same.
+/// Tensor axes of the transformer. If a mesh axis shards none of them, its devices repeat the same work.
 const OWN: [Axis; 9] = [
     Axis::Batch,
     Axis::Branch,
@@ -81,17 +82,18 @@ const OWN: [Axis; 9] = [
     Axis::Mlp,
 ];
 
-fn sharing(source: &LayoutSource) -> BTreeSet<&str> {
-    // Of patterns, those that may name the transformer's tensors.
+fn compute_axes(source: &LayoutSource) -> BTreeSet<&str> {
+    // Consider only patterns that may match tensors of the transformer.
     let may = |pattern: &str| pattern.starts_with('*') || pattern.starts_with("transformer");
     let of_patterns = source.overrides.iter().filter(|e| may(&e.pattern)).flat_map(|e| &e.rules);
     let rules = source.rules.iter().chain(of_patterns).filter(|r| OWN.contains(&r.axis));
     rules.flat_map(|r| r.mesh_axes.iter().map(String::as_str)).collect()
 }
 
-/// Layout on a mesh, if it uses each mesh axis for work or for weight storage.
+/// Combines a layout with a mesh. `None`: the layout does not use every mesh axis, either for compute or for storing
+/// weights, or its attention groups do not fit the mesh.
 pub fn placed(label: String, named: Option<String>, source: &LayoutSource, mesh: &hlo::Mesh) -> Option<Point> {
-    let mut used = sharing(source);
+    let mut used = compute_axes(source);
     used.extend(source.storage.iter().flat_map(|r| r.mesh_axes.iter().map(String::as_str)));
     if !mesh.axes.iter().all(|(axis, _)| used.contains(axis.as_str())) {
         return None;
@@ -104,7 +106,7 @@ pub fn placed(label: String, named: Option<String>, source: &LayoutSource, mesh:
     Some(Point { label, named, source, mesh: mesh.clone() })
 }
 
-/// Whether the devices of a sequence divide into the groups of the layout's attention.
+/// Returns whether the devices that share a sequence can be divided evenly into the groups that hybrid attention uses.
 pub(super) fn has_groups(source: &LayoutSource, mesh: &hlo::Mesh) -> bool {
     let e = &source.file.context_parallel;
     let tokens = source.rules.iter().find(|r| r.axis == Axis::VideoSequence);
@@ -112,8 +114,9 @@ pub(super) fn has_groups(source: &LayoutSource, mesh: &hlo::Mesh) -> bool {
     e.kind != ContextParallelKind::Hybrid || own == 1 || own.is_multiple_of(e.ulysses.unwrap_or(1))
 }
 
-/// Layouts for a mesh, composed of the shipped layouts' rules: branches over `cfg`, tokens over `context`, heads and MLP
-/// widths over `tensor`, weights stored over any of the axes that replicate them; with each kind of attention.
+/// Returns layouts for a mesh, composed of the shipped layouts' rules: guidance branches are sharded over `cfg`, tokens
+/// over `context`, heads and MLP widths over `tensor`. The layouts differ in the kind of context-parallel attention and
+/// in the mesh axes over which weights are stored.
 pub(crate) fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
     let has = |axis: &str| mesh.size(axis).is_some();
     let rule = |axis: Axis, mesh_axes: &[&str]| Rule {
@@ -132,7 +135,7 @@ pub(crate) fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
     let mut overrides = Vec::new();
     if has("context") {
         rules.push(rule(Axis::VideoSequence, &["context"]));
-        // Text is sharded in the encoder and the connectors, and replicated in the transformer's blocks.
+        // Text tokens are sharded in the text encoder and the connectors, and replicated in the transformer's blocks.
         overrides = ["text_encoder.*", "connectors.*"]
             .map(|p| Override { pattern: p.into(), rules: vec![rule(Axis::TextSequence, &["context"])] })
             .into();
@@ -145,7 +148,7 @@ pub(crate) fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
         rules.push(rule(Axis::Height, &frame_axes));
     }
     let mut all = Vec::new();
-    for storage in storages(mesh) {
+    for storage in storage_axes(mesh) {
         for (how, policy) in context_parallel_policies(mesh.size("context").unwrap_or(1)) {
             let stored = if storage.is_empty() { String::new() } else { format!(" stored over {}", storage.join("+")) };
             let kept = if storage.is_empty() { vec![] } else { vec![rule(Axis::Embed, &storage)] };
@@ -159,15 +162,16 @@ pub(crate) fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
     all
 }
 
-/// Mesh axes for weight storage: all subsets of those that replicate weights, outermost first.
-fn storages(mesh: &hlo::Mesh) -> Vec<Vec<&'static str>> {
+/// Returns the sets of mesh axes over which weights can be stored: all subsets of the axes over which weights are
+/// otherwise replicated, each in order from outermost to innermost.
+fn storage_axes(mesh: &hlo::Mesh) -> Vec<Vec<&'static str>> {
     let free: Vec<&'static str> =
         ["data", "cfg", "fsdp", "context"].into_iter().filter(|a| mesh.size(a).is_some()).collect();
     let subsets = 0..1usize << free.len();
     let picked = |bits: usize| -> Vec<&'static str> {
         free.iter().enumerate().filter(|(n, _)| bits >> n & 1 == 1).map(|(_, a)| *a).collect()
     };
-    // The `fsdp` axis serves storage only.
+    // The `fsdp` axis has no other purpose than storage, so it is always included.
     subsets.map(picked).filter(|s| mesh.size("fsdp").is_none() || s.contains(&"fsdp")).collect()
 }
 
@@ -200,10 +204,10 @@ mod tests {
     }
 
     #[test]
-    fn meshes_are_all_factorings() {
+    fn meshes_are_all_factorizations() {
         let one = Extent { devices: 8, videos: 1, branches: 2 };
         let all = names(one);
-        // cfg of 1 or 2, the rest over three axes: 10 and 6 ways.
+        // `cfg` can be 1 or 2; the remaining devices can be divided among three axes in 10 and in 6 ways.
         assert_eq!(all.len(), 16, "{all:?}");
         assert!(all.contains(&"cfg=2,fsdp=2,context=2".to_string()) && all.contains(&"tensor=8".to_string()));
         assert!(all.iter().all(|m| !m.contains("data") && !m.contains("cfg=4")));
@@ -213,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layout_takes_meshes_whose_axes_it_uses() {
+    fn layout_accepts_only_meshes_whose_axes_it_uses() {
         let mesh = |axes: &[(&str, usize)]| hlo::Mesh::new(axes);
         let on = |name: &str, m: &hlo::Mesh| {
             let source = read_layout_source(name).unwrap();
@@ -225,16 +229,16 @@ mod tests {
         assert!(on("before-385", &mesh(&[("context", 8)])));
         assert!(on("tensor", &mesh(&[("cfg", 2), ("tensor", 4)])));
         assert!(!on("replicated", &mesh(&[("context", 2)])));
-        // Three devices have no groups of two.
+        // Three devices cannot be divided evenly into groups of two.
         assert!(!on("hybrid", &mesh(&[("context", 3)])));
         assert!(on("hybrid", &mesh(&[("context", 4)])));
     }
 
     #[test]
-    fn shipped_layouts_are_among_the_composed() {
+    fn composed_layouts_include_the_shipped_ones() {
         let mesh = hlo::Mesh::new(&[("cfg", 2), ("context", 4)]);
         let all = composed(&mesh);
-        // Four ways to keep weights, five attention schemes.
+        // There are four ways to store weights, and five kinds of attention.
         assert_eq!(all.len(), 20);
         let labels: Vec<&str> = all.iter().map(|p| p.label.as_str()).collect();
         assert!(labels.contains(&"cfg=2,context=4 ulysses stored over cfg"), "{labels:?}");

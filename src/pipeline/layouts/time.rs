@@ -1,50 +1,52 @@
-//! Predicted time of a program's step from what one device does in it, without compiling.
+//! Predicts the time of a program's step from the work of one device, without compiling.
 //!
-//! | part | counted | GPUs behind a switch | TPUs in a torus |
+//! | part | what is counted | GPUs connected by a switch | TPUs in a torus |
 //! |---|---|---|---|
-//! | matmuls | each by the roofline of its own part: padded rows and heads count, and so does what devices repeat | yes | yes |
-//! | other operations | [`PASSES`] more passes of a matmul's activations and result through device memory | yes | no: fused into matmuls |
-//! | copies | [`COPIES`] passes of what an all-gather or an all-to-all puts in place through device memory | yes | no |
-//! | links | each collective of the program, and those that its shardings ask of the partitioner | yes | yes |
-//! | hidden | what the work hides of the links | gathers of weights | [`HIDDEN`] of gathers of weights; others behind the chip's `window` |
+//! | matmuls | the roofline time of each matmul's shard, including padding and repeated work | yes | yes |
+//! | other operations | [`PASSES`] additional passes of a matmul's activations and result through device memory | yes | no: fused into matmuls |
+//! | copies | [`COPIES`] passes of the result of an all-gather or an all-to-all through device memory | yes | no |
+//! | links | each collective in the program, and those that the partitioner inserts because of the program's shardings | yes | yes |
+//! | hidden | link time that overlaps with compute | gathers of weights | [`HIDDEN`] of the gathers of weights; other gathers up to the chip's `window`, a fraction of the matmul time |
 //!
-//! The parts are added, without the hidden one.
+//! The step time is the sum of the parts, minus the hidden time.
 
 use crate::analysis::{Chip, CollectiveKind, Links, Work};
 use crate::hlo::{DType, Matmul, Pattern, Program, Transfer};
 
-/// Passes of a matmul's left operand and result through device memory in the norms, rotations and sums around it: what compiled
-/// modules of the published models have on H100s is 2.1.
+/// Number of times that the norms, rotations and sums around a matmul move its left operand and its result through
+/// device memory. Compiled modules of the published models for H100s have 2.1.
 const PASSES: f64 = 2.0;
 
-/// Passes of the result of an all-gather or an all-to-all, read and written again: its parts do not lie in the order that the
-/// next operation reads. A ring's permutes need none; compiled modules for two and four H100s differ by 1.6 to 2.2.
+/// Number of times that the result of an all-gather or an all-to-all is moved through device memory again, because its
+/// parts are not in the order that the next operation reads. The permutes of ring attention need no such copies.
+/// Compiled modules with and without ring attention for two and four H100s differ by 1.6 to 2.2 passes.
 const COPIES: f64 = 2.0;
 
-/// Fraction of a weight's all-gather that the TPU's compiler hides behind matmuls. With it and the chips' windows, estimates of the
-/// 150 modules of benchmarks/tpu-slices.md and benchmarks/search of libtpu 0.0.52 are 7 % (root mean square) from their times, and
-/// the layout of the least estimate is at most 0.8 % behind the best, but for one of 28 slices and shapes (4.4 %).
+/// Fraction of a weight's all-gather that the TPU compiler overlaps with matmuls. The value is fitted to the 150
+/// compiled modules of benchmarks/tpu-slices.md and benchmarks/search (libtpu 0.0.52): estimates deviate by 7 % (root
+/// mean square) from the step times predicted from these modules. By the latter, the layout with the smallest estimate
+/// is at most 0.8 % slower than the fastest, except for one of 28 combinations of slice and shape (4.4 %).
 const HIDDEN: f64 = 0.5;
 
-/// Time of a step in milliseconds.
+/// Predicted time of a step in milliseconds, by part.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct StepTime {
     pub(crate) matmuls: f64,
     pub(crate) passes: f64,
     pub(crate) copies: f64,
     pub(crate) links: f64,
-    /// The part of `links` that takes no time of its own.
+    /// Part of `links` that overlaps with compute.
     pub(crate) hidden: f64,
 }
 
 impl StepTime {
-    /// The sum of the parts.
+    /// Returns the step time: the sum of the parts, minus the hidden time.
     pub(crate) fn total(&self) -> f64 {
         self.matmuls + self.passes + self.copies + self.links - self.hidden
     }
 
-    /// Time of a program's step, of whose links `weights` milliseconds gather weights. A loop whose trip count is data counts as one
-    /// step.
+    /// Predicts the time of a program's step. `weights`: milliseconds of link time that is spent on gathering weights.
+    /// A loop whose trip count is not constant is counted as one step.
     pub(crate) fn of(program: &Program, chip: &Chip, weights: f64) -> StepTime {
         let work = &program.work;
         let of_matmuls = |of: fn(&Matmul, &Chip) -> f64| work.matmuls.iter().map(|m| m.times * of(m, chip) * 1e3).sum();
@@ -52,7 +54,7 @@ impl StepTime {
             |of: fn(&Transfer, &Chip) -> f64| work.transfers.iter().map(|t| t.times * of(t, chip) * 1e3).sum();
         let (matmuls, links): (f64, f64) = (of_matmuls(matmul), of_transfers(link));
         match chip.links {
-            // Only its own matmul waits for a layer's weights, so compilers start their gathers ahead.
+            // Only the matmul of a layer waits for the layer's weights, so compilers can start to gather weights early.
             Links::Switch { .. } => {
                 let (passes, copies) = (of_matmuls(passes), of_transfers(copies));
                 StepTime { matmuls, passes, copies, links, hidden: weights.min(links).min(matmuls + passes) }
@@ -115,12 +117,12 @@ fn kind(t: &Transfer) -> CollectiveKind {
     }
 }
 
-/// Bytes that a device receives in one run.
+/// Returns the bytes that a device receives when the collective is executed once.
 fn wire_bytes(t: &Transfer) -> f64 {
     kind(t).wire_bytes(t.bytes, t.groups.size())
 }
 
-/// Bytes that a device receives in a step.
+/// Returns the bytes that a device receives per step.
 pub(crate) fn received(program: &Program) -> f64 {
     program.work.transfers.iter().map(|t| t.times * wire_bytes(t)).sum()
 }

@@ -1,8 +1,9 @@
-//! Microbenchmarks: the rates that a device and its links reach.
+//! Microbenchmarks that measure the throughput of a device and its interconnects.
 //!
-//! Each repeats one operation inside a loop whose bound is an input. The time of an operation is the difference between
-//! many iterations and few, so that launching the program costs nothing, less an iteration of an empty loop. Before the
-//! clock starts, the optimized program is read: an operation that the compiler changed is skipped with a warning.
+//! Each benchmark repeats one operation in a loop whose iteration count is an input. The time per iteration is computed
+//! from the difference between runs with many and with few iterations, which excludes launch overhead; the time of an
+//! empty iteration is subtracted. Before timing, the optimized program is checked: if the compiler changed the
+//! operation, the benchmark is skipped with a warning.
 
 mod programs;
 
@@ -22,32 +23,32 @@ use crate::nn::{Axis, Init, Lowering, Param, Source};
 use crate::tensor::Tensor;
 use programs::{Beside, COUNT, Expected, Micro};
 
-/// Seconds that the many turns take together.
+/// Target duration in seconds of the run with many iterations.
 const LONG: f64 = 0.03;
-/// Turns at most: a kernel of a microsecond is timed long enough then.
+/// Maximum number of iterations, which is enough to time a kernel of one microsecond.
 const MOST_TURNS: i32 = 4096;
 
-/// The sizes that are timed.
+/// The sizes to measure.
 struct Sizes {
     dtype: DType,
-    /// Rows, from, to.
+    /// Rows, input features, output features.
     matmuls: Vec<[usize; 3]>,
     /// Queries, keys and heads.
     attention: Vec<[usize; 3]>,
-    /// Bytes of an array.
+    /// Array sizes in bytes.
     memory: Vec<usize>,
     /// Rows and width.
     norms: Vec<[usize; 2]>,
-    /// Bytes of a collective.
+    /// Collective sizes in bytes.
     collectives: Vec<usize>,
-    /// Bytes of a collective, and work that runs meanwhile: longer and shorter than it.
+    /// Collective size in bytes, and concurrent work that is longer or shorter than the collective.
     overlapped: Vec<(usize, Beside)>,
 }
 
 const MIB: usize = 1 << 20;
 
 impl Sizes {
-    /// Those of the published models' blocks on an accelerator; small ones on a CPU.
+    /// Returns sizes of the published models' blocks for accelerators, and small sizes for CPU.
     fn of(platform: &str) -> Sizes {
         if platform == "cpu" {
             return Sizes {
@@ -57,7 +58,7 @@ impl Sizes {
                 memory: vec![MIB, 4 * MIB],
                 norms: vec![[256, 1024]],
                 collectives: vec![MIB / 16, MIB],
-                // Its collectives have no start and end of their own.
+                // CPU collectives are not asynchronous, so nothing overlaps with them.
                 overlapped: Vec::new(),
             };
         }
@@ -69,7 +70,7 @@ impl Sizes {
         Sizes {
             dtype: DType::BF16,
             matmuls,
-            // Of tokens to themselves; of a text or a sound to the video, and the video to them.
+            // Self-attention, and cross-attention between video and text or audio.
             attention: vec![
                 [1536, 1536, 32],
                 [6144, 6144, 8],
@@ -95,7 +96,7 @@ impl Sizes {
     }
 }
 
-/// The kinds that are measured.
+/// The collectives that are measured.
 pub(crate) const KINDS: [CollectiveKind; 5] = [
     CollectiveKind::AllGather,
     CollectiveKind::AllReduce,
@@ -104,8 +105,8 @@ pub(crate) const KINDS: [CollectiveKind; 5] = [
     CollectiveKind::CollectivePermute,
 ];
 
-/// Times everything, or collectives of `only` these kinds, `runs` times each, on devices of a chip; seconds of a turn of an empty
-/// loop, and the samples.
+/// Runs all benchmarks `runs` times each; if `only` is not empty, runs only those of the collectives in it. Returns the
+/// seconds per iteration of an empty loop, and the samples.
 pub(crate) fn micro(
     engine: &Engine,
     chip: Option<&Chip>,
@@ -123,14 +124,14 @@ pub(crate) fn micro(
     Ok((turn, samples))
 }
 
-/// Everything but kernels that do nothing.
+/// Returns all programs except those that measure kernel overhead.
 fn programs(engine: &Engine, sizes: &Sizes) -> Result<Vec<Micro>, RuntimeError> {
     let mut all = Vec::new();
     for [rows, from, to] in &sizes.matmuls {
         all.push(programs::matmul(*rows, *from, *to, sizes.dtype)?);
     }
     let lowering = Lowering::of(engine.platform(), engine.own_device().kind());
-    // In XLA's own operations attention is matmuls and passes over memory, which are timed as such.
+    // The plain attention kernel consists of matmuls and memory passes, which are measured separately.
     if lowering.attention != Kernel::Plain {
         for size in &sizes.attention {
             all.push(programs::attention(lowering.attention, *size, sizes.dtype)?);
@@ -160,7 +161,8 @@ fn programs(engine: &Engine, sizes: &Sizes) -> Result<Vec<Micro>, RuntimeError> 
     Ok(all)
 }
 
-/// A turn of an empty loop, and a kernel: of two programs that differ in kernels alone.
+/// Returns the times of an empty loop's iteration and of a minimal kernel, from two programs that differ only in the
+/// number of kernels.
 fn kernels(engine: &Engine, chip: Option<&Chip>, runs: usize) -> Result<(f64, Sample), RuntimeError> {
     const FEW: usize = 8;
     const MANY: usize = 72;
@@ -173,11 +175,11 @@ fn kernels(engine: &Engine, chip: Option<&Chip>, runs: usize) -> Result<(f64, Sa
     let (few, many) = (of(FEW)?, of(MANY)?);
     let kernel = ((many - few) / (MANY - FEW) as f64).max(0.0);
     let turn = (few - kernel * FEW as f64).max(0.0);
-    tracing::info!("a kernel {:.2} us, a turn of a loop {:.2} us", kernel * 1e6, turn * 1e6);
+    tracing::info!("kernel {:.2} us, loop iteration {:.2} us", kernel * 1e6, turn * 1e6);
     let sample = Sample {
         benchmark: Microbenchmark::Kernel,
         collective: None,
-        name: format!("{FEW} and {MANY} a turn"),
+        name: format!("{FEW} and {MANY} kernels per iteration"),
         devices: 1,
         flops: 0.0,
         idle: 0.0,
@@ -193,12 +195,12 @@ struct Clock<'a> {
     engine: &'a Engine,
     chip: Option<&'a Chip>,
     runs: usize,
-    /// Seconds of a turn of an empty loop.
+    /// Seconds per iteration of an empty loop.
     turn: f64,
 }
 
 impl Clock<'_> {
-    /// The program compiled, with random operands.
+    /// Compiles the program and generates random operands.
     fn ready(&self, micro: &Micro) -> Result<(Executable, Vec<(String, ShardedTensor)>), RuntimeError> {
         let operand = |name: &str, dims: &[usize], ty: &crate::hlo::Type| Param {
             component: "bench",
@@ -206,7 +208,7 @@ impl Clock<'_> {
             ty: ty.clone(),
             axes: vec![Axis::Replicated; dims.len()],
             source: Source::Stack { keys: vec![name.into()], shape: dims.to_vec() },
-            // Matmuls of such matrices have results of the size of their operands.
+            // Scaled so that matmul results have the magnitude of their operands.
             init: Init::normal(if dims.len() == 2 { (dims[0] as f32).powf(-0.5) } else { 1.0 }),
         };
         let arguments = micro.program.arguments.iter().filter(|a| a.name != COUNT);
@@ -216,7 +218,7 @@ impl Clock<'_> {
         Ok((executable, params.into_iter().map(|p| p.name).zip(made).collect()))
     }
 
-    /// Seconds of a turn: of many turns less few.
+    /// Returns the seconds per iteration, from the difference between many and few iterations.
     fn iteration(&self, executable: &Executable, operands: &[(String, ShardedTensor)]) -> Result<f64, RuntimeError> {
         let run = |turns: i32| -> Result<f64, RuntimeError> {
             let count = self.engine.upload(executable, COUNT, &Tensor::I32(arr0(turns).into_dyn()))?;
@@ -229,7 +231,7 @@ impl Clock<'_> {
             self.engine.run(executable, find)?.wait()?;
             Ok(started.elapsed().as_secs_f64())
         };
-        // The first run warms up; the second says how many turns make up the time.
+        // The first run warms up; the next two determine the number of iterations.
         run(1)?;
         let (one, some) = (run(1)?, run(5)?);
         let guess = ((some - one) / 4.0).max(1e-6);
@@ -242,28 +244,28 @@ impl Clock<'_> {
         Ok((long - short) / f64::from(many - few))
     }
 
-    /// One operation; none where the compiler made something else of it.
+    /// Times one operation; `None`, with a warning, if it cannot be measured.
     fn time(&self, micro: &Micro) -> Result<Option<Sample>, RuntimeError> {
         let (executable, operands) = self.ready(micro)?;
         let name = match micro.collective {
-            Some(kind) => format!("{} {} between {}", kind.name(), micro.name, micro.devices),
+            Some(kind) => format!("{} {} among {} devices", kind.name(), micro.name, micro.devices),
             None => micro.name.clone(),
         };
         let read = executable.compiled().optimized_program().ok();
         let read = read.and_then(|o| Module::decode(&o.format, &o.bytes).ok());
         let Some(read) = read.map(|m| report(&m, &executable.mesh().axes, &[], self.chip)) else {
-            tracing::warn!("{name}: left out: the plugin does not show its program");
+            tracing::warn!("{name}: skipped: the plugin does not return the optimized program");
             return Ok(None);
         };
         let each = micro.operations as f64;
         if let Some(why) = changed(micro, &read) {
-            tracing::warn!("{name}: left out: {why}");
+            tracing::warn!("{name}: skipped: {why}");
             return Ok(None);
         }
         let seconds = (self.iteration(&executable, &operands)? - self.turn) / each;
         tracing::info!("{name}: {:.2} us", seconds * 1e6);
         if seconds <= 0.0 {
-            tracing::warn!("{name}: left out: it takes less than the clock can tell");
+            tracing::warn!("{name}: skipped: too short to measure");
             return Ok(None);
         }
         Ok(Some(Sample {
@@ -281,28 +283,30 @@ impl Clock<'_> {
     }
 }
 
-/// Difference between the optimized program and the operation to time.
+/// Describes how the optimized program differs from the operation to time; `None` if it does not.
 fn changed(micro: &Micro, read: &Report) -> Option<String> {
     let each = micro.operations as f64;
     let near = |got: f64, want: f64, what: &str| {
-        let message = format!("the compiler's program has {got:.3e} {what} an operation, not {want:.3e}");
+        let message = format!("the optimized program has {got:.3e} {what} per operation, expected {want:.3e}");
         ((got / want - 1.0).abs() > 0.02).then_some(message)
     };
     match micro.expected {
         Expected::Any => None,
-        Expected::Flops(flops) => near(read.step.flops / each, flops, "FLOPs of matmuls"),
-        Expected::Bytes(bytes) => near(read.step.bytes / each, bytes, "bytes of memory"),
+        Expected::Flops(flops) => near(read.step.flops / each, flops, "matmul FLOPs"),
+        Expected::Bytes(bytes) => near(read.step.bytes / each, bytes, "bytes of memory traffic"),
         Expected::One => {
             let own = read.collectives.iter().filter(|c| Some(c.kind) == micro.collective);
             let count: f64 = own.map(|c| read.trips(c)).sum();
-            near(count / each, 1.0, "such collectives")
+            near(count / each, 1.0, "collectives of this kind")
         }
         Expected::Overlapped => {
             let own: Vec<_> = read.collectives.iter().filter(|c| Some(c.kind) == micro.collective).collect();
             match own.as_slice() {
                 [one] if one.overlapped => None,
-                [_] => Some("the compiler's program overlaps it with nothing".into()),
-                other => Some(format!("the compiler's program has {} such collectives", other.len())),
+                [_] => Some("the optimized program does not overlap the collective with other work".into()),
+                other => {
+                    Some(format!("the optimized program has {} collectives of this kind, expected 1", other.len()))
+                }
             }
         }
     }
@@ -313,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overlapped_programs_are_written_for_every_size_and_number_of_devices() {
+    fn overlapped_programs_build_for_all_sizes_and_device_counts() {
         for (size, beside) in Sizes::of("cuda").overlapped {
             for (kind, devices) in KINDS.into_iter().flat_map(|kind| [(kind, 2), (kind, 4)]) {
                 let micro = programs::overlapped(kind, devices, size, beside).unwrap();

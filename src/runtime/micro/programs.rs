@@ -1,41 +1,42 @@
-//! Small programs that repeat one operation: `count` turns of a loop, in each several operations of which every one waits
-//! for the one before.
+//! Benchmark programs: a loop of `count` iterations, each with several repetitions of one operation. Each repetition
+//! depends on the previous one.
 
 use crate::analysis::{CollectiveKind, Microbenchmark};
 use crate::hlo::{Argument, Builder, DType, Error, Groups, Mesh, Output, Program, Sharding, Type, Value};
 use crate::kernels::{self, Kernel};
 
-/// The argument that says how many turns there are.
+/// Name of the argument with the number of iterations.
 pub(super) const COUNT: &str = "count";
 
 /// A program to time.
 pub(super) struct Micro {
     pub(crate) benchmark: Microbenchmark,
     pub(crate) collective: Option<CollectiveKind>,
-    /// Sizes, in words.
+    /// Description of the operation, with its sizes.
     pub(crate) name: String,
     pub(crate) devices: usize,
-    /// Operations of an iteration.
+    /// Operations per iteration.
     pub(crate) operations: usize,
     pub(crate) program: Program,
-    /// Work of one operation in the optimized program.
+    /// Expected work per operation in the optimized program.
     pub(crate) expected: Expected,
 }
 
-/// Figure that the compiler must not have changed.
+/// Figure of the optimized program that is compared with its expected value, to detect operations that the compiler
+/// changed.
 pub(super) enum Expected {
-    /// Nothing is asked.
+    /// No check.
     Any,
-    /// FLOPs of matmuls.
+    /// Matmul FLOPs.
     Flops(f64),
     /// Bytes read and written.
     Bytes(f64),
     One,
-    /// One collective that overlaps with the rest.
+    /// One collective that overlaps with the other work.
     Overlapped,
 }
 
-/// An argument that starts as random numbers and is carried through the loop, or only read in it.
+/// An argument with random initial values that is either carried through the loop or only read by it.
 struct Operand {
     name: &'static str,
     ty: Type,
@@ -50,7 +51,8 @@ fn read(name: &'static str, ty: Type) -> Operand {
     Operand { name, ty, carried: false }
 }
 
-/// A program on one device: `turn` maps the carried values, given first, and those that are read to the next carried.
+/// Builds a loop on one device. `turn` maps the carried values, followed by the read-only ones, to the next carried
+/// values.
 fn looped(name: &str, operands: &[Operand], turn: impl FnOnce(&[Value]) -> Vec<Value>) -> Result<Program, Error> {
     let b = Builder::new(name);
     let count = b.argument(COUNT, Type::scalar(DType::I32));
@@ -63,18 +65,18 @@ fn looped(name: &str, operands: &[Operand], turn: impl FnOnce(&[Value]) -> Vec<V
     b.finish(&names.zip(&end).collect::<Vec<_>>())
 }
 
-/// `operations` kernels that add to a few numbers.
+/// Builds the benchmark of the overhead per kernel: `operations` kernels that do almost no work.
 pub(super) fn kernel(operations: usize) -> Result<Micro, Error> {
     let ty = Type::new(DType::F32, [1024]);
     let program = looped("kernel", &[carried("x", ty)], |v| {
         vec![(0..operations).fold(v[0].clone(), |x, _| (x * 0.5 + 0.25).optimization_barrier())]
     })?;
-    let name = format!("{operations} a turn");
+    let name = format!("{operations} kernels per iteration");
     let benchmark = Microbenchmark::Kernel;
     Ok(Micro { benchmark, collective: None, name, devices: 1, operations, program, expected: Expected::Any })
 }
 
-/// `[rows, from] x [from, to]` and back, matmuls of bf16 with f32 sums.
+/// Builds the matmul benchmark, which alternates `[rows, from] x [from, to]` and `[rows, to] x [to, from]`.
 pub(super) fn matmul(rows: usize, from: usize, to: usize, dtype: DType) -> Result<Micro, Error> {
     const PAIRS: usize = 4;
     let ty = |dims: [usize; 2]| Type::new(dtype, dims);
@@ -93,7 +95,7 @@ pub(super) fn matmul(rows: usize, from: usize, to: usize, dtype: DType) -> Resul
     Ok(Micro { benchmark, collective: None, name, devices: 1, operations: 2 * PAIRS, program, expected })
 }
 
-/// Attention of `queries` to `keys`.
+/// Builds the attention benchmark: `queries` query tokens attend to `keys` key tokens.
 pub(super) fn attention(kernel: Kernel, [queries, keys, heads]: [usize; 3], dtype: DType) -> Result<Micro, Error> {
     const WIDTH: usize = 128;
     const OPERATIONS: usize = 4;
@@ -111,7 +113,7 @@ pub(super) fn attention(kernel: Kernel, [queries, keys, heads]: [usize; 3], dtyp
     Ok(Micro { benchmark, collective: None, name, devices: 1, operations: OPERATIONS, program, expected })
 }
 
-/// Reads and writes an array of `size` bytes.
+/// Builds the memory benchmark: elementwise operations that read and write an array of `size` bytes.
 pub(super) fn memory(size: usize) -> Result<Micro, Error> {
     const OPERATIONS: usize = 8;
     let ty = Type::new(DType::BF16, [size / 2]);
@@ -123,7 +125,7 @@ pub(super) fn memory(size: usize) -> Result<Micro, Error> {
     Ok(Micro { benchmark, collective: None, name, devices: 1, operations: OPERATIONS, program, expected })
 }
 
-/// An RMS norm of rows of `width`.
+/// Builds the normalization benchmark: RMS norms over rows of `width` elements.
 pub(super) fn norm(rows: usize, width: usize) -> Result<Micro, Error> {
     const OPERATIONS: usize = 8;
     let ty = Type::new(DType::BF16, [rows, width]);
@@ -147,7 +149,8 @@ pub(super) fn norm(rows: usize, width: usize) -> Result<Micro, Error> {
     })
 }
 
-/// A collective in groups of `devices` neighbours among `all`; the larger of operand and result is `size` bytes.
+/// Builds the benchmark of a collective in groups of `devices` adjacent devices out of `all`. The larger of the operand
+/// and the result has `size` bytes.
 pub(super) fn collective(kind: CollectiveKind, all: usize, devices: usize, size: usize) -> Result<Micro, Error> {
     const OPERATIONS: usize = 8;
     let mesh = match all / devices {
@@ -175,20 +178,20 @@ pub(super) fn collective(kind: CollectiveKind, all: usize, devices: usize, size:
     Ok(Micro { benchmark, collective, name, devices, operations: OPERATIONS, program, expected: Expected::One })
 }
 
-/// Work of an iteration while a collective runs.
+/// Work that is independent of the collective in the same iteration and can overlap with it.
 #[derive(Clone, Copy)]
 pub(super) enum Beside {
-    /// So many pairs of matmuls, `[rows, from] x [from, to]` and back.
+    /// `pairs` pairs of matmuls: `[rows, from] x [from, to]`, then `[rows, to] x [to, from]`.
     Matmuls { pairs: usize, rows: usize, from: usize, to: usize },
-    /// So many copies of an array of `size` bytes.
+    /// `count` copies of an array of `size` bytes.
     Copies { count: usize, size: usize },
 }
 
 impl Beside {
-    /// Width of a copied array.
+    /// Row length of a copied array.
     const WIDTH: usize = 4096;
 
-    /// Types of a device's own operand, and of the weights.
+    /// Types of the device-local operand and of the weights.
     fn types(self) -> (Type, Vec<Type>) {
         let ty = |dims: [usize; 2]| Type::new(DType::BF16, dims);
         match self {
@@ -210,13 +213,13 @@ impl Beside {
 
     fn name(self) -> String {
         match self {
-            Beside::Matmuls { pairs, rows, from, to } => format!("{} of {rows} x {from} x {to}", 2 * pairs),
+            Beside::Matmuls { pairs, rows, from, to } => format!("{} matmuls of {rows} x {from} x {to}", 2 * pairs),
             Beside::Copies { count, size } => format!("{count} copies of {}", megabytes(size)),
         }
     }
 }
 
-/// A collective of `size` bytes among all devices, and other work of the same iteration that does not wait for it.
+/// Builds the benchmark of a collective of `size` bytes among all devices that can overlap with independent work.
 pub(super) fn overlapped(kind: CollectiveKind, devices: usize, size: usize, beside: Beside) -> Result<Micro, Error> {
     let mesh = Mesh::new(&[("near", devices)]);
     let groups = mesh.groups(&["near"]);
@@ -252,16 +255,16 @@ pub(super) fn overlapped(kind: CollectiveKind, devices: usize, size: usize, besi
         Beside::Matmuls { .. } => Microbenchmark::OverlappedMatmul,
         Beside::Copies { .. } => Microbenchmark::OverlappedMemory,
     };
-    let name = format!("{} while {}", megabytes(size), beside.name());
+    let name = format!("{} during {}", megabytes(size), beside.name());
     let (collective, expected) = (Some(kind), Expected::Overlapped);
     Ok(Micro { benchmark, collective, name, devices, operations: 1, program, expected })
 }
 
-/// One collective; its result has the operand's size and depends on all of the collective.
+/// Applies one collective. The result has the operand's size and depends on the complete collective.
 fn once(kind: CollectiveKind, x: &Value, groups: &Groups) -> Value {
     let n = groups.size();
-    // One element serializes the collectives and keeps devices different: a compiler replaces a collective of equal
-    // operands by arithmetic.
+    // Copying one element serializes the collectives and keeps the devices' values different, because the compiler
+    // would replace a collective of equal operands by arithmetic.
     let stitched = |result: Value| {
         let zero = x.builder().scalar(0.0, DType::I32);
         x.dynamic_update(0, &zero, &result.slice(0, 0, 1))

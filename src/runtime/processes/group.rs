@@ -1,4 +1,4 @@
-//! The processes of a run, from the point of view of one.
+//! The group of processes of a run, from the point of view of one of them.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,44 +13,44 @@ use super::store::{self, ETCD, Server};
 use super::waiting::{Waiting, resolve};
 use crate::pjrt::{KvError, KvStore, Node};
 
-/// A wait that only the heartbeat ends.
-const FOR_EVER: Duration = Duration::from_secs(30 * 86_400);
-/// Pause between two attempts to reach process 0, which may start later.
+/// A timeout that is never reached: only the heartbeat ends a wait with this timeout.
+const UNLIMITED: Duration = Duration::from_secs(30 * 86_400);
+/// Pause between attempts to reach process 0, which may start later.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Timeouts for other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Until all have registered.
+    /// Time for all processes to register.
     pub start: Duration,
-    /// Without a heartbeat, after which a process counts as lost.
+    /// Time without a heartbeat after which a process counts as lost.
     pub lost: Duration,
 }
 
-/// Errors of a group of processes.
+/// An error of a multi-process run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GroupError {
-    #[error("several processes: {0}")]
+    #[error("multi-process run: {0}")]
     Store(#[from] KvError),
     #[error(
-        "several processes: the coordinator's name '{name}' does not resolve: {reason}; correct --coordinator, or what the launcher says ({how})"
+        "multi-process run: the coordinator's host '{name}' does not resolve: {reason}; correct --coordinator or the launcher's settings ({how})"
     )]
     Unresolved { name: String, reason: String, how: String },
-    #[error("process 0 cannot listen at {place}: {reason}")]
+    #[error("process 0 cannot listen on {place}: {reason}")]
     Listen { place: String, reason: String },
-    #[error("process 0 did not come within {seconds} s: {error}")]
+    #[error("process 0 did not respond within {seconds} s: {error}")]
     Absent { seconds: u64, error: KvError },
-    /// Processes, by their numbers, that did not register in time.
+    /// Processes, by id, that did not register in time.
     #[error(
-        "{missing} of {count} did not come within {seconds} s; each needs the same --coordinator and its own --process-id"
+        "{missing} of {count} did not register within {seconds} s; give all processes the same --coordinator and each a different --process-id"
     )]
     Missing { missing: String, count: usize, seconds: u64 },
-    /// Processes that run different programs, versions or flags.
+    /// The processes run different programs, versions or flags.
     #[error("{0}")]
     Differ(String),
 }
 
-/// Registration of a process.
+/// Registration record of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct ProcessInfo {
     host: String,
@@ -58,7 +58,7 @@ struct ProcessInfo {
     count: usize,
 }
 
-/// The processes of a run, seen from this one.
+/// The group of processes of a run, from the point of view of this process.
 pub struct Group {
     launch: Launch,
     store: Arc<dyn KvStore>,
@@ -67,7 +67,7 @@ pub struct Group {
     left: AtomicBool,
     heartbeat: Mutex<Heartbeat>,
     peers: Arc<Peers>,
-    /// Of process 0: what the others ask. Last, so that it goes last.
+    /// On process 0, the server of the key-value store. The last field, so that it is dropped last.
     server: Option<Server>,
 }
 
@@ -78,11 +78,11 @@ impl std::fmt::Debug for Group {
 }
 
 impl Group {
-    /// Joins the other processes; returns when all have registered. `on_abort` is called, on a thread of its own, with a line
-    /// that says why the run cannot go on: it exits the process.
+    /// Joins the other processes; returns when all have registered. `on_abort` is called on the heartbeat thread with a
+    /// one-line reason if the run must be aborted later; it must exit the process.
     ///
     /// # Errors
-    /// An unusable address, processes that do not register in time or that contradict each other.
+    /// Returns an error if an address is unusable, if processes do not register in time, or if their settings conflict.
     pub fn join(launch: &Launch, timeouts: Timeouts, on_abort: OnAbort) -> Result<Group, GroupError> {
         let started = Instant::now();
         let (server, store) = open(launch, timeouts)?;
@@ -96,7 +96,7 @@ impl Group {
             hosts: OnceLock::new(),
         });
         let heartbeat = Heartbeat::start(peers.clone(), launch.count, on_abort)
-            .map_err(|e| GroupError::Differ(format!("no thread to watch the other processes with: {e}")))?;
+            .map_err(|e| GroupError::Differ(format!("cannot start the heartbeat thread: {e}")))?;
         let group = |hosts| Group {
             launch: launch.clone(),
             store: store.clone(),
@@ -110,9 +110,9 @@ impl Group {
         let left = timeouts.start.saturating_sub(started.elapsed());
         let met = match launch.id {
             0 => rendezvous(&*store, launch, left),
-            // Process 0 names who is missing; it is given the time to do so.
+            // Process 0 reports which processes are missing, so wait long enough to receive its report.
             _ => {
-                let whom = || format!("the other processes of {} at {}", launch.count, launch.coordinator);
+                let whom = || format!("the other processes (of {}) at {}", launch.count, launch.coordinator);
                 let met = Waiting::start(left + timeouts.lost).get(&*store, "processes", whom);
                 met.map_err(GroupError::from).and_then(|text| list(&text))
             }
@@ -123,7 +123,7 @@ impl Group {
                 Ok(group(hosts))
             }
             Err(error) => {
-                // The others learn why, those that come.
+                // Tells the reason to the processes that did register.
                 group(Vec::new()).fail(&format!("failed: {error}"));
                 Err(error)
             }
@@ -142,13 +142,13 @@ impl Group {
         &self.hosts
     }
 
-    /// Index of this process among those of its host, from 0.
+    /// Returns the index of this process among those on its host, from 0.
     pub fn local_rank(&self) -> usize {
         let own = self.hosts.get(self.id());
         self.hosts.iter().take(self.id()).filter(|host| Some(*host) == own).count()
     }
 
-    /// Keys of the store that this process serves, if it does: in the long run they are not more.
+    /// Returns the number of keys in the store that this process serves; `None` if it serves no store.
     pub fn served_keys(&self) -> Option<usize> {
         self.server.as_ref().map(Server::keys)
     }
@@ -157,48 +157,45 @@ impl Group {
         Node { id: self.id(), count: self.count(), store: self.store.clone() }
     }
 
-    /// One line for the log: index, count, host, launcher, coordinator.
+    /// Returns one line for the log: process id, count, host, launcher and coordinator.
     pub fn describe(&self) -> String {
         let Launch { id, count, coordinator, how } = &self.launch;
         format!("process {id} of {count} on {} ({how}), coordinator {coordinator}", self.hosts[*id])
     }
 
-    /// Name for messages: `process 2 (host b)`.
+    /// Returns a process's name for messages: `process 2 (host b)`.
     pub(crate) fn name(&self, process: usize) -> String {
         self.peers.name(process)
     }
 
-    /// All-gather: the texts of all processes, in their order. The n-th call of one process pairs with the n-th of each
-    /// other; it waits for them as long as they live.
+    /// All-gathers a text: returns the texts of all processes, ordered by process id. The n-th call of each process is
+    /// matched with the n-th call of the others. Waits as long as all processes are alive.
     ///
     /// # Errors
-    /// The store.
+    /// Returns the store's error.
     pub fn all_gather(&self, text: &str) -> Result<Vec<String>, GroupError> {
         let n = self.all_gathers.fetch_add(1, Ordering::SeqCst);
         let key = |process: usize| format!("all_gather/{n}/{process}");
         let all = format!("all_gather/{n}");
         if self.id() != 0 {
             self.store.put(&key(self.id()), text.as_bytes())?;
-            return list(&self.store.get(&all, FOR_EVER)?);
+            return list(&self.store.get(&all, UNLIMITED)?);
         }
         let mut texts = vec![text.to_string()];
         for process in 1..self.count() {
-            texts.push(String::from_utf8_lossy(&self.store.get(&key(process), FOR_EVER)?).into_owned());
+            texts.push(String::from_utf8_lossy(&self.store.get(&key(process), UNLIMITED)?).into_owned());
             self.store.remove(&key(process))?;
         }
-        // Who is here has read what came before.
+        // Every process that takes part in this call has read the result of the previous call.
         if let Some(before) = n.checked_sub(1) {
             self.store.remove(&format!("all_gather/{before}"))?;
         }
-        self.store.put(&all, &serde_json::to_vec(&texts).expect("texts have a JSON form"))?;
+        self.store.put(&all, &serde_json::to_vec(&texts).expect("strings serialize to JSON"))?;
         Ok(texts)
     }
 
-    /// Checks that a text is equal in all processes; `differ` makes the error from the first process that differs from
-    /// process 0: its name, its text, process 0's.
-    ///
-    /// # Errors
-    /// Texts that differ, in every process the same line; the store.
+    /// Checks that `text` is equal in all processes. Otherwise returns the error `differ(name, text,
+    /// text_of_process_0)` for the first process that differs from process 0; the error is the same in every process.
     pub(crate) fn ensure_equal(
         &self,
         text: &str,
@@ -211,11 +208,12 @@ impl Group {
         }
     }
 
-    /// Checks that all processes run the same program, by the hashes of its text and of its compile options; whether all of
-    /// them have it `cached`.
+    /// Checks that all processes run the same program, by hashes of its text and of its compile options. Returns
+    /// whether all processes have it cached.
     ///
     /// # Errors
-    /// The first process that runs another program than process 0, with both; the same in every process.
+    /// Returns an error, equal in every process, that lists the program of the first process that differs and that of
+    /// process 0.
     pub fn ensure_same_program(&self, name: &str, text: &str, options: &str, cached: bool) -> Result<bool, GroupError> {
         let own = format!("program '{name}' {text} with options {options}");
         let texts = self.all_gather(&format!("{cached} {own}"))?;
@@ -223,7 +221,7 @@ impl Group {
         match all.iter().position(|(_, program)| *program != all[0].1) {
             None => Ok(all.iter().all(|(cached, _)| *cached == "true")),
             Some(other) => Err(GroupError::Differ(format!(
-                "{} runs {}, process 0 {}: all need the same binary, plugin, model and configuration",
+                "{} runs {}, but process 0 runs {}; all processes need the same binary, plugin, model and configuration",
                 self.name(other),
                 all[other].1,
                 all[0].1
@@ -231,7 +229,7 @@ impl Group {
         }
     }
 
-    /// Leaves after success. Process 0 waits for the others, to whom it serves the store.
+    /// Leaves the group after success. Process 0 waits for the others, because it serves their store.
     pub fn finish(&self) {
         if !self.leave() {
             return;
@@ -239,13 +237,13 @@ impl Group {
         if self.id() == 0 {
             let late = self.peers.wait_for_others(self.count(), self.peers.timeout);
             if let Some(first) = late.first() {
-                tracing::warn!("{} has not ended; its part of the work is done", self.name(*first));
+                tracing::warn!("{} did not exit in time after the run succeeded", self.name(*first));
             }
         }
         self.peers.done();
     }
 
-    /// Aborts the run: every other process exits with this one's name and `message`, a verb and what follows.
+    /// Aborts the run: every other process exits with this process's name followed by `message`, a verb phrase.
     pub fn fail(&self, message: &str) {
         if !self.leave() {
             return;
@@ -257,7 +255,8 @@ impl Group {
         self.peers.done();
     }
 
-    /// Stops the heartbeat, which would end this process with the others; false where it has been stopped before.
+    /// Stops the heartbeat, so that this process no longer exits with the others. Returns `false` if it was already
+    /// stopped.
     fn leave(&self) -> bool {
         if self.left.swap(true, Ordering::SeqCst) {
             return false;
@@ -273,10 +272,10 @@ impl Drop for Group {
     }
 }
 
-/// The store, and at process 0 its server.
+/// Opens the store; process 0 also starts its server.
 fn open(launch: &Launch, timeouts: Timeouts) -> Result<(Option<Server>, Arc<dyn KvStore>), GroupError> {
     let place = &launch.coordinator;
-    // Pods get their names when they start, which may be later.
+    // JobSet pods get their DNS names only when they start, which may be later.
     if !place.starts_with(ETCD) && !launch.how.contains(JOBSET) {
         let unresolved = |(name, reason)| GroupError::Unresolved { name, reason, how: launch.how.clone() };
         resolve(place).map_err(unresolved)?;
@@ -285,7 +284,7 @@ fn open(launch: &Launch, timeouts: Timeouts) -> Result<(Option<Server>, Arc<dyn 
         let (host, port) = place.rsplit_once(':').unwrap_or((place, ""));
         let host = if host == "localhost" { "127.0.0.1" } else { host };
         let near = host.parse::<Ipv4Addr>().is_ok_and(|address| address.is_loopback());
-        // Other hosts may know this one by several addresses.
+        // Listens at all addresses, since other hosts may reach this one at any of them.
         let at = format!("{}:{port}", if near { host } else { "0.0.0.0" });
         let listen = |e: std::io::Error| GroupError::Listen { place: at.clone(), reason: e.to_string() };
         let server = Server::start(&at).map_err(listen)?;
@@ -300,21 +299,21 @@ fn open(launch: &Launch, timeouts: Timeouts) -> Result<(Option<Server>, Arc<dyn 
 fn register(store: &dyn KvStore, launch: &Launch, own: &ProcessInfo, patience: Duration) -> Result<(), GroupError> {
     let id = launch.id;
     let (key, text) =
-        (format!("process/{id}"), serde_json::to_vec(own).expect("structs of texts and numbers have a JSON form"));
+        (format!("process/{id}"), serde_json::to_vec(own).expect("structs of strings and numbers serialize to JSON"));
     let mut waiting = Waiting::start(patience);
     loop {
         match store.put(&key, &text) {
             Ok(()) => return Ok(()),
             Err(KvError::AlreadyExists(_)) => {
                 let other = store.try_get(&key)?;
-                // An answer that was lost on its way.
+                // An earlier attempt succeeded, but its response was lost.
                 if other == text {
                     return Ok(());
                 }
                 let other: Option<ProcessInfo> = serde_json::from_slice(&other).ok();
-                let other = other.map_or("another".into(), |c| format!("pid {} on {}", c.pid, c.host));
+                let other = other.map_or("another process".into(), |c| format!("pid {} on {}", c.pid, c.host));
                 return Err(GroupError::Differ(format!(
-                    "process {id} is there already ({other}): each process needs a --process-id of its own, each run a place of its own"
+                    "process {id} is already registered ({other}); each process needs a unique --process-id, and each run a unique coordinator address"
                 )));
             }
             Err(error) if waiting.left().is_zero() => {
@@ -328,7 +327,7 @@ fn register(store: &dyn KvStore, launch: &Launch, own: &ProcessInfo, patience: D
     }
 }
 
-/// Waits, as process 0, for all to register, and publishes their hosts.
+/// On process 0: waits until all processes have registered, and publishes their hosts.
 fn rendezvous(store: &dyn KvStore, launch: &Launch, patience: Duration) -> Result<Vec<String>, GroupError> {
     let mut waiting = Waiting::start(patience);
     let mut hosts = Vec::new();
@@ -336,7 +335,7 @@ fn rendezvous(store: &dyn KvStore, launch: &Launch, patience: Duration) -> Resul
     let key = |id: usize| format!("process/{id}");
     let absent = |first: usize| {
         let absent = (first..launch.count).filter(|id| store.try_get(&key(*id)).is_err());
-        format!("{} of {} to come to {}", numbered(absent), launch.count, launch.coordinator)
+        format!("{} of {} to register at {}", numbered(absent), launch.count, launch.coordinator)
     };
     for id in 0..launch.count {
         let text = match waiting.get(store, &key(id), || absent(id)) {
@@ -348,10 +347,10 @@ fn rendezvous(store: &dyn KvStore, launch: &Launch, patience: Duration) -> Resul
             Err(e) => return Err(e.into()),
         };
         let info: ProcessInfo = serde_json::from_slice(&text)
-            .map_err(|e| GroupError::Differ(format!("process {id} is of another version: {e}")))?;
+            .map_err(|e| GroupError::Differ(format!("process {id} runs another version of ltx2: {e}")))?;
         if info.count != launch.count {
             return Err(GroupError::Differ(format!(
-                "process {id} ({}) is one of {}, process 0 one of {}: give all the same --num-processes",
+                "process {id} ({}) expects {} processes, process 0 expects {}; pass the same --num-processes to all processes",
                 info.host, info.count, launch.count
             )));
         }
@@ -361,21 +360,21 @@ fn rendezvous(store: &dyn KvStore, launch: &Launch, patience: Duration) -> Resul
         let missing = numbered(missing);
         return Err(GroupError::Missing { missing, count: launch.count, seconds: patience.as_secs() });
     }
-    store.put("processes", &serde_json::to_vec(&hosts).expect("texts have a JSON form"))?;
+    store.put("processes", &serde_json::to_vec(&hosts).expect("strings serialize to JSON"))?;
     Ok(hosts)
 }
 
-/// Processes by their numbers: `processes 1, 3`.
+/// Formats process ids: `processes 1, 3`.
 fn numbered(ids: impl IntoIterator<Item = usize>) -> String {
     let ids: Vec<String> = ids.into_iter().map(|id| id.to_string()).collect();
     format!("process{} {}", if ids.len() > 1 { "es" } else { "" }, ids.join(", "))
 }
 
 fn list(text: &[u8]) -> Result<Vec<String>, GroupError> {
-    serde_json::from_slice(text).map_err(|e| GroupError::Differ(format!("process 0 is of another version: {e}")))
+    serde_json::from_slice(text).map_err(|e| GroupError::Differ(format!("process 0 runs another version of ltx2: {e}")))
 }
 
-/// This host's name.
+/// Returns this host's name.
 pub(crate) fn host() -> String {
     match std::fs::read_to_string("/proc/sys/kernel/hostname") {
         Ok(name) if !name.trim().is_empty() => name.trim().into(),

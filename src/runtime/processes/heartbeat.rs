@@ -1,4 +1,4 @@
-//! The heartbeat thread: it beats for this process and aborts it when another one is lost.
+//! Heartbeat thread: sends this process's heartbeats and ends this process when another process is lost.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
@@ -9,22 +9,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::pjrt::{KvError, KvStore};
 
-/// Key of the reason of an abort.
+/// Key under which the abort reason is stored.
 const ABORT: &str = "end";
-/// Last beat of a process that has finished.
+/// Value that replaces the heartbeat of a process that has finished.
 const DONE: &[u8] = b"done";
-/// Beats within the timeout.
-const LOOKS: u32 = 20;
+/// Number of heartbeats that a process sends within one timeout.
+const BEATS_PER_TIMEOUT: u32 = 20;
 
 /// Reason why all processes exit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Abort {
-    /// Process that caused it.
+    /// Id of the process that caused the abort.
     pub(crate) process: usize,
     pub(crate) message: String,
 }
 
-/// Called with the reason when the run was aborted elsewhere: it exits the process.
+/// Called with the reason when the run is aborted; exits the process.
 pub(crate) type OnAbort = Box<dyn FnOnce(&str) + Send>;
 
 /// Store and names of the processes, shared with the heartbeat thread.
@@ -33,9 +33,9 @@ pub(super) struct Peers {
     pub(crate) store: Arc<dyn KvStore>,
     /// Address of the store, for messages.
     pub(crate) place: String,
-    /// Time without a beat after which a process counts as lost.
+    /// Time without a heartbeat after which a process counts as lost.
     pub(crate) timeout: Duration,
-    /// Hosts of all processes, once all have registered.
+    /// Hosts of all processes, set once all have registered.
     pub(crate) hosts: OnceLock<Vec<String>>,
 }
 
@@ -50,7 +50,7 @@ impl Peers {
         format!("beat/{id}")
     }
 
-    /// Name for messages: `process 2 (host b)`.
+    /// Returns a process's name for messages: `process 2 (host b)`.
     pub(crate) fn name(&self, process: usize) -> String {
         match self.hosts.get().and_then(|hosts| hosts.get(process)) {
             Some(host) => format!("process {process} ({host})"),
@@ -58,14 +58,14 @@ impl Peers {
         }
     }
 
-    /// Aborts the run for all, unless it is aborted already.
+    /// Aborts the run for all processes, unless it is already aborted.
     pub(crate) fn abort(&self, process: usize, message: &str) {
         let abort = Abort { process, message: message.into() };
-        let text = serde_json::to_vec(&abort).expect("structs of texts and numbers have a JSON form");
+        let text = serde_json::to_vec(&abort).expect("structs of strings and numbers serialize to JSON");
         if let Err(e) = self.store.put(ABORT, &text)
             && !matches!(e, KvError::AlreadyExists(_))
         {
-            tracing::debug!("the end cannot be told: {e}");
+            tracing::debug!("cannot publish the abort reason: {e}");
         }
     }
 
@@ -80,7 +80,7 @@ impl Peers {
     /// Announces that this process has finished.
     pub(crate) fn done(&self) {
         if let Err(e) = self.store.set(&Self::key(self.id), DONE) {
-            tracing::debug!("the end of this process cannot be told: {e}");
+            tracing::debug!("cannot announce that this process has finished: {e}");
         }
     }
 
@@ -88,7 +88,8 @@ impl Peers {
         self.store.try_get(&Self::key(process)).is_ok_and(|beat| beat == DONE)
     }
 
-    /// Waits until all others have finished, `patience` at most; those that have not.
+    /// Waits until all other processes have finished, at most for `patience`. Returns the ids of those that have not
+    /// finished.
     pub(crate) fn wait_for_others(&self, count: usize, patience: Duration) -> Vec<usize> {
         let started = Instant::now();
         loop {
@@ -100,14 +101,14 @@ impl Peers {
         }
     }
 
-    /// Time between two beats.
+    /// Returns the time between two heartbeats.
     pub(crate) fn pause(&self) -> Duration {
-        self.timeout / LOOKS
+        self.timeout / BEATS_PER_TIMEOUT
     }
 }
 
 impl Heartbeat {
-    /// Starts the thread; process 0 monitors all, the others process 0.
+    /// Starts the thread. Process 0 monitors all others; the others monitor process 0.
     pub(crate) fn start(peers: Arc<Peers>, count: usize, on_abort: OnAbort) -> std::io::Result<Heartbeat> {
         let (stop, stopped) = channel();
         let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
@@ -119,7 +120,7 @@ impl Heartbeat {
     }
 
     pub(crate) fn stop(&mut self) {
-        // A thread that is gone needs no word.
+        // Fails if the thread has already ended.
         let _ = self.stop.send(());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -127,10 +128,10 @@ impl Heartbeat {
     }
 }
 
-/// Beats and monitors until stopped; the reason where the run has to end.
+/// Sends and monitors heartbeats until stopped. Returns a reason if the run must be aborted.
 fn monitor(peers: &Peers, count: usize, stopped: &Receiver<()>) -> Option<String> {
     let others: Vec<usize> = if peers.id == 0 { (1..count).collect() } else { vec![0] };
-    // The last beat of each and when it was first seen; before its first, a process is still starting.
+    // The last heartbeat of each process and when it was first seen; `None` while the process is still starting.
     let mut seen: Vec<Option<(Vec<u8>, Instant)>> = vec![None; others.len()];
     let mut answered = Instant::now();
     let mut beats = 0u64;
@@ -146,18 +147,18 @@ fn monitor(peers: &Peers, count: usize, stopped: &Receiver<()>) -> Option<String
             Ok(Some(abort)) => {
                 peers.done();
                 if peers.id == 0 {
-                    // The store is here: the others have to read the reason first.
+                    // This process serves the store; wait until the others have read the reason.
                     peers.wait_for_others(count, peers.pause() * 4);
                 }
                 return Some(match abort.process == peers.id {
-                    true => format!("the others ended the run: {}", abort.message),
-                    false => format!("{} {}; the run is ended", peers.name(abort.process), abort.message),
+                    true => format!("the other processes aborted the run: {}", abort.message),
+                    false => format!("{} {}; the run is aborted", peers.name(abort.process), abort.message),
                 });
             }
             Err(e) if answered.elapsed() > peers.timeout => {
                 let (name, seconds) = (peers.name(0), peers.timeout.as_secs_f64());
                 return Some(format!(
-                    "{name} has not answered at {} for {seconds:.0} s: it died or hangs ({e}); the run is ended",
+                    "{name} has not answered at {} for {seconds:.0} s: it died or hangs ({e}); the run is aborted",
                     peers.place
                 ));
             }
@@ -166,7 +167,7 @@ fn monitor(peers: &Peers, count: usize, stopped: &Receiver<()>) -> Option<String
         for (process, seen) in others.iter().zip(&mut seen) {
             let beat = match peers.store.try_get(&Peers::key(*process)) {
                 Ok(beat) => Some(beat),
-                // All have come: one that never beats is counted from here.
+                // All processes have registered, so the timeout of one that never sends a heartbeat starts now.
                 Err(KvError::NotFound(_)) if peers.hosts.get().is_some() => Some(Vec::new()),
                 Err(_) => None,
             };

@@ -1,4 +1,5 @@
-//! Index and number of processes, and their coordinator: from flags and YAML, or from the launcher.
+//! Detects the process id, the number of processes and the coordinator from flags, YAML, or the launcher's environment
+//! variables.
 
 use std::path::Path;
 
@@ -6,40 +7,40 @@ use crate::text_file;
 
 /// Default port of the coordinator.
 const PORT: u16 = 8476;
-/// Launcher whose processes get their names when they start.
+/// Name of the launcher whose pods get their DNS names only when they start.
 pub(super) const JOBSET: &str = "Kubernetes JobSet";
-/// Ports by job number, so that jobs on one host do not collide.
+/// Range of coordinator ports. The job number selects a port, so that jobs on one host rarely collide.
 const JOB_PORTS: std::ops::Range<u64> = 61_440..65_536;
 
-/// Options of flags and YAML; missing ones are read from the environment.
+/// Options from flags and YAML; missing ones are read from the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LaunchOptions {
     /// `HOST:PORT` of process 0, or `etcd://HOST:PORT/RUN`.
     pub(crate) coordinator: Option<String>,
     pub(crate) process_id: Option<usize>,
-    /// Number of processes; 1 runs alone, whatever the environment says.
+    /// Number of processes; 1 ignores the environment and runs a single process.
     pub(crate) num_processes: Option<usize>,
 }
 
-/// One of several processes.
+/// Identity of this process in a multi-process run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
     pub id: usize,
     pub count: usize,
     pub coordinator: String,
-    /// Launcher or options that these come from, for messages.
+    /// Launcher or options that the values come from, for messages.
     pub how: String,
 }
 
 /// Missing or contradictory launch options.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("several processes ({how}): {why}")]
+#[error("multi-process launch ({how}): {why}")]
 pub struct LaunchError {
     how: String,
     why: String,
 }
 
-/// A detected launcher.
+/// Values detected from a launcher's environment.
 struct Detected {
     how: &'static str,
     id: usize,
@@ -48,10 +49,8 @@ struct Detected {
 }
 
 impl Launch {
-    /// Launch of this process; `None` where it runs alone. `variable` reads the environment.
-    ///
-    /// # Errors
-    /// A missing option, or one that contradicts another.
+    /// Determines the id of this process, the number of processes and the coordinator; `None` for a single process.
+    /// `variable` reads an environment variable. Fails if an option is missing or contradicts another.
     pub(crate) fn detect(
         options: &LaunchOptions,
         variable: impl Fn(&str) -> Option<String>,
@@ -61,7 +60,7 @@ impl Launch {
         if options.num_processes == Some(1) {
             return Ok(None);
         }
-        // Of our own variables one alone may be set, beside flags or a launcher's.
+        // Each LTX2_* variable may be set individually, together with flags or a launcher.
         let own = |flag: Option<usize>, name| flag.map_or_else(|| number(&variable, name), |given| Ok(Some(given)));
         let (id, count) =
             (own(options.process_id, "LTX2_PROCESS_ID")?, own(options.num_processes, "LTX2_NUM_PROCESSES")?);
@@ -69,7 +68,7 @@ impl Launch {
         if count == Some(1) {
             return Ok(None);
         }
-        // Where all is said, a launcher's variables may be anything.
+        // If all three values are set, launcher variables are ignored.
         let whole = id.is_some() && count.is_some() && coordinator.is_some();
         let launchers: &[Launcher] = if whole { &[] } else { &[ours, slurm, open_mpi, jobset, tpu] };
         let found = launchers.iter().find_map(|launcher| launcher(&variable).transpose()).transpose()?;
@@ -78,34 +77,36 @@ impl Launch {
         let given = options.process_id.is_some() || options.num_processes.is_some() || coordinator.is_some();
         let how = match &found {
             Some(found) if !given => found.how.to_string(),
-            Some(found) => format!("flags, YAML or LTX2_* over {}", found.how),
+            Some(found) => format!("{} with overrides from flags, YAML or LTX2_*", found.how),
             None => "flags, YAML or LTX2_*".to_string(),
         };
         let coordinator = coordinator.or_else(|| found.and_then(|f| f.coordinator));
         let why = match (id, count, coordinator) {
             (None, None, None) | (_, Some(1), _) => return Ok(None),
-            (_, Some(0), _) => "there are 0 of them".to_string(),
-            (Some(id), Some(count), _) if id >= count => format!("process {id} of {count}: they are numbered from 0"),
+            (_, Some(0), _) => "the number of processes is 0; pass --num-processes N".to_string(),
+            (Some(id), Some(count), _) if id >= count => {
+                format!("process id {id} is out of range for {count} processes (ids start at 0)")
+            }
             (Some(id), Some(count), Some(coordinator)) => match place(&coordinator) {
                 Ok(coordinator) => return Ok(Some(Launch { id, count, coordinator, how })),
                 Err(why) => why,
             },
-            (None, ..) => "which one is this? give --process-id N".into(),
-            (_, None, _) => "how many are there? give --num-processes N".into(),
-            (_, _, None) => "where do they meet? give --coordinator HOST:PORT of process 0".into(),
+            (None, ..) => "cannot infer the process id; pass --process-id N".into(),
+            (_, None, _) => "cannot infer the number of processes; pass --num-processes N".into(),
+            (_, _, None) => "cannot infer the coordinator; pass --coordinator HOST:PORT of process 0".into(),
         };
         Err(error(&how, why))
     }
 }
 
-/// A coordinator with its port.
+/// Returns the coordinator with a port, adding the default one if missing.
 fn place(coordinator: &str) -> Result<String, String> {
     if coordinator.starts_with(super::store::ETCD) {
         return Ok(coordinator.into());
     }
     let wrong = || format!("coordinator '{coordinator}' is not HOST:PORT");
     match coordinator.rsplit_once(':') {
-        // An IPv6 address without brackets has no port of its own.
+        // An IPv6 address without brackets cannot have a port.
         Some((host, port)) if !host.is_empty() && (!host.contains(':') || host.ends_with(']')) => {
             port.parse::<u16>().map(|_| coordinator.to_string()).map_err(|_| wrong())
         }
@@ -117,36 +118,40 @@ fn place(coordinator: &str) -> Result<String, String> {
 
 type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Tells how a launcher started this process; none where its mark is not in the environment.
+/// Function that detects one launcher; `None` if the launcher's marker variable is not set.
 type Launcher = fn(Variable) -> Result<Option<Detected>, LaunchError>;
 
-/// A variable's number; none where it is not set.
+/// Parses a variable as a number; `None` if it is not set.
 fn number<N: std::str::FromStr>(variable: Variable, name: &str) -> Result<Option<N>, LaunchError> {
     let Some(text) = variable(name) else { return Ok(None) };
     let wrong = || LaunchError { how: name.into(), why: format!("'{text}' is not a number") };
     text.parse().map(Some).map_err(|_| wrong())
 }
 
-/// The number of a variable that a launcher sets wherever `mark` is set: without it this process would be taken for another, or for
-/// one alone.
+/// Parses a variable that the launcher always sets together with `mark`. The variable is required, because without it
+/// this process would get a wrong id or run as a single process.
 fn needed(variable: Variable, name: &str, mark: &str) -> Result<usize, LaunchError> {
-    let why = || format!("it is not set, and {mark} is: set it, or give --num-processes 1 for a process alone");
+    let why = || {
+        format!(
+            "the variable is not set, although {mark} is; set it, or pass --num-processes 1 to run a single process"
+        )
+    };
     number(variable, name)?.ok_or_else(|| LaunchError { how: name.into(), why: why() })
 }
 
-/// A port that the processes of a job have in common and another job's do not.
+/// Returns a port that all processes of a job share and that differs between most jobs.
 fn job_port(job: u64) -> u64 {
     JOB_PORTS.start + job % (JOB_PORTS.end - JOB_PORTS.start)
 }
 
-/// Our own variables, for launchers that are none of the others.
+/// Reads the LTX2_* variables, which work with any launcher.
 fn ours(variable: Variable) -> Result<Option<Detected>, LaunchError> {
     let both = (number(variable, "LTX2_PROCESS_ID")?, number(variable, "LTX2_NUM_PROCESSES")?);
     let (Some(id), Some(count)) = both else { return Ok(None) };
     Ok(Some(Detected { how: "LTX2_PROCESS_ID", id, count, coordinator: variable("LTX2_COORDINATOR") }))
 }
 
-/// A task of `srun`. The batch script itself has a task number too, but belongs to no step.
+/// Detects a task of SLURM's `srun`, which belongs to a job step. The batch script has a task number too, but no step.
 fn slurm(variable: Variable) -> Result<Option<Detected>, LaunchError> {
     const MARK: &str = "SLURM_STEP_NODELIST";
     let Some(nodes) = variable(MARK) else { return Ok(None) };
@@ -160,7 +165,7 @@ fn slurm(variable: Variable) -> Result<Option<Detected>, LaunchError> {
     Ok(Some(Detected { how: "SLURM", id, count, coordinator }))
 }
 
-/// The first host of SLURM's notation: `n[003-007,9],m1` is `n003`.
+/// Returns the first host of a SLURM node list: `n003` for `n[003-007,9],m1`.
 fn first_host(nodes: &str) -> String {
     match nodes.split_once('[') {
         Some((prefix, rest)) if !prefix.contains(',') => {
@@ -173,39 +178,42 @@ fn first_host(nodes: &str) -> String {
     }
 }
 
-/// A process of `mpirun`. Where its first one is stands nowhere, unless all are on this host.
+/// Detects a process of Open MPI's `mpirun`. Its variables reveal the host of the first process only if all processes
+/// are on one host.
 fn open_mpi(variable: Variable) -> Result<Option<Detected>, LaunchError> {
     const MARK: &str = "OMPI_COMM_WORLD_SIZE";
     let Some(count) = number(variable, MARK)? else { return Ok(None) };
     let id = needed(variable, "OMPI_COMM_WORLD_RANK", MARK)?;
     let here = number(variable, "OMPI_COMM_WORLD_LOCAL_SIZE")? == Some(count);
-    // The name of the job, of which only the digits are a number.
+    // The job name contains non-digits, so it is hashed to a number.
     let job = variable("PMIX_NAMESPACE").unwrap_or_default();
     let job = job.bytes().fold(0u64, |n, b| n.wrapping_mul(31).wrapping_add(b.into()));
     let coordinator = here.then(|| format!("127.0.0.1:{}", job_port(job)));
     Ok(Some(Detected { how: "Open MPI", id, count, coordinator }))
 }
 
-/// A pod of a Kubernetes JobSet, with the variables that scripts/pod/jobset.yml sets.
+/// Detects a pod of a Kubernetes JobSet, with the variables that scripts/pod/jobset.yml sets.
 fn jobset(variable: Variable) -> Result<Option<Detected>, LaunchError> {
     const MARK: &str = "REPLICATED_JOB_NAME";
     let (Some(set), Some(job)) = (variable("JOBSET_NAME"), variable(MARK)) else { return Ok(None) };
-    // Without the number of its processes it is a JobSet of another make.
+    // Without PROCESSES_IN_JOB this is a JobSet that does not use scripts/pod/jobset.yml.
     let Some(pods) = number::<usize>(variable, "PROCESSES_IN_JOB")? else { return Ok(None) };
     let pod = needed(variable, "JOB_COMPLETION_INDEX", MARK)?;
     let jobs = match number(variable, "JOBS_IN_SET")? {
         Some(jobs) => jobs,
         None => number(variable, "MEGASCALE_NUM_SLICES")?.unwrap_or(1),
     };
-    // One that is set counts where there should be one job alone, too: two jobs that call themselves the first would meet.
+    // JOB_INDEX is also read if there is only one job: if that number is wrong, the second job then fails with an id
+    // that is out of range instead of acting as the first.
     let index =
         if jobs > 1 { needed(variable, "JOB_INDEX", MARK)? } else { number(variable, "JOB_INDEX")?.unwrap_or(0) };
-    // Pods of a JobSet have names under its headless service.
+    // Pods of a JobSet have DNS names under its headless service.
     let coordinator = Some(format!("{set}-{job}-0-0.{set}:{PORT}"));
     Ok(Some(Detected { how: JOBSET, id: index * pods + pod, count: jobs * pods, coordinator }))
 }
 
-/// A TPU worker whose slice is described in the environment, as GKE and libtpu's variables for several processes a host do.
+/// Detects a TPU worker whose slice is described by environment variables, as set by GKE or for several libtpu
+/// processes per host.
 fn tpu(variable: Variable) -> Result<Option<Detected>, LaunchError> {
     let Some((mark, hosts)) = tpu_processes(variable)? else { return Ok(None) };
     let hosts: Vec<&str> = hosts.split([',', '\n']).map(str::trim).filter(|h| !h.is_empty()).collect();
@@ -217,7 +225,8 @@ fn tpu(variable: Variable) -> Result<Option<Detected>, LaunchError> {
         1 => number(variable, "MEGASCALE_SLICE_ID")?.unwrap_or(0),
         _ => needed(variable, "MEGASCALE_SLICE_ID", "MEGASCALE_NUM_SLICES")?,
     };
-    // libtpu listens on the ports of the list; Megascale's coordinator has its own.
+    // libtpu listens on the listed ports, so the coordinator uses a port that is not listed. Megascale's coordinator
+    // has a separate port.
     let port = (PORT..).find(|port| !hosts.iter().any(|host| host.ends_with(&format!(":{port}")))).unwrap_or(PORT);
     let first = variable("MEGASCALE_COORDINATOR_ADDRESS").filter(|_| slices > 1).unwrap_or_else(|| (*first).into());
     let coordinator = Some(format!("{}:{port}", host_of(&first)));
@@ -225,8 +234,8 @@ fn tpu(variable: Variable) -> Result<Option<Detected>, LaunchError> {
     Ok(Some(Detected { how: "TPU_WORKER_ID", id, count, coordinator }))
 }
 
-/// The processes of a slice, separated by commas, and the variable that lists them. The order is JAX's: a file of addresses,
-/// addresses, host names.
+/// Returns the variable that lists the processes of a slice, and the list, separated by commas or line breaks. The
+/// order of precedence is the same as in JAX: a file of addresses, addresses, host names.
 fn tpu_processes(variable: Variable) -> Result<Option<(&'static str, String)>, LaunchError> {
     const FILE: &str = "TPU_PROCESS_ADDRESSES_PATH";
     if let Some(path) = variable(FILE) {
@@ -241,13 +250,13 @@ fn tpu_processes(variable: Variable) -> Result<Option<(&'static str, String)>, L
     Ok(listed("TPU_PROCESS_ADDRESSES").or_else(|| listed("TPU_WORKER_HOSTNAMES")))
 }
 
-/// The index of this process in its slice: `TPU_WORKER_ID`, or libtpu's `CLOUD_TPU_TASK_ID`.
+/// Returns the index of this process in its slice: `TPU_WORKER_ID`, or libtpu's `CLOUD_TPU_TASK_ID`.
 fn tpu_worker(variable: Variable, mark: &'static str) -> Result<usize, LaunchError> {
     const TASK: &str = "CLOUD_TPU_TASK_ID";
     let task: Option<usize> = number(variable, TASK)?;
     match (number(variable, "TPU_WORKER_ID")?, task) {
         (Some(worker), Some(task)) if worker != task => {
-            let why = format!("it is {task}, but TPU_WORKER_ID is {worker}; unset one, or pass --process-id N");
+            let why = format!("the value is {task}, but TPU_WORKER_ID is {worker}; unset one, or pass --process-id N");
             Err(LaunchError { how: TASK.into(), why })
         }
         (Some(worker), _) => Ok(worker),
@@ -256,7 +265,7 @@ fn tpu_worker(variable: Variable, mark: &'static str) -> Result<usize, LaunchErr
     }
 }
 
-/// The host of `HOST`, `HOST:PORT`, `HOST:PORT:ADDRESS` or `[IPV6]:PORT`.
+/// Returns the host of `HOST`, `HOST:PORT`, `HOST:PORT:ADDRESS` or `[IPV6]:PORT`.
 fn host_of(entry: &str) -> &str {
     let end = if entry.starts_with('[') { entry.find(']').map(|at| at + 1) } else { entry.find(':') };
     &entry[..end.unwrap_or(entry.len())]
@@ -281,20 +290,20 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_one_process() {
+    fn no_launcher_means_a_single_process() {
         assert_eq!(detect(LaunchOptions::default(), &[]), Ok(None));
         assert_eq!(
             detect(LaunchOptions::default(), &[("TPU_WORKER_HOSTNAMES", "localhost"), ("TPU_WORKER_ID", "0")]),
             Ok(None)
         );
-        // The script of a batch job, outside of srun.
+        // A SLURM batch script outside of srun.
         assert_eq!(detect(LaunchOptions::default(), &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), Ok(None));
         let alone = LaunchOptions { num_processes: Some(1), ..LaunchOptions::default() };
         assert_eq!(detect(alone, &[("LTX2_PROCESS_ID", "1"), ("LTX2_NUM_PROCESSES", "2")]), Ok(None));
     }
 
     #[test]
-    fn launchers_are_known() {
+    fn launchers_are_detected() {
         let slurm = [
             ("SLURM_PROCID", "3"),
             ("SLURM_NTASKS", "16"),
@@ -340,7 +349,7 @@ mod tests {
             found(&[worker, addresses, ("TPU_PROCESS_ADDRESSES_PATH", "")]),
             at(1, 2, "a:8476", "TPU_WORKER_ID")
         );
-        // One process, whatever the host names say.
+        // One process address means a single process, even with two host names.
         let alone = ("TPU_PROCESS_ADDRESSES", "localhost:8476");
         assert_eq!(detect(LaunchOptions::default(), &[("TPU_WORKER_HOSTNAMES", "a,b"), alone]), Ok(None));
         let slices = [("MEGASCALE_NUM_SLICES", "2"), ("MEGASCALE_SLICE_ID", "1")];
@@ -351,24 +360,26 @@ mod tests {
         assert!(missing.contains("(TPU_PROCESS_ADDRESSES_PATH): cannot read /no/such/file: "), "{missing}");
         std::fs::write(&path, " \n").unwrap();
         assert!(error(&[worker, addresses, file]).contains("is empty; write the addresses"));
-        assert!(error(&[addresses]).contains("(TPU_WORKER_ID): it is not set, and TPU_PROCESS_ADDRESSES is"));
+        assert!(
+            error(&[addresses]).contains("(TPU_WORKER_ID): the variable is not set, although TPU_PROCESS_ADDRESSES is")
+        );
     }
 
-    /// As libtpu documents several processes on one host.
+    /// The setup that libtpu documents for several processes on one host.
     #[test]
-    fn tpu_processes_of_one_host_meet_on_a_free_port() {
+    fn tpu_processes_on_one_host_use_an_unlisted_port() {
         let addresses = ("TPU_PROCESS_ADDRESSES", "localhost:8476,localhost:8477");
         let task = ("CLOUD_TPU_TASK_ID", "1");
         assert_eq!(found(&[addresses, task]), at(1, 2, "localhost:8478", "TPU_WORKER_ID"));
         assert_eq!(found(&[addresses, task, ("TPU_WORKER_ID", "1")]), at(1, 2, "localhost:8478", "TPU_WORKER_ID"));
         let error = detect(LaunchOptions::default(), &[addresses, task, ("TPU_WORKER_ID", "0")]).unwrap_err();
-        assert!(error.contains("(CLOUD_TPU_TASK_ID): it is 1, but TPU_WORKER_ID is 0; unset one"), "{error}");
+        assert!(error.contains("(CLOUD_TPU_TASK_ID): the value is 1, but TPU_WORKER_ID is 0; unset one"), "{error}");
         let hosts = ["h", "h:1", "h:1:10.0.0.2", "[::1]:8476", "[::1]"];
         assert_eq!(hosts.map(host_of), ["h", "h", "h", "[::1]", "[::1]"]);
     }
 
     #[test]
-    fn flags_come_first_and_what_is_missing_is_named() {
+    fn flags_override_the_launcher_and_missing_values_are_errors() {
         let all = LaunchOptions { coordinator: Some("h:1".into()), process_id: Some(0), num_processes: Some(2) };
         let launch = detect(all, &[("SLURM_PROCID", "1")]).unwrap().unwrap();
         assert_eq!((launch.id, launch.count, launch.coordinator.as_str()), (0, 2, "h:1"));
@@ -378,21 +389,23 @@ mod tests {
         let error = detect(LaunchOptions::default(), &mpi).unwrap_err();
         assert_eq!(
             error,
-            "several processes (Open MPI): where do they meet? give --coordinator HOST:PORT of process 0"
+            "multi-process launch (Open MPI): cannot infer the coordinator; pass --coordinator HOST:PORT of process 0"
         );
-        assert!(detect(place, &[]).unwrap_err().ends_with("which one is this? give --process-id N"));
+        assert!(detect(place, &[]).unwrap_err().ends_with("cannot infer the process id; pass --process-id N"));
         let id = LaunchOptions { process_id: Some(1), ..LaunchOptions::default() };
-        assert!(detect(id, &[]).unwrap_err().ends_with("how many are there? give --num-processes N"));
+        assert!(detect(id, &[]).unwrap_err().ends_with("cannot infer the number of processes; pass --num-processes N"));
         let beyond = LaunchOptions { coordinator: Some("h:1".into()), process_id: Some(2), num_processes: Some(2) };
-        assert!(detect(beyond, &[]).unwrap_err().ends_with("process 2 of 2: they are numbered from 0"));
+        assert!(
+            detect(beyond, &[]).unwrap_err().ends_with("process id 2 is out of range for 2 processes (ids start at 0)")
+        );
         let odd = LaunchOptions { coordinator: Some("h:x".into()), process_id: Some(0), num_processes: Some(2) };
         assert!(detect(odd, &[]).unwrap_err().ends_with("coordinator 'h:x' is not HOST:PORT"));
         let odd = detect(LaunchOptions::default(), &[("LTX2_PROCESS_ID", "one")]).unwrap_err();
-        assert_eq!(odd, "several processes (LTX2_PROCESS_ID): 'one' is not a number");
+        assert_eq!(odd, "multi-process launch (LTX2_PROCESS_ID): 'one' is not a number");
     }
 
     #[test]
-    fn a_launcher_that_says_half_is_an_error_that_names_the_rest() {
+    fn incomplete_launcher_variables_are_errors() {
         let tpu = ("TPU_WORKER_HOSTNAMES", "a,b");
         let step = [("SLURM_STEP_NODELIST", "n[1-2]"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "7")];
         let set = [
@@ -402,56 +415,64 @@ mod tests {
             ("JOB_COMPLETION_INDEX", "0"),
         ];
         let cases = [
-            (vec![tpu], "TPU_WORKER_ID", "it is not set, and TPU_WORKER_HOSTNAMES is"),
+            (vec![tpu], "TPU_WORKER_ID", "the variable is not set, although TPU_WORKER_HOSTNAMES is"),
             (vec![tpu, ("TPU_WORKER_ID", "x")], "TPU_WORKER_ID", "'x' is not a number"),
             (
                 vec![tpu, ("TPU_WORKER_ID", "0"), ("MEGASCALE_NUM_SLICES", "2")],
                 "MEGASCALE_SLICE_ID",
-                "it is not set, and MEGASCALE_NUM_SLICES is",
+                "the variable is not set, although MEGASCALE_NUM_SLICES is",
             ),
-            (step.to_vec(), "SLURM_PROCID", "it is not set, and SLURM_STEP_NODELIST is"),
+            (step.to_vec(), "SLURM_PROCID", "the variable is not set, although SLURM_STEP_NODELIST is"),
             (
                 [&step[..2], &[("SLURM_PROCID", "1"), ("SLURM_JOB_ID", "7_1")]].concat(),
                 "SLURM_JOB_ID",
                 "'7_1' is not a number",
             ),
-            (vec![("OMPI_COMM_WORLD_SIZE", "2")], "OMPI_COMM_WORLD_RANK", "it is not set, and OMPI_COMM_WORLD_SIZE is"),
+            (
+                vec![("OMPI_COMM_WORLD_SIZE", "2")],
+                "OMPI_COMM_WORLD_RANK",
+                "the variable is not set, although OMPI_COMM_WORLD_SIZE is",
+            ),
             ([&set[..], &[("JOBS_IN_SET", "two")]].concat(), "JOBS_IN_SET", "'two' is not a number"),
-            ([&set[..], &[("JOBS_IN_SET", "2")]].concat(), "JOB_INDEX", "it is not set, and REPLICATED_JOB_NAME is"),
+            (
+                [&set[..], &[("JOBS_IN_SET", "2")]].concat(),
+                "JOB_INDEX",
+                "the variable is not set, although REPLICATED_JOB_NAME is",
+            ),
         ];
         let alone = LaunchOptions { num_processes: Some(1), ..LaunchOptions::default() };
         let whole = LaunchOptions { coordinator: Some("h:1".into()), process_id: Some(0), num_processes: Some(2) };
         for (variables, name, why) in cases {
             let error = detect(LaunchOptions::default(), &variables).unwrap_err();
-            assert!(error.starts_with(&format!("several processes ({name}): {why}")), "{error}");
+            assert!(error.starts_with(&format!("multi-process launch ({name}): {why}")), "{error}");
             assert_eq!(detect(alone.clone(), &variables), Ok(None), "{name}");
             assert_eq!(detect(whole.clone(), &variables).unwrap().unwrap().coordinator, "h:1", "{name}");
         }
-        // Our own variables count as flags do.
+        // LTX2_* variables count like flags.
         let own = [("LTX2_PROCESS_ID", "0"), ("LTX2_COORDINATOR", "h:1"), ("TPU_WORKER_HOSTNAMES", "a,b")];
         let two = LaunchOptions { num_processes: Some(2), ..LaunchOptions::default() };
         assert_eq!(detect(two, &own).unwrap().unwrap().coordinator, "h:1");
         assert_eq!(detect(LaunchOptions::default(), &[own[2], ("LTX2_NUM_PROCESSES", "1")]), Ok(None));
-        // Without a job's number its port is not known.
+        // Without a job number, the coordinator has no default port.
         let unnumbered = [&step[..2], &[("SLURM_PROCID", "1")]].concat();
         let error = detect(LaunchOptions::default(), &unnumbered).unwrap_err();
-        assert!(error.starts_with("several processes (SLURM): where do they meet?"), "{error}");
+        assert!(error.starts_with("multi-process launch (SLURM): cannot infer the coordinator;"), "{error}");
         let place = LaunchOptions { coordinator: Some("h:1".into()), ..LaunchOptions::default() };
         assert_eq!(detect(place, &unnumbered).unwrap().unwrap().id, 1);
-        // A second job or slice where there should be one.
+        // The index of a second job or slice, although there is only one.
         for second in
             [[&set[..], &[("JOB_INDEX", "1")]].concat(), vec![tpu, ("TPU_WORKER_ID", "0"), ("MEGASCALE_SLICE_ID", "1")]]
         {
             let error = detect(LaunchOptions::default(), &second).unwrap_err();
-            assert!(error.ends_with("process 2 of 2: they are numbered from 0"), "{error}");
+            assert!(error.ends_with("process id 2 is out of range for 2 processes (ids start at 0)"), "{error}");
         }
-        // A worker of its own, and a JobSet that does not count its processes.
+        // A single TPU worker, and a JobSet that does not set its number of processes, run as single processes.
         assert_eq!(detect(LaunchOptions::default(), &[("TPU_WORKER_HOSTNAMES", "localhost")]), Ok(None));
         assert_eq!(detect(LaunchOptions::default(), &set[..2]), Ok(None));
     }
 
     #[test]
-    fn the_first_host_of_a_list() {
+    fn slurm_node_list_yields_its_first_host() {
         let cases = [
             ("n1", "n1"),
             ("n1,n2", "n1"),

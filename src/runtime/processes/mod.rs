@@ -1,10 +1,10 @@
-//! Several processes, one a host, that run one request together: how they find each other, agree on what they run, and
-//! end together when one is lost.
+//! Multi-process runs, usually one process per host, that execute one request together: how processes find each other,
+//! check that they run the same programs, and end together when one is lost.
 //!
-//! Every process runs the same binary with the same request. [`Launch`] says which of them this is; [`Group::join`] waits
-//! for all at a store ([`KvStore`](crate::pjrt::KvStore)) that process 0 serves, or in etcd; the plugin meets its peers in
-//! that store too. `Group::ensure_equal` compares configurations and programs before they run. A thread in each process
-//! (`heartbeat`) tells the others that it lives, and ends the process when one of them does not.
+//! Every process runs the same binary with the same request. [`Launch`] identifies the process. [`Group::join`] waits
+//! for all processes through a key-value store ([`KvStore`](crate::pjrt::KvStore)) that process 0 serves, or through
+//! etcd; the plugin uses the same store. `Group::ensure_equal` compares configurations and programs before they run. A
+//! thread in each process (`heartbeat`) reports that the process is alive, and ends it when another process is lost.
 
 mod group;
 mod heartbeat;

@@ -1,4 +1,5 @@
-//! Waits for other processes: a line at once, then one every ten seconds; names that do not resolve end them.
+//! Waits for other processes: logs a line at once and then every ten seconds, and fails early if a host name does not
+//! resolve.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::thread;
@@ -6,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use crate::pjrt::{KvError, KvStore};
 
-/// Between two lines of a wait.
+/// Interval between log lines.
 const EVERY: Duration = Duration::from_secs(10);
-/// How long a resolver may fail for a while.
+/// Time for which temporary resolver failures are retried.
 const RESOLVER: Duration = Duration::from_secs(3);
 
-/// A wait for other processes, up to a limit.
+/// A wait for other processes with a time limit.
 pub(super) struct Waiting {
     started: Instant,
     patience: Duration,
@@ -23,12 +24,12 @@ impl Waiting {
         Waiting { started: Instant::now(), patience, said: None }
     }
 
-    /// What is left of the wait.
+    /// Returns the remaining time.
     pub(super) fn left(&self) -> Duration {
         self.patience.saturating_sub(self.started.elapsed())
     }
 
-    /// Logs whom the wait is for, unless that was done less than ten seconds ago.
+    /// Logs which processes are awaited, at most every ten seconds.
     pub(super) fn say(&mut self, whom: impl FnOnce() -> String) {
         if self.said.is_none_or(|said| said.elapsed() >= EVERY) {
             self.said = Some(Instant::now());
@@ -38,15 +39,13 @@ impl Waiting {
 
     fn line(&self, whom: &str) -> String {
         let left = self.left();
-        // An end that no calendar has is no use to a reader.
+        // Omits an end time beyond the calendar's range.
         let until = jiff::Timestamp::now().checked_add(left).map_or(String::new(), |end| format!(", until {end:.0}"));
         format!("waiting for {whom}{until} ({} s left)", left.as_secs())
     }
 
-    /// A key of the store once it is there; `whom` names those that are waited for.
-    ///
-    /// # Errors
-    /// The store's at the end of the wait.
+    /// Waits for a key of the store; `whom` describes the awaited processes. Returns the store's error when the time
+    /// limit is reached.
     pub(super) fn get(
         &mut self,
         store: &dyn KvStore,
@@ -61,7 +60,7 @@ impl Waiting {
             let left = self.left();
             match store.get(key, left.min(EVERY)) {
                 Err(KvError::Timeout { .. }) if left > EVERY => {}
-                // A store that refuses connections answers at once.
+                // A refused connection fails at once, so pause before the retry.
                 Err(KvError::Unavailable { .. }) if left > EVERY => thread::sleep(Duration::from_millis(200)),
                 Err(KvError::Timeout { key, .. }) => return Err(KvError::Timeout { key, after: self.patience }),
                 ended => return ended,
@@ -70,10 +69,7 @@ impl Waiting {
     }
 }
 
-/// Checks that the name in `HOST:PORT` resolves.
-///
-/// # Errors
-/// The name, and the resolver's reason.
+/// Checks that the host in `HOST:PORT` resolves. The error contains the host and the resolver's message.
 pub(super) fn resolve(place: &str) -> Result<(), (String, String)> {
     let (host, port) = place.rsplit_once(':').unwrap_or((place, "0"));
     let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -99,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_names_whom_it_is_for_and_its_end() {
+    fn log_line_contains_the_awaited_process_and_the_deadline() {
         let line = Waiting::start(Duration::from_secs(600)).line("process 0 at a:1");
         assert!(
             line.starts_with("waiting for process 0 at a:1, until 2") && line.ends_with("Z (599 s left)"),
@@ -108,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_with_the_value_or_its_limit() {
+    fn wait_returns_the_value_or_times_out() {
         let store = MemoryStore::default();
         let mut waiting = Waiting::start(Duration::from_millis(20));
         let late = waiting.get(&store, "a", || "process 1".into());
@@ -117,11 +113,11 @@ mod tests {
         store.put("a", b"1").unwrap();
         let mut waiting = Waiting::start(Duration::ZERO);
         assert_eq!(waiting.get(&store, "a", || "process 1".into()).unwrap(), b"1");
-        assert!(waiting.said.is_none(), "nothing was waited for");
+        assert!(waiting.said.is_none(), "nothing was logged");
     }
 
     #[test]
-    fn names_that_do_not_resolve_are_named() {
+    fn unresolvable_host_is_an_error_with_its_name() {
         for place in ["127.0.0.1:1", "[::1]:1", "localhost:1"] {
             assert_eq!(resolve(place), Ok(()), "{place}");
         }

@@ -103,7 +103,7 @@ const AUDIO: AudioGrid =
     AudioGrid { sampling_rate: 16000, hop_length: 160, temporal_compression: 4, mel_bins: 64, mel_compression: 4 };
 
 #[test]
-fn packing_is_diffusers_and_undone() {
+fn pack_matches_diffusers_and_unpack_inverts_it() {
     let fixture = fixture();
     for case in fixture.video {
         let grid = VideoGrid { patch_size: case.patch_size, patch_size_t: case.patch_size_t, ..GRID };
@@ -114,7 +114,7 @@ fn packing_is_diffusers_and_undone() {
         case.tokens.check(&tokens, &format!("{:?} packed", case.shape));
         assert_eq!(grid.unpack(tokens.view(), &shape).expect("the tokens of the shape"), latents);
         let error = grid.unpack(tokens.view(), &VideoShape { frames: frames * 2, ..shape }).expect_err("too few");
-        assert!(error.to_string().starts_with("video tokens has shape ["), "{error}");
+        assert!(error.to_string().starts_with("the shape of video tokens is ["), "{error}");
     }
     for case in fixture.audio {
         let latents = randn::<Ix4>(fixture.seed, &case.shape);
@@ -130,7 +130,7 @@ fn packing_is_diffusers_and_undone() {
 }
 
 #[test]
-fn normalisation_is_diffusers() {
+fn normalization_matches_diffusers() {
     let fixture = fixture();
     for case in fixture.statistics {
         let latents: ArrayD<f32> = randn(fixture.seed, &case.shape);
@@ -152,7 +152,7 @@ fn normalisation_is_diffusers() {
 }
 
 #[test]
-fn token_bounds_are_diffusers_bit_for_bit() {
+fn token_bounds_match_diffusers_bitwise() {
     let fixture = fixture();
     for case in fixture.video_coords {
         let [batch, frames, height, width] = case.latents;
@@ -169,7 +169,7 @@ fn token_bounds_are_diffusers_bit_for_bit() {
 }
 
 #[test]
-fn a_request_has_the_references_latents() {
+fn latent_sizes_match_reference() {
     let shape = GRID.latents(1, 128, 768, 512, 121).expect("legal");
     assert_eq!(shape, VideoShape { batch: 1, channels: 128, frames: 16, height: 16, width: 24 });
     assert_eq!((GRID.tokens(&shape), GRID.features(&shape)), (6144, 128));
@@ -185,18 +185,21 @@ fn a_request_has_the_references_latents() {
         assert_eq!(shape.mel_bins, 16);
     }
     let message = AUDIO.latents(1, 8, 1, 50.0).expect_err("half a latent").to_string();
-    assert_eq!(message, "1 frames at 50 fps are too short for audio; ask for more frames or a lower frame rate");
+    assert_eq!(message, "1 frames at 50 fps are too short for audio; use more frames or a lower frame rate");
 }
 
 #[test]
-fn illegal_sizes_name_the_nearest_legal_ones() {
+fn invalid_sizes_report_nearest_valid_sizes() {
     let message = |r: Result<(), SamplingError>| r.expect_err("illegal").to_string();
     assert_eq!(
         message(check_multiple("width", 770, 32)),
         "width 770 is not a multiple of 32; the nearest legal values are 768 and 800"
     );
     assert!(message(check_multiple("height", 0, 64)).ends_with("are 64 and 128"));
-    assert_eq!(message(check_frames(120, 8)), "num_frames 120 is not 8k + 1; the nearest legal values are 113 and 121");
+    assert_eq!(
+        message(check_frames(120, 8)),
+        "num_frames 120 is not of the form 8k + 1; the nearest legal values are 113 and 121"
+    );
     assert!(message(check_frames(0, 8)).ends_with("are 1 and 9"));
     for legal in [1, 9, 121] {
         check_frames(legal, 8).expect("legal");

@@ -1,23 +1,24 @@
-//! CFG++ (Chung et al. 2024): Euler's method away from the prediction on the negative prompt, with ancestral noise
-//! (Lightricks' ltx-core 1.2.0).
+//! CFG++ (Chung et al. 2024): ancestral Euler that steps away from the negative-prompt prediction (Lightricks' ltx-core
+//! 1.2.0).
 
 use crate::hlo::Value;
 use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamState};
 use crate::sampling::samplers::EulerAncestral;
 
-/// Ancestral Euler whose direction of noise is `(x - (1 - σ)·u) / σ`, of the negative prediction `u`. The step goes below the
-/// next level by `eta`, in the ratio of noise to signal, and noise lifts it there.
+/// Ancestral Euler with the noise direction `(x - (1 - σ)·u) / σ`, where `u` is the negative-prompt prediction. Each
+/// step goes below the next noise-to-signal ratio by `eta`, then fresh noise raises it to that ratio.
 #[derive(Debug)]
 pub struct CfgPlusPlus(
-    /// Noise of the steps: its part, and how it is drawn.
+    /// Settings of the noise: `eta` and generator.
     pub EulerAncestral,
 );
 
 impl CfgPlusPlus {
-    /// Factors of `x`, the clean prediction, the negative one and the noise on the way from level `sigma` to `next`; last, 1 where
-    /// noise disturbs the tokens of conditions, so that they are put in their place again.
+    /// Returns the factors of `x`, the clean prediction, the negative prediction and the noise for a step from level
+    /// `sigma` to `next`. The last value is 1 if noise changed the conditioned tokens, so that they must be blended in
+    /// again.
     fn coefficients(&self, sigma: f64, next: f64) -> [f64; 5] {
-        // The first level may be noise alone, without any signal.
+        // The first level may be pure noise (no signal).
         let signal = |level: f64| (1.0 - level).max(f64::from(f32::EPSILON));
         let (from, to) = (signal(sigma), signal(next));
         let (ratio, wanted) = (sigma / from, next / to);
@@ -71,9 +72,9 @@ mod tests {
     use super::*;
     use crate::sampling::samplers::{SEED_OFFSET, StepDraws};
 
-    /// The reference's step of x 1, clean 0.25, negative 0.1 and noise 0.3.
+    /// Expected values: the reference's step for x = 1, clean = 0.25, negative = 0.1, noise = 0.3.
     #[test]
-    fn steps_are_the_references() {
+    fn coefficients_match_reference_steps() {
         for (eta, sigma, next, want) in [
             (0.0, 0.8, 0.5, 0.7375),
             (0.5, 0.8, 0.5, 0.733_555_9),

@@ -1,4 +1,4 @@
-//! Euler's method: first order, one evaluation a step.
+//! Euler's method: first order, one evaluation per step.
 
 use crate::hlo::Value;
 use crate::sampling::sampler::{Evaluation, Sampler, StreamState};

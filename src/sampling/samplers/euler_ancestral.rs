@@ -1,4 +1,4 @@
-//! Euler's method with noise drawn anew at each step, for rectified flow.
+//! Euler's method with fresh noise at each step, for rectified flow.
 
 use ndarray::Array3;
 
@@ -6,38 +6,38 @@ use crate::hlo::{Comparison, Value};
 use crate::sampling::noise::TorchRng;
 use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamState};
 
-/// The generator's seed follows the request's at this distance (Lightricks' ltx-pipelines).
+/// Default of [`EulerAncestral::seed_offset`] (Lightricks' ltx-pipelines).
 pub const SEED_OFFSET: u64 = 10_000;
 
-/// Noise of ancestral steps: whose generator, and in which type.
+/// Generator and type of the noise of ancestral steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StepDraws {
-    /// A generator of their own, in f32 (Lightricks' code on f32 latents).
+    /// A separate generator, f32 (Lightricks' code on f32 latents).
     #[default]
     Own,
-    /// A generator of their own, in bf16 (Lightricks' code on bf16 latents).
+    /// A separate generator, bf16 (Lightricks' code on bf16 latents).
     OwnBf16,
-    /// The request's generator, which continues through all passes, in f32 (diffusers).
+    /// The request's generator, continued through all passes, f32 (diffusers).
     Continued,
 }
 
-/// Ancestral Euler: a step goes below the next noise level, by `eta`, and noise lifts it there.
+/// Ancestral Euler: each step goes below the next noise level by `eta`, then fresh noise raises it to that level.
 #[derive(Debug)]
 pub struct EulerAncestral {
-    /// Part of a step's noise that is drawn anew, 0 to 1; at 0 this is [`Euler`](super::Euler).
+    /// Stochasticity, 0 to 1; 0 is [`Euler`](super::Euler).
     pub eta: f64,
-    /// Seed of the generator, in place of one that follows the request's.
+    /// Seed of the noise; `None`: the request's seed plus `seed_offset`.
     pub noise_seed: Option<u64>,
-    /// Distance at which that follows the request's.
+    /// Added to the request's seed if `noise_seed` is `None`.
     pub seed_offset: u64,
-    /// Generator and type of the noise.
     pub draws: StepDraws,
-    /// Blends known tokens in after every step, as diffusers does; Lightricks' loop does so only where noise changed them.
+    /// Whether to blend in conditioned tokens after every step, as diffusers does. Lightricks' loop blends only where
+    /// noise changed them.
     pub blends_every_step: bool,
 }
 
 impl EulerAncestral {
-    /// Factors of `x`, the clean prediction and the noise on the way from level `sigma` to `next`.
+    /// Returns the factors of `x`, the clean prediction and the noise for a step from level `sigma` to `next`.
     fn coefficients(&self, sigma: f64, next: f64) -> [f64; 3] {
         if next == 0.0 {
             return [0.0, 1.0, 0.0];
@@ -63,19 +63,19 @@ impl Sampler for EulerAncestral {
         1
     }
 
-    /// Not with a noise seed, nor where steps draw no noise at all.
+    /// True unless a noise seed is set or `eta` is 0 (no noise is drawn).
     fn continues_request(&self) -> bool {
         self.draws == StepDraws::Continued && self.noise_seed.is_none() && self.eta != 0.0
     }
 
-    /// Video before audio, each token's channels in turn.
+    /// Draws video noise before audio noise, in row-major order of `[n, c]`.
     fn generator(&self, seed: u64) -> StepNoise {
         let draws = self.draws;
         let mut rng = TorchRng::new(self.noise_seed.unwrap_or_else(|| seed.wrapping_add(self.seed_offset)));
         Box::new(move |tokens| {
             tokens.map(|[n, c]| {
                 let values = if draws == StepDraws::OwnBf16 { rng.normal_bf16(n * c) } else { rng.normal(n * c) };
-                Array3::from_shape_vec((1, n, c), values).expect("as many as tokens times channels")
+                Array3::from_shape_vec((1, n, c), values).expect("n * c values")
             })
         })
     }
@@ -90,7 +90,7 @@ impl Sampler for EulerAncestral {
         if self.blends_every_step {
             return vec![conditioned];
         }
-        // In the last step, of which the latents are no part, the prediction is all there is.
+        // The last step (factor 0 for the latents) returns the prediction, which is already blended.
         let last = row.at(0, 0).compare(Comparison::Eq, &row.at(0, 0).like(0.0));
         vec![last.select(&next, &conditioned)]
     }
@@ -109,9 +109,9 @@ mod tests {
         EulerAncestral { eta, noise_seed: None, seed_offset: SEED_OFFSET, draws, blends_every_step: false }
     }
 
-    /// `tests/fixtures/samplers/euler_ancestral.tsv`: levels, eta, and the factors that Lightricks' own step has.
+    /// `tests/fixtures/samplers/euler_ancestral.tsv`: noise levels, eta, and the factors of Lightricks' step.
     #[test]
-    fn factors_are_the_references() {
+    fn coefficients_match_lightricks() {
         let rows = include_str!("../../../tests/fixtures/samplers/euler_ancestral.tsv").lines();
         let rows = rows.filter(|line| !line.starts_with('#')).map(|line| {
             let numbers: Vec<f64> = line.split('\t').map(|v| v.parse().expect("a number")).collect();
@@ -119,7 +119,7 @@ mod tests {
         });
         let mut seen = 0;
         for [eta, sigma, next, x, clean, noise] in rows {
-            // Noise levels are f32, as the reference's.
+            // Noise levels are f32, as in the reference.
             let [sigma, next] = [sigma, next].map(|level| f64::from(level as f32));
             let got = sampler(eta, StepDraws::Own).coefficients(sigma, next);
             let right = got.iter().zip([x, clean, noise]).all(|(got, want)| (got - want).abs() < 1e-6);
@@ -127,7 +127,7 @@ mod tests {
             seen += 1;
         }
         assert_eq!(seen, 10);
-        // A step of x 1, clean 0.25 and noise 0.3 from 0.8 to 0.5; the last step is the prediction.
+        // A step from 0.8 to 0.5 with x = 1, clean = 0.25, noise = 0.3; the last step returns the prediction.
         for (eta, want) in [(0.0, 0.71875), (0.5, 0.640_642_7), (1.0, 0.528_494_9)] {
             let [x, clean, noise] = sampler(eta, StepDraws::Own).coefficients(0.8, 0.5);
             assert!((x + 0.25 * clean + 0.3 * noise - want).abs() < 2e-6, "eta {eta}");
@@ -135,8 +135,7 @@ mod tests {
         assert_eq!(sampler(1.0, StepDraws::Own).coefficients(0.4, 0.0), [0.0, 1.0, 0.0]);
     }
 
-    /// A loop of either reference on latents of both streams: its own generator and steps, the velocity 0.3 times the
-    /// latents.
+    /// Result of a reference loop on the latents of both streams, with velocity = 0.3 * latents.
     #[derive(Deserialize)]
     struct Loop {
         draws: String,
@@ -148,9 +147,9 @@ mod tests {
         audio: Vec<f64>,
     }
 
-    /// `scripts/oracle/ancestral.py`.
+    /// Fixture written by `scripts/oracle/ancestral.py`.
     #[test]
-    fn loops_are_the_references() {
+    fn ancestral_loops_match_references() {
         let loops: Vec<Loop> =
             serde_json::from_str(include_str!("../../../tests/fixtures/samplers/ancestral_loops.json"))
                 .expect("the fixture parses");
@@ -181,7 +180,7 @@ mod tests {
                 });
             }
             for (got, want) in latents.into_iter().zip([case.video, case.audio]) {
-                // The reference computes its factors in f32, which loses digits where levels are near 1.
+                // The reference computes its factors in f32, which loses digits at levels near 1.
                 let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|v| v * v).sum::<f64>().sqrt();
                 let far = norm(&mut got.iter().zip(&want).map(|(a, b)| a - b)) / norm(&mut want.iter().copied());
                 assert!(got.len() == want.len() && far < 2e-6, "{} eta {}: {far:e}", case.draws, case.eta);
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_generator_follows_the_request_unless_it_has_a_seed_of_its_own() {
+    fn noise_seed_overrides_request_seed() {
         let draw = |noise_seed, seed| {
             let mut next = EulerAncestral { noise_seed, ..sampler(1.0, StepDraws::Own) }.generator(seed);
             let tokens = Av { video: [5, 4], audio: [3, 6] };

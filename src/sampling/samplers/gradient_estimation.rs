@@ -1,14 +1,14 @@
-//! Euler's method along an estimate of the flow's gradient from two evaluations (Permenter & Yuan 2024, "Interpreting and
-//! Improving Diffusion Models from an Optimization Perspective"; Lightricks' ltx-pipelines).
+//! Gradient estimation: Euler's method with a velocity extrapolated from two evaluations (Permenter & Yuan 2024,
+//! "Interpreting and Improving Diffusion Models from an Optimization Perspective"; Lightricks' ltx-pipelines).
 
 use crate::hlo::Value;
 use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StreamState};
 
-/// Euler's method along `γ·v + (1 - γ)·v'`, of the velocity `v` and that of the step before, `v'`. The first step has none
-/// before it, and the last ends at its own prediction: both are Euler's.
+/// Euler's method along `γ·v + (1 - γ)·v'`, with the velocity `v` of this step and `v'` of the previous one. The first
+/// step, which has no previous velocity, and the last step, which ends at its prediction, are plain Euler steps.
 #[derive(Debug)]
 pub struct GradientEstimation {
-    /// Weight of the step's own velocity; 1 is [`Euler`](super::Euler).
+    /// Weight of the current velocity; 1 is [`Euler`](super::Euler).
     pub gamma: f64,
 }
 
@@ -41,9 +41,9 @@ impl Sampler for GradientEstimation {
 mod tests {
     use super::*;
 
-    /// The loop on one number whose prediction is `x²/2`, as the reference's own does it.
+    /// A scalar loop with prediction `x²/2`; expected values from the reference.
     #[test]
-    fn a_loop_of_one_number_is_the_references() {
+    fn scalar_loop_matches_reference() {
         let sigmas = [1.0f32, 0.8, 0.5, 0.25, 0.0];
         for (gamma, want) in
             [(2.0, [0.9, 0.67875, 0.385_038_3, 0.074_127_2]), (1.0, [0.9, 0.714_375, 0.484_770_4, 0.117_501_1])]

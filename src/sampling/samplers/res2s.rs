@@ -1,10 +1,11 @@
-//! The second-order sampler of the HQ pipelines: an exponential Runge-Kutta step with a midpoint, with noise put back in
-//! at both of its points (`res_2s` of Lightricks' ltx-pipelines).
+//! The second-order sampler of the HQ pipelines: an exponential Runge-Kutta step with a midpoint, with noise added at
+//! both evaluations (`res_2s` of Lightricks' ltx-pipelines).
 //!
-//! Everything between two evaluations of the transformer is linear in the latents, the anchor, the clean predictions and
-//! the noise; the anchor's refinement, a hundred rounds of a linear map, is a geometric sum. So the host makes nine
-//! coefficients for each evaluation in double precision, and the loop combines tensors of f32 with them: as exact as a
-//! state in f64 that is rounded to f32 at each evaluation, and the same on platforms without f64.
+//! Between two evaluations of the transformer, everything is linear in the latents, the anchor, the clean predictions
+//! and the noise. The refinement of the anchor, 100 rounds of a linear map, is a geometric sum. The host therefore
+//! computes nine coefficients per evaluation in double precision and the loop combines f32 tensors with them. This is
+//! as exact as an f64 state that is rounded to f32 at each evaluation, and it gives the same result on platforms
+//! without f64.
 
 use ndarray::{Array3, Axis as Dim};
 
@@ -12,28 +13,28 @@ use crate::hlo::Value;
 use crate::sampling::noise::TorchRng;
 use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamState};
 
-/// Coefficients of an evaluation.
+/// Coefficients per evaluation.
 const COEFFICIENTS: usize = 9;
-/// Evaluations whose noise one call of the loop takes: those of a step.
+/// Noise tensors per call of the loop: one for each of the two evaluations of a step.
 const NOISES: usize = 2;
-/// The noise level in the place of a final 0, which has no logarithm.
+/// Replaces a final noise level of 0, whose logarithm does not exist.
 const LAST: f64 = 0.0011;
-/// Place of the midpoint in a step.
+/// Position of the midpoint in a step.
 const C2: f64 = 0.5;
-/// Part of a noise level that is put in as new noise.
+/// Fraction of the target noise level that is fresh noise.
 const ETA: f64 = 0.5;
-/// Rounds of the anchor's refinement, and where it is done: steps below and noise levels above these.
+/// Rounds of anchor refinement, which runs for log-steps below `LARGEST_STEP` and sigmas above `SMALLEST_SIGMA`.
 const ROUNDS: i32 = 100;
 const LARGEST_STEP: f64 = 0.5;
 const SMALLEST_SIGMA: f64 = 0.03;
-/// Seeds of the noise at steps (torch's -1) and at midpoints.
+/// Seeds of the noise at step ends (torch's -1) and at midpoints.
 const STEP_SEED: u64 = u64::MAX;
 const MIDPOINT_SEED: u64 = 9999;
 
-/// Noise level and coefficients of each evaluation of a schedule that falls to 0.
+/// Returns noise levels and coefficients of the evaluations of a schedule that ends at 0.
 ///
-/// `x ← k₀·x + k₁·anchor + k₂·first + k₃·clean + k₄·noise`, where `k₅` is 1 with clean latents put in their place, then
-/// `anchor ← k₆·x' + k₇·clean + k₈·x` (`x'` the new, `x` the old) and `first ← clean`.
+/// `x' ← k₀·x + k₁·anchor + k₂·first + k₃·clean + k₄·noise`, then conditioned tokens are blended in if `k₅` is 1, then
+/// `anchor ← k₆·x' + k₇·clean + k₈·x` and `first ← clean`, where `x` is the old and `x'` the new value.
 fn schedule(sigmas: &[f32]) -> Schedule {
     let mut sigmas: Vec<f32> = sigmas.to_vec();
     if let Some(last) = sigmas.last_mut().filter(|s| **s == 0.0) {
@@ -45,12 +46,13 @@ fn schedule(sigmas: &[f32]) -> Schedule {
         let h = -(next / sigma).ln();
         let b2 = phi2(-h) / C2;
         let b1 = phi1(-h) - b2;
-        // To the midpoint: y = x + r (clean - x), then noise from the level of x to that of the midpoint.
+        // First evaluation, to the midpoint: y = x + r (clean - x), plus noise from the level of x to that of the
+        // midpoint.
         let r = h * C2 * phi1(-h * C2);
         let middle = (sigma * next).sqrt();
         let Noised { alpha, g, up } = Noised::new(sigma, middle);
         let anchor = if h < LARGEST_STEP && sigma > SMALLEST_SIGMA {
-            // e ← clean - x' + r e, from e = clean - x; anchor = x' - r e after one round less.
+            // e ← clean - x' + r e, starting with e = clean - x; anchor = x' - r e after ROUNDS - 1 rounds.
             let (last, sum) = (r.powi(ROUNDS), (1.0 - r.powi(ROUNDS - 1)) / (1.0 - r));
             [1.0 + r * sum, -(r * sum + last), last]
         } else {
@@ -58,7 +60,7 @@ fn schedule(sigmas: &[f32]) -> Schedule {
         };
         levels.push(sigma as f32);
         all.push([alpha + g * r, 0.0, 0.0, -g * r, up, 1.0, anchor[0], anchor[1], anchor[2]]);
-        // From the anchor over both predictions: y = a + h (b1 (first - a) + b2 (clean - a)).
+        // Second evaluation, from the anchor with both predictions: y = a + h (b1 (first - a) + b2 (clean - a)).
         let Noised { alpha, g, up } = Noised::new(sigma, next);
         levels.push(middle as f32);
         all.push([0.0, alpha + g * h * (b1 + b2), -g * h * b1, -g * h * b2, up, 1.0, 1.0, 0.0, 0.0]);
@@ -69,7 +71,8 @@ fn schedule(sigmas: &[f32]) -> Schedule {
     Schedule { levels, coefficients }
 }
 
-/// Noise put in on the way from level `sigma` to `t`: `(α + g)·a - g·y + up·noise` of an anchor `a` and its next point `y`.
+/// Noise injection for a step from level `sigma` to `t`: `(α + g)·a - g·y + up·noise` with anchor `a` and next point
+/// `y`.
 struct Noised {
     alpha: f64,
     g: f64,
@@ -96,9 +99,9 @@ fn phi2(z: f64) -> f64 {
     if z.abs() < 1e-10 { 0.5 } else { (z.exp_m1() - z) / (z * z) }
 }
 
-/// The noise of a step's two evaluations for tokens `[n, c]` of both streams, each `[2, n, c]`: zero mean and unit
-/// deviation, those of steps and of midpoints from generators of their own, which no request's seed changes, video before
-/// audio.
+/// Noise source for the two evaluations of a step: `[2, n, c]` per stream, with mean 0 and unit variance. Midpoints and
+/// step ends use separate generators with fixed seeds; the request's seed has no effect. Video noise is drawn before
+/// audio noise.
 fn noise() -> StepNoise {
     let mut generators = [MIDPOINT_SEED, STEP_SEED].map(TorchRng::new);
     Box::new(move |tokens| {
@@ -107,7 +110,8 @@ fn noise() -> StepNoise {
             for stream in [&mut all.video, &mut all.audio] {
                 let mut place = stream.index_axis_mut(Dim(0), at);
                 let mut values = generator.normal_f64(place.len());
-                // Over the whole, then over tokens and channels: for one video the same again.
+                // The reference normalizes over the batch, then over tokens and channels; with one video both are the
+                // same.
                 for _ in 0..2 {
                     normalize(&mut values);
                 }
@@ -118,7 +122,7 @@ fn noise() -> StepNoise {
     })
 }
 
-/// To mean 0 and unbiased deviation 1.
+/// Normalizes to mean 0 and unbiased standard deviation 1.
 fn normalize(values: &mut [f64]) {
     let n = values.len() as f64;
     let mean = values.iter().sum::<f64>() / n;
@@ -127,7 +131,7 @@ fn normalize(values: &mut [f64]) {
     values.iter_mut().for_each(|v| *v = (*v - mean) * scale);
 }
 
-/// The second-order sampler.
+/// The second-order sampler `res_2s`.
 #[derive(Debug)]
 pub struct Res2s;
 
@@ -177,12 +181,12 @@ mod tests {
     use super::*;
     use crate::av::Av;
 
-    /// Prediction of a network, made up.
+    /// Stand-in for the network's clean prediction.
     fn predicted(x: f64, sigma: f64) -> f64 {
         0.3 * x + 0.2 * sigma - 0.1
     }
 
-    /// The reference's stepper, in its words: from the anchor over the next point, with new noise.
+    /// The reference's step function: from `anchor` towards `next`, with fresh noise.
     fn stepped(anchor: f64, next: f64, sigma: f64, to: f64, noise: f64) -> f64 {
         let up = 0.5 * to;
         let kept = (to.powi(2) - up.powi(2)).sqrt();
@@ -192,8 +196,8 @@ mod tests {
         signal * (clean + kept / signal * slope) + up * noise
     }
 
-    /// The reference's loop with its hundred rounds, on one number: its value after each evaluation.
-    fn by_rounds(sigmas: &[f64], start: f64, mut noise: impl FnMut() -> f64) -> Vec<f64> {
+    /// The reference's loop on a scalar, with all 100 refinement rounds; returns the value after each evaluation.
+    fn iterated_reference(sigmas: &[f64], start: f64, mut noise: impl FnMut() -> f64) -> Vec<f64> {
         let (mut x, mut all) = (start, Vec::new());
         for pair in sigmas.windows(2) {
             let [sigma, next] = [pair[0], pair[1]];
@@ -221,14 +225,14 @@ mod tests {
     }
 
     #[test]
-    fn coefficients_are_the_references_loop() {
-        // Steps of nearly the longest that is refined, a long one, one from a low level, and the one to the end.
+    fn coefficients_match_reference_loop() {
+        // Covers a step just short enough to be refined, a long step, a step from a low level and the final step.
         let sigmas = [1.0f32, 0.62, 0.4, 0.025, 0.02, 0.0];
         let noise = || (1..).map(|i| (f64::from(i) * 1.7).sin());
         let mut own = noise();
         let ends: Vec<f64> =
             sigmas.iter().map(|s| if *s == 0.0 { f64::from(0.0011f32) } else { f64::from(*s) }).collect();
-        let want = by_rounds(&ends, 0.8, || own.next().expect("endless"));
+        let want = iterated_reference(&ends, 0.8, || own.next().expect("endless"));
 
         let Schedule { levels, coefficients: rows } = schedule(&sigmas);
         assert_eq!((levels.len(), rows.len()), (11, 11));
@@ -245,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn midpoints_and_steps_have_noise_of_their_own_video_first() {
+    fn midpoint_and_step_noise_use_separate_generators() {
         let mut generators = [9999, u64::MAX].map(TorchRng::new);
         let mut noise = noise();
         for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Files of finished videos: whole, in part, or unchanged.
+//! Downloads of the files of finished videos, with byte ranges and conditional requests.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -27,12 +27,12 @@ use crate::serve::objects;
 use crate::serve::query::parameters;
 use crate::serve::store::Variant;
 
-/// Bytes that are read at a time.
+/// Number of bytes that are read at once from a file that is being downloaded.
 const CHUNK: usize = 64 << 10;
-/// Bytes of a sidecar.
+/// Maximum size of a sidecar, in bytes.
 const SIDECAR: u64 = 16 << 20;
 
-/// A file of a job, and its bytes.
+/// Body of a download: a file with its length in bytes, or bytes in memory.
 enum Source {
     File(File, u64),
     Bytes(Vec<u8>),
@@ -71,22 +71,22 @@ pub(super) async fn content(
 ) -> Result<Response, ApiError> {
     let asked = parameters(query.as_deref(), &["variant"])?;
     let name = asked.first().map_or("video", |(_, value)| value.as_str());
-    // Some clients number the files of a video; there is one.
+    // Some clients address the files of a video by index; each video has one, with index 0.
     let name = if name == "0" { "video" } else { name };
     let variant = Variant::named(name).ok_or_else(|| {
-        let why = "variant: it must be video, thumbnail, spritesheet, sidecar or audio";
+        let why = "variant: must be video, thumbnail, spritesheet, sidecar or audio";
         ApiError::field("invalid_value", "variant", why)
     })?;
     let snapshot = app.jobs.get(&caller, &id)?;
     match snapshot.record.state {
         JobState::Completed => {}
-        JobState::Failed => return Err(ApiError::new(404, "video_failed", "the video failed: it has no files")),
+        JobState::Failed => return Err(ApiError::new(404, "video_failed", "the video failed, so it has no files")),
         _ => return Err(ApiError::new(404, "video_not_ready", "the video is not finished yet")),
     }
     file_of(&app, &id, variant, &headers).await
 }
 
-/// The MP4 of a finished video.
+/// Returns a response that contains the MP4 of a finished video.
 pub(super) async fn of_video(app: &App, id: &VideoId, headers: &HeaderMap) -> Result<Response, ApiError> {
     file_of(app, id, Variant::Video, headers).await
 }
@@ -97,14 +97,14 @@ async fn file_of(app: &App, id: &VideoId, variant: Variant, headers: &HeaderMap)
     respond(source, id, variant, headers)
 }
 
-/// Opens a file of a job.
+/// Opens a file of a job. A sidecar is read into memory and its paths are reduced to file names.
 fn open(jobs: &Jobs, files: Descriptors, id: &VideoId, variant: Variant) -> Result<Source, ApiError> {
     let file = jobs.open_file(id, variant).map_err(|error| {
         if is_exhausted(&error) {
             return busy();
         }
         if error.kind() != io::ErrorKind::NotFound {
-            tracing::warn!(%id, "{} of a job cannot be opened: {error}", variant.name());
+            tracing::warn!(%id, "cannot open the {} of the job: {error}", variant.name());
         }
         ApiError::new(404, "no_such_file", format!("the video has no {}", variant.name()))
     })?;
@@ -122,7 +122,7 @@ fn open(jobs: &Jobs, files: Descriptors, id: &VideoId, variant: Variant) -> Resu
     Ok(Source::Bytes(shown))
 }
 
-/// The answer with a file, as far as the client wants it.
+/// Builds the response (200, 206, 304 or 416) according to the request's conditional and range headers.
 fn respond(source: Source, id: &VideoId, variant: Variant, asked: &HeaderMap) -> Result<Response, ApiError> {
     let length = source.len();
     let extension = FilePath::new(variant.file()).extension().and_then(|e| e.to_str()).unwrap_or_default();
@@ -145,7 +145,7 @@ fn respond(source: Source, id: &VideoId, variant: Variant, asked: &HeaderMap) ->
                 with(part(source, range, StatusCode::PARTIAL_CONTENT)?, header::CONTENT_RANGE, &place)
             }
             Wanted::Beyond => {
-                let error = ApiError::new(416, "range_not_satisfiable", "the range lies behind the file's end");
+                let error = ApiError::new(416, "range_not_satisfiable", "the range starts beyond the end of the file");
                 return Ok(with(error.into_response(), header::CONTENT_RANGE, &format!("bytes */{length}")));
             }
         }
@@ -170,7 +170,7 @@ fn with(mut response: Response, name: HeaderName, value: &str) -> Response {
     response
 }
 
-/// Whether a header lists a tag.
+/// Returns whether the header `name` contains the ETag `tag` or `*`, by weak comparison.
 fn matches(asked: &HeaderMap, name: &HeaderName, tag: &str) -> bool {
     let lists = asked.get_all(name).iter().filter_map(|value| value.to_str().ok());
     lists.flat_map(|list| list.split(',')).any(|one| {
@@ -179,7 +179,7 @@ fn matches(asked: &HeaderMap, name: &HeaderName, tag: &str) -> bool {
     })
 }
 
-/// Share of a file that is wanted.
+/// Part of a file that the client has requested.
 #[derive(Debug, PartialEq, Eq)]
 enum Wanted {
     All,
@@ -187,11 +187,11 @@ enum Wanted {
     Beyond,
 }
 
-/// One range of bytes; several, and what cannot be read, are answered with all.
+/// Parses the `Range` header. Multiple ranges and malformed headers select the entire file.
 fn wanted(asked: &HeaderMap, tag: &str, length: u64) -> Wanted {
     let whole = || asked.get(header::RANGE)?.to_str().ok()?.strip_prefix("bytes=");
     let Some(text) = whole() else { return Wanted::All };
-    // A file that has changed since is wanted whole.
+    // The file has changed since the client received its first part, so send all of it.
     if asked.contains_key(header::IF_RANGE) && !matches(asked, &header::IF_RANGE, tag) {
         return Wanted::All;
     }
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_read_as_the_standard_has_them() {
+    fn range_header_follows_rfc_9110() {
         let range = |text: &str| wanted(&asking(&[(header::RANGE, text)]), "\"t\"", 100);
         assert_eq!(range("bytes=0-0"), Wanted::Range(0..1));
         assert_eq!(range("bytes=10-"), Wanted::Range(10..100));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_are_compared_weakly() {
+    fn etags_are_compared_weakly() {
         let is = |list| matches(&asking(&[(header::IF_NONE_MATCH, list)]), &header::IF_NONE_MATCH, "\"a\"");
         assert!(is("\"a\"") && is("W/\"a\"") && is("\"b\", \"a\"") && is("*") && !is("\"b\"") && !is("a"));
     }

@@ -1,4 +1,4 @@
-//! Requests that make videos.
+//! Endpoints that submit video jobs.
 
 use std::sync::Arc;
 
@@ -24,20 +24,21 @@ use crate::serve::jobs::{Caller, Submitted, Waiter};
 use crate::serve::store::Variant;
 use crate::serve::traffic::Traffic;
 
-/// Endpoints that take a request into the queue.
+/// Endpoint that received the request.
 #[derive(Clone, Debug)]
 pub(super) enum RequestKind {
     Create,
-    /// The same, whose client waits.
+    /// Same as `Create`, but the client waits for the video.
     Sync,
-    /// Of a finished video.
+    /// Repeats the request of the finished video with this id, after changing some of its fields.
     Remix(VideoId),
     Edit,
     Extend,
 }
 
 impl RequestKind {
-    /// Endpoint and source: what belongs to a request beside its body.
+    /// Returns the endpoint's name and, for a remix, its source. It is hashed together with the body, so that an
+    /// idempotency key applies to one endpoint and one source.
     fn name(&self) -> String {
         match self {
             RequestKind::Create => "create".into(),
@@ -82,7 +83,7 @@ pub(super) async fn remix(
     submit(&app, caller, request, RequestKind::Remix(id)).await.map(|(video, _)| accepted(&video))
 }
 
-/// The answer to a request that was taken.
+/// Builds the response to a submitted job, with a `Location` header.
 fn accepted(snapshot: &Snapshot) -> Response {
     let mut response = answer(snapshot);
     if let Ok(place) = HeaderValue::from_str(&format!("/v1/videos/{}", snapshot.accepted.id)) {
@@ -91,31 +92,34 @@ fn accepted(snapshot: &Snapshot) -> Response {
     response
 }
 
-/// A finished video of the caller's, as it was asked for.
+/// Returns the request of a finished video; fails if the caller may not see the video or it is not finished.
 fn finished(app: &App, caller: &Caller, id: &VideoId) -> Result<Arc<Accepted>, ApiError> {
     let source = app.jobs.get(caller, id)?;
     match source.record.state {
         JobState::Completed => Ok(source.accepted),
-        JobState::Failed => Err(ApiError::new(404, "video_failed", "the video failed: there is nothing to begin with")),
-        _ => Err(ApiError::new(404, "video_not_ready", "the video is not finished yet")),
+        JobState::Failed => {
+            Err(ApiError::new(404, "video_failed", "the source video failed, so it cannot be used as input"))
+        }
+        _ => Err(ApiError::new(404, "video_not_ready", "the source video is not finished yet")),
     }
 }
 
-/// Refuses a request that lacks the source it names, or a model to wait for.
+/// Rejects a remix of an unfinished video, and a synchronous request while the model loads.
 fn check_ready(app: &App, caller: &Caller, kind: &RequestKind) -> Result<(), ApiError> {
     match kind {
         RequestKind::Remix(source) => finished(app, caller, source).map(drop),
         RequestKind::Sync if app.health.now() == Condition::Starting => {
-            let message = "the model is not loaded yet; POST /v1/videos takes videos into the queue meanwhile";
+            let message = "the model is still loading; retry later, or queue the video with POST /v1/videos";
             Err(ApiError::new(503, "starting", message).retry_after(10))
         }
         _ => Ok(()),
     }
 }
 
-/// Takes a request into the queue: its body is read where there is a place, then it gets the place, then its fields are read. What
-/// is refused leaves nothing behind; what came before under the same idempotency key is answered whatever is full, or gone. A
-/// client of [`RequestKind::Sync`] is one that waits.
+/// Submits a request as a job: checks for a free queue slot, reads the body, reserves the slot, then validates the
+/// fields. A rejected request leaves no files behind. A request with an idempotency key that was used before returns
+/// the earlier job, even if the queue is full or the source video has been removed. For [`RequestKind::Sync`], a
+/// [`Waiter`] is returned too.
 pub(super) async fn submit(
     app: &Arc<App>,
     caller: Caller,
@@ -136,7 +140,7 @@ pub(super) async fn submit(
         traffic.limit(limit);
         let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
         if length.is_some_and(|length| length.parse::<u64>().is_ok_and(|bytes| bytes > limit)) {
-            let message = format!("the body may have {limit} bytes");
+            let message = format!("the request body exceeds the limit of {limit} bytes");
             return Err(ApiError::new(413, "body_too_large", message).should_retry(false));
         }
     }
@@ -144,8 +148,8 @@ pub(super) async fn submit(
     let form = read(app, request).await;
     let mut form = form.map_err(|error| traffic.and_then(|traffic| traffic.fault()).unwrap_or(error))?;
     form.body_sha256 = hex::encode(Sha256::digest(format!("{}\0{}", kind.name(), form.body_sha256)));
-    // Files of not more requests at once than leave threads for other endpoints. What has none, or repeats another, does not
-    // wait for them.
+    // Limit how many requests decode files at once, so that threads remain for other endpoints. Requests without files
+    // and requests whose idempotency key already has a job do not wait.
     let entry = match is_new && form.has_files() {
         true => Some(places(&app.entries, 1).await?),
         false => None,
@@ -153,14 +157,14 @@ pub(super) async fn submit(
     let app = Arc::clone(app);
     blocking(move || {
         let submitted = enter(&app, &caller, form, &kind, key, trace);
-        // What it had in memory is gone.
+        // The body is no longer in memory, so the next request may use its share.
         drop((room, entry));
         submitted
     })
     .await
 }
 
-/// The job of a form; that of the request that came before with the same key.
+/// Creates a job from a form, or returns the earlier job with the same idempotency key.
 fn enter(
     app: &App,
     caller: &Caller,
@@ -208,8 +212,8 @@ fn enter(
     Ok(waiter(snapshot))
 }
 
-/// Holds as many bytes as a body may have of those that are in memory, or on their way to files, at once. A short one waits for
-/// none: 1,024 connections have but 64 MiB of such.
+/// Reserves memory for a body from the budget that all requests share (`App::bodies`). Bodies of at most [`SMALL_BODY`]
+/// bytes need no reservation: on 1,024 connections they use at most 64 MiB.
 async fn room(app: &App, headers: &HeaderMap) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     let bytes = length.unwrap_or(app.serve.body_limit.0);
@@ -220,36 +224,37 @@ async fn room(app: &App, headers: &HeaderMap) -> Result<Option<OwnedSemaphorePer
     places(&app.bodies, kib).await.map(Some)
 }
 
-/// Places of those that there are, once they are free.
+/// Acquires `count` permits of a semaphore; fails with 503 after [`BODY_PATIENCE`].
 async fn places(all: &Arc<Semaphore>, count: u32) -> Result<OwnedSemaphorePermit, ApiError> {
     let free = tokio::time::timeout(BODY_PATIENCE, Arc::clone(all).acquire_many_owned(count)).await;
-    let busy = |_| ApiError::new(503, "busy", "too many requests are read at once").retry_after(2);
+    let busy = |_| ApiError::new(503, "busy", "too many requests are being processed; retry later").retry_after(2);
     free.map_err(busy)?.map_err(internal)
 }
 
-/// A key of the client's by which a request that is sent twice is one.
+/// Returns the value of the `Idempotency-Key` header. Requests with the same key create only one job.
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
     let legal = |text: &&str| (1..=128).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic());
     let key = value.to_str().ok().filter(legal);
-    let why = "Idempotency-Key: 1 to 128 characters of ASCII without spaces";
+    let why = "Idempotency-Key: must be 1 to 128 ASCII characters without spaces";
     key.map(|key| Some(key.to_string())).ok_or_else(|| ApiError::field("invalid_value", "Idempotency-Key", why))
 }
 
-/// The fields of a body, which is JSON or a form.
+/// Reads the request body and parses it as JSON or as a multipart form.
 async fn read(app: &App, request: Request) -> Result<Form, ApiError> {
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let essence = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     match essence.as_str() {
         "application/json" => {
             let bytes = Bytes::from_request(request, &()).await;
-            let bytes = bytes.map_err(|_| ApiError::new(400, "invalid_json", "the body ended early"))?;
-            // Text of megabytes takes its time.
+            let bytes = bytes
+                .map_err(|_| ApiError::new(400, "invalid_json", "the connection closed before the end of the body"))?;
+            // Parsing megabytes of JSON on this thread would block the event loop.
             tokio::task::spawn_blocking(move || Form::json(&bytes)).await.map_err(internal)?
         }
         "multipart/form-data" => {
             let form = Multipart::from_request(request, &()).await;
-            let why = "the form has no boundary: send `multipart/form-data; boundary=…`";
+            let why = "the Content-Type has no boundary: send `multipart/form-data; boundary=…`";
             Form::multipart(form.map_err(|_| ApiError::new(400, "invalid_multipart", why))?, &app.tmp, app.files).await
         }
         _ => {
@@ -264,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_of_repeated_requests_are_short_and_plain() {
+    fn idempotency_key_is_limited_to_128_ascii_characters() {
         let mut headers = HeaderMap::new();
         assert_eq!(idempotency_key(&headers), Ok(None));
         headers.insert("idempotency-key", HeaderValue::from_static("a-1"));

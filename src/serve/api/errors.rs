@@ -1,4 +1,4 @@
-//! Errors as answers.
+//! Error responses.
 
 use std::any::Any;
 
@@ -7,10 +7,10 @@ use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::contained::panic_message;
+use crate::catch_panic::panic_message;
 use crate::serve::error::ApiError;
 
-/// The code of an answer that is an error, for the log.
+/// Error code of a response, passed to the access log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Code(pub(crate) &'static str);
 
@@ -34,28 +34,30 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// A fault of the server's own. What it was is in the log alone.
+/// Logs the cause of an internal error and returns a 500 response that does not reveal it.
 pub(crate) fn internal(why: impl std::fmt::Display) -> ApiError {
-    tracing::error!("a request failed: {why}");
-    ApiError::new(500, "internal", "the server made a mistake; its log says more")
+    tracing::error!("internal error while handling a request: {why}");
+    ApiError::new(500, "internal", "internal server error; see the server's log")
 }
 
-/// The answer where a handler panicked.
+/// Returns the response to a request whose handler panicked.
 pub(crate) fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response<Body> {
     internal(panic_message(&*panic)).into_response()
 }
 
-/// A route that is not there.
+/// Fallback handler for unknown routes: 404.
 pub(crate) async fn no_route() -> ApiError {
-    ApiError::new(404, "not_found", "there is no such endpoint; /openapi.json lists them").should_retry(false)
+    ApiError::new(404, "not_found", "no such endpoint; see /openapi.json").should_retry(false)
 }
 
-/// A method that a route does not have.
+/// Fallback handler for methods that a route does not support: 405.
 pub(crate) async fn no_method() -> ApiError {
-    ApiError::new(405, "method_not_allowed", "the endpoint does not take this method").should_retry(false)
+    ApiError::new(405, "method_not_allowed", "this endpoint does not support the method; see /openapi.json")
+        .should_retry(false)
 }
 
-/// An endpoint of OpenAI's that no model here is for.
+/// Handler for OpenAI endpoints that this server does not implement: 404.
 pub(crate) async fn unsupported() -> ApiError {
-    ApiError::new(404, "unsupported_endpoint", "this server has no such endpoint").should_retry(false)
+    ApiError::new(404, "unsupported_endpoint", "this server does not implement the endpoint; see /openapi.json")
+        .should_retry(false)
 }

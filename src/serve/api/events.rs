@@ -1,14 +1,14 @@
-//! Streams of events: a video's, and those of all of a key's.
+//! Server-sent events: a stream for one video, and a stream for all videos of the caller.
 //!
 //! | event | data |
 //! |---|---|
-//! | `video` | a whole video: at the start, and with every transition |
+//! | `video` | the complete video object: at the start of the stream, and at each state transition |
 //! | `progress` | id, progress, phase, step, steps, queue_position, eta_s |
-//! | `queue` | the object of `GET /v1/queue`: at the start, and when what runs or waits changes |
-//! | `deleted` | the id of a video that was removed |
-//! | `shutdown` | the server ends |
+//! | `queue` | the object of `GET /v1/queue`: at the start of the stream, and when running or queued videos change |
+//! | `deleted` | the id of a removed video |
+//! | `shutdown` | an empty object: the server is shutting down |
 //!
-//! Of what happens while a client does not read, it is told the latest.
+//! A client that reads slowly misses intermediate events but always receives the latest state.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -37,16 +37,16 @@ use crate::serve::listen::ended;
 use crate::serve::objects;
 use crate::serve::streams::{Client, Place, Refused};
 
-/// Milliseconds after which a client comes again.
+/// Makes clients wait 2,000 ms before they reconnect.
 const RETRY: &str = "retry: 2000\n\n";
-/// A line that says nothing, so that nobody in between takes the connection for dead.
+/// Interval between keep-alive comments, which prevent proxies from closing an idle connection.
 const COMMENT: Duration = Duration::from_secs(15);
-/// Between two rounds of a stream of many jobs.
+/// Minimum interval between two updates of a queue stream.
 const ROUND: Duration = Duration::from_millis(100);
-/// Videos of a round that nobody has told of yet.
+/// Page size for listing the videos that were created since the last update of a queue stream.
 const NEW: usize = 100;
 
-/// The sending end of a stream, with its place among the streams.
+/// Sending end of an event stream. It counts against the limits in [`crate::serve::streams`] until it is dropped.
 struct Stream {
     app: Arc<App>,
     to: mpsc::Sender<Result<Bytes, Infallible>>,
@@ -60,22 +60,22 @@ impl Drop for Stream {
     }
 }
 
-/// Reasons for which a stream goes on or ends.
+/// What an event stream has to do next.
 enum Next {
     Change,
-    /// The client has gone, or what it watches has.
+    /// The client disconnected, or the watched video was removed.
     End,
     Shutdown,
 }
 
 impl Stream {
-    /// A new stream and its answer.
+    /// Opens an event stream and returns it with its HTTP response. Fails if too many streams are open.
     fn open(app: &Arc<App>, client: Client) -> Result<(Stream, Response), ApiError> {
         let place = app.streams.enter(client).map_err(|refused| {
             let (status, message) = match refused {
-                Refused::Full => (503, "too many streams of events are open".into()),
+                Refused::Full => (503, "too many event streams are open; retry later".into()),
                 Refused::Share(own) => {
-                    (429, format!("this client has {own} open streams of events; close some of them"))
+                    (429, format!("this client already has {own} open event streams; close some of them"))
                 }
             };
             ApiError::new(status, "too_many_streams", message).retry_after(5)
@@ -87,7 +87,7 @@ impl Stream {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        // nginx would hold events back.
+        // Tells nginx not to buffer the response.
         headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
         Ok((stream, response))
     }
@@ -105,7 +105,7 @@ impl Stream {
         self.event("shutdown", &json!({})).await;
     }
 
-    /// Waits for a change, with a comment now and then.
+    /// Waits for a change of the watched value and sends keep-alive comments in the meantime.
     async fn next<T>(&mut self, changes: &mut watch::Receiver<T>) -> Next {
         loop {
             let news = async {
@@ -134,16 +134,16 @@ pub(super) async fn of_video(
     let changes = app.jobs.watch(&caller, &id)?;
     let (stream, mut response) = Stream::open(&app, Client::of(&caller, Some(peer)))?;
     response.extensions_mut().insert(About(id.to_string()));
-    tokio::spawn(tell_video(stream, changes));
+    tokio::spawn(stream_video(stream, changes));
     Ok(response)
 }
 
-/// State of a job whose change is worth its whole object.
+/// Returns the values whose changes are reported by `video` events. Other changes are reported by `progress` events.
 fn milestone(snapshot: &Snapshot) -> (JobState, u32, usize) {
     (snapshot.record.state, snapshot.record.attempts, snapshot.record.batch)
 }
 
-async fn tell_video(mut stream: Stream, mut changes: watch::Receiver<Snapshot>) {
+async fn stream_video(mut stream: Stream, mut changes: watch::Receiver<Snapshot>) {
     let mut snapshot = changes.borrow_and_update().clone();
     if !stream.write(RETRY.into()).await || !stream.event("video", &objects::video(&snapshot)).await {
         return;
@@ -172,11 +172,11 @@ pub(super) async fn of_queue(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
 ) -> Result<Response, ApiError> {
     let (stream, response) = Stream::open(&app, Client::of(&caller, Some(peer)))?;
-    tokio::spawn(tell_queue(stream, caller));
+    tokio::spawn(stream_queue(stream, caller));
     Ok(response)
 }
 
-/// State of a job as a stream's client knows it.
+/// State of a job in the last event that a stream sent about it.
 #[derive(Clone, PartialEq)]
 struct Told {
     milestone: (JobState, u32, usize),
@@ -191,25 +191,25 @@ impl Told {
     }
 }
 
-/// Jobs as a stream has told of them.
-struct Board {
+/// State of a queue stream: the jobs in the events that it has sent.
+struct QueueState {
     caller: Caller,
     told: BTreeMap<VideoId, Told>,
-    /// The newest job that was seen.
+    /// Newest job about which an event was sent.
     newest: Option<VideoId>,
     queue: Value,
 }
 
-impl Board {
-    /// Events since the last round.
+impl QueueState {
+    /// Returns the events that have occurred since the previous call.
     fn round(&mut self, app: &App) -> Vec<(&'static str, Value)> {
         let mut events = Vec::new();
         let (running, waiting) = app.jobs.queue(&self.caller);
-        // Of the same moment as the jobs: it names none that was not told of.
+        // Built from the same job lists as the other events, so that the queue contains only jobs that clients know.
         let mut queue = queue_object(app, &running, &waiting, app.jobs.stopping(&self.caller));
         let mut now: BTreeMap<VideoId, Snapshot> =
             running.into_iter().chain(waiting).map(|job| (job.accepted.id.clone(), job)).collect();
-        // Those that came and ended between two rounds.
+        // Find the jobs that were both created and ended since the previous update.
         let mut query = ListQuery { after: self.newest.clone(), limit: NEW, descending: false, state: None };
         loop {
             let page = app.jobs.list(&self.caller, &query);
@@ -251,12 +251,12 @@ impl Board {
     }
 }
 
-async fn tell_queue(mut stream: Stream, caller: Caller) {
+async fn stream_queue(mut stream: Stream, caller: Caller) {
     let mut changes = stream.app.jobs.version();
     changes.mark_unchanged();
     let newest = ListQuery { after: None, limit: 1, descending: true, state: None };
     let newest = stream.app.jobs.list(&caller, &newest).jobs.first().map(|job| job.accepted.id.clone());
-    let mut board = Board { caller, told: BTreeMap::new(), newest, queue: Value::Null };
+    let mut board = QueueState { caller, told: BTreeMap::new(), newest, queue: Value::Null };
     if !stream.write(RETRY.into()).await {
         return;
     }
@@ -269,7 +269,7 @@ async fn tell_queue(mut stream: Stream, caller: Caller) {
                 return;
             }
         }
-        // At most ten rounds a second, whatever happens in between; fewer where a long queue makes them dear.
+        // Limits updates to ten per second, and to fewer if a long queue makes an update slow.
         tokio::time::sleep(ROUND.max(20 * took)).await;
         match stream.next(&mut changes).await {
             Next::Change => {}

@@ -1,4 +1,4 @@
-//! Checks that every request passes: its host, its origin, its key; and the line that is written of it.
+//! Middleware for all requests: checks of the host, origin and API key, and the access log.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -19,18 +19,18 @@ use crate::serve::error::ApiError;
 use crate::serve::jobs::Caller;
 use crate::serve::traffic::Traffic;
 
-/// Routes that need no key.
+/// Routes that require no API key.
 const OPEN: [&str; 5] = ["/", "/live", "/health", "/ready", "/session"];
-/// Bytes that the body of a request without a video may have.
+/// Maximum size of a request body in bytes, except on endpoints that create videos (`serve.body_limit`).
 pub(super) const SMALL_BODY: u64 = 64 << 10;
-/// The page's cookie.
+/// Name of the session cookie of the web page.
 pub(super) const COOKIE: &str = "ltx2_session";
 
-/// The job that a request was about, for its line of the log.
+/// Id of the job that a request concerns, for the access log.
 #[derive(Clone, Debug)]
 pub(super) struct About(pub(super) String);
 
-/// Outermost: gives a request its id, and writes its line once its answer is sent.
+/// Outermost layer: assigns an id to the request and adds a line to the access log when the response has been sent.
 pub(super) async fn note(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let since = Instant::now();
     let id = request_id(request.headers());
@@ -69,7 +69,7 @@ pub(super) async fn note(State(app): State<Arc<App>>, request: Request, next: Ne
     response
 }
 
-/// A method's name, of a bounded number.
+/// Returns a method as a metric label. Unknown methods become `other`, which bounds the number of labels.
 fn known(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
@@ -81,7 +81,7 @@ fn known(method: &Method) -> &'static str {
     }
 }
 
-/// The client's id where it may be written into a log, else a new one.
+/// Returns the client's `X-Request-Id` if it is safe to log, otherwise a new id.
 fn request_id(headers: &HeaderMap) -> String {
     let legal = |text: &&str| {
         (1..=128).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
@@ -92,12 +92,12 @@ fn request_id(headers: &HeaderMap) -> String {
 
 fn new_request_id() -> String {
     let mut random = [0; 12];
-    // An id of zeros is better than no answer.
+    // If the random number generator fails, an id of zeros is better than an error.
     let _ = getrandom::fill(&mut random);
     format!("req_{}", hex::encode(random))
 }
 
-/// W3C trace context, where it has its form: version, trace, parent, flags.
+/// Returns the W3C `traceparent` header (version, trace id, parent id and flags) if it is well-formed.
 pub(super) fn traceparent(headers: &HeaderMap) -> Option<String> {
     let text = headers.get("traceparent")?.to_str().ok()?;
     let parts: Vec<&str> = text.split('-').collect();
@@ -106,21 +106,21 @@ pub(super) fn traceparent(headers: &HeaderMap) -> Option<String> {
     (lengths == [2, 32, 16, 2] && parts.iter().all(|part| lower(part))).then(|| text.to_string())
 }
 
-/// Refuses requests that were meant for another host: a name of an attacker's that points here.
+/// Rejects requests whose `Host` is not this server, which protects against DNS rebinding.
 pub(super) async fn host(State((app, bound)): State<(Arc<App>, IpAddr)>, request: Request, next: Next) -> Response {
     let named = request.uri().authority().map(|authority| authority.as_str());
     let named = named.or_else(|| request.headers().get(header::HOST).and_then(|host| host.to_str().ok()));
     match named.is_some_and(|named| is_own(named, bound, &app.serve.allow_host)) {
         true => next.run(request).await,
         false => {
-            let message = "the request names a host that is not this server; --allow-host allows one";
+            let message = "the request's Host is not this server; the server's --allow-host option allows other hosts";
             ApiError::new(421, "wrong_host", message).should_retry(false).into_response()
         }
     }
 }
 
-/// Whether a `Host` is this server: loopback, the bound address, an address where all are bound (a name that points here is an
-/// attacker's only where it is a name), or one that is allowed.
+/// Returns whether a host name refers to this server: localhost or a loopback address, the bound address, or a name in
+/// `allowed`. If the server listens on all interfaces, any IP address does, because DNS rebinding needs a name.
 fn is_own(named: &str, bound: IpAddr, allowed: &[String]) -> bool {
     let host = match named.strip_prefix('[') {
         Some(v6) => v6.split_once(']').map_or("", |(host, _)| host),
@@ -133,7 +133,7 @@ fn is_own(named: &str, bound: IpAddr, allowed: &[String]) -> bool {
         || allowed.iter().any(is)
 }
 
-/// The key or cookie of a request, and whose it is.
+/// Authenticates a request by its API key or session cookie; responds with 401 if neither is valid.
 pub(super) async fn key(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let caller = match app.keys.needed() {
         false => Some(Caller { name: String::new(), sees_all: true }),
@@ -141,7 +141,7 @@ pub(super) async fn key(State(app): State<Arc<App>>, mut request: Request, next:
     };
     let open = request.extensions().get::<MatchedPath>().is_some_and(|path| OPEN.contains(&path.as_str()));
     if caller.is_none() && !open {
-        let message = "give a key of this server as `Authorization: Bearer KEY`";
+        let message = "missing or invalid API key; send `Authorization: Bearer KEY`";
         return ApiError::new(401, "invalid_api_key", message).should_retry(false).into_response();
     }
     if let Some(caller) = &caller {
@@ -156,12 +156,12 @@ pub(super) async fn key(State(app): State<Arc<App>>, mut request: Request, next:
 
 fn caller(app: &App, headers: &HeaderMap) -> Option<Caller> {
     match bearer(headers) {
-        Some(key) => app.keys.of_bearer(key),
-        None => app.keys.of_cookie(cookie(headers)?),
+        Some(key) => app.keys.caller_for_key(key),
+        None => app.keys.caller_for_cookie(cookie(headers)?),
     }
 }
 
-/// The key that a request presents.
+/// Returns the bearer token in the `Authorization` header.
 pub(super) fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, key) = value.split_once(' ')?;
@@ -174,7 +174,7 @@ fn cookie(headers: &HeaderMap) -> Option<&str> {
     pairs.filter(|(name, _)| *name == COOKIE).map(|(_, value)| value).next()
 }
 
-/// Refuses writes that a page of another origin sends.
+/// Layer that rejects cross-origin requests that change state, except from `origins`.
 pub(super) fn csrf(
     origins: &[String],
 ) -> Result<CsrfLayer<impl Fn(tower_http::csrf::ProtectionError) -> Response + Clone + use<>>, String> {
@@ -183,12 +183,13 @@ pub(super) fn csrf(
         layer = layer.add_trusted_origin(origin).map_err(|error| format!("serve.cors_origin: {error}"))?;
     }
     Ok(layer.with_rejection_response(|_| {
-        let message = "a page of another origin may not write here; --cors-origin allows one";
+        let message = "cross-origin request rejected; the server's --cors-origin option allows origins";
         ApiError::new(403, "cross_origin", message).should_retry(false).into_response()
     }))
 }
 
-/// Rights of pages of other origins: none, but for those that are named.
+/// Returns the CORS layer that admits `origins`; `None` if `origins` is empty, so that browsers block every other
+/// origin.
 pub(super) fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
     if origins.is_empty() {
         return Ok(None);
@@ -228,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_are_loopback_the_bound_address_and_those_that_are_allowed() {
+    fn host_must_be_loopback_bound_or_allowed() {
         let loopback: IpAddr = "127.0.0.1".parse().expect("an address");
         let any: IpAddr = "0.0.0.0".parse().expect("an address");
         let allowed = ["video.example".to_string()];
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_requests_are_the_clients_where_a_log_may_hold_them() {
+    fn client_request_id_is_kept_only_if_safe_to_log() {
         let mut headers = HeaderMap::new();
         headers.insert("x-request-id", HeaderValue::from_static("a.b-C_9"));
         assert_eq!(request_id(&headers), "a.b-C_9");
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn trace_context_has_its_form_or_is_left_out() {
+    fn malformed_traceparent_is_ignored() {
         let mut headers = HeaderMap::new();
         let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         for (text, kept) in [(good, true), ("00-short-00f067aa0ba902b7-01", false), (&good.to_uppercase(), false)] {

@@ -1,4 +1,5 @@
-//! LoRAs as SGLang's clients know them: a list, and no state that one client changes for all.
+//! SGLang-compatible LoRA endpoints. They only list LoRAs: each request selects its own, so that no client can change
+//! the LoRAs of another.
 
 use std::sync::Arc;
 
@@ -15,6 +16,6 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 pub(super) async fn refuse() -> ApiError {
-    let message = "a LoRA belongs to a request here: give its name as the field `lora`; /v1/list_loras lists them";
+    let message = "LoRAs are selected per request: set the field `lora` to a name that /v1/list_loras lists";
     ApiError { param: Some("lora".into()), ..ApiError::new(400, "unsupported", message).should_retry(false) }
 }

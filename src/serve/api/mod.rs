@@ -1,4 +1,4 @@
-//! Endpoints of HTTP, a file for each of their kinds.
+//! HTTP endpoints.
 
 mod content;
 mod create;
@@ -38,23 +38,23 @@ use super::store::JobStore;
 use super::streams::Streams;
 use crate::config::{Loaded, Serve};
 
-/// Streams of events at once.
+/// Maximum number of open event streams.
 pub(super) const STREAMS: usize = 256;
-/// Bodies of the longest that are read at once.
+/// Size limit for all bodies that are processed at once, in multiples of `serve.body_limit`.
 const BODIES: u64 = 8;
-/// Bodies that are made into jobs at once: their images are decoded and written.
+/// Maximum number of requests whose files are decoded and written at once.
 const ENTRIES: usize = 16;
-/// How long another one waits for room.
+/// How long a request waits for a permit from [`App::bodies`] or [`App::entries`] before it fails with 503.
 const BODY_PATIENCE: Duration = Duration::from_secs(10);
 
-/// State that all endpoints share.
+/// State shared by all endpoints.
 pub(super) struct App {
     pub(super) loaded: Loaded,
     pub(super) serve: Serve,
     pub(super) jobs: Arc<Jobs>,
     pub(super) fields: Arc<Fields>,
     pub(super) store: Arc<dyn JobStore>,
-    /// Folder of files that come.
+    /// Folder for files that are being uploaded.
     pub(super) tmp: PathBuf,
     pub(super) keys: Arc<Keys>,
     pub(super) metrics: Arc<Metrics>,
@@ -62,39 +62,36 @@ pub(super) struct App {
     pub(super) health: Arc<Health>,
     pub(super) connections: Arc<Connections>,
     pub(super) bound: SocketAddr,
-    /// Names of the model, the first of which answers say.
+    /// Names of the served model. Responses contain the first.
     pub(super) names: Vec<String>,
     pub(super) created: u64,
-    /// The limit of open files.
+    /// The process's limit of open files.
     pub(super) files: Descriptors,
-    /// Whether streams are to end.
+    /// Becomes true at shutdown, which ends event streams and synchronous requests.
     pub(super) ending: watch::Receiver<bool>,
     pub(super) streams: Arc<Streams>,
-    /// KiB of bodies that are read.
+    /// Permits for bodies that are being processed, one per KiB.
     pub(super) bodies: Arc<Semaphore>,
-    /// Requests that are made into jobs.
+    /// Permits for requests whose files are being decoded and written.
     pub(super) entries: Arc<Semaphore>,
-    /// Ids of events.
+    /// Id of the next server-sent event.
     pub(super) events: AtomicU64,
 }
 
 impl App {
-    /// Places for bodies, and for requests that are made into jobs.
+    /// Creates the semaphores [`App::bodies`] and [`App::entries`].
     pub(super) fn places(serve: &Serve) -> [Arc<Semaphore>; 2] {
         let kib = usize::try_from(BODIES * serve.body_limit.0.div_ceil(1024)).unwrap_or(Semaphore::MAX_PERMITS);
         [kib.min(Semaphore::MAX_PERMITS), ENTRIES].map(|places| Arc::new(Semaphore::new(places)))
     }
 
-    /// The template of a route, for labels.
+    /// Returns the route template that matches a path, as a metric label.
     fn route(&self, path: &str) -> &'static str {
         routes::ROUTES.iter().find(|route| route.path == path).map_or("other", |route| route.path)
     }
 }
 
-/// Runs what waits for disks on a thread that may.
-///
-/// # Errors
-/// What it says; a panic of it.
+/// Runs blocking I/O on a thread of the blocking pool. A panic becomes an internal error.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {

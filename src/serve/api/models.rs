@@ -1,4 +1,4 @@
-//! The model, and what it can be asked for: clients and the page build their forms from it.
+//! Model endpoints. Clients and the web page build their input forms from the responses.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::App;
 use crate::serve::error::ApiError;
 use crate::serve::fields::Card as Offer;
 
-/// OpenAI's card, and what the server makes.
+/// OpenAI's model object, extended by the server's limits and options.
 #[derive(Serialize)]
 struct Card<'a> {
     id: &'a str,
@@ -37,6 +37,6 @@ pub(super) async fn get(
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let known = app.names.iter().find(|known| name.as_ref().is_ok_and(|name| **known == name.0));
-    let missing = || ApiError::new(404, "model_not_found", "there is no such model; /v1/models lists the names");
+    let missing = || ApiError::new(404, "model_not_found", "no such model; /v1/models lists the models");
     known.map(|name| Json(json!(card(&app, name)))).ok_or_else(missing)
 }

@@ -1,4 +1,4 @@
-//! The OpenAPI document, from the table of routes.
+//! The OpenAPI document, generated from the route table.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,7 +17,7 @@ pub(super) async fn document(State(app): State<Arc<App>>) -> Json<&'static Value
     Json(if has_keys { &KEYED } else { &OPEN }.get_or_init(|| build(has_keys)))
 }
 
-/// The document, of the tables of routes and fields. Requests are asked for a key on servers that have any.
+/// Builds the document. If `has_keys`, it requires a bearer token.
 fn build(has_keys: bool) -> Value {
     let mut paths = Map::new();
     for route in ROUTES {
@@ -29,7 +29,7 @@ fn build(has_keys: bool) -> Value {
         "info": {
             "title": "ltx2 serve",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Videos with sound as jobs, in the dialect of OpenAI's /v1/videos.",
+            "description": "Generates videos with audio as asynchronous jobs; compatible with OpenAI's /v1/videos.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -108,19 +108,19 @@ fn responses(gives: Gives) -> Value {
         Gives::Refusal => return json!({"default": error_response()}),
     };
     json!({
-        "200": {"description": "As asked.", "content": {media: {"schema": schema}}},
+        "200": {"description": "Success.", "content": {media: {"schema": schema}}},
         "default": error_response(),
     })
 }
 
 fn error_response() -> Value {
     json!({
-        "description": "An error: `param` names the field, `code` is for programs.",
+        "description": "An error. `code` is machine-readable; `param` is the name of the invalid field, if any.",
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
     })
 }
 
-/// A video as `objects::video` writes it.
+/// Returns the schema of the video object that `objects::video` builds.
 fn video() -> Value {
     let text = json!({"type": "string"});
     let maybe = |kind: &str| json!({"type": [kind, "null"]});
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reference_is_there_and_every_operation_has_a_name_of_its_own() {
+    fn references_resolve_and_operation_ids_are_unique() {
         let document = build(true);
         let text = document.to_string();
         for part in text.split("#/components/schemas/").skip(1) {

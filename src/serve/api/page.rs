@@ -1,4 +1,4 @@
-//! The page, and the cookie that it trades its key for.
+//! The web page and the session cookie that it uses.
 
 use std::sync::{Arc, OnceLock};
 
@@ -16,7 +16,7 @@ use super::errors::internal;
 use super::guard::{COOKIE, bearer};
 use crate::serve::error::ApiError;
 
-/// One file, which fetches nothing from elsewhere.
+/// The web page, which is self-contained: it loads no other resources.
 const PAGE: &str = include_str!("../page.html");
 
 pub(super) async fn page() -> Response {
@@ -36,7 +36,8 @@ pub(super) async fn page() -> Response {
     response
 }
 
-/// Rights of the page: it may run its own script, show its own server's media, ask its own server.
+/// Returns the content security policy, which allows only the page's own scripts and styles, and media and API requests
+/// of this server.
 fn policy() -> &'static str {
     static POLICY: OnceLock<String> = OnceLock::new();
     POLICY.get_or_init(|| {
@@ -51,7 +52,7 @@ fn policy() -> &'static str {
     })
 }
 
-/// The text within each element of a tag.
+/// Yields the contents of each element with the given tag.
 fn inner<'a>(page: &'a str, tag: &str) -> impl Iterator<Item = &'a str> + use<'a> {
     let (open, close) = (format!("<{tag}"), format!("</{tag}>"));
     let mut rest = page;
@@ -70,7 +71,7 @@ pub(super) async fn session(State(app): State<Arc<App>>, headers: HeaderMap) -> 
     }
     let key = bearer(&headers).unwrap_or_default();
     let cookie = app.keys.begin_session(key).map_err(internal)?;
-    let refused = || ApiError::new(401, "invalid_api_key", "this is no key of this server").should_retry(false);
+    let refused = || ApiError::new(401, "invalid_api_key", "invalid API key").should_retry(false);
     let cookie = cookie.ok_or_else(refused)?;
     let mut response = Json(json!({"needed": true})).into_response();
     let value = format!("{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Strict; Max-Age=43200");
@@ -84,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_policy_names_every_script_and_style_of_the_page() {
+    fn csp_hashes_cover_every_script_and_style() {
         assert!(PAGE.len() <= 68 << 10, "{} bytes", PAGE.len());
         for (tag, directive) in [("script", "script-src"), ("style", "style-src")] {
             let texts: Vec<&str> = inner(PAGE, tag).collect();
@@ -98,12 +99,12 @@ mod tests {
             }
             assert!(!list.contains("unsafe"));
         }
-        // Hashes do not cover attributes.
+        // The hashes in the policy do not cover attributes.
         assert!(!PAGE.contains(" style=\"") && !PAGE.contains(" onclick=") && !PAGE.contains("http://"));
     }
 
     #[test]
-    fn elements_are_found_one_after_another() {
+    fn inner_yields_every_element() {
         let found: Vec<&str> = inner("<style>a</style><p><style media=\"x\">b</style>", "style").collect();
         assert_eq!(found, ["a", "b"]);
     }

@@ -1,4 +1,4 @@
-//! Questions to the server itself: whether it lives, is well, takes work; its figures and its release.
+//! Liveness, health, readiness, metrics and version endpoints.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
 
 pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
     if app.jobs.is_draining() {
-        return status(503, "draining", Some("the server ends".into()));
+        return status(503, "draining", Some("the server is shutting down".into()));
     }
     match ill(&app).await {
         Some((word, reason)) => status(503, word, Some(reason)),
@@ -33,30 +33,33 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
     }
 }
 
-/// Why the server cannot make videos now.
+/// Returns why the server cannot generate videos now; `None` if it can.
 async fn ill(app: &Arc<App>) -> Option<(&'static str, String)> {
     match app.health.now() {
-        Condition::Starting => Some(("starting", "the model is loaded and its programs are compiled".into())),
+        Condition::Starting => Some(("starting", "the model is loading and its programs are compiling".into())),
         Condition::Failed(why) => Some(("device_failed", why)),
         Condition::Ready => {
             if let Some(stage) = app.pulse.stuck(app.health.patience()) {
                 let stage = json!(stage);
                 return Some((
                     "stuck",
-                    format!("the device has not moved for long, at {}", stage.as_str().unwrap_or("work")),
+                    format!(
+                        "the device has made no progress for too long; current stage: {}",
+                        stage.as_str().unwrap_or("work")
+                    ),
                 ));
             }
             let app = Arc::clone(app);
-            // A disk and a file are asked.
+            // `lack` reads the file system.
             blocking(move || Ok(lack(&app))).await.unwrap_or(None)
         }
     }
 }
 
-/// What requests and jobs find none of: room on the disk, or open files.
+/// Returns the resource that is exhausted (disk space or file descriptors); `None` if neither is.
 fn lack(app: &App) -> Option<(&'static str, String)> {
     if app.jobs.lacks_room() {
-        let why = "the disk is full (serve.min_free, serve.disk): requests are answered with 507 until there is room";
+        let why = "the disk is full (serve.min_free, serve.disk): requests fail with 507 until space is free";
         return Some(("insufficient_storage", why.into()));
     }
     app.files.shortage().map(|why| ("out_of_files", why))
@@ -73,9 +76,9 @@ fn status(code: u16, word: &str, reason: Option<String>) -> Response {
     response
 }
 
-/// All figures, in the format that they are read in.
+/// Returns the metrics in the OpenMetrics text format.
 pub(super) async fn metrics(State(asked): State<Arc<App>>) -> Response {
-    // The size of a folder and of a disk are asked for.
+    // Measuring the size of folders and the free disk space blocks.
     let text = tokio::task::spawn_blocking(move || {
         asked.pulse.settle();
         asked.metrics.text(Now { connections: asked.connections.count(), usage: asked.store.usage() })
@@ -99,7 +102,7 @@ pub(super) async fn version(State(app): State<Arc<App>>) -> Response {
     Json(body).into_response()
 }
 
-/// A platform's name; a plugin's file is of nobody's interest.
+/// Returns the name of a platform, or `plugin` if it is the path of a plugin, which clients must not see.
 pub(in crate::serve) fn platform(given: &str) -> &str {
     if given.contains('/') { "plugin" } else { given }
 }

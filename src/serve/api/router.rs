@@ -1,4 +1,4 @@
-//! The router: a handler for each row of the table of routes, and what every request passes.
+//! The router, which has a handler for each row of the route table, and its middleware.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,6 @@ use tower_http::catch_panic::CatchPanicLayer;
 use super::routes::{ROUTES, Route};
 use super::{App, content, create, errors, events, guard, lora, models, openapi, page, probes, sync, videos};
 
-/// The handler of an endpoint.
 fn handler(route: &Route) -> MethodRouter<Arc<App>> {
     match (route.method, route.path) {
         ("POST", "/v1/videos") => post(create::create),
@@ -44,10 +43,10 @@ fn handler(route: &Route) -> MethodRouter<Arc<App>> {
     }
 }
 
-/// The router over all endpoints, with what every request passes.
+/// Builds the router with all endpoints and middleware.
 ///
 /// # Errors
-/// Origins that are none.
+/// Returns an error if an origin in `serve.cors_origin` is invalid.
 pub(in crate::serve) fn router(app: Arc<App>) -> Result<Router, String> {
     let origins = app.serve.cors_origin.clone();
     let mut router = Router::new();
@@ -58,7 +57,7 @@ pub(in crate::serve) fn router(app: Arc<App>) -> Result<Router, String> {
         .fallback(errors::no_route)
         .method_not_allowed_fallback(errors::no_method)
         .with_state(Arc::clone(&app))
-        // Bodies have limits of their own.
+        // `Traffic` enforces the body limits of each connection.
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(Arc::clone(&app), guard::key))
         .layer(guard::csrf(&origins)?);
@@ -70,7 +69,7 @@ pub(in crate::serve) fn router(app: Arc<App>) -> Result<Router, String> {
     Ok(outermost(router, app, bound))
 }
 
-/// The layers that come before all else on either address: the line of the log, and the name of the server.
+/// Adds the outermost layers, which both listeners share: access log, panic handler and host check.
 fn outermost(router: Router, app: Arc<App>, bound: SocketAddr) -> Router {
     router
         .layer(from_fn_with_state((Arc::clone(&app), bound.ip()), guard::host))
@@ -78,7 +77,7 @@ fn outermost(router: Router, app: Arc<App>, bound: SocketAddr) -> Router {
         .layer(from_fn_with_state(app, guard::note))
 }
 
-/// The router of an address that has figures alone, by the same rules: a key where there are keys, and a name of the server's.
+/// Builds the router of the metrics listener, with the same checks of API keys and hosts as the main router.
 pub(in crate::serve) fn metrics_router(app: Arc<App>, bound: SocketAddr) -> Router {
     let router = Router::new()
         .route("/metrics", get(probes::metrics))

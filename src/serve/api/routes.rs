@@ -1,14 +1,14 @@
-//! The table of routes, of which router and OpenAPI document are made.
+//! The route table, from which the router and the OpenAPI document are built.
 
-/// Contents of a body.
+/// Request body of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {
     Nothing,
-    /// The fields of a request to make a video, as JSON or as a form.
+    /// Fields of a video request, as JSON or as a multipart form.
     Fields,
 }
 
-/// Contents of an answer.
+/// Response body of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gives {
     Video,
@@ -23,18 +23,18 @@ pub(super) enum Gives {
     Json,
     Text,
     Html,
-    /// An error alone.
+    /// The route always responds with an error.
     Refusal,
 }
 
-/// An endpoint, as router and document know it.
+/// A row of the route table.
 pub(super) struct Route {
     pub(super) path: &'static str,
     pub(super) method: &'static str,
     pub(super) summary: &'static str,
     pub(super) takes: Takes,
     pub(super) gives: Gives,
-    /// Names of what its query may say.
+    /// Names of the query parameters.
     pub(super) query: &'static [&'static str],
 }
 
@@ -53,16 +53,18 @@ const GET: &str = "GET";
 const POST: &str = "POST";
 const DELETE: &str = "DELETE";
 
-/// All endpoints.
 pub(super) static ROUTES: &[Route] = &[
-    route(POST, "/v1/videos", Fields, Video, "Takes a video into the queue."),
-    asks(route(GET, "/v1/videos", Nothing, Videos, "The caller's videos."), &["after", "limit", "order", "status"]),
-    route(POST, "/v1/videos/sync", Fields, Media, "Makes a video and waits for it."),
-    route(POST, "/v1/videos/generations", Fields, Media, "The same; TensorRT-LLM's example asks here."),
-    route(POST, "/v1/videos/edits", Fields, Video, "Makes a span of a video anew."),
-    route(POST, "/v1/videos/extensions", Fields, Video, "Goes on with a video."),
-    route(POST, "/v1/videos/characters", Fields, Refusal, "No model here is for it."),
-    route(GET, "/v1/videos/{id}", Nothing, Video, "A video."),
+    route(POST, "/v1/videos", Fields, Video, "Queues a video."),
+    asks(
+        route(GET, "/v1/videos", Nothing, Videos, "Lists the caller's videos."),
+        &["after", "limit", "order", "status"],
+    ),
+    route(POST, "/v1/videos/sync", Fields, Media, "Generates a video and returns it in the response."),
+    route(POST, "/v1/videos/generations", Fields, Media, "Alias of /v1/videos/sync, for TensorRT-LLM clients."),
+    route(POST, "/v1/videos/edits", Fields, Video, "Queues an edit, which regenerates a time span of a video."),
+    route(POST, "/v1/videos/extensions", Fields, Video, "Queues an extension of a video."),
+    route(POST, "/v1/videos/characters", Fields, Refusal, "Not supported."),
+    route(GET, "/v1/videos/{id}", Nothing, Video, "Returns a video."),
     route(DELETE, "/v1/videos/{id}", Nothing, Deleted, "Cancels a video and removes its files."),
     route(POST, "/v1/videos/{id}/cancel", Nothing, Video, "Cancels a video and keeps its record."),
     route(
@@ -70,24 +72,36 @@ pub(super) static ROUTES: &[Route] = &[
         "/v1/videos/{id}/remix",
         Fields,
         Video,
-        "The request of a finished video again, with other fields: its frames are no input.",
+        "Repeats the request of a finished video with changed fields. Its frames are not used as input.",
     ),
-    asks(route(GET, "/v1/videos/{id}/content", Nothing, Media, "A file of a finished video."), &["variant"]),
-    route(GET, "/v1/videos/{id}/events", Nothing, Events, "A video's states and progress as they come."),
-    route(GET, "/v1/queue", Nothing, Queue, "The caller's running and waiting videos."),
-    route(GET, "/v1/queue/events", Nothing, Events, "The same as it changes."),
-    route(GET, "/v1/models", Nothing, Models, "The model, with what it can be asked for."),
-    route(GET, "/v1/models/{model}", Nothing, Model, "The same by a name of it."),
-    route(GET, "/v1/list_loras", Nothing, Adapters, "LoRAs that requests may name."),
-    route(POST, "/v1/set_lora", Fields, Refusal, "LoRAs belong to requests here."),
-    route(POST, "/v1/merge_lora_weights", Fields, Refusal, "LoRAs belong to requests here."),
-    route(POST, "/v1/unmerge_lora_weights", Fields, Refusal, "LoRAs belong to requests here."),
-    route(GET, "/live", Nothing, Json, "Whether HTTP answers."),
-    route(GET, "/health", Nothing, Json, "Whether the model is warm and its device moves."),
-    route(GET, "/ready", Nothing, Json, "The same, and whether videos are taken."),
-    route(GET, "/metrics", Nothing, Text, "Figures for Prometheus."),
-    route(GET, "/version", Nothing, Json, "Release, platform and model."),
-    route(GET, "/openapi.json", Nothing, Json, "This document."),
-    route(GET, "/", Nothing, Html, "The page."),
-    route(POST, "/session", Nothing, Json, "Trades a key for the page's cookie."),
+    asks(route(GET, "/v1/videos/{id}/content", Nothing, Media, "Downloads a file of a finished video."), &["variant"]),
+    route(
+        GET,
+        "/v1/videos/{id}/events",
+        Nothing,
+        Events,
+        "Streams a video's state and progress as server-sent events.",
+    ),
+    route(GET, "/v1/queue", Nothing, Queue, "Returns the caller's running and queued videos."),
+    route(
+        GET,
+        "/v1/queue/events",
+        Nothing,
+        Events,
+        "Streams changes of the caller's queue and videos as server-sent events.",
+    ),
+    route(GET, "/v1/models", Nothing, Models, "Lists the model's names, each with its request fields and limits."),
+    route(GET, "/v1/models/{model}", Nothing, Model, "Returns the model by one of its names."),
+    route(GET, "/v1/list_loras", Nothing, Adapters, "Lists the LoRAs that requests may use."),
+    route(POST, "/v1/set_lora", Fields, Refusal, "Not supported: LoRAs are selected per request."),
+    route(POST, "/v1/merge_lora_weights", Fields, Refusal, "Not supported: LoRAs are selected per request."),
+    route(POST, "/v1/unmerge_lora_weights", Fields, Refusal, "Not supported: LoRAs are selected per request."),
+    route(GET, "/live", Nothing, Json, "Liveness: whether the server answers HTTP."),
+    route(GET, "/health", Nothing, Json, "Health: whether the model is warm and the device makes progress."),
+    route(GET, "/ready", Nothing, Json, "Readiness: healthy and not shutting down."),
+    route(GET, "/metrics", Nothing, Text, "Prometheus metrics."),
+    route(GET, "/version", Nothing, Json, "Returns the version, platform and model."),
+    route(GET, "/openapi.json", Nothing, Json, "Returns this document."),
+    route(GET, "/", Nothing, Html, "The web page."),
+    route(POST, "/session", Nothing, Json, "Exchanges an API key for the web page's session cookie."),
 ];

@@ -1,4 +1,4 @@
-//! A video in the answer to its request, for clients that wait.
+//! Synchronous generation: the video is returned in the response to the request that creates it.
 
 use std::sync::Arc;
 
@@ -24,10 +24,10 @@ pub(super) async fn sync(
     let (snapshot, waiter) = submit(&app, caller.clone(), request, RequestKind::Sync).await?;
     let id = snapshot.accepted.id.clone();
     let ended = tokio::time::timeout(app.serve.sync_timeout.duration(), ended(&app, &caller, snapshot)).await;
-    // From here on the job goes on by itself, or has ended.
+    // The job has ended, or it continues without this client after a timeout; neither may cancel it.
     waiter.into_iter().for_each(Waiter::answered);
     let ended = ended.map_err(|_| {
-        let message = format!("the video takes longer; GET /v1/videos/{id} tells of it");
+        let message = format!("the video did not finish within serve.sync_timeout; poll GET /v1/videos/{id}");
         ApiError::new(504, "sync_timeout", message).should_retry(false)
     })??;
     if let Some(failure) = &ended.record.failure {
@@ -52,7 +52,7 @@ pub(super) async fn sync(
     Ok(response)
 }
 
-/// The job once it is over.
+/// Waits until the job has ended and returns its final state. Fails if the server shuts down first.
 async fn ended(app: &App, caller: &Caller, mut snapshot: Snapshot) -> Result<Snapshot, ApiError> {
     let mut changes = app.jobs.watch(caller, &snapshot.accepted.id)?;
     let mut ending = app.ending.clone();
@@ -64,7 +64,7 @@ async fn ended(app: &App, caller: &Caller, mut snapshot: Snapshot) -> Result<Sna
         tokio::select! {
             changed = changes.changed() => changed.map_err(|_| ApiError::video_not_found())?,
             () = over(&mut ending) => {
-                let message = format!("the server ends; GET /v1/videos/{} tells of the video later", snapshot.accepted.id);
+                let message = format!("the server is shutting down; poll /v1/videos/{} later", snapshot.accepted.id);
                 return Err(ApiError::new(503, "draining", message).should_retry(false));
             }
         }
@@ -73,7 +73,7 @@ async fn ended(app: &App, caller: &Caller, mut snapshot: Snapshot) -> Result<Sna
     Ok(snapshot)
 }
 
-/// Seconds of each phase.
+/// Returns the duration of each generation phase, in seconds.
 fn stages(produced: &Produced) -> Map<String, Value> {
     let Some(timings) = produced.timings.as_object() else { return Map::new() };
     let seconds = |value: &Value| value.as_f64().or_else(|| value["total"].as_f64());
@@ -95,7 +95,7 @@ fn stages(produced: &Produced) -> Map<String, Value> {
     found.map(|(name, seconds)| (name, Value::from((seconds * 1e4).round() / 1e4))).collect()
 }
 
-/// The same in milliseconds, as browsers show it.
+/// Formats the durations as a `Server-Timing` header, in milliseconds.
 fn server_timing(stages: &Map<String, Value>) -> String {
     let one =
         |(name, value): (&String, &Value)| format!("{name};dur={:.1}", 1000.0 * value.as_f64().unwrap_or_default());
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn phases_are_told_in_both_headers() {
+    fn phase_durations_are_sent_in_both_headers() {
         let produced = Produced {
             width: 1,
             height: 1,

@@ -1,4 +1,4 @@
-//! Videos as they are: one, a list, the queue; cancelled and removed.
+//! Endpoints that read, list, cancel and delete videos, and the queue.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use crate::serve::jobs::Caller;
 use crate::serve::objects;
 use crate::serve::query::list_query;
 
-/// Milliseconds that the reference client waits between two polls. It reads them once and keeps them.
+/// Recommended interval between two polls, in milliseconds. OpenAI's client reads this header once and keeps the value.
 const POLL_AFTER: &str = "1000";
 
-/// The id in a path; other text is a video that is not there.
+/// Extractor for the video id in a path; responds with 404 if the id is malformed.
 pub(super) struct Id(pub(super) VideoId);
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
@@ -33,7 +33,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     }
 }
 
-/// A video as an answer.
+/// Builds the response that contains a video object.
 pub(super) fn answer(snapshot: &Snapshot) -> Response {
     let mut response = Json(objects::video(snapshot)).into_response();
     response.extensions_mut().insert(About(snapshot.accepted.id.to_string()));
@@ -88,11 +88,11 @@ pub(super) async fn queue(State(app): State<Arc<App>>, Extension(caller): Extens
     Json(queue_object(&app, &running, &waiting, app.jobs.stopping(&caller)))
 }
 
-/// A caller's queue as an object. What is `stopping` runs as long as the device has not left it.
+/// Builds the queue object of a caller. `stopping` lists cancelled jobs that still run on the device.
 pub(super) fn queue_object(app: &App, running: &[Snapshot], waiting: &[Snapshot], stopping: Vec<VideoId>) -> Value {
     let ids = |jobs: &[Snapshot]| jobs.iter().map(|job| job.accepted.id.clone()).collect::<Vec<_>>();
     let mut on_device = ids(running);
-    // One that was cancelled since the first list was made is in both.
+    // A job that was cancelled after `running` was read is in both lists.
     on_device.extend(stopping.iter().filter(|id| running.iter().all(|job| job.accepted.id != **id)).cloned());
     let ends = running.iter().filter_map(|job| job.progress.eta_s).reduce(f64::max);
     json!({

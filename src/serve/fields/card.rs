@@ -1,4 +1,4 @@
-//! Card of a server: what it makes, as `/v1/models` tells it.
+//! Description of a server's model and limits, returned by `/v1/models`.
 
 use std::collections::BTreeMap;
 
@@ -9,46 +9,46 @@ use super::table::MAX_PROMPT;
 use super::{Fields, Shape};
 use crate::config::Pipeline;
 
-/// Pipelines, sizes, defaults and limits that clients and the page build their forms from.
+/// Pipelines, sizes, defaults and limits of a server. Clients and the web page build their input forms from them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Card {
     pub pipelines: Vec<Pipeline>,
-    /// Sizes that are compiled already.
+    /// Shapes that are compiled before the server is ready.
     pub shapes: Vec<Shape>,
-    /// Values of fields that a request leaves out.
+    /// Default values of request fields, by field name.
     pub defaults: Map<String, Value>,
     pub limits: Limits,
-    /// Names of LoRAs.
+    /// Names of the available LoRAs.
     pub loras: Vec<String>,
     pub size_aliases: BTreeMap<String, String>,
 }
 
-/// The most that a request may ask for.
+/// Limits of a request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Limits {
     pub max_tokens: usize,
     pub max_frames: usize,
     pub max_steps: usize,
     pub max_images: usize,
-    /// Bytes of a body.
+    /// Maximum size of a request body, in bytes.
     pub body_limit: u64,
-    /// Bytes of a prompt.
+    /// Maximum length of a prompt, in bytes.
     pub max_prompt: usize,
-    /// Multiple that width and height must be of.
+    /// Width and height must be multiples of this number.
     pub size_multiple: usize,
-    /// Multiple that the number of frames is one more than.
+    /// The number of frames must be one more than a multiple of this number.
     pub frame_step: usize,
-    /// Whether other sizes than the warm ones are refused.
+    /// Whether the server accepts only the shapes in `shapes`.
     pub only_warm: bool,
 }
 
 impl Fields {
-    /// Card of what the server makes.
+    /// Returns the description of the server's model and limits.
     pub fn card(&self) -> Card {
         let (config, serve) = (&self.loaded.config, self.serve());
         Card {
             pipelines: self.pipelines(),
-            shapes: self.warm_shapes().expect("the server started with them"),
+            shapes: self.warm_shapes().expect("validated at start"),
             defaults: self.defaults(),
             limits: Limits {
                 max_tokens: serve.max_tokens,
@@ -66,7 +66,6 @@ impl Fields {
         }
     }
 
-    /// Values of fields that a request leaves out.
     fn defaults(&self) -> Map<String, Value> {
         let config = &self.loaded.config;
         let (r, scales) = (&config.request, config.scales());

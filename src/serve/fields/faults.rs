@@ -1,13 +1,13 @@
-//! Errors of the configuration, in the words of the request that caused them.
+//! Rewrites configuration errors so that they refer to request fields.
 
-use super::given::{RequestFields, plain};
+use super::request_fields::{RequestFields, plain};
 use super::table::{FIELDS, Place};
 use crate::config::{ConfigError, ValueOrigin};
 use crate::media;
 use crate::request::RequestError;
 use crate::serve::error::ApiError;
 
-/// Keys that no row of the table writes by itself, with the fields that do.
+/// Configuration keys that fields with [`Place::Own`] set, each with the field to which errors about the key refer.
 const OWN: [(&str, &str); 14] = [
     ("request.width", "size"),
     ("request.height", "size"),
@@ -25,15 +25,15 @@ const OWN: [(&str, &str); 14] = [
     ("request.audio.duration", "input_audio"),
 ];
 
-/// Words of flags, as a request says them.
-const WORDS: [(&str, &str); 14] = [
+/// Phrases of configuration errors that contain CLI flags or keys, each with its replacement.
+const WORDS: [(&str, &str); 16] = [
     ("--image PATH FRAME STRENGTH, or request.images", "input_reference or images"),
     ("--audio PATH, or request.audio", "input_audio"),
     ("--video PATH, or request.video", "input_video"),
     ("--reference-video PATH, or request.reference_videos", "reference_videos"),
     ("--retake FROM TO, or request.retake", "start and end, or retake"),
     ("--extend SECONDS, or request.extend", "seconds"),
-    ("--extend-at start goes on before the start", "before: true goes on before the start"),
+    ("use --extend-at start to extend before the start", "use before: true to extend before the start"),
     ("--pipeline ", "pipeline "),
     ("--seconds", "seconds"),
     ("--image", "input_reference"),
@@ -41,9 +41,11 @@ const WORDS: [(&str, &str); 14] = [
     ("request.extend", "seconds"),
     ("request.images", "images"),
     ("request.num_frames", "num_frames"),
+    ("--num-frames", "num_frames"),
+    ("to must be after from", "end must be after start"),
 ];
 
-/// The field that writes a key, as the client names it.
+/// Returns the field that sets a configuration key, under the name that the client used; `None` if no field sets it.
 fn field_of(key: &str, given: &RequestFields) -> Option<String> {
     let sides: &[&'static str] = match key {
         "request.width" => &["width", "size"],
@@ -67,12 +69,12 @@ fn code(key: &str) -> &'static str {
     }
 }
 
-/// Text without flags, and keys by their fields' names.
+/// Replaces CLI flags and configuration keys in an error message by field names.
 fn reworded(text: &str) -> String {
     WORDS.iter().fold(text.to_string(), |text, (from, to)| text.replace(from, to))
 }
 
-/// An error of the configuration, of the field that caused it.
+/// Converts a configuration error into an error about the field that caused it.
 pub(super) fn of_config(error: ConfigError, given: &RequestFields) -> ApiError {
     match error {
         ConfigError::Value { key, value, origin, why } => {
@@ -83,8 +85,8 @@ pub(super) fn of_config(error: ConfigError, given: &RequestFields) -> ApiError {
             };
             let whose = match origin {
                 ValueOrigin::Field(_) | ValueOrigin::Reference(_) => "",
-                ValueOrigin::Video(_) => " (the given video's)",
-                _ => " (the server's configuration)",
+                ValueOrigin::Video(_) => " (from the input video)",
+                _ => " (from the server's configuration)",
             };
             let is_file =
                 ["request.video", "request.images", "request.audio", "request.reference_videos", "model.loras"];
@@ -95,7 +97,7 @@ pub(super) fn of_config(error: ConfigError, given: &RequestFields) -> ApiError {
         }
         ConfigError::UnknownKey { place, key, hint } => {
             let field = if place.contains("'ltx2'") { format!("ltx2.{}", plain(&key)) } else { plain(&key) };
-            ApiError::field("unknown_field", field.clone(), format!("{field}: there is no such key; {hint}"))
+            ApiError::field("unknown_field", field.clone(), format!("{field}: unknown key; {hint}"))
         }
         ConfigError::WrongType { place, key, expected, found } => {
             let named = place.strip_prefix("request field '").and_then(|rest| rest.strip_suffix('\''));
@@ -108,25 +110,27 @@ pub(super) fn of_config(error: ConfigError, given: &RequestFields) -> ApiError {
         }
         ConfigError::Both { first, second, .. } => {
             let [first, second] = [first, second].map(|key| field_of(key, given).unwrap_or_else(|| key.into()));
-            let message = format!("{first} and {second} exclude each other; keep one");
+            let message = format!("{first} and {second} are mutually exclusive; remove one");
             ApiError::field("invalid_value", first, message)
         }
         ConfigError::Video(error) => of_media(&error, &given.name("input_video")),
-        _ => ApiError::new(400, "invalid_value", "the fields do not go together with the server's configuration"),
+        _ => ApiError::new(400, "invalid_value", "the fields conflict with the server's configuration"),
     }
 }
 
-/// An error of a given file, without its path.
+/// Converts an error about an input file, without revealing the file's path.
 pub(super) fn of_media(error: &media::Error, field: &str) -> ApiError {
     let why = match error {
         media::Error::Clip { reason, .. } | media::Error::Sound { reason, .. } => reworded(reason),
-        media::Error::FrameRate(rate) => format!("its frame rate {rate} is not between 0.01 and 1000"),
-        _ => "it cannot be read".into(),
+        media::Error::FrameRate(rate) => {
+            format!("the frame rate {rate} is not between 0.01 and 1000 frames per second")
+        }
+        _ => "the file cannot be read".into(),
     };
     ApiError::field("invalid_value", field, format!("{field}: {why}"))
 }
 
-/// An error of a request that the model cannot serve.
+/// Converts the error of a request that the model cannot run.
 pub(super) fn of_request(error: &RequestError, given: &RequestFields) -> ApiError {
     let text = error.to_string();
     let keys = FIELDS.iter().filter_map(|spec| if let Place::Keys(keys) = spec.place { Some(keys) } else { None });

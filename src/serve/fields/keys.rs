@@ -1,4 +1,4 @@
-//! Keys of what requests must have in common to run together, and to run the same programs.
+//! Batch keys and shape keys, which determine which requests can run in one batch and which run the same programs.
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -7,8 +7,9 @@ use crate::config::{Config, RescaleScope};
 use crate::request;
 use crate::serve::id::VideoId;
 
-/// Requests of one batch key differ in prompt and seed only (see [`crate::Request::can_batch_with`]). Frames that are predicted for
-/// the prompt, and statistics over all videos of a batch, make a request go alone.
+/// Returns the batch key. Requests with equal batch keys differ only in prompt and seed (see
+/// [`crate::Request::can_batch_with`]). The key of a request is unique, so that it runs alone, if the number of frames
+/// is predicted or if guidance rescaling uses statistics over the batch.
 pub(super) fn batch(config: &Config, id: &VideoId) -> String {
     let mut own = config.clone();
     own.request.prompt = None;
@@ -18,7 +19,8 @@ pub(super) fn batch(config: &Config, id: &VideoId) -> String {
     hash(&json!({"config": own, "alone": goes_alone.then_some(id)}))
 }
 
-/// Requests of one shape run the same programs: texts, noise levels, scales, weights and the contents of files are inputs of these.
+/// Returns the shape key. Requests with equal shape keys run the same programs. The key does not contain prompts, noise
+/// levels, guidance scales, LoRA weights and file contents, because they are inputs of the programs.
 pub(super) fn shape(config: &Config) -> String {
     let mut own = config.clone();
     let r = &mut own.request;
@@ -35,7 +37,7 @@ pub(super) fn shape(config: &Config) -> String {
     own.model.loras.clear();
     (own.sampler.steps, own.sampler.sigmas, own.sampler.noise_seed) = (0, None, None);
     (own.two_stage.sigmas, own.dfr.sigmas) = (Vec::new(), Vec::new());
-    // Of the scales the branches that they need are all that a program has.
+    // A program depends on which guidance branches the scales require, but not on the scales.
     let branches: Vec<String> = request::branches(config).iter().map(|branch| format!("{branch:?}")).collect();
     for stream in [&mut own.guidance.video, &mut own.guidance.audio] {
         (stream.cfg, stream.stg, stream.modality, stream.rescale) = (None, None, None, None);

@@ -1,10 +1,10 @@
-//! Fields as a layer of the configuration.
+//! Converts request fields into a layer of the configuration.
 
 use serde_json::{Map, Value, json};
 
 use super::faults::of_config;
-use super::given::RequestFields;
 use super::read::invalid;
+use super::request_fields::{ENDS, RequestFields};
 use super::table::{FIELDS, Place};
 use super::{Endpoint, Fields, tree};
 use crate::config::{Loaded, Pipeline, RequestLayer};
@@ -13,7 +13,8 @@ use crate::serve::error::ApiError;
 const PIPELINE: &str = "pipeline";
 
 impl Fields {
-    /// The server's configuration with a request's fields over it.
+    /// Merges a request's fields over the server's configuration. Adds warnings about fields that override other
+    /// settings.
     pub(super) fn laid(
         &self,
         given: &RequestFields,
@@ -52,28 +53,28 @@ impl Fields {
             let decoder = if by_diffusion { "diffusion" } else { "conv" };
             layer.set(&given.name("use_diffusion_decoder"), "model.decoder", decoder.into()).map_err(fault)?;
         }
-        self.lay_size(given, &mut layer, warnings)?;
-        self.lay_length(given, pipeline, &mut layer, warnings)?;
+        self.apply_size(given, &mut layer, warnings)?;
+        self.apply_length(given, pipeline, &mut layer, warnings)?;
         self.check_files(given, pipeline)?;
-        self.lay_files(given, &mut layer)?;
-        lay_span(given, pipeline, &mut layer)?;
+        self.apply_files(given, &mut layer)?;
+        apply_span(given, pipeline, &mut layer)?;
         if pipeline.takes_video() {
-            // The video's own hold, not those of the server's other videos.
+            // Without a request field, these values come from the input video, not from the server's configuration.
             let own = ["request.width", "request.height", "request.num_frames", "request.frame_rate"];
             own.into_iter().for_each(|key| layer.forget(key));
         }
-        // A pipeline may follow from the files beside the key.
+        // The pipeline may be inferred from the request's files. Warn that it overrides a key only if its field is set.
         let said = |(_, key): &(String, String)| key != PIPELINE || given.text(PIPELINE).is_some();
         let overruled = layer.overruled().into_iter().filter(said);
-        warnings.extend(overruled.map(|(field, key)| format!("{field} was taken, ltx2.{key} was not")));
+        warnings.extend(overruled.map(|(field, key)| format!("{field} overrides ltx2.{key}")));
         let mut loaded = self.loaded.with_request(&layer).map_err(fault)?;
-        if self.lay_images(given, loaded.config.clip_frames(), &mut layer)? {
+        if self.apply_images(given, loaded.config.clip_frames(), &mut layer)? {
             loaded = self.loaded.with_request(&layer).map_err(fault)?;
         }
         Ok(loaded)
     }
 
-    /// Refuses a request without what its pipeline starts from.
+    /// Rejects a request that lacks an input that its pipeline requires.
     fn check_files(&self, given: &RequestFields, pipeline: Pipeline) -> Result<(), ApiError> {
         let (has, own) = (|field| given.get(field).is_some(), &self.loaded.config.request);
         let in_tree = |key: &str| given.get("ltx2").and_then(|tree| tree.get("request")?.get(key)).is_some();
@@ -92,14 +93,14 @@ impl Fields {
         };
         match needed.iter().find(|(_, is_there)| !is_there) {
             None => Ok(()),
-            Some((field, _)) => Err(invalid(field, format!("the pipeline {} needs it", pipeline.name()))),
+            Some((field, _)) => Err(invalid(field, format!("required by the pipeline {}", pipeline.name()))),
         }
     }
 
-    /// Given sounds and videos, by their paths.
-    fn lay_files(&self, given: &RequestFields, layer: &mut RequestLayer) -> Result<(), ApiError> {
+    /// Adds the paths of the input audio and videos to the layer.
+    fn apply_files(&self, given: &RequestFields, layer: &mut RequestLayer) -> Result<(), ApiError> {
         let fault = |error| of_config(error, given);
-        self.lay_images(given, None, layer)?;
+        self.apply_images(given, None, layer)?;
         if let Some(sound) = given.get("input_audio") {
             let mut own = sound.clone();
             self.place(&mut own, "stored", "path")?;
@@ -120,8 +121,9 @@ impl Fields {
         Ok(())
     }
 
-    /// Conditioning images; the last frame's number, where one stands for it, is known when the others are laid. Whether one does.
-    fn lay_images(
+    /// Adds the conditioning images to the layer. An image for the frame `"last"` gets the index of the last frame,
+    /// which is derived from `frames`. Returns whether there is such an image.
+    fn apply_images(
         &self,
         given: &RequestFields,
         frames: Option<usize>,
@@ -140,16 +142,18 @@ impl Fields {
         Ok(any && frames.is_some())
     }
 
-    /// The path of a file that is kept.
+    /// Returns the path of a stored input file. Fails with 410 if the file was removed.
     fn stored(&self, item: &Value, key: &str) -> Result<String, ApiError> {
         let path = self.inputs.path(item[key].as_str().unwrap_or_default());
         match path.is_file() {
             true => Ok(path.to_string_lossy().into_owned()),
-            false => Err(ApiError::new(410, "expired", "a file that the request starts from is no longer there")),
+            false => {
+                Err(ApiError::new(410, "expired", "an input file of the request no longer exists; upload it again"))
+            }
         }
     }
 
-    /// Puts the path of a kept file in the place of its name, where there is one.
+    /// Replaces the member `key`, which contains the name of a stored file, by the member `to` with the file's path.
     fn place(&self, item: &mut Value, key: &str, to: &str) -> Result<(), ApiError> {
         if item[key].is_string() {
             let path = self.stored(item, key)?;
@@ -161,7 +165,8 @@ impl Fields {
         Ok(())
     }
 
-    /// The pipeline of a request.
+    /// Returns the pipeline of a request: the one that its field sets, that the endpoint implies, or that its files
+    /// require.
     pub(super) fn pipeline(&self, given: &RequestFields, endpoint: Endpoint) -> Result<Pipeline, ApiError> {
         let in_tree = given.get("ltx2").and_then(|tree| tree.get(PIPELINE)).and_then(Value::as_str);
         let (field, named) = match (given.text(PIPELINE), in_tree) {
@@ -174,28 +179,35 @@ impl Fields {
             (Some(name), _) => {
                 let known: Option<Pipeline> = serde_json::from_value(name.into()).ok();
                 known.ok_or_else(|| {
-                    invalid(&field, format!("there is no pipeline '{}'; {}", super::given::plain(name), self.served()))
+                    invalid(
+                        &field,
+                        format!("unknown pipeline '{}'; {}", super::request_fields::plain(name), self.served()),
+                    )
                 })?
             }
             (None, Endpoint::Edit(_)) => Pipeline::Retake,
             (None, Endpoint::Extend(_)) => Pipeline::Extend,
-            (None, _) => self.by_files(given, own),
+            (None, _) => self.infer_pipeline(given, own),
         };
-        // The same weights and preset.
+        // The two pipelines share weights and preset.
         let has_images = given.get("images").is_some();
         let chosen = if chosen == Pipeline::TextToVideo && has_images { Pipeline::ImageToVideo } else { chosen };
         if chosen == Pipeline::TextToAudio {
-            return Err(invalid(&field, "text_to_audio makes no video, and the server serves videos"));
+            return Err(invalid(&field, "text_to_audio is not supported: the server generates only videos"));
         }
         if self.pipelines().contains(&chosen) {
             return Ok(chosen);
         }
         let name = chosen.name();
-        Err(invalid(&field, format!("the server was not started for {name} (serve.pipelines); {}", self.served())))
+        Err(invalid(
+            &field,
+            format!("the pipeline {name} is not enabled on this server (serve.pipelines); {}", self.served()),
+        ))
     }
 
-    /// The server's pipeline, or another one that it was started for and that a request's files are for.
-    fn by_files(&self, given: &RequestFields, own: Pipeline) -> Pipeline {
+    /// Returns the pipeline that the request's files require if the server enables it, otherwise the server's own
+    /// pipeline.
+    fn infer_pipeline(&self, given: &RequestFields, own: Pipeline) -> Pipeline {
         let has = |field| given.get(field).is_some();
         let served = self.pipelines();
         let or_own = |other: Pipeline| if served.contains(&other) { other } else { own };
@@ -211,11 +223,11 @@ impl Fields {
 
     fn served(&self) -> String {
         let names: Vec<&str> = self.pipelines().into_iter().map(Pipeline::name).collect();
-        format!("it serves {}", names.join(", "))
+        format!("available: {}", names.join(", "))
     }
 
-    /// Width and height, by either way of writing them.
-    fn lay_size(
+    /// Sets the width and height from the field `size`, or from the fields `width` and `height`.
+    fn apply_size(
         &self,
         given: &RequestFields,
         layer: &mut RequestLayer,
@@ -239,7 +251,10 @@ impl Fields {
             let side = match (own, of_size) {
                 (Some(own), Some(of_size)) if own != of_size => {
                     let size = given.name("size");
-                    return Err(invalid(&given.name(name), format!("says {own}, and {size} says {of_size}; keep one")));
+                    return Err(invalid(
+                        &given.name(name),
+                        format!("is {own}, but {size} sets it to {of_size}; remove one of these fields"),
+                    ));
                 }
                 (Some(own), _) => Some((given.name(name), own)),
                 (None, of_size) => of_size.map(|side| (given.name("size"), side)),
@@ -251,8 +266,8 @@ impl Fields {
         Ok(())
     }
 
-    /// The number of frames, given or by a duration.
-    fn lay_length(
+    /// Sets the number of frames from the field `num_frames` or `seconds`.
+    fn apply_length(
         &self,
         given: &RequestFields,
         pipeline: Pipeline,
@@ -266,7 +281,7 @@ impl Fields {
         if let Some(frames) = given.get("num_frames") {
             if seconds.is_some() {
                 let (frames, seconds) = (given.name("num_frames"), given.name("seconds"));
-                warnings.push(format!("{frames} was taken, {seconds} was not"));
+                warnings.push(format!("{frames} overrides {seconds}"));
             }
             let set = layer.set(&given.name("num_frames"), "request.num_frames", frames.clone());
             return set.map_err(|error| of_config(error, given));
@@ -278,28 +293,41 @@ impl Fields {
     }
 }
 
-/// The span of a retake, or what an extension adds.
-fn lay_span(given: &RequestFields, pipeline: Pipeline, layer: &mut RequestLayer) -> Result<(), ApiError> {
+/// Renames the fields of a time span to the YAML keys of `request.retake`.
+fn span_keys(span: &Map<String, Value>) -> Value {
+    let key = |name: &String| {
+        let end = ENDS.iter().find(|(_, field)| field == name);
+        end.map_or_else(|| name.clone(), |(key, _)| (*key).to_string())
+    };
+    span.iter().map(|(name, value)| (key(name), value.clone())).collect::<Map<_, _>>().into()
+}
+
+/// Sets the time span of a retake, or the duration and overlap of an extension.
+fn apply_span(given: &RequestFields, pipeline: Pipeline, layer: &mut RequestLayer) -> Result<(), ApiError> {
     let fault = |error| of_config(error, given);
     let flat = ["start", "end"].into_iter().filter_map(|name| Some((name, given.get(name)?)));
     let flat: Map<String, Value> = flat.map(|(name, value)| (name.into(), value.clone())).collect();
     match given.get("retake") {
         Some(_) if !flat.is_empty() => {
-            return Err(invalid(&given.name("retake"), "says the span; leave out start and end"));
+            return Err(invalid(&given.name("retake"), "already defines the span; remove start and end"));
         }
-        Some(span) => layer.set(&given.name("retake"), "request.retake", span.clone()).map_err(fault)?,
+        Some(span) => {
+            let keys = span.as_object().map_or_else(|| span.clone(), span_keys);
+            layer.set(&given.name("retake"), "request.retake", keys).map_err(fault)?;
+        }
         None if flat.is_empty() => {}
         None => {
             let name = given.name(if given.get("start").is_some() { "start" } else { "end" });
-            layer.set(&name, "request.retake", flat.into()).map_err(fault)?;
+            layer.set(&name, "request.retake", span_keys(&flat)).map_err(fault)?;
         }
     }
     if pipeline != Pipeline::Extend {
         let extension = ["before", "overlap"].into_iter().find(|name| given.get(name).is_some());
-        return extension.map_or(Ok(()), |name| Err(invalid(&given.name(name), "is for extensions alone")));
+        return extension
+            .map_or(Ok(()), |name| Err(invalid(&given.name(name), "is only supported by the pipeline extend")));
     }
     if given.get("num_frames").is_some() {
-        return Err(invalid(&given.name("num_frames"), "an extension is as long as seconds says; leave it out"));
+        return Err(invalid(&given.name("num_frames"), "not supported by extensions; set seconds instead"));
     }
     let fields = ["seconds", "overlap"].into_iter().filter_map(|name| Some((name, given.get(name)?)));
     let mut extend: Map<String, Value> = fields.map(|(name, value)| (name.into(), value.clone())).collect();
@@ -313,10 +341,10 @@ fn lay_span(given: &RequestFields, pipeline: Pipeline, layer: &mut RequestLayer)
 }
 
 fn wrong_size(field: &str) -> ApiError {
-    ApiError::field("invalid_size", field, format!("{field}: write WIDTHxHEIGHT in pixels, e.g. 768x512, or auto"))
+    ApiError::field("invalid_size", field, format!("{field}: must be WIDTHxHEIGHT in pixels, e.g. 768x512, or auto"))
 }
 
-/// `WxH`.
+/// Parses a size `WxH` in pixels.
 pub(super) fn parse_size(text: &str) -> Option<[u64; 2]> {
     let side = |text: &str| {
         let digits = (2..=5).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());

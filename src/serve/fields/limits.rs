@@ -1,7 +1,7 @@
-//! Limits of what the server takes, of what a model could make.
+//! Checks a request against the server's limits.
 
-use super::given::RequestFields;
 use super::read::invalid;
+use super::request_fields::RequestFields;
 use super::table::MAX_PROMPT;
 use super::{Endpoint, Fields, layer};
 use crate::config::{Config, Loaded, NumFrames, Pipeline, ValueOrigin};
@@ -10,10 +10,10 @@ use crate::serve::form::Form;
 use crate::serve::job::Accepted;
 use crate::serve::jobs::Caller;
 
-/// Frames of the shortest extension, those beside which it is made among them.
-const LEAST_EXTENDED: usize = 17;
+/// Minimum number of frames of an extension: an overlap of 9 frames and 8 new frames.
+const MIN_EXTENSION_FRAMES: usize = 17;
 
-/// A size that is compiled before the server is ready.
+/// Size, number of frames and pipeline of a video. Programs for the shapes in `serve.warm` are compiled at startup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Shape {
     pub width: usize,
@@ -23,30 +23,31 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// `WxHxF` or `WxHxF@pipeline`, of a server's own pipeline where none is named.
+    /// Parses `WxHxF` or `WxHxF@pipeline`. Without a pipeline, the shape has the pipeline `own`.
     ///
     /// # Errors
-    /// Text that is no size, or no pipeline.
+    /// Returns an error if the text is not a shape, the pipeline is unknown, or an extension is too short.
     pub fn parse(text: &str, own: Pipeline) -> Result<Self, String> {
-        let wrong = || format!("serve.warm: {text}: write WIDTHxHEIGHTxFRAMES, or WIDTHxHEIGHTxFRAMES@pipeline");
+        let wrong = || format!("serve.warm: '{text}': must be WIDTHxHEIGHTxFRAMES, or WIDTHxHEIGHTxFRAMES@pipeline");
         let (size, pipeline) = match text.split_once('@') {
             None => (text, own),
             Some((size, name)) => {
                 let named = serde_json::from_value(name.into());
-                (size, named.map_err(|_| format!("serve.warm: {text}: there is no pipeline '{name}'"))?)
+                (size, named.map_err(|_| format!("serve.warm: '{text}': unknown pipeline '{name}'"))?)
             }
         };
         let (sides, frames) = size.rsplit_once('x').ok_or_else(wrong)?;
         let [width, height] = layer::parse_size(sides).ok_or_else(wrong)?;
         let num_frames = frames.parse().ok().filter(|frames| *frames > 0).ok_or_else(wrong)?;
-        if pipeline == Pipeline::Extend && num_frames < LEAST_EXTENDED {
-            let why = "an extension has 9 frames of the given video and 8 of its own";
-            return Err(format!("serve.warm: {text}: {why}; give {LEAST_EXTENDED} frames or more"));
+        if pipeline == Pipeline::Extend && num_frames < MIN_EXTENSION_FRAMES {
+            let why = "an extension has at least 9 frames of overlap and 8 new frames";
+            return Err(format!("serve.warm: '{text}': {why}; use at least {MIN_EXTENSION_FRAMES} frames"));
         }
         Ok(Shape { width: width as usize, height: height as usize, num_frames, pipeline })
     }
 
-    /// Of a configuration; none of frames that are predicted.
+    /// Returns the width, height, number of frames and pipeline that a configuration sets; `None` if the model predicts
+    /// the number of frames.
     pub fn of(config: &Config) -> Option<Self> {
         let r = &config.request;
         let num_frames = r.num_frames.count()?;
@@ -61,10 +62,10 @@ impl std::fmt::Display for Shape {
 }
 
 impl Fields {
-    /// Sizes that are compiled before the server is ready.
+    /// Returns the shapes that are compiled before the server is ready.
     ///
     /// # Errors
-    /// Text of `serve.warm` that cannot be read.
+    /// Returns an error if an entry of `serve.warm` is malformed.
     pub fn warm_shapes(&self) -> Result<Vec<Shape>, String> {
         let (config, warm) = (&self.loaded.config, &self.serve().warm);
         match &warm[..] {
@@ -74,12 +75,13 @@ impl Fields {
         }
     }
 
-    /// The request that runs a warm shape's programs, of no caller's: from made-up files where its pipeline starts from such.
+    /// Returns a warm-up request that runs the programs for a shape. If the pipeline needs input files, synthetic ones
+    /// are created.
     ///
     /// # Errors
-    /// A shape that requests could not ask for.
+    /// Returns an error if no request can have this shape, or if an input file cannot be written.
     pub fn warm(&self, shape: &Shape) -> Result<Accepted, ApiError> {
-        let made_up = |error| ApiError::new(500, "internal", format!("no file for the warm-up: {error}"));
+        let made_up = |error| ApiError::new(500, "internal", format!("cannot create a warm-up file: {error}"));
         let mut fields = self.warm_fields(shape).map_err(made_up)?;
         fields.insert("seed".into(), 0.into());
         fields.insert("prompt".into(), "warm-up".into());
@@ -88,24 +90,28 @@ impl Fields {
         self.accept(form, Endpoint::Create, &Caller { name: String::new(), sees_all: true })
     }
 
-    /// Refuses what the server does not take.
+    /// Rejects a request without a prompt, or one that exceeds the server's limits.
     pub(super) fn check(&self, loaded: &Loaded, given: &RequestFields) -> Result<(), ApiError> {
         let config = &loaded.config;
         check_prompt(loaded, given)?;
         if loaded.has_sigmas_below() && given.get("num_inference_steps").is_some() && given.get("sigmas").is_none() {
             let field = given.name("num_inference_steps");
-            return Err(invalid(&field, "this model fixes its noise levels; leave it out, or give sigmas"));
+            return Err(invalid(&field, "the model's noise levels are fixed; remove this field, or set sigmas"));
         }
         self.check_steps(loaded)?;
         let (tokens, own) = (config.request.max_sequence_length, self.loaded.config.request.max_sequence_length);
         if tokens != own {
             let field = written(loaded, "request.max_sequence_length", "max_sequence_length");
-            return Err(invalid(&field, format!("the server reads {own} text tokens; leave it out")));
+            return Err(invalid(
+                &field,
+                format!("must be {own}, the server's number of text tokens; remove this field"),
+            ));
         }
         self.check_warm(config, given)
     }
 
-    /// Refuses more steps of a pass than the server makes; the configuration's own are nobody's to refuse.
+    /// Rejects a request that sets more steps in a denoising pass than `serve.max_steps`. The server's own
+    /// configuration may set more.
     fn check_steps(&self, loaded: &Loaded) -> Result<(), ApiError> {
         let (config, most) = (&loaded.config, self.serve().max_steps);
         let levels = |sigmas: &[f64]| sigmas.iter().filter(|level| **level != 0.0).count();
@@ -118,18 +124,21 @@ impl Fields {
         ] {
             if steps > most && matches!(loaded.origin(key), ValueOrigin::Field(_)) {
                 let field = written(loaded, key, key);
-                return Err(invalid(&field, format!("{steps} steps; the server makes at most {most}")));
+                return Err(invalid(
+                    &field,
+                    format!("{steps} steps exceed the server's limit of {most} (serve.max_steps)"),
+                ));
             }
         }
         Ok(())
     }
 
-    /// Refuses a size that is not warm, where the server takes no other.
+    /// If `serve.only_warm` is set, rejects shapes that are not compiled at startup.
     fn check_warm(&self, config: &Config, given: &RequestFields) -> Result<(), ApiError> {
         if !self.serve().only_warm {
             return Ok(());
         }
-        let warm = self.warm_shapes().expect("the server started with them");
+        let warm = self.warm_shapes().expect("validated at start");
         if Shape::of(config).is_some_and(|own| warm.contains(&own)) {
             return Ok(());
         }
@@ -144,12 +153,12 @@ impl Fields {
         Err(ApiError::field(
             "shape_not_warm",
             &field,
-            format!("{field}: {own} is not compiled here; take one of {}", names.join(", ")),
+            format!("{field}: {own} is not a warmed-up shape; the server accepts only: {}", names.join(", ")),
         ))
     }
 }
 
-/// The field that a key of the effective configuration comes from.
+/// Returns the field that set a key of the effective configuration, or `or` if no field of the request set it.
 fn written(loaded: &Loaded, key: &str, or: &str) -> String {
     match loaded.origin(key) {
         ValueOrigin::Field(name) if name == "ltx2" => format!("ltx2.{key}"),
@@ -160,16 +169,16 @@ fn written(loaded: &Loaded, key: &str, or: &str) -> String {
 
 fn check_prompt(loaded: &Loaded, given: &RequestFields) -> Result<(), ApiError> {
     let r = &loaded.config.request;
-    // That of the configuration is nobody's request.
+    // The request must contain the prompt; a prompt in the server's configuration is not used.
     let own = matches!(loaded.origin("request.prompt"), ValueOrigin::Field(_));
     match r.prompt.as_deref().filter(|prompt| own && !prompt.trim().is_empty()) {
         None => {
-            let why = "prompt: is missing; say what the video shows";
+            let why = "prompt: missing; describe the video";
             return Err(ApiError::field("missing_prompt", given.name("prompt"), why));
         }
         Some(prompt) if prompt.len() > MAX_PROMPT => {
             let field = written(loaded, "request.prompt", "prompt");
-            let why = format!("{field}: {} bytes; at most {MAX_PROMPT}", prompt.len());
+            let why = format!("{field}: the text has {} bytes; the maximum is {MAX_PROMPT}", prompt.len());
             return Err(ApiError::field("prompt_too_long", field, why));
         }
         Some(_) => {}
@@ -177,7 +186,7 @@ fn check_prompt(loaded: &Loaded, given: &RequestFields) -> Result<(), ApiError> 
     let negative_is_own = matches!(loaded.origin("request.negative_prompt"), ValueOrigin::Field(_));
     if negative_is_own && r.negative_prompt.len() > MAX_PROMPT {
         let field = written(loaded, "request.negative_prompt", "negative_prompt");
-        let why = format!("{field}: {} bytes; at most {MAX_PROMPT}", r.negative_prompt.len());
+        let why = format!("{field}: the text has {} bytes; the maximum is {MAX_PROMPT}", r.negative_prompt.len());
         return Err(ApiError::field("prompt_too_long", field, why));
     }
     Ok(())

@@ -1,30 +1,31 @@
-//! Files of a request: parts of a form, data URLs, base64. Each is checked by its contents and kept under its hash.
+//! Input files of a request, sent as form parts, data URLs or base64 text. The contents of each file are validated and
+//! stored under their hash.
 
 use base64::Engine;
 use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde_json::{Map, Value, json};
 
-use super::given::RequestFields;
 use super::read::{invalid, no_more, object, shown, structure, take, value};
+use super::request_fields::RequestFields;
 use super::table::{self, FieldKind};
 use super::{Endpoint, Fields};
 use crate::serve::error::ApiError;
 use crate::serve::form::FilePart;
 
-/// Base64 with padding or without.
+/// Base64 decoder that accepts text with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
-/// Members that hold contents.
+/// Names of object members that contain a file or refer to one.
 const CONTENTS: [&str; 8] = ["file", "data", "content", "image_url", "audio_url", "video_url", "url", "b64_json"];
-/// Forms that the value of a file may have.
-const FORMS: &str = "give a file part, a data URL or base64";
-/// Reference videos of a request.
+/// Part of error messages that says how to send a file.
+const FORMS: &str = "send a file part, a data URL or base64";
+/// Maximum number of reference videos per request.
 const MAX_REFERENCES: usize = 4;
 
-/// Whether a form's field of this name, with its brackets, holds a file's contents.
+/// Returns whether a form field with this name, which may end with brackets, can contain a file.
 pub(in crate::serve) fn takes_file(name: &str) -> bool {
     let (root, member) = match name.split_once('[') {
         Some((root, rest)) => (root, rest.rsplit('[').next().unwrap_or_default().trim_end_matches(']')),
@@ -37,25 +38,25 @@ pub(in crate::serve) fn takes_file(name: &str) -> bool {
     is_media && (member.bytes().all(|b| b.is_ascii_digit()) || CONTENTS.contains(&member))
 }
 
-/// Kind of a given file.
+/// Kind of an input file.
 #[derive(Clone, Copy)]
 enum MediaKind {
     Image,
-    /// A sound that is used from a second on.
+    /// Audio that is used from `start` seconds on.
     Sound {
         start: f64,
     },
     Video,
 }
 
-/// The file parts of a form.
+/// The file parts of a form, with a record of the parts that fields have used.
 struct FormFiles {
     all: Vec<FilePart>,
     used: Vec<bool>,
 }
 
 impl FormFiles {
-    /// The parts of a field, by any of its names, in order; they are used then.
+    /// Returns the indices of the unused parts that have one of a field's names, and marks these parts as used.
     fn of(&mut self, spec: &table::Spec) -> Vec<usize> {
         let is_own = |part: &FilePart| table::find(&part.field).is_some_and(|own| own.name == spec.name);
         let found: Vec<usize> = (0..self.all.len()).filter(|at| !self.used[*at] && is_own(&self.all[*at])).collect();
@@ -63,21 +64,20 @@ impl FormFiles {
         found
     }
 
-    /// The part of a name.
+    /// Returns the index of the part with the name `name`, and marks the part as used.
     fn named(&mut self, field: &str, name: &str) -> Result<usize, ApiError> {
         let at = self.all.iter().position(|part| part.field == name);
-        let at =
-            at.ok_or_else(|| invalid(field, format!("the form has no file part '{}'", super::given::plain(name))))?;
+        let at = at.ok_or_else(|| {
+            invalid(field, format!("the form has no file part named '{}'", super::request_fields::plain(name)))
+        })?;
         self.used[at] = true;
         Ok(at)
     }
 }
 
 impl Fields {
-    /// Keeps the files of a request, and puts their names into its fields.
-    ///
-    /// # Errors
-    /// A file that is none of its kind, is too large, or is elsewhere; a part that no field names.
+    /// Stores the files of a request and replaces them in the request's fields by the names of the stored files.
+    /// Rejects files that are invalid or too large, URLs, and form parts that no field uses.
     pub(super) fn keep_files(
         &self,
         given: &mut RequestFields,
@@ -85,23 +85,23 @@ impl Fields {
         endpoint: Endpoint,
     ) -> Result<(), ApiError> {
         let mut parts = FormFiles { used: vec![false; parts.len()], all: parts };
-        // Parts that a list names are its own, whatever else they are called.
+        // Process lists first, because a part to which a list refers may have the name of another field.
         self.keep_images(given, &mut parts)?;
         self.keep_references(given, &mut parts)?;
-        self.keep_sound(given, &mut parts)?;
+        self.keep_audio(given, &mut parts)?;
         self.keep_video(given, &mut parts, endpoint)?;
         let Some(at) = parts.used.iter().position(|used| !used) else { return Ok(()) };
         let name = &parts.all[at].field;
         Err(match table::find(name) {
-            Some(_) => invalid(name, "is no file; send it as text"),
+            Some(_) => invalid(name, "must not be a file; send it as text"),
             None => {
-                let why = format!("there is no field '{name}' for a file; did you mean 'input_reference'?");
+                let why = format!("unknown file field '{name}'; did you mean 'input_reference'?");
                 ApiError::field("unknown_field", name, why)
             }
         })
     }
 
-    /// All images, as a list of what is kept.
+    /// Stores all images and combines the image fields into one list.
     fn keep_images(&self, given: &mut RequestFields, parts: &mut FormFiles) -> Result<(), ApiError> {
         let strength = given.take("image_cond_strength").map(|(_, value)| value);
         let crf = given.take("image_crf").map(|(_, value)| value);
@@ -116,13 +116,13 @@ impl Fields {
             }
             names.push(name);
         }
-        // Those that no list names.
+        // Add the image parts to which no list refers.
         for field in ["input_reference", "images"] {
             let own = table::find(field).map_or_else(Vec::new, |spec| parts.of(spec));
             let Some(name) = own.first().map(|at| parts.all[*at].field.clone()) else { continue };
             self.check_count(&name, found.len() + own.len())?;
             if own.len() > 1 {
-                let why = "several files: say their frames, as images=[{\"file\": \"a\", \"frame\": 0}] with parts of those names";
+                let why = "for several files, list their frames: images=[{\"file\": \"a\", \"frame\": 0}], with file parts of those names";
                 return Err(invalid(&name, why));
             }
             let part = &parts.all[own[0]];
@@ -147,12 +147,15 @@ impl Fields {
     fn check_count(&self, field: &str, images: usize) -> Result<(), ApiError> {
         let most = self.serve().max_images;
         if images > most {
-            return Err(invalid(field, format!("{images} images; the server takes at most {most}")));
+            return Err(invalid(
+                field,
+                format!("{images} images exceed the server's limit of {most} (serve.max_images)"),
+            ));
         }
         Ok(())
     }
 
-    /// An image of a list, or the only one.
+    /// Stores an image and returns its options with the name of the stored file.
     fn keep_image(&self, field: &str, item: Value, parts: &mut FormFiles) -> Result<Map<String, Value>, ApiError> {
         let mut kept = Map::new();
         let contents = match structure(field, item)? {
@@ -163,11 +166,11 @@ impl Fields {
                     .transpose()?;
                 let role = take(&mut item, "role");
                 let frame = match (role.as_ref().map(|role| role.as_str().unwrap_or_default()), frame) {
-                    (Some(_), Some(_)) => return Err(invalid(field, "has both a role and a frame; keep one")),
+                    (Some(_), Some(_)) => return Err(invalid(field, "has both role and frame; remove one")),
                     (None, frame) => frame.unwrap_or(json!(0)),
                     (Some("first_frame" | "reference"), None) => json!(0),
                     (Some("last_frame"), None) => json!("last"),
-                    (Some(_), None) => return Err(invalid(field, "role must be first_frame or last_frame")),
+                    (Some(_), None) => return Err(invalid(field, "role must be first_frame, reference or last_frame")),
                 };
                 kept.insert("frame".into(), frame);
                 for (key, kind) in [("strength", FieldKind::Number(0.0, 1.0)), ("crf", FieldKind::Integer(0, 51))] {
@@ -175,7 +178,7 @@ impl Fields {
                         kept.insert(key.into(), value(field, kind, given)?);
                     }
                 }
-                // Chat clients say these of an image URL.
+                // Clients for chat APIs send these members with an image URL.
                 ["type", "detail"].into_iter().for_each(|name| drop(take(&mut item, name)));
                 no_more(field, &item, "file, data, content, image_url, role, frame, strength, crf")?;
                 contents
@@ -195,7 +198,7 @@ impl Fields {
         let taken = given.take(spec.name);
         let name = taken.as_ref().map_or_else(|| spec.name.to_string(), |(name, _)| name.clone());
         let items = taken.map_or(Ok(Vec::new()), |(name, value)| items(&name, value))?;
-        let too_many = |count: usize| invalid(&name, format!("{count} videos; at most {MAX_REFERENCES}"));
+        let too_many = |count: usize| invalid(&name, format!("{count} videos exceed the limit of {MAX_REFERENCES}"));
         if items.len() > MAX_REFERENCES {
             return Err(too_many(items.len()));
         }
@@ -245,7 +248,7 @@ impl Fields {
         if let Some(mask) = take(&mut item, "mask") {
             let mask = match structure(field, mask)? {
                 Value::Object(mut mask) => self::contents(field, &mut mask)?,
-                // The name of a part, where it is no data.
+                // The text is the name of a form part if there is such a part, otherwise the contents of a file.
                 Value::String(name) if parts.all.iter().any(|part| part.field == name) => json!({"file": name}),
                 other => other,
             };
@@ -255,18 +258,18 @@ impl Fields {
         Ok(Value::Object(kept))
     }
 
-    fn keep_sound(&self, given: &mut RequestFields, parts: &mut FormFiles) -> Result<(), ApiError> {
+    fn keep_audio(&self, given: &mut RequestFields, parts: &mut FormFiles) -> Result<(), ApiError> {
         let Some(spec) = table::find("input_audio") else { return Ok(()) };
         let taken = given.take(spec.name);
         let own = parts.of(spec);
         let name = name_of(spec, taken.as_ref(), own.first().map(|at| &parts.all[*at]));
         if own.len() + usize::from(taken.is_some()) > 1 {
-            return Err(invalid(&name, "is given twice; keep one"));
+            return Err(invalid(&name, "is set twice; remove one"));
         }
         let mut kept = Map::new();
         if let Some(at) = own.first() {
             let part = &parts.all[*at];
-            let stored = self.inputs.keep_sound(&name, &part.path(), 0.0).map_err(|error| part.named(error))?;
+            let stored = self.inputs.keep_audio(&name, &part.path(), 0.0).map_err(|error| part.named(error))?;
             kept.insert("stored".into(), stored.into());
         } else if let Some((_, item)) = taken {
             let contents = match structure(&name, item)? {
@@ -297,7 +300,7 @@ impl Fields {
         let own = parts.of(spec);
         let name = name_of(spec, taken.as_ref(), own.first().map(|at| &parts.all[*at]));
         if own.len() + usize::from(taken.is_some()) > 1 {
-            return Err(invalid(&name, "is given twice; keep one"));
+            return Err(invalid(&name, "is set twice; remove one"));
         }
         let source = match endpoint {
             Endpoint::Edit(source) | Endpoint::Extend(source) => source,
@@ -307,7 +310,7 @@ impl Fields {
             (Some(at), ..) => {
                 let part = &parts.all[*at];
                 let stored = self.inputs.keep_video(&name, &part.path()).and_then(|stored| {
-                    self.inputs.check_sound_of_video(&name, &part.path())?;
+                    self.inputs.check_video_audio(&name, &part.path())?;
                     Ok(stored)
                 });
                 Some(stored.map_err(|error| part.named(error))?)
@@ -323,7 +326,7 @@ impl Fields {
                     other => other,
                 };
                 let stored = self.keep(&name, MediaKind::Video, &contents, parts)?;
-                self.inputs.check_sound_of_video(&name, &self.inputs.path(&stored))?;
+                self.inputs.check_video_audio(&name, &self.inputs.path(&stored))?;
                 Some(stored)
             }
             (None, None, _) => None,
@@ -334,11 +337,11 @@ impl Fields {
         Ok(())
     }
 
-    /// Keeps contents: of a part by its name, or as text.
+    /// Stores a file and returns its name in the store. `contents` is a reference to a form part, or base64 text.
     fn keep(&self, field: &str, what: MediaKind, contents: &Value, parts: &mut FormFiles) -> Result<String, ApiError> {
         let keep = |file: &std::path::Path| match what {
             MediaKind::Image => self.inputs.keep_image(field, file),
-            MediaKind::Sound { start } => self.inputs.keep_sound(field, file, start),
+            MediaKind::Sound { start } => self.inputs.keep_audio(field, file, start),
             MediaKind::Video => self.inputs.keep_video(field, file),
         };
         match contents {
@@ -356,13 +359,13 @@ impl Fields {
     }
 }
 
-/// The client's name of a field: of its value, or of its part.
+/// Returns the name under which the client sent a field as a value or as a form part.
 fn name_of(spec: &table::Spec, taken: Option<&(String, Value)>, part: Option<&FilePart>) -> String {
     let of_value = taken.map(|(name, _)| name.clone());
     of_value.or_else(|| part.map(|part| part.field.clone())).unwrap_or_else(|| spec.name.into())
 }
 
-/// The items of a list, or the only one.
+/// Returns the items of a list. Any other value is treated as a list of one item.
 fn items(field: &str, given: Value) -> Result<Vec<Value>, ApiError> {
     Ok(match structure(field, given)? {
         Value::Array(items) => items,
@@ -370,16 +373,16 @@ fn items(field: &str, given: Value) -> Result<Vec<Value>, ApiError> {
     })
 }
 
-/// Contents that an object names: text, or `{file}`.
+/// Removes the file from an object and returns it: base64 text, a data URL, or `{file}`, which refers to a form part.
 fn contents(field: &str, item: &mut Map<String, Value>) -> Result<Value, ApiError> {
     if take(item, "file_id").is_some() {
-        return Err(invalid(field, format!("file_id is not supported: the server has no files of its own; {FORMS}")));
+        return Err(invalid(field, format!("file_id is not supported: the server has no Files API; {FORMS}")));
     }
     let found: Vec<(&str, Value)> = CONTENTS.iter().filter_map(|key| Some((*key, take(item, key)?))).collect();
     let [(key, found)] = <[(&str, Value); 1]>::try_from(found).map_err(|_| invalid(field, FORMS))?;
     match (key, found) {
         ("file", Value::String(name)) => Ok(json!({"file": name})),
-        // Chat clients wrap it once more.
+        // Clients for chat APIs send `{image_url: {url}}`.
         (_, Value::Object(mut inner)) => {
             let url = take(&mut inner, "url").unwrap_or_default();
             take(&mut inner, "detail");
@@ -390,7 +393,7 @@ fn contents(field: &str, item: &mut Map<String, Value>) -> Result<Value, ApiErro
     }
 }
 
-/// The bytes of a data URL, or of base64.
+/// Decodes a data URL or base64 text.
 fn decode(field: &str, what: MediaKind, text: &str) -> Result<Vec<u8>, ApiError> {
     let code = match what {
         MediaKind::Image => "invalid_image",
@@ -401,17 +404,17 @@ fn decode(field: &str, what: MediaKind, text: &str) -> Result<Vec<u8>, ApiError>
     let text = text.trim();
     let start: String = text.chars().take(8).collect::<String>().to_ascii_lowercase();
     let encoded = if start.starts_with("data:") {
-        let (head, data) = text.split_once(',').ok_or_else(|| fault("the data URL has no comma"))?;
+        let (head, data) = text.split_once(',').ok_or_else(|| fault("malformed data URL: it has no comma"))?;
         if !head.to_ascii_lowercase().ends_with(";base64") {
-            return Err(fault("a data URL must be of base64: data:TYPE;base64,…"));
+            return Err(fault("a data URL must be base64-encoded: data:TYPE;base64,…"));
         }
         data
     } else if start.contains("://") || ["http:", "https:", "file:", "ftp:"].iter().any(|own| start.starts_with(own)) {
-        return Err(fault(&format!("the server opens no addresses; {FORMS}")));
+        return Err(fault(&format!("the server does not download URLs; {FORMS}")));
     } else {
         text
     };
     let plain: Vec<u8> = encoded.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
-    let bytes = BASE64.decode(plain).map_err(|_| fault(&format!("is no base64; {FORMS}")))?;
-    if bytes.is_empty() { Err(fault("is empty")) } else { Ok(bytes) }
+    let bytes = BASE64.decode(plain).map_err(|_| fault(&format!("not valid base64; {FORMS}")))?;
+    if bytes.is_empty() { Err(fault("the file is empty")) } else { Ok(bytes) }
 }

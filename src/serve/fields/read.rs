@@ -1,4 +1,4 @@
-//! Values of fields: numbers and switches also as text, structures also as JSON text.
+//! Reads field values. Numbers and booleans may be sent as text, and lists and objects as JSON text.
 
 use serde_json::{Map, Number, Value, json};
 
@@ -6,12 +6,12 @@ use super::table::FieldKind;
 use crate::serve::error::ApiError;
 use crate::serve::form::parse_json;
 
-/// An error of a field.
+/// Returns an `invalid_value` error about a field.
 pub(super) fn invalid(field: &str, why: impl AsRef<str>) -> ApiError {
     ApiError::field("invalid_value", field, format!("{field}: {}", why.as_ref()))
 }
 
-/// A value as errors show it: short, on one line.
+/// Formats a value for error messages, shortened to one line.
 pub(super) fn shown(value: &Value) -> String {
     let text = match value {
         Value::String(text) => format!("the text '{text}'"),
@@ -26,18 +26,15 @@ pub(super) fn shown(value: &Value) -> String {
     }
 }
 
-/// The value of a field of a kind that needs nothing else to be read, in one form whatever the client wrote.
-///
-/// # Errors
-/// A value of another kind, or out of range.
+/// Reads and normalises a value of the type `kind`. Values of types that need more context, such as files and LoRAs,
+/// are returned unchanged.
 pub(super) fn value(field: &str, kind: FieldKind, given: Value) -> Result<Value, ApiError> {
     match kind {
         FieldKind::Text(most) => text(field, &given, most).map(Value::from),
         FieldKind::Word(most) => word(field, given, most),
         FieldKind::Integer(least, most) => {
             let found = integer(field, &given)?;
-            let wrong =
-                || invalid(field, format!("must be a whole number from {least} to {most}, not {}", shown(&given)));
+            let wrong = || invalid(field, format!("must be an integer from {least} to {most}, not {}", shown(&given)));
             if (i128::from(least)..=i128::from(most)).contains(&found) { Ok(json!(found as u64)) } else { Err(wrong()) }
         }
         FieldKind::Number(least, most) => {
@@ -70,12 +67,16 @@ fn text(field: &str, given: &Value, most: usize) -> Result<String, ApiError> {
     let Value::String(text) = given else { return Err(invalid(field, format!("must be text, not {}", shown(given)))) };
     if text.len() > most {
         let code = if field.ends_with("prompt") { "prompt_too_long" } else { "invalid_value" };
-        return Err(ApiError::field(code, field, format!("{field}: {} bytes; at most {most}", text.len())));
+        return Err(ApiError::field(
+            code,
+            field,
+            format!("{field}: the text has {} bytes; the maximum is {most}", text.len()),
+        ));
     }
     Ok(text.clone())
 }
 
-/// A short text; numbers and switches are as good.
+/// Reads a single line of text of at most `most` characters. Numbers and booleans are converted to text.
 fn word(field: &str, given: Value, most: usize) -> Result<Value, ApiError> {
     let text = match given {
         Value::Bool(_) | Value::Number(_) => given.to_string(),
@@ -83,11 +84,11 @@ fn word(field: &str, given: Value, most: usize) -> Result<Value, ApiError> {
     };
     let fits = text.chars().count() <= most && !text.chars().any(char::is_control);
     fits.then(|| text.into())
-        .ok_or_else(|| invalid(field, format!("must be text of at most {most} characters on one line")))
+        .ok_or_else(|| invalid(field, format!("must be a single line of at most {most} characters")))
 }
 
 fn integer(field: &str, given: &Value) -> Result<i128, ApiError> {
-    let wrong = || invalid(field, format!("must be a whole number, not {}", shown(given)));
+    let wrong = || invalid(field, format!("must be an integer, not {}", shown(given)));
     match given {
         Value::Number(n) => {
             let whole = n.as_u64().map(i128::from).or_else(|| n.as_i64().map(i128::from));
@@ -99,18 +100,18 @@ fn integer(field: &str, given: &Value) -> Result<i128, ApiError> {
     }
 }
 
-/// A finite number.
+/// Reads a finite number.
 pub(super) fn number(field: &str, given: &Value) -> Result<f64, ApiError> {
     let found = match given {
         Value::Number(n) => n.as_f64(),
-        // As JSON has numbers, which Rust's `inf` and `nan` are not.
+        // Reject `inf` and `nan`, which Rust parses but which are not JSON numbers.
         Value::String(text) if text.len() < 64 => text.trim().parse().ok().filter(|v: &f64| v.is_finite()),
         _ => None,
     };
     found.ok_or_else(|| invalid(field, format!("must be a number, not {}", shown(given))))
 }
 
-/// True or false, also as text.
+/// Reads a boolean, which may be text.
 pub(super) fn flag(field: &str, given: &Value) -> Result<bool, ApiError> {
     match given {
         Value::Bool(on) => Ok(*on),
@@ -120,12 +121,12 @@ pub(super) fn flag(field: &str, given: &Value) -> Result<bool, ApiError> {
     }
 }
 
-/// A seed, or -1, which is none.
+/// Reads a seed. The value -1 requests a random seed.
 fn seed(field: &str, given: &Value) -> Result<Value, ApiError> {
     let wrong = || {
         invalid(
             field,
-            format!("must be a whole number from 0 to 18446744073709551615, or -1 for any, not {}", shown(given)),
+            format!("must be an integer from 0 to 18446744073709551615, or -1 for a random seed, not {}", shown(given)),
         )
     };
     match integer(field, given).map_err(|_| wrong())? {
@@ -134,16 +135,16 @@ fn seed(field: &str, given: &Value) -> Result<Value, ApiError> {
     }
 }
 
-/// A list; JSON text of one is as good.
+/// Reads a list, which may be JSON text.
 pub(super) fn list(field: &str, given: Value) -> Result<Vec<Value>, ApiError> {
     match structure(field, given)? {
         Value::Array(items) if items.len() <= 1024 => Ok(items),
-        Value::Array(items) => Err(invalid(field, format!("{} values; at most 1024", items.len()))),
+        Value::Array(items) => Err(invalid(field, format!("the list has {} values; the maximum is 1024", items.len()))),
         other => Err(invalid(field, format!("must be a list, not {}", shown(&other)))),
     }
 }
 
-/// An object; JSON text of one is as good.
+/// Reads an object, which may be JSON text.
 pub(super) fn object(field: &str, given: Value) -> Result<Map<String, Value>, ApiError> {
     match structure(field, given)? {
         Value::Object(map) => Ok(map),
@@ -151,14 +152,14 @@ pub(super) fn object(field: &str, given: Value) -> Result<Map<String, Value>, Ap
     }
 }
 
-/// The structure that JSON text says; anything else as it is.
+/// Parses text that starts with `{` or `[` as JSON; returns other values unchanged.
 pub(super) fn structure(field: &str, given: Value) -> Result<Value, ApiError> {
     match given {
         Value::String(text) if text.trim_start().starts_with(['{', '[']) => {
-            let parsed = parse_json(&text).map_err(|why| invalid(field, format!("its JSON cannot be read: {why}")))?;
+            let parsed = parse_json(&text).map_err(|why| invalid(field, format!("invalid JSON: {why}")))?;
             let has_nul = |text: &str| text.contains('\0');
             if has_nul_in(&parsed, &has_nul) {
-                return Err(invalid(field, "holds a NUL"));
+                return Err(invalid(field, "must not contain a NUL character"));
             }
             Ok(parsed)
         }
@@ -175,12 +176,12 @@ fn has_nul_in(value: &Value, has_nul: &impl Fn(&str) -> bool) -> bool {
     }
 }
 
-/// A member of an object, taken out.
+/// Removes a member of an object and returns it; `None` if the member is absent or `null`.
 pub(super) fn take(object: &mut Map<String, Value>, key: &str) -> Option<Value> {
     object.shift_remove(key).filter(|value| !value.is_null())
 }
 
-/// Refuses what is left of an object.
+/// Fails if the object still has members, which are unknown because all known members were removed when they were read.
 pub(super) fn no_more(field: &str, object: &Map<String, Value>, known: &str) -> Result<(), ApiError> {
     match object.keys().next() {
         None => Ok(()),
@@ -189,7 +190,7 @@ pub(super) fn no_more(field: &str, object: &Map<String, Value>, known: &str) -> 
             Err(ApiError::field(
                 "unknown_field",
                 format!("{field}.{key}"),
-                format!("{field}: unknown '{key}'; known are {known}"),
+                format!("{field}: unknown member '{key}'; known members: {known}"),
             ))
         }
     }
@@ -198,20 +199,20 @@ pub(super) fn no_more(field: &str, object: &Map<String, Value>, known: &str) -> 
 fn metadata(field: &str, given: Value) -> Result<Value, ApiError> {
     let map = object(field, given)?;
     if map.len() > 16 {
-        return Err(invalid(field, format!("{} pairs; at most 16", map.len())));
+        return Err(invalid(field, format!("{} key-value pairs exceed the limit of 16", map.len())));
     }
     let fits = |key: &str, text: &str| key.chars().count() <= 64 && text.chars().count() <= 512;
     for (key, value) in &map {
         match value {
             Value::String(text) if fits(key, text) => {}
-            Value::String(_) => return Err(invalid(field, "a key has at most 64 characters, a value at most 512")),
-            other => return Err(invalid(field, format!("values are text, not {}", shown(other)))),
+            Value::String(_) => return Err(invalid(field, "keys are limited to 64 characters and values to 512")),
+            other => return Err(invalid(field, format!("values must be text, not {}", shown(other)))),
         }
     }
     Ok(Value::Object(map))
 }
 
-/// A span of a retake.
+/// Reads the time span of a retake: `{start, end, video, audio}`.
 fn span(field: &str, given: Value) -> Result<Value, ApiError> {
     let mut item = object(field, given)?;
     let mut read = Map::new();
@@ -229,7 +230,7 @@ fn span(field: &str, given: Value) -> Result<Value, ApiError> {
     Ok(Value::Object(read))
 }
 
-/// A number as JSON without a fraction of 0.
+/// Converts a number to JSON. An integral value becomes an integer.
 pub(super) fn plain(value: f64) -> Value {
     let whole = value.fract() == 0.0 && value.abs() < 9e15;
     if whole { json!(value as i64) } else { Number::from_f64(value).map_or(Value::Null, Value::Number) }

@@ -1,13 +1,15 @@
-//! A remix: the fields of a finished job with others over them. Whatever the remix says holds, however either wrote it.
+//! Merges the fields of a remix over those of the finished job that it repeats. A new value replaces the old one even
+//! if the two requests set it through different fields or keys.
 
 use serde_json::{Map, Value, json};
 
-use super::given::RequestFields;
+use super::request_fields::{ENDS, RequestFields};
 use super::table::{FIELDS, Place};
 use crate::config::BY_REFERENCE;
 use crate::serve::job::Accepted;
 
-/// Names that stand for the same thing: each of these takes the place of all. Behind `ltx2.` stands a key of the YAML.
+/// Groups of names for the same setting. Setting one name removes all others of its group. The prefix `ltx2.` denotes
+/// YAML keys.
 const SAME: [&[&str]; 6] = [
     &["seconds", "num_frames", "ltx2.request.num_frames"],
     &["num_inference_steps", "sigmas", "ltx2.sampler.steps", "ltx2.sampler.sigmas"],
@@ -16,7 +18,7 @@ const SAME: [&[&str]; 6] = [
     &["negative_prompt", "ltx2.request.negative_prompt"],
     &["pipeline", "ltx2.pipeline"],
 ];
-/// Names that take the place of others, which do not take theirs.
+/// Pairs of name lists: setting a name of the first list removes all names of the second list, but not vice versa.
 const INSTEAD: [(&[&str], &[&str]); 2] = [
     (
         &["stg_blocks", "ltx2.guidance.stg_blocks"],
@@ -24,13 +26,11 @@ const INSTEAD: [(&[&str], &[&str]); 2] = [
     ),
     (&["ltx2.request.extend"], &["seconds", "before", "overlap"]),
 ];
-/// Ends of a retake's span: the key, and its other name, which is the field's.
-const ENDS: [(&str, &str); 2] = [("from", "start"), ("to", "end")];
-/// Pixels, in all ways of saying them.
+/// All fields and keys that set the video's size.
 const SIZE: [&str; 5] = ["size", "width", "height", "ltx2.request.width", "ltx2.request.height"];
 
 impl RequestFields {
-    /// Lays these fields over those of a finished job.
+    /// Merges these fields over those of the finished job `source`.
     pub(super) fn over(mut self, source: &Accepted) -> Self {
         let mut below = Below::of(source);
         for group in SAME.iter().filter(|group| group.iter().any(|name| self.says(name))) {
@@ -42,9 +42,9 @@ impl RequestFields {
         if self.says("ltx2.reference") {
             BY_REFERENCE.iter().for_each(|key| below.cut(&format!("ltx2.{key}")));
         }
-        self.lay_size(&mut below, source);
-        self.lay_span(&mut below);
-        self.lay_keys(&mut below);
+        self.apply_size(&mut below, source);
+        self.apply_span(&mut below);
+        self.apply_keys(&mut below);
         let Below { mut fields, tree } = below;
         let mut tree = tree;
         if let Some(own) = self.values.shift_remove("ltx2") {
@@ -58,7 +58,7 @@ impl RequestFields {
         self
     }
 
-    /// Whether a field, or a key of `ltx2`, is given.
+    /// Returns whether the request sets a field or, with the prefix `ltx2.`, a YAML key.
     fn says(&self, name: &str) -> bool {
         match name.strip_prefix("ltx2.") {
             None => self.values.contains_key(name),
@@ -66,8 +66,8 @@ impl RequestFields {
         }
     }
 
-    /// A side that is not said stays that of the source, however that wrote it.
-    fn lay_size(&self, below: &mut Below, source: &Accepted) {
+    /// If the remix sets only the width, keeps the height of the source, and vice versa, whichever field set it.
+    fn apply_size(&self, below: &mut Below, source: &Accepted) {
         if !SIZE.iter().any(|name| self.says(name)) {
             return;
         }
@@ -80,8 +80,9 @@ impl RequestFields {
         }
     }
 
-    /// Ends of a retake's span that are not said stay those of the source, however that wrote them; the field `retake` says all.
-    fn lay_span(&self, below: &mut Below) {
+    /// If the remix sets only one end of a retake's time span, keeps the other end of the source, whichever field set
+    /// it. The field `retake` replaces the entire span.
+    fn apply_span(&self, below: &mut Below) {
         let tree = self.values.get("ltx2").and_then(|tree| at(tree, "request.retake"));
         if tree.is_none() && !["start", "end", "retake"].iter().any(|name| self.says(name)) {
             return;
@@ -104,7 +105,7 @@ impl RequestFields {
             return;
         }
         for (key, field) in ENDS {
-            if self.says(field) || tree.is_some_and(|tree| tree.get(key).or(tree.get(field)).is_some()) {
+            if self.says(field) || tree.is_some_and(|tree| tree.get(key).is_some()) {
                 span.shift_remove(key);
             }
         }
@@ -113,9 +114,9 @@ impl RequestFields {
         }
     }
 
-    /// Fields of the source that write a key which is said anew become keys, of which that one goes: one field may write several,
-    /// and a field holds before a key.
-    fn lay_keys(&self, below: &mut Below) {
+    /// Removes the source's settings for the keys that the remix sets. A field of the source may set several keys and
+    /// would override the remix's keys, so it is first converted into keys.
+    fn apply_keys(&self, below: &mut Below) {
         let keys = |spec: &'static super::table::Spec| if let Place::Keys(keys) = spec.place { keys } else { &[] };
         let own: Vec<&str> =
             FIELDS.iter().filter(|spec| self.values.contains_key(spec.name)).flat_map(keys).copied().collect();
@@ -125,14 +126,14 @@ impl RequestFields {
                 keys(spec).iter().for_each(|key| set(&mut below.tree, key, value.clone()));
             }
         }
-        // A field holds before a key, the source's own fields, too: nothing stands below one.
+        // Fields also override keys within the source, so remove the keys that the remaining fields set.
         let kept = FIELDS.iter().filter(|spec| below.fields.contains_key(spec.name)).flat_map(keys).copied();
         let all: Vec<&str> = own.into_iter().chain(kept).collect();
         all.into_iter().for_each(|key| below.cut(&format!("ltx2.{key}")));
     }
 }
 
-/// The source's fields, and its keys apart.
+/// Fields of the source; `tree` contains the YAML keys from its field `ltx2`.
 struct Below {
     fields: Map<String, Value>,
     tree: Value,
@@ -145,7 +146,7 @@ impl Below {
         Below { fields, tree }
     }
 
-    /// Takes a field, or a key, out.
+    /// Removes a field or, with the prefix `ltx2.`, a YAML key.
     fn cut(&mut self, name: &str) {
         let Some(key) = name.strip_prefix("ltx2.") else {
             self.fields.shift_remove(name);
@@ -162,17 +163,17 @@ impl Below {
     }
 }
 
-/// The value at a dotted path.
+/// Returns the value at a path of keys separated by dots.
 fn at<'a>(tree: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.').try_fold(tree, |tree, key| tree.get(key))
 }
 
-/// Writes a value at a dotted path.
+/// Sets the value at a path of keys separated by dots.
 fn set(tree: &mut Value, path: &str, value: Value) {
     merge(tree, path.rsplit('.').fold(value, |inner, key| json!({key: inner})));
 }
 
-/// Lays an object over another, key by key.
+/// Merges the object `over` into `below`, recursively.
 fn merge(below: &mut Value, over: Value) {
     match (below, over) {
         (Value::Object(below), Value::Object(over)) => {

@@ -1,10 +1,10 @@
-//! Requests against the model's sizes and the server's limits, without a device.
+//! Checks requests against the model's architecture and the server's limits, without a device.
 
 use std::path::Path;
 
 use super::faults::of_request;
-use super::given::RequestFields;
 use super::read::invalid;
+use super::request_fields::RequestFields;
 use super::span::probed;
 use crate::config::{Config, Job, Pipeline, Reference, Serve, whole_frames};
 use crate::models::presets::Preset;
@@ -16,20 +16,20 @@ use crate::serve::error::ApiError;
 use crate::serve::job::Expected;
 use crate::weights::Component;
 
-/// Sizes of the server's model.
+/// Properties of the server's model that determine which requests it can run.
 pub(super) struct Resolver {
-    /// All of them, where its files are here.
+    /// Dimensions of the model; `None` if its files are unavailable and it has no built-in preset.
     sizes: Option<ModelSizes>,
-    /// Video sizes to tokens.
+    /// Converts the size and length of a video to a number of tokens.
     grid: VideoGrid,
-    /// Whether it predicts a video's duration, as far as its files tell.
+    /// Whether the model can predict a video's duration; true if this is unknown.
     has_duration_head: bool,
-    /// Whether it has a decoder by diffusion, as far as its files tell.
+    /// Whether the model has a diffusion decoder; true if this is unknown.
     has_diffusion_decoder: bool,
 }
 
 impl Resolver {
-    /// Of a configuration's model: by its files, else as this program carries it, else as a published one.
+    /// Reads the model's properties from its files. Falls back to its built-in preset, then to the default transformer.
     pub(super) fn of(config: &Config) -> Self {
         let carried = || Preset::named(&config.model.path).map(ModelConfigs::of_preset);
         let found = origin::of_run(config).ok().map(|(origin, _)| ModelConfigs::from(origin).for_run(config));
@@ -43,10 +43,8 @@ impl Resolver {
         Resolver { sizes, grid, has_duration_head, has_diffusion_decoder }
     }
 
-    /// Refuses what the model cannot make, or the server does not; the size of what it makes, where no prediction decides that.
-    ///
-    /// # Errors
-    /// `too_large` for more frames or tokens than the server's; what the model says of sizes and conditions.
+    /// Rejects a request that the model cannot run, or that exceeds the server's limits on frames or tokens
+    /// (`too_large`). Returns the size of the finished video; `None` if the model predicts its length.
     pub(super) fn check(
         &self,
         config: &Config,
@@ -56,7 +54,7 @@ impl Resolver {
         let fault = |error| of_request(&error, given);
         if given.get("use_diffusion_decoder").is_some_and(|on| *on == true) && !self.has_diffusion_decoder {
             let name = given.name("use_diffusion_decoder");
-            return Err(invalid(&name, "the model has no decoder by diffusion; leave it out"));
+            return Err(invalid(&name, "the model has no diffusion decoder; remove this field"));
         }
         request::conditions(config).map_err(fault)?;
         let Some(frames) = config.request.num_frames.count() else {
@@ -65,7 +63,7 @@ impl Resolver {
         let job =
             Job { index: 0, prompt: config.request.prompt.clone().unwrap_or_default(), seed: config.request.seed };
         let resolved =
-            self.sizes.as_ref().map(|sizes| request::of_job(config, sizes, &job)).transpose().map_err(fault)?;
+            self.sizes.as_ref().map(|sizes| request::resolve_job(config, sizes, &job)).transpose().map_err(fault)?;
         let made = resolved.as_ref().map_or(doubled(config, frames), |request| request.output_frames());
         if made > serve.max_frames {
             let name = if given.get("num_frames").is_none() && given.get("seconds").is_some() {
@@ -74,7 +72,8 @@ impl Resolver {
                 "num_frames"
             };
             let name = given.name(name);
-            let why = format!("{name}: {made} frames; the server makes at most {}", serve.max_frames);
+            let why =
+                format!("{name}: {made} frames exceed the server's limit of {} (serve.max_frames)", serve.max_frames);
             return Err(ApiError::field("too_large", name, why));
         }
         if config.pipeline != Pipeline::VideoToAudio {
@@ -83,12 +82,13 @@ impl Resolver {
         expected(config, resolved.as_ref(), frames, given).map(Some)
     }
 
-    /// Refuses frames that the model cannot predict, or that could be more than the server makes.
+    /// Rejects a request for a predicted length if the model cannot predict durations, or if the longest possible
+    /// prediction exceeds the token limit.
     fn check_auto(&self, config: &Config, serve: &Serve, given: &RequestFields) -> Result<(), ApiError> {
-        // diffusers' pipeline has a number of its own for models without a head.
+        // The diffusers pipeline has a default length for models without a duration head.
         if !self.has_duration_head && config.reference != Reference::Diffusers {
             let name = given.name("num_frames");
-            return Err(invalid(&name, "auto needs a model that predicts durations; give a number of frames"));
+            return Err(invalid(&name, "auto requires a model that predicts durations; set a number of frames"));
         }
         self.check_tokens(config, whole_frames(serve.max_frames), serve, given)
     }
@@ -106,8 +106,8 @@ impl Resolver {
         if tokens > serve.max_tokens {
             let name = given.name(if given.get("width").is_some() { "width" } else { "size" });
             let why = format!(
-                "{name}: {width}x{height} with {frames} frames are {tokens} video tokens; the server makes at most {}: fewer frames, \
-                 or a smaller size",
+                "{name}: {width}x{height} with {frames} frames has {tokens} video tokens, more than the server's limit \
+                 of {} (serve.max_tokens); reduce the size or the number of frames",
                 serve.max_tokens
             );
             return Err(ApiError::field("too_large", name, why));
@@ -116,7 +116,7 @@ impl Resolver {
     }
 }
 
-/// The finished video, as far as it follows from a request of so many denoised frames.
+/// Returns the size of the finished video if the denoised video has `frames` frames.
 fn expected(
     config: &Config,
     resolved: Option<&Request>,
@@ -142,12 +142,12 @@ fn expected(
     })
 }
 
-/// Factor by which the rounds of a request raise its frame rate.
+/// Returns the factor by which the DFR rounds increase the frame rate.
 fn rounds(config: &Config) -> usize {
     1 << if config.pipeline == Pipeline::Dfr { config.dfr.temporal_rounds } else { 0 }
 }
 
-/// Frames behind the rounds of a request, each of which doubles the frame rate.
+/// Returns the number of frames after the DFR rounds, each of which doubles the frame rate.
 fn doubled(config: &Config, frames: usize) -> usize {
     let rounds = if config.pipeline == Pipeline::Dfr { config.dfr.temporal_rounds } else { 0 };
     (0..rounds).fold(frames, |frames, _| 2 * frames.saturating_sub(1) + 1)

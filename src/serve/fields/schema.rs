@@ -1,13 +1,14 @@
-//! The fields as a JSON Schema, for the OpenAPI document.
+//! JSON Schema for the request fields, for the OpenAPI document.
 
 use serde_json::{Map, Value, json};
 
 use super::table::{FIELDS, FieldKind, Place, Spec, WRAPPERS};
 
 impl Spec {
-    /// Values that it takes, beside their text.
+    /// Returns the schema of the field's value. The schema does not mention that values are also accepted as text.
     pub fn schema(&self) -> Value {
-        let contents = json!({"type": "string", "description": "A data URL or base64; in a form also a file part."});
+        let contents =
+            json!({"type": "string", "description": "A data URL or base64; in a multipart form also a file part."});
         let item = |more: Value| json!({"anyOf": [contents, more]});
         let list = |items: Value| json!({"type": "array", "items": items});
         if let Place::Neutral(values) = self.place {
@@ -71,7 +72,6 @@ fn unit() -> Value {
     json!({"type": "number", "minimum": 0, "maximum": 1})
 }
 
-/// An image with where and how it is kept.
 fn image() -> Value {
     members(&[
         ("data", json!({"type": "string"})),
@@ -91,17 +91,18 @@ fn members(members: &[(&str, Value)]) -> Value {
     json!({"type": "object", "properties": members, "additionalProperties": false})
 }
 
-/// A request's body: every field under each of its names. Numbers, switches and structures are also taken as text.
+/// Returns the schema of a request body, with every field under each of its names. Numbers, booleans, lists and objects
+/// are also accepted as text.
 pub fn request_schema() -> Value {
     let mut properties = Map::new();
     for spec in &FIELDS {
         let mut schema = spec.schema();
         schema["description"] = spec.description.into();
         properties.insert(spec.name.into(), schema.clone());
-        schema["description"] = format!("Another name of `{}`.", spec.name).into();
+        schema["description"] = format!("Alias of `{}`.", spec.name).into();
         properties.extend(spec.aliases.iter().map(|alias| ((*alias).to_string(), schema.clone())));
     }
-    let wrapper = json!({"type": ["object", "string"], "description": "More fields, by the same names."});
+    let wrapper = json!({"type": ["object", "string"], "description": "Object whose members are read as fields."});
     properties.extend(WRAPPERS.iter().map(|name| ((*name).to_string(), wrapper.clone())));
     json!({"type": "object", "required": ["prompt"], "properties": properties, "additionalProperties": false})
 }
@@ -111,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_has_a_description() {
+    fn every_field_name_has_a_description() {
         let schema = request_schema();
         let properties = schema["properties"].as_object().expect("fields");
         assert!(properties.len() > 80, "{} names", properties.len());

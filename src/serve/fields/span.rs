@@ -1,17 +1,18 @@
-//! Values of an edit that clients leave out: OpenAI's own has neither a span nor a number of frames.
+//! Defaults of a retake, because OpenAI's edit request has neither a time span nor a number of frames.
 
 use std::path::{Path, PathBuf};
 
 use super::faults::of_media;
-use super::given::RequestFields;
+use super::request_fields::RequestFields;
 use super::{Endpoint, Fields};
 use crate::config::{Pipeline, whole_frames};
 use crate::media::{ClipInfo, probe_clip};
 use crate::serve::error::ApiError;
 
 impl Fields {
-    /// Gives a retake its span and its frames where the request says none: all behind the first frame, since a retake of the whole
-    /// video would keep nothing of it; and as many frames as the model makes of the given ones.
+    /// Sets the time span and the number of frames of a retake if the request does not set them. By default the span
+    /// starts after the first frame, because a retake of everything would not use the video at all. The number of
+    /// frames is that of the video, rounded down to a number that the model supports.
     pub(super) fn fill_retake(
         &self,
         given: &mut RequestFields,
@@ -31,20 +32,21 @@ impl Fields {
         let Some(video) = self.given_video(given).filter(|_| !(has_span && has_frames)) else { return Ok(()) };
         let info = probed(&video, given)?;
         if !has_span {
-            let start = behind_first_frame(info.frame_rate.unwrap_or(own.frame_rate));
+            let start = end_of_first_frame(info.frame_rate.unwrap_or(own.frame_rate));
             given.put("start", None, start.into());
-            warnings.push(format!("no span is given: all from {start} s on, behind the first frame, is made anew"));
+            warnings
+                .push(format!("no span is given, so everything after the first frame (from {start} s) is regenerated"));
         }
         let whole = whole_frames(info.frames);
         if !has_frames && whole < info.frames {
             given.put("num_frames", None, whole.into());
-            let why = "a number of frames is one more than a multiple of 8";
-            warnings.push(format!("the first {whole} of {} frames are edited: {why}", info.frames));
+            let why = "the number of frames must be one more than a multiple of 8";
+            warnings.push(format!("only the first {whole} of {} frames are used: {why}", info.frames));
         }
         Ok(())
     }
 
-    /// The file of the video that a request starts from.
+    /// Returns the path of the input video of a request.
     fn given_video(&self, given: &RequestFields) -> Option<PathBuf> {
         let stored = given.get("input_video").and_then(|video| video.get("stored")?.as_str());
         let stored = stored.map(|name| self.inputs.path(name));
@@ -52,13 +54,13 @@ impl Fields {
     }
 }
 
-/// Size, frames and rate of a given video.
+/// Returns the size, number of frames and frame rate of an input video.
 pub(super) fn probed(video: &Path, given: &RequestFields) -> Result<ClipInfo, ApiError> {
     probe_clip(video, Path::new("ffmpeg")).map_err(|error| of_media(&error, &given.name("input_video")))
 }
 
-/// Seconds, to the millisecond, at which the first frame is over.
-fn behind_first_frame(rate: f64) -> f64 {
+/// Returns the end time of the first frame, in seconds, rounded up to the millisecond.
+fn end_of_first_frame(rate: f64) -> f64 {
     ((1000.0 / rate).floor() + 1.0) / 1000.0
 }
 
@@ -67,11 +69,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_frame_alone_is_kept() {
+    fn default_retake_keeps_only_the_first_frame() {
         for rate in [1.0, 23.976, 24.0, 25.0, 30.0, 50.0, 60.0] {
-            let start = behind_first_frame(rate);
+            let start = end_of_first_frame(rate);
             assert!(start > 1.0 / rate && start < 2.0 / rate, "{rate}: {start}");
         }
-        assert_eq!(behind_first_frame(24.0), 0.042);
+        assert_eq!(end_of_first_frame(24.0), 0.042);
     }
 }

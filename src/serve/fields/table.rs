@@ -1,4 +1,5 @@
-//! The fields of requests: a row each, from which they are read, documented and suggested.
+//! Table of the request fields, from which the parser, the documentation and the suggestions for misspelled names are
+//! derived.
 
 use FieldKind::{
     Flag, Frames, Image, Images, Integer, Integers, Loras, Metadata, Number, Numbers, Retake, Seconds, Seed, Size,
@@ -6,26 +7,26 @@ use FieldKind::{
 };
 use Place::{Keys, Neutral, Own};
 
-/// Kind of a field's value.
+/// Type of a field's value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FieldKind {
-    /// Text of at most so many bytes.
+    /// Text of at most this many bytes.
     Text(usize),
-    /// A name, of at most so many characters.
+    /// Single line of text of at most this many characters.
     Word(usize),
-    /// A whole number, from and to.
+    /// Integer between this minimum and maximum.
     Integer(u64, u64),
-    /// A number, from and to.
+    /// Number between this minimum and maximum.
     Number(f64, f64),
-    /// True or false.
+    /// Boolean value.
     Flag,
-    /// A whole number below 2^64; -1 draws one.
+    /// Integer from 0 to 2^64-1, or -1 for a random seed.
     Seed,
-    /// A number of frames, or `auto`.
+    /// Number of frames, or `auto`.
     Frames,
-    /// A duration, as a number or as text.
+    /// Duration in seconds, as a number or as text.
     Seconds,
-    /// `WxH`, `auto`, or the name of an alias.
+    /// Size `WxH` in pixels, a size alias, or `auto`.
     Size,
     Numbers,
     Integers,
@@ -36,28 +37,29 @@ pub enum FieldKind {
     Videos,
     Loras,
     Metadata,
-    /// `{start, end, video, audio}`.
+    /// Time span of a retake: `{start, end, video, audio}`.
     Retake,
-    /// Keys of the YAML.
+    /// Tree of YAML configuration keys.
     Tree,
 }
 
-/// Where a field goes.
+/// What a field does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Place {
-    /// These keys of the YAML.
+    /// Sets these configuration keys to the field's value.
     Keys(&'static [&'static str]),
-    /// Code of its own.
+    /// Handled by code that is specific to the field.
     Own,
-    /// Nowhere: other servers know it, and here only these values mean anything.
+    /// Has no effect. Other servers support the field; this server accepts only the listed values, which change
+    /// nothing.
     Neutral(&'static [&'static str]),
 }
 
-/// A field of requests.
+/// A request field.
 #[derive(Clone, Copy, Debug)]
 pub struct Spec {
     pub name: &'static str,
-    /// Other names of the same.
+    /// Other names of the field.
     pub aliases: &'static [&'static str],
     pub kind: FieldKind,
     pub place: Place,
@@ -74,270 +76,324 @@ const fn row(
     Spec { name, aliases, kind, place, description }
 }
 
-/// Bytes of a prompt.
+/// Maximum length of a prompt, in bytes.
 pub const MAX_PROMPT: usize = 16 << 10;
-/// Steps that a table of the denoising loop holds; a server takes `serve.max_steps`.
-const MOST_STEPS: u64 = 256;
+/// Maximum number of steps that a field accepts. The server's own limit is `serve.max_steps`.
+const MAX_LOOP_STEPS: u64 = 256;
 const SCALE: FieldKind = Number(-30.0, 30.0);
 const UNIT: FieldKind = Number(0.0, 1.0);
 
-/// Every field. Where several write one key, that of a later row holds.
+/// All fields. If several fields set the same key, the last one in the table takes precedence.
 pub static FIELDS: [Spec; 72] = [
-    row("prompt", &[], Text(MAX_PROMPT), Keys(&["request.prompt"]), "What the video shows and how it sounds."),
-    row("model", &[], Word(256), Own, "A name that the server gives its model, or nothing."),
+    row("prompt", &[], Text(MAX_PROMPT), Keys(&["request.prompt"]), "Description of the video and its sound."),
+    row("model", &[], Word(256), Own, "Name of the model, as listed by /v1/models. Default: the first one."),
     row(
         "pipeline",
         &[],
         Word(64),
         Own,
-        "A pipeline that the server was started for. Images turn text_to_video into image_to_video.",
+        "One of the server's pipelines. With images, text_to_video becomes image_to_video.",
     ),
     row(
         "size",
         &[],
         Size,
         Own,
-        "Pixels, WIDTHxHEIGHT: multiples of 32, of 64 with two stages. auto: the server's own.",
+        "Size in pixels, WIDTHxHEIGHT: multiples of 32, or of 64 with two stages. auto: the server's default.",
     ),
-    row("width", &[], Integer(32, 16384), Own, "Pixels; with height, in place of size."),
-    row("height", &[], Integer(32, 16384), Own, "Pixels; with width, in place of size."),
-    row("fps", &["frame_rate"], Number(1.0, 60.0), Keys(&["request.frame_rate"]), "Frames a second."),
+    row("width", &[], Integer(32, 16384), Own, "Width in pixels; with height, an alternative to size."),
+    row("height", &[], Integer(32, 16384), Own, "Height in pixels; with width, an alternative to size."),
+    row("fps", &["frame_rate"], Number(1.0, 60.0), Keys(&["request.frame_rate"]), "Frames per second."),
     row(
         "seconds",
         &[],
         Seconds,
         Own,
-        "Duration: the nearest number of frames that is one more than a multiple of 8. Of an extension, what is added.",
+        "Duration in seconds, rounded to a number of frames that is one more than a multiple of 8. For extensions: the added duration.",
     ),
     row(
         "num_frames",
         &[],
         Frames,
         Own,
-        "Frames, one more than a multiple of 8; wins over seconds. auto: as many as the model predicts for the prompt.",
+        "Number of frames, one more than a multiple of 8; overrides seconds. auto: the model predicts it from the prompt.",
     ),
-    row("auto_duration", &[], Flag, Own, "true: num_frames is auto. Together with a length it is refused."),
+    row("auto_duration", &[], Flag, Own, "true: same as num_frames auto; cannot be combined with a length."),
     row(
         "use_diffusion_decoder",
         &[],
         Flag,
         Own,
-        "Which decoder of LTX-2.5 makes the frames; false where there is but one.",
+        "Whether LTX-2.5 decodes frames with its diffusion decoder. Models without one accept only false.",
     ),
-    row("negative_prompt", &[], Text(MAX_PROMPT), Own, "What to avoid. Empty text in JSON is an empty one."),
-    row("seed", &[], Seed, Own, "Random seed, 0 to 2^64-1. Absent or -1: one is drawn, and said in the answer."),
+    row(
+        "negative_prompt",
+        &[],
+        Text(MAX_PROMPT),
+        Own,
+        "What the video should not contain. Empty text in JSON sets an empty negative prompt.",
+    ),
+    row("seed", &[], Seed, Own, "Random seed, 0 to 2^64-1. Absent or -1: the server chooses one and returns it."),
     row(
         "num_inference_steps",
         &["steps"],
-        Integer(1, MOST_STEPS),
+        Integer(1, MAX_LOOP_STEPS),
         Keys(&["sampler.steps"]),
-        "Denoising steps; not where the model fixes its noise levels.",
+        "Number of denoising steps; not supported by models with fixed noise levels.",
     ),
     row(
         "sigmas",
         &["stage_1_sigmas"],
         Numbers,
         Keys(&["sampler.sigmas"]),
-        "Noise levels themselves, falling from at most 1.",
+        "Noise levels, decreasing from at most 1; an alternative to num_inference_steps.",
     ),
-    row("stage_2_sigmas", &[], Numbers, Keys(&["two_stage.sigmas"]), "Noise levels of the second stage."),
+    row(
+        "stage_2_sigmas",
+        &[],
+        Numbers,
+        Keys(&["two_stage.sigmas"]),
+        "Noise levels of the second stage, decreasing from at most 1.",
+    ),
     row(
         "max_sequence_length",
         &[],
         Integer(1, 65536),
         Keys(&["request.max_sequence_length"]),
-        "Text tokens; only the server's own number.",
+        "Number of text tokens; must equal the server's.",
     ),
     row(
         "guidance_scale",
         &[],
         Number(0.0, 30.0),
         Keys(&["guidance.video.cfg", "guidance.audio.cfg"]),
-        "Away from the negative prompt, of both streams; 1 is off.",
+        "Classifier-free guidance scale of video and audio; 1 disables it.",
     ),
     row(
         "stg_scale",
         &[],
         SCALE,
         Keys(&["guidance.video.stg", "guidance.audio.stg"]),
-        "Spatio-temporal guidance of both streams; 0 is off.",
+        "Spatio-temporal guidance scale of video and audio; 0 disables it.",
     ),
     row(
         "modality_scale",
         &[],
         SCALE,
         Keys(&["guidance.video.modality", "guidance.audio.modality"]),
-        "Away from the prediction without the other stream, of both; 1 is off.",
+        "Modality guidance scale of video and audio: guides away from the prediction without the other stream; 1 disables it.",
     ),
     row(
         "rescale_scale",
         &["guidance_rescale"],
         UNIT,
         Keys(&["guidance.video.rescale", "guidance.audio.rescale"]),
-        "Towards the standard deviation before guidance, of both streams; 0 is off.",
+        "Guidance rescale of video and audio, towards the standard deviation before guidance; 0 disables it.",
     ),
     row(
         "stg_blocks",
         &[],
         Integers,
         Keys(&["guidance.stg_blocks"]),
-        "Transformer blocks that the perturbed branch perturbs.",
+        "Indices of the transformer blocks that spatio-temporal guidance perturbs.",
     ),
     row(
         "guidance_skip_step",
         &[],
         Integer(0, 255),
         Keys(&["guidance.video.skip", "guidance.audio.skip"]),
-        "Steps behind each predicted one that take over its prediction, of both streams.",
+        "Number of steps after each computed step that reuse its prediction, for video and audio.",
     ),
     row(
         "video_cfg_scale",
         &["video_cfg_guidance_scale"],
         Number(0.0, 30.0),
         Keys(&["guidance.video.cfg"]),
-        "As guidance_scale, of the video.",
+        "Same as guidance_scale, for video only.",
     ),
     row(
         "audio_cfg_scale",
         &["audio_cfg_guidance_scale", "audio_guidance_scale"],
         Number(0.0, 30.0),
         Keys(&["guidance.audio.cfg"]),
-        "As guidance_scale, of the sound.",
+        "Same as guidance_scale, for audio only.",
     ),
     row(
         "video_stg_scale",
         &["video_stg_guidance_scale"],
         SCALE,
         Keys(&["guidance.video.stg"]),
-        "As stg_scale, of the video.",
+        "Same as stg_scale, for video only.",
     ),
     row(
         "audio_stg_scale",
         &["audio_stg_guidance_scale"],
         SCALE,
         Keys(&["guidance.audio.stg"]),
-        "As stg_scale, of the sound.",
+        "Same as stg_scale, for audio only.",
     ),
     row(
         "video_modality_scale",
         &["a2v_guidance_scale"],
         SCALE,
         Keys(&["guidance.video.modality"]),
-        "As modality_scale, of the video.",
+        "Same as modality_scale, for video only.",
     ),
     row(
         "audio_modality_scale",
         &["v2a_guidance_scale"],
         SCALE,
         Keys(&["guidance.audio.modality"]),
-        "As modality_scale, of the sound.",
+        "Same as modality_scale, for audio only.",
     ),
-    row("video_rescale_scale", &[], UNIT, Keys(&["guidance.video.rescale"]), "As rescale_scale, of the video."),
-    row("audio_rescale_scale", &[], UNIT, Keys(&["guidance.audio.rescale"]), "As rescale_scale, of the sound."),
-    row("video_stg_blocks", &[], Integers, Keys(&["guidance.video.stg_blocks"]), "As stg_blocks, of the video."),
-    row("audio_stg_blocks", &[], Integers, Keys(&["guidance.audio.stg_blocks"]), "As stg_blocks, of the sound."),
+    row("video_rescale_scale", &[], UNIT, Keys(&["guidance.video.rescale"]), "Same as rescale_scale, for video only."),
+    row("audio_rescale_scale", &[], UNIT, Keys(&["guidance.audio.rescale"]), "Same as rescale_scale, for audio only."),
+    row("video_stg_blocks", &[], Integers, Keys(&["guidance.video.stg_blocks"]), "Same as stg_blocks, for video only."),
+    row("audio_stg_blocks", &[], Integers, Keys(&["guidance.audio.stg_blocks"]), "Same as stg_blocks, for audio only."),
     row(
         "video_skip_step",
         &[],
         Integer(0, 255),
         Keys(&["guidance.video.skip"]),
-        "As guidance_skip_step, of the video.",
+        "Same as guidance_skip_step, for video only.",
     ),
     row(
         "audio_skip_step",
         &[],
         Integer(0, 255),
         Keys(&["guidance.audio.skip"]),
-        "As guidance_skip_step, of the sound.",
+        "Same as guidance_skip_step, for audio only.",
     ),
     row(
         "input_reference",
         &["image_reference", "reference_url", "image"],
         Image,
         Own,
-        "The first frame, as a file, a data URL or base64; a list with role first_frame or last_frame.",
+        "Image of the first frame, as a file, data URL or base64; or a list of images with role first_frame or last_frame.",
     ),
     row(
         "images",
         &[],
         Images,
         Own,
-        "Frames that are given: [{file: name of a part, or data: data URL, frame, strength, crf}].",
+        "Input images: [{file: name of a form part, or data: data URL; frame, strength, crf}].",
     ),
-    row("image_cond_strength", &[], UNIT, Own, "How closely images are kept that say nothing of their own, 0 to 1."),
+    row("image_cond_strength", &[], UNIT, Own, "Conditioning strength of images without their own strength, 0 to 1."),
     row(
         "image_crf",
         &[],
         Integer(0, 51),
         Own,
-        "Quality of the H.264 round trip of images that say nothing of their own, 0 for none.",
+        "CRF of the H.264 compression applied to images without their own crf; 0 disables it.",
     ),
     row(
         "input_audio",
         &["audio_reference"],
         Sound,
         Own,
-        "Sound that the video is made to, as a file, a data URL, or {data, start, duration}.",
+        "Audio that the video is generated for, as a file, a data URL, or {data, start, duration}, in seconds.",
     ),
     row(
         "input_video",
         &["video_reference", "video"],
         Video,
         Own,
-        "The video that an edit or an extension starts from: an MP4 as a file or a data URL, or the id of a finished video.",
+        "Video to edit or extend: an MP4 as a file or data URL, or the id of a finished video.",
     ),
     row(
         "reference_videos",
         &[],
         Videos,
         Own,
-        "Videos that an IC-LoRA follows: [{file or data, strength, attention_strength, mask, frames}].",
+        "Reference videos of an IC-LoRA: [{file or data, strength, attention_strength, mask, frames}].",
     ),
-    row("start", &[], Number(0.0, 1e6), Own, "Seconds at which the span starts that an edit makes anew."),
-    row("end", &[], Number(0.0, 1e6), Own, "Seconds at which it ends; the video's end without."),
-    row("retake", &[], Retake, Own, "The span with what of it is made anew: {start, end, video, audio}."),
-    row("before", &[], Flag, Own, "Adds an extension before the video's start."),
-    row("overlap", &[], Integer(9, 1 << 20), Own, "Frames of the given video that an extension is made beside."),
-    row("lora", &["loras"], Loras, Own, "LoRAs that the server knows, by name: {name, scale}, or a list of such."),
-    row("generate_audio", &["generate_sound"], Flag, Keys(&["output.audio"]), "Whether the MP4 has a sound track."),
-    row("ltx2", &[], Tree, Own, "Keys of the YAML, for what has no field of its own."),
-    row("user", &[], Word(64), Own, "Returned as it is."),
-    row("metadata", &[], Metadata, Own, "At most 16 pairs of text, returned as they are."),
-    row("n", &["num_outputs_per_prompt"], Word(64), Neutral(&["1"]), "1: several requests are made together."),
-    row("quality", &["output_quality"], Word(64), Neutral(&["standard", "default", "auto"]), "Of other servers."),
-    row("format", &["output_format"], Word(64), Neutral(&["mp4", "auto"]), "MP4."),
-    row("response_format", &[], Word(64), Neutral(&["file"]), "A file."),
-    row("generator_device", &[], Word(64), Neutral(&["cpu", "cuda"]), "Noise is drawn by one rule on any device."),
-    row("guidance_scale_2", &[], Word(64), Neutral(&[]), "Of other models."),
-    row("true_cfg_scale", &[], Word(64), Neutral(&[]), "Of other models."),
-    row("boundary_ratio", &[], Word(64), Neutral(&[]), "Of other models."),
-    row("flow_shift", &[], Word(64), Neutral(&[]), "Of other models."),
-    row("enable_teacache", &[], Word(64), Neutral(&["false"]), "Of other servers."),
-    row("enable_cache_dit", &[], Word(64), Neutral(&["false"]), "Of other servers."),
-    row("enable_frame_interpolation", &[], Word(64), Neutral(&["false"]), "Of other servers."),
-    row("frame_interpolation_exp", &[], Word(64), Neutral(&["1", "1.0"]), "Of other servers."),
-    row("frame_interpolation_scale", &[], Word(64), Neutral(&["1", "1.0"]), "Of other servers."),
-    row("enable_upscaling", &[], Word(64), Neutral(&["false"]), "Of other servers."),
-    row("upscaling_scale", &[], Word(64), Neutral(&["4", "4.0"]), "Of other servers."),
-    row("enhance_prompt", &[], Word(64), Neutral(&["false"]), "Prompts are taken as they are."),
-    row("profile", &[], Word(64), Neutral(&["false"]), "Of other servers."),
-    row("profile_all_stages", &[], Word(64), Neutral(&["false"]), "Of other servers."),
-    row("return_stage_metrics", &[], Word(64), Neutral(&["false"]), "Of other servers; each video has `timings`."),
+    row("start", &[], Number(0.0, 1e6), Own, "Start of the time span that an edit regenerates, in seconds."),
+    row("end", &[], Number(0.0, 1e6), Own, "End of that time span, in seconds. Default: the end of the video."),
+    row(
+        "retake",
+        &[],
+        Retake,
+        Own,
+        "Time span to regenerate, in seconds, and whether its video and audio are regenerated: {start, end, video, audio}.",
+    ),
+    row(
+        "before",
+        &[],
+        Flag,
+        Own,
+        "Whether an extension is added before the start of the video instead of after its end.",
+    ),
+    row(
+        "overlap",
+        &[],
+        Integer(9, 1 << 20),
+        Own,
+        "Number of frames of the input video that an extension is conditioned on.",
+    ),
+    row(
+        "lora",
+        &["loras"],
+        Loras,
+        Own,
+        "LoRAs by name: {name, scale}, or a list of these. /v1/list_loras lists the names.",
+    ),
+    row("generate_audio", &["generate_sound"], Flag, Keys(&["output.audio"]), "Whether the MP4 has an audio track."),
+    row("ltx2", &[], Tree, Own, "Configuration keys, as in YAML files, for options without a field."),
+    row("user", &[], Word(64), Own, "Returned unchanged in the video object."),
+    row("metadata", &[], Metadata, Own, "At most 16 pairs of text, returned unchanged in the video object."),
+    row(
+        "n",
+        &["num_outputs_per_prompt"],
+        Word(64),
+        Neutral(&["1"]),
+        "Only 1; send several requests to generate several videos.",
+    ),
+    row("quality", &["output_quality"], Word(64), Neutral(&["standard", "default", "auto"]), "No effect."),
+    row("format", &["output_format"], Word(64), Neutral(&["mp4", "auto"]), "Container format: only MP4."),
+    row("response_format", &[], Word(64), Neutral(&["file"]), "Only file: the video is downloaded as a file."),
+    row(
+        "generator_device",
+        &[],
+        Word(64),
+        Neutral(&["cpu", "cuda"]),
+        "No effect: the noise is the same on any device.",
+    ),
+    row("guidance_scale_2", &[], Word(64), Neutral(&[]), "Not supported."),
+    row("true_cfg_scale", &[], Word(64), Neutral(&[]), "Not supported."),
+    row("boundary_ratio", &[], Word(64), Neutral(&[]), "Not supported."),
+    row("flow_shift", &[], Word(64), Neutral(&[]), "Not supported."),
+    row("enable_teacache", &[], Word(64), Neutral(&["false"]), "Not supported; only false is accepted."),
+    row("enable_cache_dit", &[], Word(64), Neutral(&["false"]), "Not supported; only false is accepted."),
+    row("enable_frame_interpolation", &[], Word(64), Neutral(&["false"]), "Not supported; only false is accepted."),
+    row("frame_interpolation_exp", &[], Word(64), Neutral(&["1", "1.0"]), "Not supported; only 1 is accepted."),
+    row("frame_interpolation_scale", &[], Word(64), Neutral(&["1", "1.0"]), "Not supported; only 1 is accepted."),
+    row("enable_upscaling", &[], Word(64), Neutral(&["false"]), "Not supported; only false is accepted."),
+    row("upscaling_scale", &[], Word(64), Neutral(&["4", "4.0"]), "No effect: upscaling is not supported."),
+    row("enhance_prompt", &[], Word(64), Neutral(&["false"]), "Only false: prompts are not rewritten."),
+    row("profile", &[], Word(64), Neutral(&["false"]), "Not supported; only false is accepted."),
+    row("profile_all_stages", &[], Word(64), Neutral(&["false"]), "Not supported; only false is accepted."),
+    row(
+        "return_stage_metrics",
+        &[],
+        Word(64),
+        Neutral(&["false"]),
+        "Only false: each video object has `timings` instead.",
+    ),
 ];
 
-/// Fields that hold paths of the server.
+/// Fields that contain server paths in the APIs of other servers. They are rejected.
 pub(super) const PATHS: [&str; 8] =
     ["output_path", "perf_dump_path", "video_path", "image_path", "input_path", "output_dir", "save_path", "lora_path"];
 
-/// Fields whose members are fields themselves.
+/// Fields whose members are read as fields of the request.
 pub(super) const WRAPPERS: [&str; 2] = ["extra_params", "extra_body"];
 
-/// The field of a name.
+/// Returns the field with this name or alias.
 pub fn find(name: &str) -> Option<&'static Spec> {
     FIELDS.iter().find(|spec| spec.name == name || spec.aliases.contains(&name))
 }
 
-/// The name that is most like one that no field has.
+/// Returns the field name that is most similar to an unknown name.
 pub(super) fn nearest(name: &str) -> &'static str {
     let names = FIELDS.iter().flat_map(|spec| spec.aliases.iter().chain([&spec.name]));
     let name: String = name.chars().take(64).collect();

@@ -1,4 +1,4 @@
-//! Requests, good and bad.
+//! Unit tests of request fields.
 
 mod files;
 mod refused;
@@ -17,7 +17,7 @@ use crate::serve::inputs::Inputs;
 use crate::serve::job::Accepted;
 use crate::serve::jobs::Caller;
 
-/// A server over a configuration.
+/// Converter for a server's configuration, with a temporary folder for input files.
 struct Server {
     fields: Fields,
     folder: tempfile::TempDir,
@@ -28,7 +28,7 @@ impl Server {
         let set = set.iter().map(|pair| (*pair).to_string()).collect();
         let given = CliOverrides { files: vec![file.into()], set, ..CliOverrides::default() };
         let folder = tempfile::tempdir().expect("a folder");
-        let inputs = Inputs::open(folder.path().join("inputs")).expect("a folder").trusting_headers();
+        let inputs = Inputs::open(folder.path().join("inputs")).expect("a folder").accepting_headers();
         let fields = Fields::new(load(&given).expect("a configuration"), Arc::new(inputs), Ids::behind(None));
         Server { fields, folder }
     }
@@ -37,12 +37,12 @@ impl Server {
         self.fields.accept(form, endpoint, &Caller { name: "me".into(), sees_all: false })
     }
 
-    /// A request as JSON.
+    /// Converts a request, sent as JSON, into a job.
     fn json(&self, body: &Value) -> Result<Accepted, ApiError> {
         self.accept(Form::json(body.to_string().as_bytes())?, Endpoint::Create)
     }
 
-    /// The same as a form.
+    /// Converts a request into a job, after encoding it as a multipart form.
     fn form(&self, body: &Value) -> Result<Accepted, ApiError> {
         let mut fields = Vec::new();
         body.as_object().expect("an object").iter().for_each(|(name, value)| flat(name, value, &mut fields));
@@ -52,7 +52,7 @@ impl Server {
         self.accept(forms::form(&parts)?, Endpoint::Create)
     }
 
-    /// A request that is good either way, and the same.
+    /// Converts a request into a job and checks that JSON and a multipart form give the same job.
     fn good(&self, body: &Value) -> Accepted {
         let mut body = body.clone();
         if let Some(body) = body.as_object_mut() {
@@ -72,7 +72,8 @@ impl Server {
         json
     }
 
-    /// Status, code and field of an error, which is the same either way.
+    /// Returns the status, code and field of the error for a JSON request. Checks that the message is one line without
+    /// paths or CLI flags.
     fn bad(&self, body: &Value) -> (u16, &'static str, Option<String>) {
         let mut body = body.clone();
         if let Some(body) = body.as_object_mut() {
@@ -86,7 +87,7 @@ impl Server {
     }
 }
 
-/// The fields of a form that say what JSON says.
+/// Flattens a JSON value into form fields.
 fn flat(name: &str, value: &Value, fields: &mut Vec<(String, String)>) {
     match value {
         Value::Null => {}
@@ -101,14 +102,14 @@ fn flat(name: &str, value: &Value, fields: &mut Vec<(String, String)>) {
     }
 }
 
-/// A value of the effective configuration.
+/// Returns the value of a key in a job's configuration.
 fn at(accepted: &Accepted, key: &str) -> Value {
     let config = serde_json::to_value(&accepted.config).expect("a tree");
     key.split('.').fold(config, |tree, key| tree.get(key).cloned().unwrap_or(Value::Null))
 }
 
 #[test]
-fn fields_write_their_keys() {
+fn fields_set_their_configuration_keys() {
     let server = Server::new("nano", &[]);
     for (body, want) in [
         (
@@ -176,17 +177,17 @@ fn fields_write_their_keys() {
 }
 
 #[test]
-fn a_seed_that_is_left_open_is_drawn() {
+fn missing_seed_is_random_unless_fixed() {
     let server = Server::new("nano", &[]);
     let seed = |body: &Value| server.good(body).config.request.seed;
     let drawn: Vec<u64> =
         (0..4).map(|_| seed(&json!({}))).chain([seed(&json!({"seed": -1})), seed(&json!({"seed": "-1"}))]).collect();
     assert!(drawn.iter().all(|seed| *seed < 1 << 53));
     assert!(drawn.windows(2).any(|pair| pair[0] != pair[1]));
-    // A field holds before a key, also one that asks for a seed.
+    // A field overrides a YAML key, even if the field requests a random seed.
     let accepted = server.good(&json!({"seed": -1, "ltx2": {"request": {"seed": 5}}}));
     assert_eq!(accepted.fields["seed"], accepted.config.request.seed);
-    assert_eq!(accepted.warnings, ["seed was taken, ltx2.request.seed was not"]);
+    assert_eq!(accepted.warnings, ["seed overrides ltx2.request.seed"]);
     let accepted = server.good(&json!({}));
     assert_eq!(accepted.fields["seed"], accepted.config.request.seed);
     let fixed = Server::new("nano", &["serve.seed=fixed", "request.seed=99"]);

@@ -1,13 +1,14 @@
-//! The keys of the YAML that a request may write, and those that it may not: each is in one of two lists.
+//! Access rules for the configuration keys in a request's `ltx2` field. A key is in exactly one of two lists: keys that
+//! requests may set, and keys that they may not set.
 
 use serde_json::Value;
 
-use super::given::plain;
+use super::request_fields::plain;
 use crate::config::accepts_text;
 use crate::serve::error::ApiError;
 use crate::serve::form::parse_json;
 
-/// Keys, or whole sections, that `ltx2` may write.
+/// Keys, or entire sections of keys, that a request may set.
 pub(super) const ALLOWED: [&str; 32] = [
     "pipeline",
     "reference",
@@ -43,7 +44,8 @@ pub(super) const ALLOWED: [&str; 32] = [
     "output.audio",
 ];
 
-/// Those that are the operator's, name files, or make more than one video.
+/// Keys, or entire sections of keys, that a request may not set: keys reserved for the operator, keys that contain
+/// paths, and keys that create more than one video.
 pub(super) const REFUSED: [&str; 21] = [
     "extends",
     "model",
@@ -68,7 +70,7 @@ pub(super) const REFUSED: [&str; 21] = [
     "output.sidecar",
 ];
 
-/// Fields that take the place of refused keys.
+/// Request fields that replace refused keys: pairs of key and field.
 const INSTEAD: [(&str, &str); 6] = [
     ("request.images", "images"),
     ("request.audio", "input_audio"),
@@ -78,17 +80,17 @@ const INSTEAD: [(&str, &str); 6] = [
     ("model", "lora"),
 ];
 
-/// Whether a key is a list's own, or in one of its sections.
+/// Returns whether a list contains a key or a section that contains the key.
 fn is_in(list: &[&str], key: &str) -> bool {
     list.iter().any(|own| key == *own || key.strip_prefix(own).is_some_and(|rest| rest.starts_with('.')))
 }
 
-/// Whether a section holds keys of a list.
+/// Returns whether a section contains a key or section of the list.
 fn holds(list: &[&str], section: &str) -> bool {
     list.iter().any(|own| own.strip_prefix(section).is_some_and(|rest| rest.starts_with('.')))
 }
 
-/// Refuses keys that are not a request's to write.
+/// Rejects keys that a request may not set.
 pub(super) fn check(tree: &Value) -> Result<(), ApiError> {
     check_below(tree, "")
 }
@@ -104,10 +106,10 @@ fn check_below(tree: &Value, path: &str) -> Result<(), ApiError> {
             let field = format!("ltx2.{}", plain(&path));
             let instead =
                 INSTEAD.iter().find(|(own, _)| *own == path).map(|(_, field)| format!("; use the field {field}"));
-            let why = format!("{field}: is the server's to say{}", instead.unwrap_or_default());
+            let why = format!("{field}: requests cannot set this key{}", instead.unwrap_or_default());
             return Err(ApiError::field("parameter_not_allowed", field, why));
         }
-        // A section of several keys; what is no key at all is told with the nearest one.
+        // Descend into a section. The configuration parser reports unknown keys later, with the most similar name.
         if holds(&ALLOWED, &path) || holds(&REFUSED, &path) {
             check_below(value, &path)?;
         }
@@ -115,7 +117,7 @@ fn check_below(tree: &Value, path: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The tree of a form, whose leaves are text: numbers, switches and lists where keys take such.
+/// Converts text values, as forms send them, into numbers, booleans and lists, unless the key accepts text.
 pub(super) fn typed(tree: Value) -> Value {
     typed_below(tree, "")
 }
@@ -142,9 +144,9 @@ mod tests {
 
     use super::*;
 
-    /// A key that is in neither list could become settable by accident, or stay useless.
+    /// Each key must be in one of the lists, because a request could set a key that is in neither.
     #[test]
-    fn every_key_is_allowed_or_refused() {
+    fn every_configuration_key_is_allowed_or_refused() {
         let schema = crate::config::json_schema();
         let follow = |schema: &Value| match schema["$ref"].as_str().and_then(|r| r.strip_prefix("#/$defs/")) {
             Some(name) => crate::config::json_schema()["$defs"][name].clone(),
@@ -158,7 +160,7 @@ mod tests {
                 keys.chain([section.clone()].into_iter().filter(|_| follow(inner)["properties"].is_null())).collect();
             for key in keys {
                 let (allowed, refused) = (is_in(&ALLOWED, &key), is_in(&REFUSED, &key));
-                assert!(allowed != refused, "{key}: put it into ALLOWED or into REFUSED");
+                assert!(allowed != refused, "{key}: add it to ALLOWED or to REFUSED");
                 seen += 1;
             }
         }
@@ -168,12 +170,12 @@ mod tests {
                 let found = follow(&at)["properties"].get(key).cloned()?;
                 Some(follow(&found))
             });
-            assert!(path.is_some(), "{own} is no key");
+            assert!(path.is_some(), "{own} is not a key");
         }
     }
 
     #[test]
-    fn refused_keys_are_named() {
+    fn errors_name_refused_keys() {
         for (tree, param) in [
             (json!({"model": {"path": "x"}}), "ltx2.model"),
             (json!({"request": {"prompts": "f"}}), "ltx2.request.prompts"),

@@ -1,4 +1,4 @@
-//! Files that a warm shape's pipeline starts from, made up: grey frames and silence of its size.
+//! Synthetic input files for warm-up: grey frames and silence, of the size and length of the shape.
 
 use std::path::Path;
 
@@ -11,13 +11,13 @@ use super::{Fields, Shape};
 use crate::config::Pipeline;
 use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
 
-/// Frames of a video that an extension is made beside, as a rule.
+/// Default overlap of an extension, in frames.
 const OVERLAP: usize = 25;
-/// Samples a second of silence.
+/// Sample rate of the silence, in Hz.
 const RATE: u32 = 48_000;
 
 impl Fields {
-    /// The fields of a shape's warm-up beside its prompt and seed.
+    /// Returns the fields of a warm-up request except prompt and seed.
     pub(super) fn warm_fields(&self, shape: &Shape) -> media::Result<Map<String, Value>> {
         let &Shape { width, height, num_frames, pipeline } = shape;
         let fps = self.loaded.config.request.frame_rate;
@@ -31,7 +31,7 @@ impl Fields {
             written("mp4", |path| media::write_mp4(path, &grey, fps, Some(&sound), &Mp4Options::default()).map(drop))
         };
         let size = json!({"width": width, "height": height, "num_frames": num_frames});
-        // Of a given video size and frames are its own.
+        // If a pipeline has an input video, size and number of frames come from the video.
         let (size, files) = match pipeline {
             Pipeline::ImageToVideo | Pipeline::Keyframes => {
                 let grey = media::png_bytes(&[128; 3 * 32 * 32], 32, 32).expect("pixels of 32 x 32");
@@ -46,7 +46,7 @@ impl Fields {
             Pipeline::Retake => (json!({}), json!({"input_video": video(num_frames)?, "start": 0, "end": 1})),
             Pipeline::VideoToAudio => (json!({}), json!({"input_video": video(num_frames)?})),
             Pipeline::Extend => {
-                // What an extension is made beside, and what it adds.
+                // The input video consists of the overlap; the extension adds the remaining frames.
                 let overlap = [OVERLAP, 9].into_iter().find(|overlap| overlap + 8 <= num_frames).unwrap_or(9);
                 let seconds = num_frames.saturating_sub(overlap).max(8) as f64 / fps;
                 (json!({}), json!({"input_video": video(overlap)?, "seconds": seconds, "overlap": overlap}))
@@ -57,9 +57,9 @@ impl Fields {
     }
 }
 
-/// A file as base64.
+/// Creates a file with `write` and returns its contents as base64.
 fn written(kind: &str, write: impl FnOnce(&Path) -> media::Result<()>) -> media::Result<String> {
-    let io = |source| media::Error::Io { action: "write", path: "a file of the warm-up".into(), source };
+    let io = |source| media::Error::Io { action: "write", path: "a warm-up file".into(), source };
     let folder = tempfile::tempdir().map_err(io)?;
     let path = folder.path().join(format!("warm.{kind}"));
     write(&path)?;

@@ -1,29 +1,26 @@
-//! Names of form fields with brackets, as trees: `a[b]`, `a[]`, `a[][b]`, `a[0][b]`.
+//! Expands the names of form fields that contain brackets into trees: `a[b]`, `a[]`, `a[][b]`, `a[0][b]`.
 
 use serde_json::{Map, Value};
 
 use super::{MAX_DEPTH, check_name, invalid, shown};
 use crate::serve::error::ApiError;
 
-/// Fields of a form while they come.
+/// A node of the tree of form fields that have been read.
 #[derive(Debug, Default)]
 pub(super) struct Branch {
-    /// Value of this name itself.
+    /// Value of the name itself, without further brackets.
     own: Option<String>,
-    /// `[]`, in order.
+    /// Values of `name[]`, in the order in which they were sent.
     each: Vec<String>,
-    /// `[key]` and what is below, in order.
+    /// Child nodes for `name[key]`, in the order in which they were sent.
     named: Vec<(String, Branch)>,
-    /// `[][key]`, by key: the grouping is told by the order of each alone.
+    /// Values of `[][key]`, grouped by key. Which object a value belongs to follows only from the order of the values.
     of_each: Vec<(String, Branch)>,
 }
 
-/// Root and brackets of a name.
-///
-/// # Errors
-/// Brackets that do not close, or that are too deep.
+/// Splits a name into its root and the contents of its brackets. Fails if brackets are unbalanced, nested or too many.
 fn segments(name: &str) -> Result<(&str, Vec<&str>), ApiError> {
-    let broken = || invalid(&shown(name), format!("field '{}': its brackets do not fit together", shown(name)));
+    let broken = || invalid(&shown(name), format!("field '{}': unbalanced brackets", shown(name)));
     let (root, mut rest) = name.find('[').map_or((name, ""), |at| name.split_at(at));
     if root.is_empty() || root.contains(']') {
         return Err(broken());
@@ -32,7 +29,7 @@ fn segments(name: &str) -> Result<(&str, Vec<&str>), ApiError> {
     while !rest.is_empty() {
         let (inner, behind) = rest.strip_prefix('[').and_then(|r| r.split_once(']')).ok_or_else(broken)?;
         if inner.contains('[') || found.len() == MAX_DEPTH {
-            let why = format!("field '{}': more than {MAX_DEPTH} brackets, or brackets in brackets", shown(name));
+            let why = format!("field '{}': more than {MAX_DEPTH} brackets, or nested brackets", shown(name));
             return Err(invalid(&shown(name), why));
         }
         found.push(inner);
@@ -41,17 +38,14 @@ fn segments(name: &str) -> Result<(&str, Vec<&str>), ApiError> {
     Ok((root, found))
 }
 
-/// The name of a field without its brackets.
+/// Returns a field name without its brackets.
 pub(super) fn root(name: &str) -> Result<&str, ApiError> {
     check_name(name)?;
     segments(name).map(|(root, _)| root)
 }
 
 impl Branch {
-    /// Adds a field.
-    ///
-    /// # Errors
-    /// A name that cannot be read; a second value of one name.
+    /// Adds a field. Fails on a malformed name or a duplicate value.
     pub(super) fn add(&mut self, name: &str, value: String) -> Result<(), ApiError> {
         check_name(name)?;
         let (root, brackets) = segments(name)?;
@@ -60,7 +54,7 @@ impl Branch {
         loop {
             match left {
                 [] if at.own.is_some() => {
-                    let why = format!("field '{}' is given twice; a list has its values as '{root}[]'", shown(name));
+                    let why = format!("field '{}' occurs twice; send the values of a list as '{root}[]'", shown(name));
                     return Err(invalid(&shown(root), why));
                 }
                 [] => {
@@ -72,12 +66,13 @@ impl Branch {
                     return Ok(());
                 }
                 ["", key] if !key.is_empty() => {
-                    // The place in the list follows when all are there.
+                    // `zipped` combines these values into objects once all of them are known.
                     child(&mut at.of_each, key).each.push(value);
                     return Ok(());
                 }
                 ["", ..] => {
-                    let why = format!("field '{}': lists in lists are sent as JSON text in '{root}'", shown(name));
+                    let why =
+                        format!("field '{}': nested lists are not supported; send '{root}' as JSON text", shown(name));
                     return Err(invalid(&shown(root), why));
                 }
                 [key, rest @ ..] => {
@@ -92,15 +87,13 @@ impl Branch {
         child(&mut self.named, key)
     }
 
-    /// All fields as a tree.
-    ///
-    /// # Errors
-    /// A name that is both a value and more than one; lists whose grouping is lost.
+    /// Returns all fields as a tree. Fails if a name occurs in several forms, such as `a` and `a[b]`, or if a list of
+    /// objects is ambiguous.
     pub(super) fn finish(self) -> Result<Map<String, Value>, ApiError> {
         self.named.into_iter().map(|(name, branch)| Ok((name.clone(), branch.value(&name)?))).collect()
     }
 
-    /// The value of a name; `root` names it in errors.
+    /// Converts a node into a JSON value; `root` is the field name for error messages.
     fn value(self, root: &str) -> Result<Value, ApiError> {
         let Branch { own, each, named, of_each } = self;
         let forms = usize::from(own.is_some())
@@ -108,7 +101,9 @@ impl Branch {
             + usize::from(!named.is_empty())
             + usize::from(!of_each.is_empty());
         if forms > 1 {
-            let why = format!("field '{root}' comes both as a value and with brackets, or with brackets of two kinds");
+            let why = format!(
+                "field '{root}' is sent in several forms: as a value and with brackets, or with different brackets"
+            );
             return Err(invalid(root, why));
         }
         if let Some(own) = own {
@@ -138,12 +133,13 @@ fn child<'a>(children: &'a mut Vec<(String, Branch)>, key: &str) -> &'a mut Bran
     &mut children[at].1
 }
 
-/// A list of objects from the values of each key. Clients send all values of one key together, or all keys of one object: where
-/// every object has every key, both are the same.
+/// Builds a list of objects from the values of each key. Some clients send all values of a key before those of the next
+/// key, others send one object after another. If every object has every key, both orders give the same list.
 fn zipped(of_each: Vec<(String, Branch)>, root: &str) -> Result<Value, ApiError> {
     let count = of_each.first().map_or(0, |(_, branch)| branch.each.len());
     if of_each.iter().any(|(_, branch)| branch.each.len() != count) {
-        let why = format!("field '{root}[]': which values belong together is lost; send '{root}' as JSON text");
+        let why =
+            format!("field '{root}[]': ambiguous list, because some objects lack a key; send '{root}' as JSON text");
         return Err(invalid(root, why));
     }
     let mut objects = vec![Map::new(); count];

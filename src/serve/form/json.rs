@@ -1,4 +1,4 @@
-//! Bodies, and fields with a structure, as JSON in which no key stands twice.
+//! Parses JSON and rejects duplicate keys.
 
 use std::fmt;
 
@@ -10,10 +10,11 @@ use super::{Form, MAX_FIELDS, check_name, check_text, too_many};
 use crate::serve::error::ApiError;
 
 impl Form {
-    /// A body of JSON.
+    /// Parses a JSON body.
     ///
     /// # Errors
-    /// `invalid_json`; names and text that no field may have.
+    /// Returns `invalid_json` if the body is not a JSON object, and `invalid_value` for too many fields or an invalid
+    /// name or text.
     pub fn json(bytes: &[u8]) -> Result<Form, ApiError> {
         let fault = |why: String| ApiError::new(400, "invalid_json", why);
         let text = std::str::from_utf8(bytes).map_err(|_| fault("the body is not UTF-8".into()))?;
@@ -34,15 +35,12 @@ impl Form {
     }
 }
 
-/// Parses text as JSON.
-///
-/// # Errors
-/// What is wrong, with line and column; a key that stands twice in one object.
+/// Parses text as JSON. Errors contain line and column; a duplicate key in an object is an error.
 pub(crate) fn parse(text: &str) -> Result<Value, String> {
     serde_json::from_str::<Once>(text).map(|once| once.0).map_err(|error| error.to_string())
 }
 
-/// A value in whose objects each key stands once: of two, clients and servers take different ones.
+/// A JSON value in which no object has duplicate keys. JSON parsers differ in which of two duplicates they use.
 struct Once(Value);
 
 impl<'de> Deserialize<'de> for Once {
@@ -87,7 +85,7 @@ impl<'de> Visitor<'de> for OnceVisitor {
         while let Some((key, Once(value))) = map.next_entry::<String, Once>()? {
             if entries.contains_key(&key) {
                 let key: String = key.chars().take(64).collect();
-                return Err(A::Error::custom(format!("key '{key}' is given twice")));
+                return Err(A::Error::custom(format!("duplicate key '{key}'")));
             }
             entries.insert(key, value);
         }

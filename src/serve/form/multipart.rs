@@ -1,4 +1,4 @@
-//! Forms, `multipart/form-data`. Files go to the disk as they come.
+//! Parses `multipart/form-data`. Files are streamed to disk.
 
 use std::path::Path;
 
@@ -14,11 +14,11 @@ use crate::serve::error::ApiError;
 use crate::serve::fields::takes_file;
 
 impl Form {
-    /// A form; its files are kept in `tmp`.
+    /// Parses a form and writes its files to the folder `tmp`.
     ///
     /// # Errors
-    /// `invalid_multipart`, and 413 where the body is too long; names and text that no field may have; an empty file; a full disk,
-    /// and too many open files.
+    /// Returns `invalid_multipart` if the form is malformed, 413 if it is too long, `invalid_value` if a field is
+    /// invalid or a file is empty, and an error if the disk is full or too many files are open.
     pub async fn multipart(mut body: Multipart, tmp: &Path, limit: Descriptors) -> Result<Form, ApiError> {
         let (mut tree, mut parts, mut fields, mut files, mut text) = (Branch::default(), Vec::new(), 0, 0, 0);
         let mut hash = Sha256::new().chain_update(b"form\0");
@@ -30,7 +30,7 @@ impl Form {
                 true if files == MAX_PARTS => return Err(too_many("files", MAX_PARTS)),
                 true => {
                     files += 1;
-                    // A browser sends an empty part without a file name where no file is chosen.
+                    // If no file is selected, browsers send an empty part with an empty file name.
                     let is_chosen = field.file_name().is_none_or(|name| !name.is_empty());
                     let (part, digest) = file(field, own, tmp, limit).await?;
                     let empty = part.bytes == 0;
@@ -68,33 +68,33 @@ impl Form {
     }
 }
 
-/// Whether a part is a file: it has a file's name, or a type that is no text.
+/// Returns whether a form part is a file: it has a file name or a media type.
 fn is_file(field: &Field) -> bool {
     let types = ["image/", "video/", "audio/", "application/octet-stream"];
     field.file_name().is_some()
         || field.content_type().is_some_and(|own| types.iter().any(|t| own.to_ascii_lowercase().starts_with(t)))
 }
 
-/// A part as text.
+/// Reads a form part as text and adds its size to `total`.
 async fn read_text(mut field: Field<'_>, name: &str, total: &mut u64) -> Result<String, ApiError> {
     let charset =
         field.content_type().and_then(|own| own.to_ascii_lowercase().split_once("charset=").map(|c| c.1.to_string()));
     let charset = charset.map(|own| own.split(';').next().unwrap_or_default().trim_matches(['"', ' ']).to_string());
     if charset.is_some_and(|own| !matches!(own.as_str(), "utf-8" | "utf8" | "us-ascii")) {
-        return Err(invalid(name, format!("field '{name}': text is sent as UTF-8")));
+        return Err(invalid(name, format!("field '{name}': the charset must be UTF-8")));
     }
     let mut bytes = Vec::new();
     while let Some(chunk) = field.chunk().await.map_err(broken)? {
         *total += chunk.len() as u64;
         if *total > MAX_TEXT {
-            return Err(ApiError::new(413, "body_too_large", "the fields of the form are too long"));
+            return Err(ApiError::new(413, "body_too_large", "the text fields of the form exceed the limit of 48 MiB"));
         }
         bytes.extend_from_slice(&chunk);
     }
     String::from_utf8(bytes).map_err(|_| invalid(name, format!("field '{name}' is not UTF-8")))
 }
 
-/// A part as a file, and its SHA-256.
+/// Writes a form part to a temporary file; returns the file and its SHA-256.
 async fn file(
     mut field: Field<'_>,
     name: String,
@@ -103,15 +103,16 @@ async fn file(
 ) -> Result<(FilePart, [u8; 32]), ApiError> {
     let unkept = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
-            ApiError::new(507, "insufficient_storage", "the server's disk is full").should_retry(false)
+            ApiError::new(507, "insufficient_storage", "the server's disk is full: delete videos, or try again later")
+                .should_retry(false)
         }
         _ if is_exhausted(&error) => busy(),
-        _ => ApiError::new(500, "internal", "a file of the request cannot be kept"),
+        _ => ApiError::new(500, "internal", "the server cannot store a file of the request"),
     };
-    // Browsers of old send a path.
+    // Some old browsers send a path instead of a file name.
     let client = field.file_name().and_then(|own| own.rsplit(['/', '\\']).next()).unwrap_or_default();
     let client = shown(client);
-    // Closed once it is written: a request holds one descriptor for its files, however many it has.
+    // Each file is closed after it is written, so that a request with many files holds only one file descriptor.
     let (out, file) = tempfile::Builder::new().prefix(".part-").tempfile_in(tmp).map_err(unkept)?.into_parts();
     if limit.is_short(&out) {
         return Err(busy());
@@ -127,19 +128,18 @@ async fn file(
     Ok((FilePart { field: name, name: client, file, bytes }, hash.finalize().into()))
 }
 
-/// A file without contents, which is none.
 fn no_contents(field: &str) -> ApiError {
     invalid(field, format!("field '{field}': the file is empty"))
 }
 
 fn malformed(why: &str) -> ApiError {
-    ApiError::new(400, "invalid_multipart", format!("the form cannot be read: {why}"))
+    ApiError::new(400, "invalid_multipart", format!("malformed form: {why}"))
 }
 
-/// Errors of the reader of forms.
+/// Converts an error of the multipart parser into a response.
 fn broken(error: MultipartError) -> ApiError {
     match error.status().as_u16() {
-        413 => ApiError::new(413, "body_too_large", "the body is too long"),
+        413 => ApiError::new(413, "body_too_large", "the request body exceeds the limit (serve.body_limit)"),
         _ => malformed(&shown(&error.body_text())),
     }
 }

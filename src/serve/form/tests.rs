@@ -1,4 +1,4 @@
-//! Bodies, good and bad.
+//! Unit tests of request bodies.
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Multipart};
@@ -10,12 +10,12 @@ use super::Form;
 use crate::serve::descriptors::Descriptors;
 use crate::serve::error::ApiError;
 
-/// A part of a form: its head behind `form-data`, and its contents.
+/// A form part: the text after `form-data; ` in its header, and its contents.
 pub(in crate::serve) type FormPart<'a> = (&'a str, &'a [u8]);
 
 const BOUNDARY: &str = "XbOuNdArY";
 
-/// The bytes of a form.
+/// Encodes form parts as a multipart body.
 pub(in crate::serve) fn body(boundary: &str, parts: &[FormPart]) -> Vec<u8> {
     let mut out = Vec::new();
     for (head, contents) in parts {
@@ -27,7 +27,7 @@ pub(in crate::serve) fn body(boundary: &str, parts: &[FormPart]) -> Vec<u8> {
     out
 }
 
-/// A form of those bytes.
+/// Parses a request body with this content type.
 pub(in crate::serve) fn read_bytes(content_type: &str, bytes: Vec<u8>) -> Result<Form, ApiError> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {
@@ -39,12 +39,12 @@ pub(in crate::serve) fn read_bytes(content_type: &str, bytes: Vec<u8>) -> Result
     })
 }
 
-/// A form of parts.
+/// Encodes form parts as a multipart body and parses the body.
 pub(in crate::serve) fn form(parts: &[FormPart]) -> Result<Form, ApiError> {
     read_bytes(&format!("multipart/form-data; boundary={BOUNDARY}"), body(BOUNDARY, parts))
 }
 
-/// A form of fields alone.
+/// Encodes text fields as a multipart body, parses the body and returns its fields.
 fn fields(given: &[(&str, &str)]) -> Result<Value, ApiError> {
     let heads: Vec<String> = given.iter().map(|(name, _)| format!("name=\"{name}\"")).collect();
     let parts: Vec<FormPart> =
@@ -53,7 +53,7 @@ fn fields(given: &[(&str, &str)]) -> Result<Value, ApiError> {
 }
 
 #[test]
-fn brackets_are_unfolded() {
+fn bracketed_names_expand_into_trees() {
     for (given, want) in [
         (&[("prompt", "a"), ("seed", "7")][..], json!({"prompt": "a", "seed": "7"})),
         (&[("extra_params[stg_scale]", "1.0")], json!({"extra_params": {"stg_scale": "1.0"}})),
@@ -62,7 +62,7 @@ fn brackets_are_unfolded() {
             json!({"extra_params": {"stg_blocks": ["1", "2"]}}),
         ),
         (&[("input_reference[image_url]", "data:x")], json!({"input_reference": {"image_url": "data:x"}})),
-        // Lists of objects, in either order.
+        // Lists of objects. Values may be sent in either order.
         (
             &[("loras[][name]", "a"), ("loras[][scale]", "1"), ("loras[][name]", "b"), ("loras[][scale]", "2")],
             json!({"loras": [{"name": "a", "scale": "1"}, {"name": "b", "scale": "2"}]}),
@@ -79,7 +79,7 @@ fn brackets_are_unfolded() {
             &[("ltx2[sampler][steps]", "8"), ("ltx2[pipeline]", "hq")],
             json!({"ltx2": {"sampler": {"steps": "8"}, "pipeline": "hq"}}),
         ),
-        // Nothing said is nothing given.
+        // Empty fields are omitted.
         (&[("prompt", "a"), ("size", ""), ("user", "")], json!({"prompt": "a"})),
         (&[], json!({})),
     ] {
@@ -88,7 +88,7 @@ fn brackets_are_unfolded() {
 }
 
 #[test]
-fn what_cannot_be_unfolded_is_said() {
+fn invalid_bracketed_names_are_rejected() {
     let deep = format!("a{}", "[b]".repeat(10_000));
     for (given, param) in [
         (&[("prompt", "a"), ("prompt", "b")][..], "prompt"),
@@ -114,7 +114,7 @@ fn what_cannot_be_unfolded_is_said() {
 }
 
 #[test]
-fn files_go_to_the_disk() {
+fn file_parts_are_written_to_disk() {
     let parts: &[FormPart] = &[
         ("name=\"prompt\"", b"a"),
         ("name=\"input_reference\"; filename=\"../../etc/passwd\"\r\nContent-Type: image/png", b"\x89PNG"),
@@ -129,12 +129,12 @@ fn files_go_to_the_disk() {
     let path = given.parts[0].path();
     assert!(!path.display().to_string().contains("passwd"));
     drop(given);
-    assert!(!path.exists(), "it goes with the form");
+    assert!(!path.exists(), "deleted with the form");
 }
 
-/// An empty file is no file: without an error it would make another video than the client means.
+/// An empty file is an error: if it were ignored, the video would not be what the client intended.
 #[test]
-fn empty_files_are_refused() {
+fn empty_files_are_rejected() {
     for head in [
         "name=\"input_reference\"; filename=\"a.png\"",
         "name=\"images[]\"; filename=\"a.png\"",
@@ -150,14 +150,14 @@ fn empty_files_are_refused() {
             "{error}"
         );
     }
-    // No file is chosen; members that are no contents.
+    // Parts without a selected file, and fields that never contain a file.
     for head in ["name=\"input_reference\"; filename=\"\"", "name=\"images[][strength]\"", "name=\"user\""] {
         assert!(form(&[("name=\"prompt\"", b"a"), (head, b"")]).is_ok(), "{head}");
     }
 }
 
 #[test]
-fn the_hash_is_of_the_contents_alone() {
+fn body_hash_ignores_boundary_and_file_names() {
     let parts: &[FormPart] = &[("name=\"prompt\"", b"a"), ("name=\"f\"; filename=\"x\"", b"bytes")];
     let of = |boundary: &str, parts: &[FormPart]| {
         let kind = format!("multipart/form-data; boundary={boundary}");
@@ -165,7 +165,7 @@ fn the_hash_is_of_the_contents_alone() {
     };
     assert_eq!(of("one", parts), of("another-one", parts));
     let renamed: &[FormPart] = &[("name=\"prompt\"", b"a"), ("name=\"f\"; filename=\"y\"", b"bytes")];
-    assert_eq!(of("one", parts), of("one", renamed), "the client's name of a file says nothing");
+    assert_eq!(of("one", parts), of("one", renamed), "the file name is not hashed");
     for other in [
         &[("name=\"prompt\"", &b"b"[..]), ("name=\"f\"; filename=\"x\"", b"bytes")][..],
         &[("name=\"prompt\"", b"a"), ("name=\"f\"; filename=\"x\"", b"other")],
@@ -182,7 +182,7 @@ fn the_hash_is_of_the_contents_alone() {
 }
 
 #[test]
-fn more_than_a_form_may_have_is_refused() {
+fn too_many_fields_or_files_are_rejected() {
     let many = |count: usize, file: bool| {
         let tail = if file { "; filename=\"f\"" } else { "" };
         let heads: Vec<String> = (0..count).map(|i| format!("name=\"a{i}\"{tail}")).collect();
@@ -199,7 +199,7 @@ fn more_than_a_form_may_have_is_refused() {
 }
 
 #[test]
-fn text_is_utf_8() {
+fn text_fields_must_be_utf_8() {
     let bad = |head: &str, bytes: &[u8]| form(&[(head, bytes)]).expect_err("refused");
     assert_eq!(bad("name=\"prompt\"", b"\xff\xfe").param.as_deref(), Some("prompt"));
     let latin = "name=\"prompt\"\r\nContent-Type: text/plain; charset=iso-8859-1";
@@ -211,7 +211,7 @@ fn text_is_utf_8() {
 }
 
 #[test]
-fn what_is_no_json_is_said() {
+fn invalid_json_is_rejected() {
     let code = |bytes: &[u8]| Form::json(bytes).map(|_| ()).map_err(|e| (e.status, e.code, e.param));
     let refused = Err((400, "invalid_json", None));
     let deep = format!("{{\"a\": {}", "[".repeat(100_000));
@@ -243,9 +243,9 @@ fn what_is_no_json_is_said() {
     assert_eq!(Value::Object(form.fields), json!({"b": "", "c": [1]}));
 }
 
-/// A form that ends anywhere is refused, or, behind its last part, read as a whole.
+/// A truncated form is rejected unless only the end of its closing boundary is missing.
 #[test]
-fn forms_cut_anywhere_are_refused() {
+fn truncated_forms_are_rejected() {
     let parts: &[FormPart] = &[
         ("name=\"prompt\"", b"a red circle"),
         ("name=\"extra_params[stg_scale]\"", b"1"),
@@ -272,14 +272,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_body_panics(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+    fn arbitrary_bodies_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         drop(Form::json(&bytes));
         let error = read_bytes("multipart/form-data; boundary=b", bytes).err();
         prop_assert!(error.is_none_or(|e| (400..500).contains(&e.status)));
     }
 
     #[test]
-    fn no_form_panics(
+    fn arbitrary_forms_do_not_panic(
         names in proptest::collection::vec("[ab\\[\\]0-9\"; =\r\n-]{0,24}", 0..6),
         text in "[ -~\r\n-]{0,40}",
     ) {

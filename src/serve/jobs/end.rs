@@ -1,4 +1,4 @@
-//! Ends of jobs: finished, failed, cancelled, deleted.
+//! Completes, fails, cancels and deletes jobs.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -11,22 +11,24 @@ use crate::serve::id::VideoId;
 use crate::serve::job::{Produced, Record, Snapshot, State};
 use crate::serve::store::is_full;
 
-/// Expiry of a job that was deleted while it ran: at the next start it goes before anyone sees it.
+/// Expiry time of a job that was deleted while it ran. The next start of the server removes such a job before clients
+/// can see it.
 pub(super) const DELETED: u64 = 0;
-/// Message of a job whose clients went: its idempotency key does not stand for it any more.
-pub(super) const GONE: &str = "the client that waited for the video went";
+/// Failure message of a job whose waiting clients have all disconnected. Recovery identifies such jobs by this message
+/// and frees their idempotency keys.
+pub(super) const GONE: &str = "the client that waited for the video disconnected";
 
 impl Jobs {
-    /// Cancels a job; a finished one is as it was. The snapshot says that it has failed; where it runs, its device hears of it at
-    /// its next moment.
+    /// Cancels a job and returns it as failed. A job that has ended is returned unchanged. A running job stops at the
+    /// device's next progress report.
     ///
     /// # Errors
-    /// `video_not_found`; a state that cannot be written.
+    /// Returns `video_not_found`, or an error if the state cannot be written.
     pub fn cancel(&self, caller: &Caller, id: &VideoId) -> Result<Snapshot, ApiError> {
         self.cancel_for(caller, id, Failure::new("cancelled", "the video was cancelled"))
     }
 
-    /// The same for a reason.
+    /// Same as [`Jobs::cancel`], with the failure to record.
     pub(super) fn cancel_for(&self, caller: &Caller, id: &VideoId, why: Failure) -> Result<Snapshot, ApiError> {
         let index = self.lock();
         if index.seen(caller, id).is_none() {
@@ -58,10 +60,10 @@ impl Jobs {
         }
     }
 
-    /// Cancels and removes a job.
+    /// Cancels a job and removes it with its files.
     ///
     /// # Errors
-    /// `video_not_found`; files that cannot be moved.
+    /// Returns `video_not_found`, or an error if the job's folder cannot be moved.
     pub fn delete(&self, caller: &Caller, id: &VideoId) -> Result<(), ApiError> {
         let index = self.lock();
         if index.seen(caller, id).is_none() {
@@ -75,7 +77,7 @@ impl Jobs {
         let (at, before) = (entry.at.clone(), entry.record.clone());
         drop(index);
         if matches!(at, At::Run(_)) {
-            // Its folder may be written to: it goes when the run is over.
+            // The run may still write to the job's folder, so the folder is removed when the run ends.
             let failure = Failure::new("cancelled", "the video was deleted");
             let record = Record { expires_at: Some(DELETED), ..self.failed_record(&before, failure) };
             let written = self.write(id, &record);
@@ -84,7 +86,7 @@ impl Jobs {
                 self.leave(&mut index, id);
                 if let Some(entry) = index.jobs.get_mut(id) {
                     entry.is_hidden = true;
-                    // Streams of it end.
+                    // Ends the job's event streams.
                     entry.sender = None;
                 }
             }
@@ -107,19 +109,19 @@ impl Jobs {
         }
     }
 
-    /// Nobody wants a job any more: it waits no longer, and its device is told.
+    /// Removes a cancelled job from the queue or, if it runs, signals the device to stop it.
     fn leave(&self, index: &mut Index, id: &VideoId) {
         let Some(entry) = index.jobs.get(id) else { return };
         entry.cancelled.store(true, Ordering::Release);
         if let At::Queue(place) = entry.at.clone() {
             index.waiting.remove(&place);
-            index.tell_waiting();
+            index.notify_queued();
         }
-        // It may have been all that the device's thread saw.
+        // The job may have been the only work for the device thread.
         self.work.notify_all();
     }
 
-    /// The record of a job that fails now.
+    /// Returns the state of a job that fails now with `failure`.
     fn failed_record(&self, before: &Record, failure: Failure) -> Record {
         Record { state: State::Failed, failure: Some(failure), ..self.ended_record(before) }
     }
@@ -130,10 +132,10 @@ impl Jobs {
         Record { completed_at: Some(now), expires_at: Some(expires), ..before.clone() }
     }
 
-    /// A job's files are there.
+    /// Marks a job as completed.
     ///
     /// # Errors
-    /// A state that cannot be written.
+    /// Returns an error if the state cannot be written.
     pub fn completed(&self, id: &VideoId, produced: Produced) -> io::Result<()> {
         let end = |before: &Record| Record {
             state: State::Completed,
@@ -143,18 +145,18 @@ impl Jobs {
         self.end(id, end, false)
     }
 
-    /// A job failed.
+    /// Marks a job as failed.
     pub fn failed(&self, id: &VideoId, failure: Failure) {
         let trace = self.lock().jobs.get(id).and_then(|entry| entry.accepted.traceparent.clone());
-        tracing::warn!(%id, trace, code = failure.code, "the job failed: {}", failure.message);
+        tracing::warn!(%id, trace, code = failure.code, "job failed: {}", failure.message);
         let end = |before: &Record| self.failed_record(before, failure.clone());
         if let Err(error) = self.end(id, end, true) {
-            tracing::error!(%id, "its state cannot be kept, and the next start finds it as it was: {error}");
+            tracing::error!(%id, "cannot write the job's state; the next start finds the old state: {error}");
         }
     }
 
-    /// Ends a job that runs; one that was cancelled meanwhile stays so. With `whatever` it has ended for this process even
-    /// where the disk takes no state any more.
+    /// Changes the state of a running job to the one that `end` returns; a job that has ended in the meantime is
+    /// unchanged. If `whatever`, the job ends in this process even if its state cannot be written to disk.
     fn end(&self, id: &VideoId, end: impl Fn(&Record) -> Record, whatever: bool) -> io::Result<()> {
         let (mut index, is_there) = self.claim(self.lock(), id);
         let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { return Ok(()) };
@@ -164,9 +166,9 @@ impl Jobs {
         }
         let record = end(&entry.record);
         drop(index);
-        let mut written = self.write_patiently(id, &record);
+        let mut written = self.write_with_retry(id, &record);
         if written.as_ref().is_err_and(is_full) && record.state == State::Failed {
-            // What was written of its video may be all that is in the way.
+            // The partially written video may be what fills the disk.
             self.store.forget_run(id, false);
             written = self.write(id, &record);
         }
@@ -185,7 +187,7 @@ impl Jobs {
         written
     }
 
-    /// Ends a run that neither the device nor the finisher has anything of any more: what only it needed goes.
+    /// Removes a run, and the temporary files of its jobs, once the device and the finisher thread are done with it.
     pub(super) fn close(&self, number: u64) {
         let mut index = self.lock();
         let is_over = index.runs.get(&number).is_some_and(|run| {
@@ -207,7 +209,7 @@ impl Jobs {
             drop(index);
             self.store.forget_run(id, is_completed);
             if is_hidden && let Err(error) = self.store.remove(id) {
-                tracing::error!(%id, "its files stay until the next start: {error}");
+                tracing::error!(%id, "cannot remove the job's files; they remain until the next start: {error}");
             }
             let mut index = self.lock();
             if is_there {
@@ -221,10 +223,10 @@ impl Jobs {
 }
 
 fn unwritten(id: &VideoId, error: &io::Error) -> ApiError {
-    tracing::error!(%id, "its state cannot be written: {error}");
+    tracing::error!(%id, "cannot write the job's state: {error}");
     match error {
         error if is_full(error) => no_room(),
         error if is_exhausted(error) => busy(),
-        _ => ApiError::new(500, "internal", "the job's state could not be kept"),
+        _ => ApiError::new(500, "internal", "the server cannot store the job's state"),
     }
 }

@@ -1,4 +1,4 @@
-//! Jobs in memory.
+//! In-memory index of the jobs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -13,51 +13,51 @@ use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, JobPhase, Progress, Record, Snapshot, State};
 use crate::serve::schedule::{Candidate, Loaded};
 
-/// Removed jobs that are remembered as such.
-const REMEMBERED: usize = 1024;
+/// Number of expired jobs that are remembered, so that requests for them get 410 instead of 404.
+const MAX_EXPIRED: usize = 1024;
 
-/// Place in the queue: those that an ended server began come first.
+/// Position in the queue. Jobs that an earlier server process started come before new ones.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) is_new: bool,
     pub(super) id: VideoId,
 }
 
-/// A job that waits.
+/// A job in the queue.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) candidate: Candidate,
-    /// The batch whose steps an ended server has kept.
+    /// Members of the batch in which an earlier server process started the job; `None` if none has started it.
     pub(super) batch: Option<Arc<Vec<VideoId>>>,
 }
 
-/// Where a job is, beside its state.
+/// Where a job is in its lifecycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum At {
     Queue(Place),
-    /// On the device, or on the way to its files.
+    /// In the run with this number: the job is on the device, or its files are being written.
     Run(u64),
     Over,
 }
 
-/// A job with those that watch it.
+/// A job with its state and the clients that watch it.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) accepted: Arc<Accepted>,
     pub(super) record: Arc<Record>,
     pub(super) progress: Progress,
     pub(super) at: At,
-    /// Those that watch it.
+    /// Channel to the clients that watch the job; `None` if there are none.
     pub(super) sender: Option<watch::Sender<Snapshot>>,
-    /// Tells the device that nobody wants it.
+    /// Set to make the device stop running the job.
     pub(super) cancelled: Arc<AtomicBool>,
-    /// Clients that wait for it in their requests.
+    /// Number of clients that wait for the job in a synchronous request.
     pub(super) waiters: usize,
-    /// Whether its state is being written: it is one thread's at a time.
+    /// Whether a thread is changing the job's state. Only one thread may do so at a time.
     pub(super) is_busy: bool,
-    /// Whether it was deleted while it ran: nobody sees it, and its folder goes once the run is over.
+    /// Whether the job was deleted while it ran. It is then invisible, and its folder is removed when the run ends.
     pub(super) is_hidden: bool,
-    /// When it ended, and when it goes. Of this process's own clock, which nobody sets.
+    /// When the job ended. `deadline` is when it expires. Both are on the monotonic clock.
     pub(super) ended: Option<Instant>,
     pub(super) deadline: Option<Instant>,
 }
@@ -80,57 +80,56 @@ impl Entry {
     }
 }
 
-/// An order under way.
+/// A batch that is running.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) members: Vec<VideoId>,
     pub(super) track: Track,
-    /// Whether the device is through with it.
+    /// Whether the device is done with the batch.
     pub(super) is_made: bool,
-    /// Videos of it that the finisher has.
+    /// Number of videos of the batch that the finisher thread is writing.
     pub(super) writing: usize,
 }
 
-/// A request that named an idempotency key.
+/// The job to which an idempotency key belongs.
 #[derive(Debug)]
 pub(super) struct Named {
     pub(super) id: VideoId,
     pub(super) body_sha256: String,
     pub(super) until: Instant,
-    /// Whether the job is there yet.
+    /// Whether the job has been stored on disk.
     pub(super) is_kept: bool,
 }
 
-/// All jobs.
+/// All jobs, the queue and the batches that run.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     pub(super) jobs: BTreeMap<VideoId, Entry>,
     pub(super) waiting: BTreeMap<Place, Waiting>,
-    /// Places that are held, by key.
+    /// Number of reserved queue slots for each API key.
     pub(super) tickets: HashMap<String, usize>,
     pub(super) named: HashMap<RequestName, Named>,
     pub(super) runs: BTreeMap<u64, Run>,
     pub(super) begun: u64,
     pub(super) loaded: Loaded,
     pub(super) profiles: Profiles,
-    /// Whether the disk has too little room for another video.
+    /// Whether the disk has too little space for another video.
     pub(super) is_short: bool,
-    /// Why the device is gone.
+    /// Why the device failed; `None` if it has not failed.
     pub(super) failed: Option<String>,
-    /// When the device last moved.
+    /// When the device last made progress.
     pub(super) moved: Option<Instant>,
-    /// Removed jobs with their owners, the oldest first.
+    /// Expired jobs and the names of their API keys, oldest first.
     gone: VecDeque<(VideoId, String)>,
     gone_ids: BTreeSet<VideoId>,
 }
 
 impl Index {
-    /// A job that a caller may see.
+    /// Returns a job; `None` if it does not exist or the caller may not see it.
     pub(super) fn seen(&self, caller: &Caller, id: &VideoId) -> Option<&Entry> {
         self.jobs.get(id).filter(|entry| !entry.is_hidden && caller.sees(&entry.accepted))
     }
 
-    /// A job as it is now.
     pub(super) fn snapshot(&self, entry: &Entry) -> Snapshot {
         let position = match &entry.at {
             At::Queue(place) => Some(self.waiting.range(..place).count()),
@@ -149,7 +148,7 @@ impl Index {
         Snapshot { accepted: Arc::clone(&entry.accepted), record: Arc::clone(&entry.record), progress, queue_position }
     }
 
-    /// Tells those that watch a job.
+    /// Sends the current snapshot of a job to its watchers.
     pub(super) fn tell(&self, id: &VideoId) {
         let Some(entry) = self.jobs.get(id) else { return };
         if let Some(sender) = &entry.sender {
@@ -157,8 +156,8 @@ impl Index {
         }
     }
 
-    /// Tells those that watch waiting jobs: the places of these are others now.
-    pub(super) fn tell_waiting(&self) {
+    /// Notifies the watchers of queued jobs whose position or stage has changed.
+    pub(super) fn notify_queued(&self) {
         for (position, place) in self.waiting.keys().enumerate() {
             let Some(entry) = self.jobs.get(&place.id) else { continue };
             if let Some(sender) = &entry.sender {
@@ -174,19 +173,19 @@ impl Index {
         }
     }
 
-    /// Waiting jobs with their snapshots, in order.
+    /// Returns the queued jobs that the caller may see, in order.
     pub(super) fn queued(&self, caller: &Caller) -> Vec<Snapshot> {
         let places = self.waiting.keys().enumerate();
         places.filter_map(|(n, place)| Some(self.snapshot_at(self.seen(caller, &place.id)?, Some(n)))).collect()
     }
 
-    /// Forgets a job that is removed, but for its id.
+    /// Removes a job and its idempotency key.
     pub(super) fn forget(&mut self, id: &VideoId) {
         self.forget_key(id);
         self.jobs.remove(id);
     }
 
-    /// Frees the idempotency key that stands for a job.
+    /// Frees a job's idempotency key.
     pub(super) fn forget_key(&mut self, id: &VideoId) {
         let Some(key) = self.jobs.get(id).and_then(|entry| key_of(&entry.accepted)) else { return };
         if self.named.get(&key).is_some_and(|named| named.id == *id) {
@@ -194,26 +193,26 @@ impl Index {
         }
     }
 
-    /// Remembers that a job has expired.
+    /// Records that a job has expired, so that requests for it get 410.
     pub(super) fn remember(&mut self, id: &VideoId, owner: &str) {
         if self.gone_ids.insert(id.clone()) {
             self.gone.push_back((id.clone(), owner.to_string()));
         }
-        if self.gone.len() > REMEMBERED
+        if self.gone.len() > MAX_EXPIRED
             && let Some((oldest, _)) = self.gone.pop_front()
         {
             self.gone_ids.remove(&oldest);
         }
     }
 
-    /// Whether a job of the caller's has expired, as far as that is known.
+    /// Returns whether a job that the caller may see expired recently.
     pub(super) fn has_expired(&self, caller: &Caller, id: &VideoId) -> bool {
         let owns = |owner: &str| caller.sees_all || caller.name == owner;
         self.gone_ids.contains(id) && self.gone.iter().any(|(known, owner)| known == id && owns(owner))
     }
 }
 
-/// A request's idempotency key, each caller's own.
+/// An idempotency key together with the name of the API key that used it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct RequestName {
     owner: String,
@@ -226,7 +225,6 @@ impl RequestName {
     }
 }
 
-/// The name of a request that has one.
 pub(super) fn key_of(accepted: &Accepted) -> Option<RequestName> {
     Some(RequestName { owner: accepted.owner.clone(), key: accepted.idempotency_key.clone()? })
 }

@@ -1,4 +1,4 @@
-//! How far a run is, by what stages of its shape took before.
+//! Estimates the progress of a run from the stage durations of earlier runs of the same shape.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::time::Instant;
 use crate::serve::device::Moment;
 use crate::serve::job::{JobPhase, Progress};
 
-/// Shapes of which times are known; more would be a leak.
+/// Maximum number of shapes with recorded durations, to bound memory.
 const SHAPES: usize = 256;
-/// Weight of the latest run in a mean.
+/// Weight of the latest run in the moving averages.
 const LATEST: f64 = 0.3;
-/// Parts of a run that its stages take, where nothing is known of its shape.
+/// Assumed share of each stage in the duration of a run, if its shape has no recorded durations.
 const SHARES: [(JobPhase, f64); 5] = [
     (JobPhase::TextEncoder, 0.04),
     (JobPhase::Denoise, 0.70),
@@ -20,10 +20,10 @@ const SHARES: [(JobPhase, f64); 5] = [
     (JobPhase::Encoding, 0.12),
 ];
 
-/// Time of a stage.
+/// Average duration of a stage.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
-    /// Seconds of a step; of a stage without steps, of all of it.
+    /// Seconds per step; for a stage without steps, seconds for the entire stage.
     step: f64,
     steps: usize,
 }
@@ -34,7 +34,7 @@ impl Cost {
     }
 }
 
-/// Mean times of the stages of shapes.
+/// Average duration of each stage, by shape.
 #[derive(Debug, Default)]
 pub(super) struct Profiles(HashMap<Arc<str>, Vec<(JobPhase, Cost)>>);
 
@@ -54,18 +54,18 @@ impl Profiles {
     }
 }
 
-/// Whether a stage is part of every run of a shape; the others are of its first one.
+/// Returns whether every run has this stage, not only the first run of a shape.
 fn recurs(stage: JobPhase) -> bool {
     !matches!(stage, JobPhase::Queued | JobPhase::WaitingForDisk | JobPhase::Compiling | JobPhase::Loading)
 }
 
-/// How far one order is.
+/// Progress of a run.
 #[derive(Debug)]
 pub(super) struct Track {
     shape: Arc<str>,
     begun: Instant,
     stage: JobPhase,
-    /// When the stage began, and the step that it began with: a run that goes on has some behind it.
+    /// When the current stage began. `first` is its first step, which is not 0 in a resumed run.
     since: Instant,
     first: usize,
     step: usize,
@@ -90,7 +90,7 @@ impl Track {
         }
     }
 
-    /// The stage that it is at is over.
+    /// Records the duration of the current stage, which has ended.
     pub(super) fn end_stage(&mut self, profiles: &mut Profiles) {
         let seconds = self.since.elapsed().as_secs_f64();
         let made = self.steps.saturating_sub(self.first);
@@ -101,7 +101,7 @@ impl Track {
         self.over.push(self.stage);
     }
 
-    /// It is at a moment now.
+    /// Updates the progress from a report of the device and returns it.
     pub(super) fn at(&mut self, moment: Moment, profiles: &mut Profiles) -> Progress {
         if moment.stage != self.stage {
             self.end_stage(profiles);
@@ -114,21 +114,21 @@ impl Track {
         self.progress(profiles)
     }
 
-    /// How far it is now.
+    /// Computes the current progress.
     pub(super) fn progress(&mut self, profiles: &Profiles) -> Progress {
         let (share, left) = self.share(profiles);
-        // 100 is said once the files are there; nor does it go back.
+        // The percentage never decreases, and 100 is reported only once the files are written.
         self.best = self.best.max((share * 100.0).clamp(0.0, 99.0) as u8);
         let Track { stage, step, steps, best, .. } = *self;
         Progress { stage, step, steps, percent: best, eta_s: left }
     }
 
-    /// The part of its time that is behind it, and the seconds that are left.
+    /// Returns the completed fraction of the run, and the remaining seconds if they can be estimated.
     fn share(&self, profiles: &Profiles) -> (f64, Option<f64>) {
         let known =
             profiles.0.get(&self.shape).filter(|stages| stages.iter().any(|(stage, _)| *stage == JobPhase::Encoding));
         let costs: Vec<(JobPhase, f64)> = match known {
-            // Steps are the request's own.
+            // For the current stage, use the number of steps of this run instead of the recorded one.
             Some(stages) => stages
                 .iter()
                 .map(|(stage, cost)| match *stage == self.stage && self.steps > 0 {
@@ -143,7 +143,7 @@ impl Track {
         let over = costs.iter().filter(|(stage, _)| *stage != self.stage && self.over.contains(stage));
         let over: f64 = over.map(|(_, seconds)| seconds).sum();
         let elapsed = self.since.elapsed().as_secs_f64();
-        // Within a stage steps tell most; one without them is told by its time.
+        // Completed fraction of the current stage: by steps, or by elapsed time if the stage has none.
         let part = match self.steps {
             0 | 1 if known.is_some() && here > 0.0 => (elapsed / here).min(1.0),
             0 | 1 => 0.0,
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_grows_and_ends_at_99_at_most() {
+    fn progress_never_decreases_and_stays_below_100() {
         let mut profiles = Profiles::default();
         for from in [0, 0, 5] {
             let seen = run(&mut profiles, from);
@@ -193,17 +193,17 @@ mod tests {
     }
 
     #[test]
-    fn the_time_left_is_that_of_the_shape_before() {
+    fn eta_comes_from_the_previous_run_of_the_shape() {
         let mut profiles = Profiles::default();
         assert_eq!(run(&mut profiles, 0)[0].eta_s, None);
         let left: Vec<f64> = run(&mut profiles, 0).iter().map(|progress| progress.eta_s.expect("known")).collect();
-        // About 24 ms, of which sleep makes more on a busy machine.
+        // The estimate is about 24 ms; sleeping takes longer on a busy machine.
         assert!((0.015..1.0).contains(&left[0]), "{left:?}");
         assert!(left.last().is_some_and(|last| *last < left[0]), "{left:?}");
     }
 
     #[test]
-    fn the_known_shapes_are_bounded() {
+    fn number_of_recorded_shapes_is_bounded() {
         let mut profiles = Profiles::default();
         for n in 0..3 * SHAPES {
             profiles.learn(&Arc::from(format!("{n}")), JobPhase::Denoise, Cost { step: 1.0, steps: 1 });

@@ -1,4 +1,4 @@
-//! Jobs as a server finds them at its start.
+//! Recovers jobs from disk when the server starts.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -13,22 +13,23 @@ use crate::serve::id::VideoId;
 use crate::serve::job::{Record, State};
 use crate::serve::store::{JobStore, Stored};
 
-/// Starts that find a job running before it is given up.
+/// Number of interrupted attempts after which a job is marked as failed.
 const CRASHES: u32 = 2;
 
 impl Jobs {
-    /// The jobs that a store holds: those that waited wait again, those that ran wait before them.
+    /// Loads the jobs of a store. Jobs that were queued are queued again; jobs that were running are queued before
+    /// them.
     ///
     /// # Errors
-    /// A store that cannot be read.
+    /// Returns an error if the store cannot be read.
     pub fn open(store: Arc<dyn JobStore>, settings: Serve) -> std::io::Result<Arc<Jobs>> {
         Jobs::open_at(store, settings, Pace::default())
     }
 
-    /// The same at another pace.
+    /// Same as [`Jobs::open`], with a custom clock and timing.
     ///
     /// # Errors
-    /// As [`Jobs::open`].
+    /// Same as [`Jobs::open`].
     pub fn open_at(store: Arc<dyn JobStore>, settings: Serve, pace: Pace) -> std::io::Result<Arc<Jobs>> {
         let all = store.load_all()?;
         let jobs = Jobs {
@@ -53,7 +54,7 @@ impl Jobs {
         Ok(Arc::new(jobs))
     }
 
-    /// The last id of all jobs.
+    /// Returns the id of the newest job.
     pub fn last_id(&self) -> Option<VideoId> {
         self.lock().jobs.keys().next_back().cloned()
     }
@@ -63,7 +64,7 @@ impl Jobs {
         let id = accepted.id.clone();
         if record.expires_at == Some(DELETED) {
             if let Err(error) = self.store.remove(&id) {
-                tracing::error!(%id, "a deleted job stays: {error}");
+                tracing::error!(%id, "cannot remove a deleted job: {error}");
             }
             return;
         }
@@ -102,14 +103,14 @@ impl Jobs {
                 let found = if produced.is_some() {
                     Record { state: State::Completed, produced, ..ended }
                 } else if record.attempts >= CRASHES {
-                    let message = "the server ended twice while the video was made";
+                    let message = "the server stopped twice while it generated the video";
                     Record { state: State::Failed, failure: Some(Failure::new("crashed", message)), ..ended }
                 } else {
                     Record { state: State::Queued, ..record }
                 };
-                tracing::info!(%id, "found running; now {}", found.state.name());
+                tracing::info!(%id, "the job was in progress at start; its new state is {}", found.state.name());
                 if let Err(error) = self.write(&id, &found) {
-                    tracing::error!(%id, "its state cannot be kept, and the next start finds it as it was: {error}");
+                    tracing::error!(%id, "cannot write the job's state; the next start finds the old state: {error}");
                 }
                 if found.state == State::Queued {
                     enqueue(index, accepted, found, Some(batch));
@@ -122,7 +123,7 @@ impl Jobs {
         }
     }
 
-    /// A job that is over, with the time that it has left. A clock that was set back meanwhile gives none longer.
+    /// Sets the remaining lifetime of a job that has ended. It is at most `serve.keep`, even if the clock was set back.
     fn over(&self, entry: Entry) -> Entry {
         let now = self.now();
         let left = entry.record.expires_at.map_or(0, |at| at.saturating_sub(now));

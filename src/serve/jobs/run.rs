@@ -1,4 +1,4 @@
-//! Jobs on the device.
+//! Selects jobs for the device and tracks the batches that run.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -16,26 +16,26 @@ use crate::serve::job::{Accepted, JobPhase, Record, State};
 use crate::serve::schedule::{self, Candidate};
 use crate::serve::store::STEPS;
 
-/// How often a full disk is looked at again.
+/// Interval at which the device thread checks a full disk again or retries a batch that could not be started.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// An order for the device, with what its watch asks of.
+/// A batch for the device, and a cancellation flag for each of its jobs.
 pub struct Running {
     pub order: Order,
-    /// Set when nobody wants a row's video any more.
+    /// One flag per job, set when that job is cancelled.
     pub cancelled: Vec<Arc<AtomicBool>>,
-    /// Shapes whose programs go before it runs.
+    /// Shapes whose programs the device must unload before the run.
     pub evict: Vec<String>,
     number: u64,
 }
 
 impl Running {
-    /// Whether nobody wants any of its videos.
+    /// Returns whether all jobs of the batch are cancelled.
     pub fn is_unwanted(&self) -> bool {
         self.cancelled.iter().all(|cancelled| cancelled.load(Ordering::Acquire))
     }
 
-    /// Its jobs one by one, each from its start.
+    /// Splits the batch into runs of one job each, which do not resume from a checkpoint.
     pub fn alone(&self) -> Vec<Running> {
         let one = |(job, cancelled): (&Arc<Accepted>, &Arc<AtomicBool>)| Running {
             order: Order { jobs: vec![Arc::clone(job)], steps: None, resume: false },
@@ -51,7 +51,7 @@ impl Running {
     }
 }
 
-/// Jobs that are to begin together.
+/// Jobs selected to start together as a batch.
 struct Picked {
     members: Vec<VideoId>,
     places: Vec<Place>,
@@ -59,9 +59,9 @@ struct Picked {
     resume: bool,
 }
 
-/// For the threads of device and finisher.
+/// Operations that the device and finisher threads use.
 impl Jobs {
-    /// The next order; waits for one. Nothing once the server drains or the device has failed.
+    /// Waits for the next batch and starts it. Returns `None` once the server drains or the device has failed.
     pub fn next(&self) -> Option<Running> {
         let mut index = self.lock();
         loop {
@@ -83,7 +83,7 @@ impl Jobs {
             match begun {
                 Ok(records) => return Some(self.start(index, &picked, records)),
                 Err(error) => {
-                    tracing::error!("no job begins: {error}");
+                    tracing::error!("cannot start the next job: {error}");
                     self.put_back(&mut index, &picked);
                     index = self.work.wait_timeout(index, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner).0;
                 }
@@ -91,13 +91,14 @@ impl Jobs {
         }
     }
 
-    /// Whether the disk has room for another video; those that watch waiting jobs are told when that changes.
+    /// Returns whether the disk has space for another video. If the answer has changed, notifies the watchers of queued
+    /// jobs.
     fn room_for(&self, index: &mut MutexGuard<'_, Index>) -> bool {
         let usage = self.store.usage();
         let is_short = self.is_over(usage);
         if is_short != index.is_short {
             index.is_short = is_short;
-            index.tell_waiting();
+            index.notify_queued();
             self.is_changed();
             if is_short {
                 self.ask_sweep();
@@ -106,12 +107,12 @@ impl Jobs {
         !is_short
     }
 
-    /// Takes the jobs of the next order out of the queue; their states are this thread's to write.
+    /// Selects the jobs of the next batch and marks them as busy.
     fn choose(&self, index: &mut Index) -> Option<Picked> {
-        // One that is being cancelled is no longer to be had.
+        // A queued job that is busy is being cancelled.
         let free = |place: &&Place| index.jobs.get(&place.id).is_some_and(|entry| !entry.is_busy);
         let places: Vec<Place> = index.waiting.keys().filter(free).take(schedule::AHEAD + 1).cloned().collect();
-        let (chosen, resume) = match self.kept_batch(index, places.first()?) {
+        let (chosen, resume) = match self.resumable_batch(index, places.first()?) {
             Some(batch) => (batch, true),
             None => {
                 let candidates: Vec<Candidate> =
@@ -135,8 +136,10 @@ impl Jobs {
         Some(picked)
     }
 
-    /// The places of a batch that an ended server had begun, in its order: its steps are of the whole batch.
-    fn kept_batch(&self, index: &Index, first: &Place) -> Option<Vec<Place>> {
+    /// Returns the queue positions, in batch order, of the jobs that an earlier server process started in one batch
+    /// with `first`. `None` if there is no such batch, or if one of its jobs is not waiting: saved denoising steps can
+    /// only be resumed by the complete batch.
+    fn resumable_batch(&self, index: &Index, first: &Place) -> Option<Vec<Place>> {
         let batch = index.waiting.get(first)?.batch.as_ref()?;
         let waits = |place: &Place| {
             index.waiting.contains_key(place) && index.jobs.get(&place.id).is_some_and(|job| !job.is_busy)
@@ -145,7 +148,7 @@ impl Jobs {
         places.iter().all(waits).then_some(places)
     }
 
-    /// Writes that the jobs run; their new states.
+    /// Records on disk that the selected jobs are running, and returns their new states.
     fn begin(&self, picked: &Picked) -> std::io::Result<Vec<Record>> {
         self.store.begin(&picked.members)?;
         let mut records = Vec::new();
@@ -163,12 +166,12 @@ impl Jobs {
         Ok(records)
     }
 
-    /// They wait again: nothing was begun.
+    /// Keeps the selected jobs in the queue after their start has failed.
     fn put_back(&self, index: &mut Index, picked: &Picked) {
         picked.members.iter().for_each(|id| self.settle(index, id, None));
     }
 
-    /// They run.
+    /// Moves the selected jobs from the queue to a new run.
     fn start(&self, mut index: MutexGuard<'_, Index>, picked: &Picked, records: Vec<Record>) -> Running {
         index.begun += 1;
         let number = index.begun;
@@ -193,25 +196,25 @@ impl Jobs {
         let run = Run { members: picked.members.clone(), track: Track::new(shape), is_made: false, writing: 0 };
         index.runs.insert(number, run);
         index.moved = Some(Instant::now());
-        index.tell_waiting();
+        index.notify_queued();
         drop(index);
         self.is_changed();
         let steps: Option<PathBuf> = picked.members.first().map(|id| self.store.folder(id).join(STEPS));
         Running { order: Order { jobs, steps, resume: picked.resume }, cancelled, evict, number }
     }
 
-    /// Notes that the device holds a shape: it was warmed.
+    /// Records that the programs for a job's shape are loaded on the device.
     pub fn is_warm(&self, job: &Accepted) {
         let mut index = self.lock();
         index.loaded.use_shape(&Arc::from(job.shape.as_str()), usize::MAX);
     }
 
-    /// Notes that the device does not hold a shape: it did not fit.
+    /// Records that the programs for a job's shape are not loaded, because they did not fit on the device.
     pub fn is_not_loaded(&self, job: &Accepted) {
         self.lock().loaded.forget(&job.shape);
     }
 
-    /// Tells of a running order's moment, and whether it goes on.
+    /// Records the progress of a run. Returns whether the run continues, or why it must stop.
     pub fn moment(&self, running: &Running, moment: Moment) -> ControlFlow<Stop> {
         let mut index = self.lock();
         index.moved = Some(Instant::now());
@@ -239,7 +242,7 @@ impl Jobs {
         running.ids().for_each(|id| index.tell(id));
     }
 
-    /// The device is through with an order: its files are written next.
+    /// Records that the device has generated the videos of a batch. Their files are written next.
     pub fn made(&self, running: &Running) {
         let mut index = self.lock();
         index.moved = Some(Instant::now());
@@ -248,7 +251,7 @@ impl Jobs {
         self.is_changed();
     }
 
-    /// The device has nothing to do with an order any more, however it ended.
+    /// Records that the device is done with a batch, whether or not it succeeded.
     pub fn left(&self, running: &Running) {
         if let Some(run) = self.lock().runs.get_mut(&running.number) {
             run.is_made = true;
@@ -256,14 +259,14 @@ impl Jobs {
         self.close(running.number);
     }
 
-    /// The finisher gets a video of an order.
-    pub fn handed_on(&self, running: &Running) {
+    /// Records that a video of the batch was handed to the finisher thread, which writes its files.
+    pub fn handed_to_finisher(&self, running: &Running) {
         if let Some(run) = self.lock().runs.get_mut(&running.number) {
             run.writing += 1;
         }
     }
 
-    /// The finisher has nothing to do with it any more, however it ended.
+    /// Records that the finisher thread is done with a video of the batch, whether or not it was written.
     pub fn written(&self, running: &Running) {
         if let Some(run) = self.lock().runs.get_mut(&running.number) {
             run.writing = run.writing.saturating_sub(1);
@@ -271,12 +274,12 @@ impl Jobs {
         self.close(running.number);
     }
 
-    /// A running order waits again: the server ends.
+    /// Returns the jobs of a running batch to the queue, because the server is shutting down.
     pub fn requeue(&self, running: &Running) {
         self.requeue_each(running.ids());
     }
 
-    /// All running orders wait again: the server ends and leaves its device's thread.
+    /// Returns all running jobs to the queue, because the server shuts down without waiting for the device thread.
     pub fn requeue_running(&self) {
         let ids: Vec<VideoId> = {
             let index = self.lock();
@@ -290,21 +293,21 @@ impl Jobs {
         for id in ids {
             let (index, is_there) = self.claim(self.lock(), id);
             let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { continue };
-            // It was no fault of the job's: this start does not count.
+            // The job did not cause the interruption, so this attempt does not count.
             let attempts = entry.record.attempts.saturating_sub(1);
             let record = Record { state: State::Queued, attempts, ..Record::clone(&entry.record) };
             let is_over = entry.record.state.is_terminal();
             drop(index);
-            let written = if is_over { Ok(()) } else { self.write_patiently(id, &record) };
+            let written = if is_over { Ok(()) } else { self.write_with_retry(id, &record) };
             if let Err(error) = &written {
-                tracing::error!(%id, "it is found as running at the next start: {error}");
+                tracing::error!(%id, "cannot write the job's state; the next start finds it in progress: {error}");
             }
             let mut index = self.lock();
             self.settle(&mut index, id, (written.is_ok() && !is_over).then_some(record));
         }
     }
 
-    /// Nothing runs any more: the device, or a thread, is gone.
+    /// Records that the device or one of its threads has failed. No more jobs will run.
     pub fn device_failed(&self, reason: &str) {
         self.lock().failed.get_or_insert_with(|| reason.to_string());
         self.has_failed.store(true, Ordering::Release);
@@ -313,7 +316,7 @@ impl Jobs {
         self.is_changed();
     }
 
-    /// Time since the device's thread last moved; nothing while it waits for work.
+    /// Returns the time since the device last made progress; zero while it has no work.
     pub fn since_moment(&self) -> Duration {
         let index = self.lock();
         let is_running = index.runs.values().any(|run| !run.is_made);

@@ -1,4 +1,4 @@
-//! Requests on their way into the queue.
+//! Admission of requests to the queue.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -13,18 +13,18 @@ use crate::serve::job::{Accepted, Record, Snapshot};
 use crate::serve::schedule::Candidate;
 use crate::serve::store::is_full;
 
-/// How long an idempotency key stands for its job.
+/// Lifetime of an idempotency key.
 pub(super) const NAMED: Duration = Duration::from_secs(24 * 3600);
 
-/// A request whose key is its own again where it is not kept, also by a panic.
-struct Unkept<'a> {
+/// Guard that frees a request's idempotency key unless the job is stored, even after a panic.
+struct KeyGuard<'a> {
     jobs: &'a Jobs,
     accepted: &'a Accepted,
 }
 
-impl Drop for Unkept<'_> {
+impl Drop for KeyGuard<'_> {
     fn drop(&mut self) {
-        self.jobs.unname(self.accepted);
+        self.jobs.release_key(self.accepted);
     }
 }
 
@@ -37,7 +37,7 @@ impl Drop for Ticket {
 }
 
 impl Ticket {
-    /// The same of a client that waits for its job: [`Jobs::submit`] counts it.
+    /// Marks the client as waiting for its job. [`Jobs::submit`] then counts it among the job's waiting clients.
     pub fn waits(mut self) -> Self {
         self.waits = true;
         self
@@ -45,20 +45,20 @@ impl Ticket {
 }
 
 impl Jobs {
-    /// Whether a request would find a place now, before its body is read: none is held meanwhile, or slow bodies would keep
-    /// others out. On a full disk it removes what can go: not to be called where waiting is forbidden.
+    /// Checks for a free queue slot before the body is read, without reserving it, so that slow uploads do not block
+    /// other requests. If the disk is full, removes expired and old jobs first. Blocks: do not call it from async code.
     ///
     /// # Errors
-    /// As [`Jobs::admit`].
+    /// Same as [`Jobs::admit`].
     pub fn check_place(&self, caller: &Caller) -> Result<(), ApiError> {
         self.check_open()?;
         self.check_bounds(&self.lock(), caller)
     }
 
-    /// Holds a place in the queue, once a body is read. Waits as [`Jobs::check_place`].
+    /// Reserves a queue slot once the body has been read. Blocks: do not call it from async code.
     ///
     /// # Errors
-    /// `queue_full`, `key_queue_full`, `draining`, `device_failed`, `insufficient_storage`.
+    /// Returns `queue_full`, `key_queue_full`, `draining`, `device_failed` or `insufficient_storage`.
     pub fn admit(self: &Arc<Self>, caller: &Caller) -> Result<Ticket, ApiError> {
         self.check_open()?;
         let mut index = self.lock();
@@ -67,24 +67,25 @@ impl Jobs {
         Ok(Ticket { jobs: Arc::clone(self), owner: caller.name.clone(), is_used: false, waits: false })
     }
 
-    /// Refuses a request that the server takes no more, or has no room for.
+    /// Rejects requests during shutdown, after a device failure, and while the disk is full.
     fn check_open(&self) -> Result<(), ApiError> {
         if self.is_draining() {
-            return Err(ApiError::new(503, "draining", "the server ends: try again later").retry_after(5));
+            return Err(ApiError::new(503, "draining", "the server is shutting down; try again later").retry_after(5));
         }
         if self.device_failure().is_some() {
-            let message = "the server's device has failed and the server starts again: try again later";
+            let message = "the server's device has failed and the server is restarting; try again later";
             return Err(ApiError::new(503, "device_failed", message).retry_after(30));
         }
         if self.has_room() { Ok(()) } else { Err(no_room()) }
     }
 
-    /// Refuses a request beyond the queue's bounds; that of a key holds where there are keys.
+    /// Rejects requests that exceed the queue limits. The limit per key applies only to servers with keys.
     fn check_bounds(&self, index: &Index, caller: &Caller) -> Result<(), ApiError> {
         let (most, most_own) = (self.settings.queue, self.settings.queue_per_key);
         let full = |code, queue: &str, most: usize| {
             let seconds = retry_after(index);
-            ApiError::new(429, code, format!("{queue} is full: {most} videos wait")).retry_after(seconds)
+            ApiError::new(429, code, format!("{queue} is full (limit: {most} videos); try again later"))
+                .retry_after(seconds)
         };
         if index.waiting.len() + index.tickets.values().sum::<usize>() >= most {
             return Err(full("queue_full", "the queue", most));
@@ -104,21 +105,21 @@ impl Jobs {
         }
     }
 
-    /// Takes a job into the queue. It is on the disk when this returns: not to be called where waiting is forbidden.
+    /// Stores a job and adds it to the queue. Blocks while writing to disk: do not call it from async code.
     ///
     /// # Errors
-    /// `idempotency_conflict`, `insufficient_storage`.
+    /// Returns `idempotency_conflict` or `insufficient_storage`, or an error if the job cannot be stored.
     pub fn submit(&self, mut ticket: Ticket, accepted: Accepted) -> Result<Submitted, ApiError> {
         if let Some(before) = self.name(&accepted, ticket.waits)? {
             return Ok(Submitted::Again(before));
         }
-        let unkept = Unkept { jobs: self, accepted: &accepted };
+        let unkept = KeyGuard { jobs: self, accepted: &accepted };
         if let Err(error) = self.store.create(&accepted) {
-            tracing::error!(id = %accepted.id, "a job is not taken: {error}");
+            tracing::error!(id = %accepted.id, "cannot store a new job: {error}");
             return Err(match error {
                 error if is_full(&error) => no_room(),
                 error if is_exhausted(&error) => busy(),
-                _ => ApiError::new(500, "internal", "the job could not be kept"),
+                _ => ApiError::new(500, "internal", "the server cannot store the job"),
             });
         }
         std::mem::forget(unkept);
@@ -141,17 +142,17 @@ impl Jobs {
         snapshot.map(Submitted::New).ok_or_else(ApiError::video_not_found)
     }
 
-    /// Whether a caller's idempotency key stands for a job.
+    /// Returns whether one of the caller's requests has already used an idempotency key.
     pub fn is_named(&self, caller: &Caller, key: &str) -> bool {
         let index = self.lock();
         index.named.get(&RequestName::of(caller, key)).is_some_and(|named| named.until > Instant::now())
     }
 
-    /// The job of a request that came before with the same idempotency key; a client that `waits` for it is counted. Waits for
-    /// one that is being kept: not to be called where waiting is forbidden.
+    /// Returns the earlier job with the same idempotency key, if there is one. If `waits`, counts the client among the
+    /// job's waiting clients. Blocks while that job is being stored: do not call it from async code.
     ///
     /// # Errors
-    /// `idempotency_conflict`.
+    /// Returns `idempotency_conflict` if the body of the earlier request differs.
     pub fn replayed(
         &self,
         caller: &Caller,
@@ -166,12 +167,13 @@ impl Jobs {
         Ok(found)
     }
 
-    /// The client of a request that waits for its job, once it is counted.
+    /// Returns the guard of a client that waits for the job in `snapshot`. [`Jobs::submit`] or [`Jobs::replayed`] must
+    /// have counted the client.
     pub fn waiter(self: &Arc<Self>, snapshot: &Snapshot) -> Waiter {
         Waiter::counted(self, &snapshot.accepted.id)
     }
 
-    /// The job that a key stands for, where it is the same request's.
+    /// Returns the job to which an idempotency key belongs. Fails if its request had a different body.
     fn named<'a>(
         &'a self,
         mut index: MutexGuard<'a, Index>,
@@ -183,11 +185,11 @@ impl Jobs {
                 return Ok((index, None));
             };
             if named.body_sha256 != body_sha256 {
-                let message = "Idempotency-Key: another request has this key: give each request its own";
+                let message = "Idempotency-Key: already used by a request with a different body; use a new key";
                 return Err(ApiError::new(409, "idempotency_conflict", message).should_retry(false));
             }
             if !named.is_kept {
-                // The same request is being kept by another thread.
+                // Another thread is storing the job of the same request.
                 index = self.freed.wait(index).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
@@ -195,12 +197,12 @@ impl Jobs {
             if found.is_some() {
                 return Ok((index, found));
             }
-            // Deleted while it runs: the key is free again.
+            // The job was deleted while it ran, so the key is free again.
             index.named.remove(key);
         }
     }
 
-    /// Takes the request's idempotency key, or says which job has it.
+    /// Reserves the idempotency key of a request, or returns the job to which the key already belongs.
     fn name(&self, accepted: &Accepted, waits: bool) -> Result<Option<Snapshot>, ApiError> {
         let Some(key) = key_of(accepted) else { return Ok(None) };
         let (mut index, found) = self.named(self.lock(), &key, &accepted.body_sha256)?;
@@ -215,22 +217,22 @@ impl Jobs {
         Ok(found)
     }
 
-    fn unname(&self, accepted: &Accepted) {
+    fn release_key(&self, accepted: &Accepted) {
         if let Some(key) = key_of(accepted) {
             self.lock().named.remove(&key);
             self.freed.notify_all();
         }
     }
 
-    /// Whether [`Jobs::drain`] was called.
+    /// Returns whether [`Jobs::drain`] was called.
     pub fn is_draining(&self) -> bool {
         self.is_draining.load(Ordering::Acquire)
     }
 
-    /// No more jobs are taken; the device's watch hears of it.
+    /// Stops accepting jobs, and wakes the device thread so that it stops.
     pub fn drain(&self) {
         self.is_draining.store(true, Ordering::Release);
-        // Under the lock, so that the device's thread does not look before and wait after.
+        // Without the lock, the device thread could miss the notification just before it starts to wait.
         drop(self.lock());
         self.work.notify_all();
         self.freed.notify_all();
@@ -239,13 +241,13 @@ impl Jobs {
     }
 }
 
-/// Waiting jobs of a key, and places that it holds.
+/// Returns how many queued jobs and reserved queue slots an API key has.
 fn own_places(index: &Index, owner: &str) -> usize {
     let waits = |place: &&Place| index.jobs.get(&place.id).is_some_and(|entry| entry.accepted.owner == owner);
     index.tickets.get(owner).copied().unwrap_or(0) + index.waiting.keys().filter(waits).count()
 }
 
-/// Puts a job into the queue: at its head where it comes from an ended server that had begun with its batch.
+/// Adds a job to the queue. With `batch`, adds it before new jobs, because an earlier server process has started it.
 pub(super) fn enqueue(
     index: &mut Index,
     accepted: Accepted,

@@ -1,4 +1,4 @@
-//! Removal of jobs: expired ones, and the oldest where they take too much.
+//! Removes expired jobs, and the oldest jobs if disk space or memory runs short.
 
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
@@ -11,14 +11,15 @@ use crate::serve::id::VideoId;
 use crate::serve::job::State;
 use crate::serve::store::Usage;
 
-/// Jobs that are over and kept in memory, however long `keep` is.
+/// Maximum number of ended jobs in memory, regardless of `serve.keep`.
 const MOST: usize = 10_000;
 
-/// Free bytes at which the room for a full disk is taken again.
+/// Minimum free disk space, in bytes, before the disk reserve is allocated again.
 const RESERVE_AGAIN: u64 = 64 << 20;
 
 impl Jobs {
-    /// Removes what has expired, and the oldest while too many bytes are taken.
+    /// Removes expired jobs, ended jobs beyond the maximum number in memory, and the oldest completed jobs while the
+    /// disk has too little space.
     pub fn sweep(&self) {
         let now = Instant::now();
         let over = |entry: &Entry| entry.at == At::Over && !entry.is_busy && !entry.is_hidden;
@@ -26,7 +27,7 @@ impl Jobs {
             let mut index = self.lock();
             index.named.retain(|_, named| named.until > now);
             for entry in index.jobs.values_mut() {
-                // Nobody listens any more.
+                // Drop the channels that no client watches any more.
                 entry.sender.take_if(|sender| sender.is_closed());
             }
             let ended = || index.jobs.iter().filter(|(_, entry)| over(entry));
@@ -58,7 +59,7 @@ impl Jobs {
             } else if !is_over || self.has_enough(usage) {
                 break;
             } else if gives_room() && !is_young() {
-                tracing::info!(%id, "removed before its time: the disk is full");
+                tracing::info!(%id, "removed before its expiry: the disk is full");
                 self.expire(id);
             }
         }
@@ -68,7 +69,7 @@ impl Jobs {
         };
         self.store.sweep(&used);
         let usage = self.store.usage();
-        // Twice the reserve, so that what was freed for a video is not taken from it.
+        // The limit exceeds the reserve, so that the reserve does not use up space that was just freed for a video.
         if usage.free > self.settings.min_free.0.max(RESERVE_AGAIN) {
             self.store.give_reserve(false);
         }
@@ -76,13 +77,13 @@ impl Jobs {
         let is_short = self.is_over(usage);
         if index.is_short != is_short {
             index.is_short = is_short;
-            index.tell_waiting();
+            index.notify_queued();
         }
         drop(index);
         self.work.notify_all();
     }
 
-    /// Removes a job that is over.
+    /// Removes a job that has ended, and remembers that it has expired.
     fn expire(&self, id: &VideoId) {
         let (mut index, is_there) = self.claim(self.lock(), id);
         let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { return };
@@ -100,33 +101,34 @@ impl Jobs {
                 index.forget(id);
                 index.remember(id, &owner);
             }
-            Err(error) => tracing::error!(%id, "an expired job stays: {error}"),
+            Err(error) => tracing::error!(%id, "cannot remove an expired job: {error}"),
         }
     }
 
-    /// Whether the disk has too little room for another video.
+    /// Returns whether the disk has too little space for another video.
     pub(super) fn is_over(&self, usage: Usage) -> bool {
         usage.free < self.settings.min_free.0 || usage.bytes > self.settings.disk.0
     }
 
-    /// Whether so much was removed that the next video does not need another removed at once.
+    /// Returns whether enough jobs were removed. The disk usage must be 5 % below `serve.disk`, so that the next video
+    /// does not cause another removal at once.
     fn has_enough(&self, usage: Usage) -> bool {
         let most = self.settings.disk.0;
         usage.free >= self.settings.min_free.0 && usage.bytes <= most - most / 20
     }
 
-    /// Frees what there is to free, for a video that is made.
+    /// Frees the disk reserve and removes jobs, to make space for a finished video.
     pub fn make_room(&self) {
         self.store.give_reserve(true);
         self.sweep();
     }
 
-    /// Whether another request may be taken; on a full disk after a look at what can go.
+    /// Returns whether the disk has space for another request. If not, sweeps first.
     pub(super) fn has_room(&self) -> bool {
         if !self.is_over(self.store.usage()) {
             return true;
         }
-        // Many requests at once are answered by one sweep after another.
+        // Only one of several concurrent requests sweeps; the others wait for it.
         let _one = self.sweeping.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_over(self.store.usage()) {
             self.sweep();
@@ -134,7 +136,8 @@ impl Jobs {
         !self.is_over(self.store.usage())
     }
 
-    /// Whether requests are refused for want of room, after what can be removed was; asks for a sweep where none was made yet.
+    /// Returns whether requests are rejected for lack of disk space. If the last sweep found enough space, requests
+    /// another one and returns false.
     pub fn lacks_room(&self) -> bool {
         let is_over = self.is_over(self.store.usage());
         if is_over && !self.is_short_of_disk() {
@@ -144,29 +147,30 @@ impl Jobs {
         is_over
     }
 
-    /// Asks the thread in [`Jobs::sweep_for_good`] for a sweep.
+    /// Requests a sweep by the thread that runs [`Jobs::sweep_until_stopped`].
     pub(super) fn ask_sweep(&self) {
         *self.sweeps.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.sweeps.1.notify_all();
     }
 
-    /// Whether nothing runs any more.
-    pub(super) fn is_over_now(&self) -> bool {
+    /// Returns whether no more jobs will run, because the server drains or the device has failed.
+    pub(super) fn has_stopped(&self) -> bool {
         self.is_draining() || self.has_failed.load(Ordering::Acquire)
     }
 
-    /// Sweeps every minute and when asked to, until the server drains or its device fails. For a thread of its own.
-    pub fn sweep_for_good(&self) {
-        /// Sweeps that are asked for are at least so far apart.
+    /// Sweeps every minute and on request, until the server drains or the device fails. Blocks: call it on a dedicated
+    /// thread.
+    pub fn sweep_until_stopped(&self) {
+        /// Minimum interval between two sweeps. `MOST` is the interval without requests.
         const LEAST: Duration = Duration::from_millis(200);
         const MOST: Duration = Duration::from_secs(60);
         let (asked, told) = &self.sweeps;
-        while !self.is_over_now() {
+        while !self.has_stopped() {
             self.sweep();
             let guard = asked.lock().unwrap_or_else(PoisonError::into_inner);
-            let rested = told.wait_timeout_while(guard, LEAST, |_| !self.is_over_now());
+            let rested = told.wait_timeout_while(guard, LEAST, |_| !self.has_stopped());
             let (guard, _) = rested.unwrap_or_else(PoisonError::into_inner);
-            let waited = told.wait_timeout_while(guard, MOST, |asked| !*asked && !self.is_over_now());
+            let waited = told.wait_timeout_while(guard, MOST, |asked| !*asked && !self.has_stopped());
             *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
         }
     }

@@ -1,4 +1,4 @@
-//! Jobs that several threads have at once, one step after another.
+//! Unit tests of concurrent access to jobs, in which the steps occur in a fixed order.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ impl Server {
     fn open(folder: &std::path::Path) -> Self {
         let mut settings = Serve::default();
         settings.min_free.0 = 0;
-        // The wall's clock is that of the requests.
+        // The clock agrees with `created_at` of the requests.
         let pace = Pace { clock: Arc::new(|| 100), ..Pace::default() };
         let store = FileStore::open(folder).expect("a store");
         let jobs = Jobs::open_at(Arc::new(store), settings, pace).expect("jobs");
@@ -55,14 +55,14 @@ impl Server {
         }
     }
 
-    /// A request whose client waits, with the key of all.
+    /// Submits a request whose client waits for the job. All requests have the same idempotency key.
     fn wait(&self) -> (VideoId, Waiter) {
         let ticket = self.jobs.admit(&Server::caller()).expect("a place").waits();
         let (Submitted::New(job) | Submitted::Again(job)) = self.jobs.submit(ticket, self.accepted()).expect("taken");
         (job.accepted.id.clone(), self.jobs.waiter(&job))
     }
 
-    /// The same, answered with what came before.
+    /// Sends the request again; returns the earlier job, if there is one, with a guard for the client.
     fn again(&self) -> Option<(VideoId, Waiter)> {
         let job = self.jobs.replayed(&Server::caller(), SEND, "body", true).expect("the same request")?;
         Some((job.accepted.id.clone(), self.jobs.waiter(&job)))
@@ -75,7 +75,7 @@ impl Server {
 }
 
 #[test]
-fn a_job_goes_with_the_last_of_those_that_wait_for_it() {
+fn job_is_cancelled_when_its_last_waiter_disconnects() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = Server::open(folder.path());
     let (id, first) = server.wait();
@@ -84,29 +84,30 @@ fn a_job_goes_with_the_last_of_those_that_wait_for_it() {
     assert_eq!((&same, &replayed), (&id, &id));
     drop(first);
     drop(second);
-    assert!(!server.is_cancelled(&id), "another client waits for it");
+    assert!(!server.is_cancelled(&id), "another client still waits");
     drop(third);
     assert!(server.is_cancelled(&id));
-    // The request that comes again is a new one, as it is behind a restart.
+    // The retry does not find the cancelled job and creates a new one, also after a restart.
     assert!(server.again().is_none());
     drop(server);
     let server = Server::open(folder.path());
     assert!(server.is_cancelled(&id) && server.again().is_none());
     let (other, waiter) = server.wait();
     assert_ne!(other, id);
-    // One that was told that the job goes on leaves it to go on.
+    // A client that was told that the job continues does not cancel the job when it disconnects.
     waiter.answered();
     let (_, later) = server.again().expect("the job");
     drop(later);
     assert!(!server.is_cancelled(&other));
-    // One that its owner cancels is what the key stands for.
+    // If the job's owner cancels it, the key still belongs to the job.
     server.jobs.cancel(&Server::caller(), &other).expect("cancelled");
     assert_eq!(server.again().map(|(id, _)| id), Some(other));
 }
 
-/// A job that a request tries to cancel is nobody else's meanwhile; where that fails, the device has it.
+/// While a request tries to cancel a job, no other thread can change the job. If cancelling fails, the device runs the
+/// job.
 #[test]
-fn a_job_that_could_not_be_cancelled_runs() {
+fn job_runs_after_a_failed_cancellation() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = Server::open(folder.path());
     let (id, _waiter) = server.wait();

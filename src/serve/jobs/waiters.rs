@@ -1,4 +1,4 @@
-//! Clients that wait for their videos in the answers to their requests.
+//! Tracks the clients that wait for a video in a synchronous request.
 
 use std::sync::Arc;
 
@@ -8,8 +8,9 @@ use super::index::Index;
 use crate::serve::error::Failure;
 use crate::serve::id::VideoId;
 
-/// A client that waits for a job, of several where the same `Idempotency-Key` came again. When the last of them goes before its
-/// answer, the job is cancelled and its key is free: the request that comes again is a new one.
+/// Guard of a client that waits for a job. Requests with the same `Idempotency-Key` wait for the same job. When the
+/// last guard of a job is dropped before a response was sent, the job is cancelled and its key is freed, so that a
+/// retry creates a new job.
 #[must_use]
 pub struct Waiter {
     jobs: Arc<Jobs>,
@@ -18,12 +19,12 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// One of a job's clients, which [`Jobs::submit`] or [`Jobs::replayed`] has counted.
+    /// Returns the guard of a client that [`Jobs::submit`] or [`Jobs::replayed`] has counted.
     pub(super) fn counted(jobs: &Arc<Jobs>, id: &VideoId) -> Self {
         Waiter { jobs: Arc::clone(jobs), id: id.clone(), is_answered: false }
     }
 
-    /// Its client is told how the job ended, or that it goes on: from now on it is nobody's to cancel by going.
+    /// Disarms the guard, because the client has received the result or was told that the job continues.
     pub fn answered(mut self) {
         self.is_answered = true;
     }
@@ -37,10 +38,10 @@ impl Drop for Waiter {
         let (jobs, id) = (Arc::clone(&self.jobs), self.id.clone());
         let cancel = move || {
             let caller = super::Caller { name: String::new(), sees_all: true };
-            // A job that is not there any more needs no cancelling.
+            // The job may have been removed already.
             let _ = jobs.cancel_for(&caller, &id, Failure::new("cancelled", GONE));
         };
-        // A transition is written to the disk.
+        // Cancelling writes the job's state to disk, which blocks.
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn_blocking(cancel)),
             Err(_) => cancel(),
@@ -49,7 +50,8 @@ impl Drop for Waiter {
 }
 
 impl Jobs {
-    /// A client waits no more; whether nobody does now. From then on no other request is answered with the job.
+    /// Decrements the number of clients that wait for a job. If none is left and the job has not ended, frees its
+    /// idempotency key and returns true.
     fn goes(&self, id: &VideoId) -> bool {
         let mut index = self.lock();
         let Some(entry) = index.jobs.get_mut(id) else { return false };
@@ -62,7 +64,7 @@ impl Jobs {
     }
 }
 
-/// Counts a client that waits for a job.
+/// Increments the number of clients that wait for a job.
 pub(super) fn count(index: &mut Index, id: &VideoId) {
     if let Some(entry) = index.jobs.get_mut(id) {
         entry.waiters += 1;

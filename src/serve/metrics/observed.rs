@@ -1,4 +1,4 @@
-//! A device and a store whose work is measured: neither knows of it.
+//! Wrappers that measure a device and a job store.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -19,21 +19,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A job on its way.
+/// Times of a job that has not ended.
 #[derive(Debug)]
 struct Way {
     state: State,
     pipeline: &'static str,
     created: Instant,
-    /// When its device was asked to begin.
+    /// When the job was started.
     begun: Option<Instant>,
-    /// When its files were there.
+    /// When the job's files were written.
     written: Option<Instant>,
-    /// Time that the server itself took.
+    /// Time that the job has spent outside the queue, the device and encoding.
     overhead: Duration,
 }
 
-/// Jobs on their way, shared by the device and the store.
+/// Progress of the jobs and of the device, shared by [`ObservedDevice`] and [`ObservedStore`].
 #[derive(Debug)]
 pub struct Pulse {
     metrics: Arc<Metrics>,
@@ -41,31 +41,33 @@ pub struct Pulse {
     beat: Mutex<Beat>,
 }
 
-/// How the device moves.
+/// Progress of the device, and how long its stages usually take.
 #[derive(Debug, Default)]
 struct Beat {
-    /// Since when a stage of a shape goes on; nothing while the device waits.
+    /// Current stage, and when the device last reported progress in it; `None` while the device is idle.
     at: Option<(Stage, Instant)>,
-    /// Mean seconds between two moments.
+    /// Moving average of the seconds between two progress reports, by shape and stage.
     means: HashMap<Stage, f64>,
 }
 
-/// A stage, and the shape whose it is: that of a large one takes longer.
+/// Shape and stage. Times are averaged by both, because large shapes take longer.
 type Stage = (Arc<str>, JobPhase);
 
-/// A stage of which nothing is known may take as long: a large model is loaded and compiled. Of these two nothing ever is: a
-/// compiled program comes from a cache or not, and another LoRA is loaded or none.
+/// Time without progress after which the device counts as stuck if the stage has no average. Loading and compiling
+/// always use this time, because their durations vary too much: a program may come from the cache, and a LoRA may have
+/// to be loaded.
 const UNKNOWN: Duration = Duration::from_secs(1800);
-/// Stages of shapes whose means are known; more would be a leak.
+/// Maximum number of stored averages, to bound memory. Beyond it, all averages are discarded.
 const MEANS: usize = 1024;
 
 impl Pulse {
-    /// Nothing has moved yet.
+    /// Creates the state of an idle device without jobs.
     pub fn new(metrics: Arc<Metrics>) -> Arc<Self> {
         Arc::new(Pulse { metrics, ways: Mutex::default(), beat: Mutex::default() })
     }
 
-    /// The stage at which the device has stood for longer than ten times what it takes, and at least `floor`.
+    /// Returns the current stage if the device is stuck in it: the time without progress exceeds ten times the average
+    /// of the stage and exceeds `floor`.
     pub fn stuck(&self, floor: Duration) -> Option<JobPhase> {
         let beat = lock(&self.beat);
         let (stage, since) = beat.at.as_ref()?;
@@ -74,7 +76,8 @@ impl Pulse {
         (since.elapsed() > mean.unwrap_or(UNKNOWN).max(floor)).then_some(stage.1)
     }
 
-    /// The device is at a stage; how long the moment before took.
+    /// Records that the device has reported progress in a stage, or is idle. Returns the stage of the previous report
+    /// and the time since then.
     fn beat(&self, stage: Option<Stage>) -> Option<(JobPhase, Duration)> {
         let now = Instant::now();
         let mut beat = lock(&self.beat);
@@ -91,7 +94,7 @@ impl Pulse {
         before.map(|((_, stage), took)| (stage, took))
     }
 
-    /// Sets how many jobs are in each state; to be called before figures are read.
+    /// Updates the number of jobs by state. Call this before the metrics are read.
     pub fn settle(&self) {
         let ways = lock(&self.ways);
         for state in [State::Queued, State::InProgress, State::Completed, State::Failed] {
@@ -144,14 +147,14 @@ impl Pulse {
     }
 }
 
-/// A store whose transitions are measured.
+/// Job store that measures its state transitions.
 pub struct ObservedStore {
     inner: Arc<dyn JobStore>,
     pulse: Arc<Pulse>,
 }
 
 impl ObservedStore {
-    /// Measures a store.
+    /// Wraps the store `inner`.
     pub fn new(inner: Arc<dyn JobStore>, pulse: Arc<Pulse>) -> Self {
         ObservedStore { inner, pulse }
     }
@@ -225,19 +228,19 @@ impl JobStore for ObservedStore {
     }
 }
 
-/// A device whose runs are measured.
+/// Device whose runs are measured.
 pub struct ObservedDevice {
     inner: Box<dyn Device>,
     pulse: Arc<Pulse>,
 }
 
 impl ObservedDevice {
-    /// Measures a device.
+    /// Wraps the device `inner`.
     pub fn new(inner: Box<dyn Device>, pulse: Arc<Pulse>) -> Self {
         ObservedDevice { inner, pulse }
     }
 
-    /// The server's own time before a run.
+    /// Adds the time between the start of each job and the start of its run on the device to the job's overhead.
     fn begun(&self, order: &Order) {
         let mut ways = lock(&self.pulse.ways);
         for job in &order.jobs {
@@ -248,7 +251,7 @@ impl ObservedDevice {
     }
 }
 
-/// Times of a run, stage by stage.
+/// Duration of each stage of a run.
 struct StageTimes<'a> {
     pulse: &'a Pulse,
     shape: Arc<str>,
@@ -266,7 +269,7 @@ impl StageTimes<'_> {
                 _ => 0,
             };
             if steps > 0 && matches!(stage, JobPhase::Denoise | JobPhase::Refine) {
-                // A call of the device may make several steps: each counts.
+                // One device call may run several steps; record each of them.
                 let each = took.as_secs_f64() / steps as f64;
                 (0..steps).for_each(|_| self.pulse.metrics.step_seconds.observe(each));
             }
@@ -326,7 +329,7 @@ impl Device for ObservedDevice {
             metrics.run_seconds.get_or_create(&PipelineLabel { pipeline }).observe(seconds);
         }
         let ids = order.jobs.iter().map(|job| job.id.clone());
-        let measured = |(inner, id)| Box::new(ObservedMade { inner, id, pulse: Arc::clone(&pulse) }) as Box<dyn Made>;
+        let measured = |(inner, id)| Box::new(ObservedVideo { inner, id, pulse: Arc::clone(&pulse) }) as Box<dyn Made>;
         result.map(|made| made.into_iter().zip(ids).map(measured).collect())
     }
 
@@ -339,14 +342,14 @@ impl Device for ObservedDevice {
     }
 }
 
-/// A video whose writing is measured.
-struct ObservedMade {
+/// Generated video whose encoding is measured.
+struct ObservedVideo {
     inner: Box<dyn Made>,
     id: VideoId,
     pulse: Arc<Pulse>,
 }
 
-impl Made for ObservedMade {
+impl Made for ObservedVideo {
     fn keep(&mut self, folder: &Path) {
         self.inner.keep(folder);
     }
@@ -367,7 +370,7 @@ impl Made for ObservedMade {
 mod tests {
     use super::*;
 
-    /// A device that has gone on from steps as often as it says.
+    /// Test device that reports a fixed number of resumed runs.
     struct Resumed(u64);
 
     impl Device for Resumed {
@@ -386,9 +389,9 @@ mod tests {
         }
     }
 
-    /// An order may be told to go on from steps that are not there.
+    /// A batch may request to resume although no checkpoint exists.
     #[test]
-    fn runs_are_resumed_where_steps_were_found() {
+    fn resumed_counts_only_runs_with_a_checkpoint() {
         let metrics = Arc::new(Metrics::new("cpu", "nano", 64));
         for (found, all) in [(0, 0), (1, 1), (0, 1)] {
             let mut device = ObservedDevice::new(Box::new(Resumed(found)), Pulse::new(Arc::clone(&metrics)));
@@ -398,7 +401,7 @@ mod tests {
         }
     }
 
-    /// A device that makes steps in groups.
+    /// Device that runs several steps in one call.
     struct Grouped;
 
     impl Device for Grouped {
@@ -423,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn every_step_of_a_group_is_counted() {
+    fn steps_of_a_multi_step_call_are_counted() {
         let metrics = Arc::new(Metrics::new("cpu", "nano", 64));
         let mut device = ObservedDevice::new(Box::new(Grouped), Pulse::new(Arc::clone(&metrics)));
         let order = Order { jobs: Vec::new(), steps: None, resume: false };
@@ -432,9 +435,10 @@ mod tests {
         assert!(text.contains("ltx2_step_seconds_count 8\n"), "{text}");
     }
 
-    /// Loading and compiling take milliseconds or half an hour; what a step takes is known, of each shape by itself.
+    /// Loading and compiling may take anything from milliseconds to half an hour. Step times are learned for each
+    /// shape.
     #[test]
-    fn a_device_is_stuck_only_where_it_is_known_to_be_quicker() {
+    fn device_is_stuck_only_relative_to_learned_step_times() {
         let pulse = Pulse::new(Arc::new(Metrics::new("cpu", "nano", 64)));
         let at = |shape: &str, stage| {
             pulse.beat(Some((Arc::from(shape), stage)));

@@ -1,14 +1,14 @@
-//! Errors of the pipeline, as jobs fail by them.
+//! Converts pipeline errors into job failures.
 
 use super::super::descriptors::is_caused_by_exhaustion;
 use super::{Failure, PipelineError, RunError, one_line};
 use crate::media;
 use crate::runtime::RuntimeError;
 
-/// Meaning of an error for the job, and for those behind it. Where results are kept, and what other programs print, is logged, and
-/// not told to clients.
+/// Classifies an error as a failure of the job or of the device. The paths of saved results and the output of other
+/// programs are logged but not sent to clients.
 pub(super) fn of(error: &PipelineError) -> RunError {
-    let is_shortened = media_error(error).is_some_and(|error| own_words(error).is_some());
+    let is_shortened = media_error(error).is_some_and(|error| replacement_message(error).is_some());
     if matches!(error, PipelineError::Kept { .. }) || is_shortened {
         tracing::error!("{}", one_line(error));
     }
@@ -21,7 +21,7 @@ pub(super) fn of(error: &PipelineError) -> RunError {
 fn by_kind(error: &PipelineError) -> RunError {
     let job = |code: &str, message: String| RunError::Job(Failure::new(code, message));
     match error {
-        PipelineError::NotFinite(what) => job("not_finite", format!("{what} hold values that are not finite")),
+        PipelineError::NotFinite(what) => job("not_finite", format!("{what} contain NaN or infinite values")),
         PipelineError::TooLarge(_) => RunError::Job(Failure::field("too_large", "size", told(error))),
         PipelineError::Given { key, .. } => {
             let (code, field) = match *key {
@@ -33,9 +33,11 @@ fn by_kind(error: &PipelineError) -> RunError {
             };
             RunError::Job(Failure::field(code, field, of_given(error, field)))
         }
-        PipelineError::Runtime(RuntimeError::OutOfMemory { .. }) => {
-            RunError::Job(Failure::field("too_large", "size", "the device has too little memory for it"))
-        }
+        PipelineError::Runtime(RuntimeError::OutOfMemory { .. }) => RunError::Job(Failure::field(
+            "too_large",
+            "size",
+            "the device has too little memory for this request; use a smaller size or fewer frames",
+        )),
         PipelineError::Runtime(
             RuntimeError::Plugin(_)
             | RuntimeError::Processes(_)
@@ -50,16 +52,18 @@ fn by_kind(error: &PipelineError) -> RunError {
     }
 }
 
-/// An error on one line without places on this machine and names of the store: of a path, its last part.
+/// Returns the error message for clients, on one line. Paths are reduced to file names, and the names of stored input
+/// files are replaced.
 pub(super) fn told(error: &PipelineError) -> String {
     without_stored(&without_places(error), "the file")
 }
 
 fn without_places(error: &PipelineError) -> String {
-    media_error(error).and_then(own_words).map_or_else(|| without_folders(&one_line(error)), Into::into)
+    media_error(error).and_then(replacement_message).map_or_else(|| without_folders(&one_line(error)), Into::into)
 }
 
-/// The same of a file that a field gives: the client knows it by that field alone.
+/// Returns the error message about an input file. It refers to the file by its request field, which is all that the
+/// client knows.
 fn of_given(error: &PipelineError, field: &str) -> String {
     use media::Error::{Clip, Image, Png, Sound, Wav};
     let why = match media_error(error) {
@@ -77,7 +81,7 @@ fn of_given(error: &PipelineError, field: &str) -> String {
     format!("{field}: {why}")
 }
 
-/// The error of media that is behind an error.
+/// Returns the media error that an error contains; `None` if it contains none.
 fn media_error(error: &PipelineError) -> Option<&media::Error> {
     match error {
         PipelineError::Media(error) | PipelineError::Output { source: error, .. } => Some(error),
@@ -86,18 +90,19 @@ fn media_error(error: &PipelineError) -> Option<&media::Error> {
     }
 }
 
-/// The server's own words for errors of another program, whose output may name anything.
-fn own_words(error: &media::Error) -> Option<&'static str> {
+/// Returns a fixed message for an error of another program, because the program's output may contain anything; `None`
+/// for other errors.
+fn replacement_message(error: &media::Error) -> Option<&'static str> {
     match error {
-        media::Error::Ffmpeg { .. } => Some("ffmpeg cannot decode or encode it"),
+        media::Error::Ffmpeg { .. } => Some("ffmpeg failed to decode or encode the file"),
         media::Error::FfmpegMissing { .. } | media::Error::NoDecoder { .. } | media::Error::ImageH264 { .. } => {
-            Some("the server has no decoder or encoder for it")
+            Some("the server has no decoder or encoder for this file")
         }
         _ => None,
     }
 }
 
-/// Text without names of the store, which are a hash each; words stand for them.
+/// Replaces the names of stored input files (a SHA-256 with an extension) by `words`.
 fn without_stored(text: &str, words: &str) -> String {
     const HASH: usize = 64;
     let (mut told, mut rest) = (String::new(), text);
@@ -111,20 +116,21 @@ fn without_stored(text: &str, words: &str) -> String {
         rest = &rest[at + HASH..];
         let extension =
             rest.strip_prefix('.').map_or(0, |rest| 1 + rest.bytes().take_while(u8::is_ascii_alphanumeric).count());
-        // A point that ends a sentence is no extension.
+        // A period at the end of a sentence does not start an extension.
         rest = &rest[if extension > 1 { extension } else { 0 }..];
     }
     told + rest
 }
 
-/// Text with the last part of each path alone. An absolute one may have spaces: it goes on to a mark or to the end, so that words
-/// behind one may be lost, and none of its folders is told.
+/// Reduces absolute paths to their last component. A path may contain spaces, so it extends to the next delimiter or
+/// the end of the text. Words after the path may be lost, but no folder name remains.
 fn without_folders(text: &str) -> String {
     let (mut told, mut rest) = (String::new(), text);
-    let begins = |at: usize| !rest_before(text, at).is_some_and(char::is_alphanumeric);
+    let begins = |at: usize| !char_before(text, at).is_some_and(char::is_alphanumeric);
     while let Some(at) = rest.match_indices('/').map(|(at, _)| at).find(|at| begins(text.len() - rest.len() + at)) {
         let (before, path) = rest.split_at(at);
-        // A mark ends it only where a word ends with it: `a:b` and `anna's` are names.
+        // A delimiter ends a path only at the end of a word, because names such as `a:b` and `anna's` contain
+        // delimiters.
         let ends = |(at, mark): &(usize, char)| {
             let next = path[at + mark.len_utf8()..].chars().next();
             let opens = "'\"`".contains(*mark) && path[..*at].ends_with(char::is_whitespace);
@@ -139,12 +145,12 @@ fn without_folders(text: &str) -> String {
     told + &relative(rest)
 }
 
-/// The character before a place of a text.
-fn rest_before(text: &str, at: usize) -> Option<char> {
+/// Returns the character before a byte offset.
+fn char_before(text: &str, at: usize) -> Option<char> {
     text[..at].chars().next_back()
 }
 
-/// Text with the last part of each relative path alone; fractions stay.
+/// Reduces relative paths to their last component. Fractions such as `3/4` are kept.
 fn relative(text: &str) -> String {
     let word = |word: &str| match word.rsplit_once('/') {
         Some((_, name)) if word.chars().any(char::is_alphabetic) => name.to_string(),
@@ -158,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_are_told_no_paths() {
+    fn failure_messages_contain_no_paths() {
         for (text, wanted) in [
             (
                 "/var/lib/ltx2/inputs/ab.png: image '/a b/c.png' is cut off (see /etc/x), 3/4 of it",
@@ -182,9 +188,10 @@ mod tests {
         assert!(matches!(of(&error), RunError::Job(Failure { code, .. }) if code == "internal"));
     }
 
-    /// Clients know a file by its field; what ffmpeg prints, and the store's names, are the server's.
+    /// The message refers to an input file by its field and contains neither output of ffmpeg nor the file's name in
+    /// the store.
     #[test]
-    fn names_of_the_store_and_words_of_ffmpeg_are_not_told() {
+    fn failure_messages_hide_stored_names_and_ffmpeg_output() {
         let hash = "0123456789abcdef".repeat(4);
         let file = std::path::PathBuf::from(format!("/srv/state/inputs/{hash}.mp4"));
         let given = |error| PipelineError::Given { key: "request.video", source: Box::new(error) };
@@ -195,8 +202,8 @@ mod tests {
         let tail = format!("[mov,mp4 @ 0x55] moov atom not found | {}: Invalid data", file.display());
         let ffmpeg =
             || media::Error::Ffmpeg { path: file.clone(), status: "exit status: 1".into(), tail: tail.clone() };
-        assert_eq!(message(given(ffmpeg().into())), "input_video: ffmpeg cannot decode or encode it");
-        assert_eq!(message(ffmpeg().into()), "ffmpeg cannot decode or encode it");
+        assert_eq!(message(given(ffmpeg().into())), "input_video: ffmpeg failed to decode or encode the file");
+        assert_eq!(message(ffmpeg().into()), "ffmpeg failed to decode or encode the file");
         let cut = media::Error::Clip { path: file.clone(), reason: "it is cut off\nat frame 3".into() };
         assert_eq!(message(given(cut.into())), "input_video: it is cut off at frame 3");
         let usage = format!("{}: it is cut off. See {hash}.", file.display());
@@ -206,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_without_open_files_waits() {
+    fn descriptor_exhaustion_becomes_out_of_files() {
         let error = || std::io::Error::from_raw_os_error(24);
         let file = std::path::Path::new("/srv/a.png");
         let given = PipelineError::Given {
@@ -219,17 +226,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_not_told() {
+    fn failure_messages_hide_locations_of_kept_results() {
         let kept =
             |source| PipelineError::Kept { source: Box::new(source), what: "its latents are".into(), kept: "a".into() };
         let error = kept(kept(PipelineError::NotFinite("the decoded samples".into())));
         let RunError::Job(failure) = of(&error) else { panic!("{error}") };
         let told = (failure.code.as_str(), failure.message.as_str());
-        assert_eq!(told, ("not_finite", "the decoded samples hold values that are not finite"));
+        assert_eq!(told, ("not_finite", "the decoded samples contain NaN or infinite values"));
     }
 
     #[test]
-    fn faults_of_a_job_are_not_the_devices() {
+    fn job_errors_do_not_fail_the_device() {
         let code = |error: PipelineError| match of(&error) {
             RunError::Job(failure) => failure.code,
             other => format!("{other:?}"),
@@ -245,7 +252,7 @@ mod tests {
             let given = PipelineError::Given { key, source: Box::new(PipelineError::Usage("cut off".into())) };
             let RunError::Job(failure) = of(&given) else { panic!("{key}") };
             assert_eq!((failure.code.as_str(), failure.param.as_deref()), (wanted, Some(field)));
-            // Whoever waited for it is told the same, as a mistake of the request.
+            // A client that waits for the job receives the same error with status 400.
             let error = failure.to_error();
             assert_eq!((error.status, error.code, error.param.as_deref()), (400, wanted, Some(field)));
         }

@@ -1,4 +1,4 @@
-//! Figures of the device for those who watch the server.
+//! Measurements of the device for the server's metrics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use crate::pipeline::executor::Executor;
 use crate::pipeline::report::peak_memory;
 use crate::runtime::ExecutableOrigin;
 
-/// Counts and times since figures were last taken.
+/// Counts and durations since the previous call of [`Counts::take`].
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     compiled: u64,
@@ -20,7 +20,8 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Counts the programs that were made ready, and has the executor count anew.
+    /// Counts the programs that the executor has compiled or loaded, and resets its set-up time. Called before each
+    /// batch.
     pub(super) fn begin(&mut self, executor: &mut Executor) {
         for program in executor.made() {
             match program.origin() {
@@ -31,7 +32,7 @@ impl Counts {
         executor.reset_set_up_time();
     }
 
-    /// All figures, which then begin anew.
+    /// Returns all measurements and resets them.
     pub(super) fn take(&mut self, executor: &mut Executor) -> Figures {
         self.begin(executor);
         Figures {
@@ -46,7 +47,7 @@ impl Counts {
     }
 }
 
-/// Memory of this process's devices; of the process, where they have none to ask for.
+/// Returns the memory use of this process's devices, or of the process itself if the devices do not report theirs.
 fn memory(executor: &Executor) -> Vec<(String, &'static str, u64)> {
     let mut found = Vec::new();
     for (place, device) in executor.engine().own_devices().iter().enumerate() {

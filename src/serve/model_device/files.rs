@@ -1,4 +1,4 @@
-//! Where a job's files are, and what of a configuration starts a device.
+//! File paths of a job, and the configuration with which a device is started.
 
 use std::path::{Path, PathBuf};
 
@@ -7,26 +7,27 @@ use super::super::store::{Variant, job_folder};
 use super::{Config, NumFrames, PipelineError};
 use crate::config::{Model, Output, Pipeline, Runtime};
 
-/// The folder of given files, in that of the queue.
+/// The folder `inputs` in the state folder, which contains the input files of jobs.
 pub(super) struct Inputs(PathBuf);
 
 impl Inputs {
     pub(super) fn of(config: &Config) -> Result<Self, PipelineError> {
-        let none = || PipelineError::Usage("serve.state: give the folder of the queue".into());
+        let none = || PipelineError::Usage("serve.state is not set; set it to the server's state folder".into());
         let state = config.serve.state.as_ref().ok_or_else(none)?;
         Ok(Inputs(std::path::absolute(state).map_err(|e| PipelineError::Input(e.to_string()))?.join("inputs")))
     }
 
-    /// The file of a job's video.
-    pub(super) fn video_of(&self, job: &Accepted) -> PathBuf {
+    /// Returns the path of a job's MP4.
+    pub(super) fn job_video_path(&self, job: &Accepted) -> PathBuf {
         let state = self.0.parent().unwrap_or(&self.0);
         job_folder(state, &job.id).join(Variant::Video.file())
     }
 
-    /// A file's place: a name has no folder.
+    /// Returns the path of an input file. Rejects names that contain a folder.
     fn place(&self, name: &str) -> Result<PathBuf, PipelineError> {
         let plain = Path::new(name).file_name().filter(|own| *own == name);
-        let plain = plain.ok_or_else(|| PipelineError::Input("a given file has a name without a folder".into()))?;
+        let plain =
+            plain.ok_or_else(|| PipelineError::Input("the name of an input file must not contain a folder".into()))?;
         Ok(self.0.join(plain))
     }
 
@@ -42,7 +43,7 @@ impl Inputs {
         std::fs::remove_file(self.place(name)?).map_err(|e| PipelineError::Input(format!("{name}: {e}")))
     }
 
-    /// The configuration of a job with the paths of its files. What is written is the server's to say.
+    /// Returns the configuration of a job with the full paths of its input files.
     pub(super) fn named(&self, job: &Accepted) -> Config {
         let mut config = job.config.clone();
         let request = &mut config.request;
@@ -61,7 +62,8 @@ impl Inputs {
     }
 }
 
-/// A job's configuration on a host where parts lie elsewhere than on process 0's.
+/// Replaces the model and runtime paths in a job's configuration by those of this host, which may differ from those of
+/// process 0.
 pub(super) fn local(config: &mut Config, own: &Config) {
     let given = &config.model;
     config.model =
@@ -69,8 +71,9 @@ pub(super) fn local(config: &mut Config, own: &Config) {
     config.runtime = Runtime { positions: config.runtime.positions, ..own.runtime.clone() };
 }
 
-/// The configuration that a device is started with: frames are a number, and nothing is given that requests bring.
-pub(super) fn startable(config: &Config) -> Config {
+/// Returns the configuration with which a device is started. Its number of frames is fixed. If its pipeline needs input
+/// files, which only requests have, the pipeline becomes `text_to_video`.
+pub(super) fn startup_config(config: &Config) -> Config {
     let mut plain = config.clone();
     if plain.request.num_frames.count().is_none() {
         plain.request.num_frames = NumFrames::Count(1 + plain.frame_step());
@@ -78,19 +81,21 @@ pub(super) fn startable(config: &Config) -> Config {
     let needs_files = plain.pipeline.takes_video()
         || matches!(plain.pipeline, Pipeline::ImageToVideo | Pipeline::Keyframes | Pipeline::AudioToVideo);
     let lacks_files = needs_files && plain.request.files().next().is_none();
-    // A run without frames has the model read for less than others need.
+    // A pipeline that generates no frames would read only a part of the model.
     if lacks_files || !plain.pipeline.makes_frames() {
         plain.pipeline = Pipeline::TextToVideo;
     }
     plain
 }
 
-/// Refuses what makes no video file of one piece.
+/// Rejects a configuration that does not generate exactly one video file.
 pub(super) fn check(config: &Config) -> Result<(), PipelineError> {
     let refused = |why: &str| Err(PipelineError::Usage(why.into()));
     match (config.pipeline, &config.request.chain) {
-        (Pipeline::TextToAudio, _) => refused("pipeline: text_to_audio makes no video; take another"),
-        (_, Some(_)) => refused("request.chain: a video of several clips is made by `ltx2 generate`; leave it out"),
+        (Pipeline::TextToAudio, _) => refused("pipeline: text_to_audio generates no video; use another pipeline"),
+        (_, Some(_)) => {
+            refused("request.chain: the server cannot generate chained clips; remove it, or use `ltx2 generate`")
+        }
         _ => Ok(()),
     }
 }

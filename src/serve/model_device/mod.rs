@@ -1,13 +1,13 @@
-//! The pipeline as a device of the server: orders become requests, programs of a shape are planned before its first job, and what
-//! is made belongs to the finisher's thread.
+//! Runs the pipeline as a device of the server: converts batches into requests, plans the programs for a shape before
+//! its first job, and passes videos to the finisher thread.
 
 mod failures;
 mod figures;
 mod files;
-mod made;
 mod shapes;
 mod thumbnails;
 mod together;
+mod video_output;
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -24,14 +24,14 @@ use crate::media::Mp4Options;
 use crate::models::tokenizer::BosRule;
 use crate::pipeline::batch::videos_at_once;
 use crate::pipeline::configs::bos_rule;
+use crate::pipeline::denoise_checkpoint::{Every, Saving};
 use crate::pipeline::generate::sidecar;
 use crate::pipeline::loras::Loras;
 use crate::pipeline::model::Model;
 use crate::pipeline::options::{KeepPlace, RunOptions};
-use crate::pipeline::preflight::{Preflight, check_given, give, inputs};
-use crate::pipeline::replaceable::Replaceable;
+use crate::pipeline::overwrites::Replaceable;
+use crate::pipeline::preflight::{Preflight, check_input_files, give, inputs};
 use crate::pipeline::report::RunReport;
-use crate::pipeline::saved::{Every, Saving};
 use crate::pipeline::writer::Made as Written;
 use crate::pipeline::{Generated, Phase, PipelineError, Session, duration, one_line, setup};
 use crate::request::Request;
@@ -39,21 +39,21 @@ use crate::runtime::processes::Group;
 use crate::weights::MergeOrder;
 use figures::Counts;
 use files::Inputs;
-use made::ModelMade;
 use shapes::Shapes;
 pub use together::follow;
 use together::{Call, Sent, Together};
+use video_output::ModelVideo;
 
-/// A call of the device lasts about so long, so that a cancelled job ends soon.
+/// Target duration of a device call. It is short, so that a cancelled job stops soon.
 const CALL: Duration = Duration::from_millis(50);
 
-/// Maker of a configuration's device, on the thread that will own it. `serve.state` has to be given.
+/// Returns a function that opens a device. Call it on the thread that will own the device. `serve.state` must be set.
 pub fn factory(config: Config) -> impl FnOnce() -> Result<Box<dyn Device>, String> + Send {
     factory_together(config, None, None)
 }
 
-/// The same with inputs and model compared with those of a sidecar among the configuration's files, and as the first of several
-/// processes, whose others [`follow`].
+/// Same as [`factory`], for process 0 of a group whose other processes call [`follow`]. If a sidecar is among the
+/// configuration files, it is compared with the model and its inputs.
 pub fn factory_together(
     config: Config,
     sidecar: Option<Sidecar>,
@@ -65,7 +65,7 @@ pub fn factory_together(
     }
 }
 
-/// Configurations of a model that differ in these are read in different ways.
+/// Settings that affect how a model is read. Configurations with different settings need separate [`Model`]s.
 type Reading = (bool, BosRule, bool, Decoder);
 
 fn reading(config: &Config) -> Reading {
@@ -73,50 +73,49 @@ fn reading(config: &Config) -> Reading {
     (official, bos_rule(config), config.vocoder.stage1_clamp != Reference::Diffusers, config.model.decoder)
 }
 
-/// A model on its devices.
 struct ModelDevice {
     session: Session,
     together: Together,
     inputs: Inputs,
     every: Duration,
     rows: usize,
-    /// Frames of a video, of which a prediction may ask for more.
+    /// Maximum number of frames of a video. Predicted numbers of frames are checked against it.
     max_frames: usize,
     shapes: Shapes,
-    /// LoRAs that are merged.
+    /// LoRAs that are currently merged into the weights, and the order in which they were merged.
     loras: (Vec<Lora>, MergeOrder),
     reading: Reading,
-    /// The model, as other configurations read it.
+    /// Models that were read with other settings, kept for later jobs.
     others: Vec<(Reading, Model)>,
     counts: Counts,
 }
 
-/// An order on its way.
+/// A batch that is ready to run.
 struct Prepared {
     configs: Vec<Config>,
     jobs: Vec<Job>,
     requests: Vec<Request>,
     shape: String,
-    /// Videos that its programs make at once.
+    /// Batch size of the compiled programs.
     rows: usize,
-    /// Steps of a call.
+    /// Number of denoising steps per device call.
     chunk: usize,
     started: Instant,
     warnings: Vec<String>,
-    /// The model and the input files as the sidecars record them.
+    /// Description of the model and hashes of the input files, for the sidecars.
     recorded: [Value; 2],
 }
 
 impl ModelDevice {
     fn open(config: &Config, sidecar: Option<&Sidecar>, group: Option<&Arc<Group>>) -> Result<Self, PipelineError> {
-        let plain = files::startable(config);
+        let plain = files::startup_config(config);
         let together = Together::meet(group, &plain)?;
         let model = Preflight::of(&plain, &[], sidecar)?.model;
-        // Requests read the components of these too: what is wrong with one is said before the server is ready.
+        // Check the components for every enabled pipeline, so that errors appear before the server is ready.
         let served = config.serve.pipelines.iter().map(|pipeline| Config { pipeline: *pipeline, ..config.clone() });
         served.chain([config.clone()]).try_for_each(|config| model.verify(&config))?;
         let session = Session::start(&plain, model, group)?;
-        let going_on = || Some("started again with its --state, the server goes on with what it had taken on".into());
+        let going_on = || Some("restarted with the same --state, the server resumes its unfinished jobs".into());
         session.runner.executor.engine().watchdog().continues(going_on);
         Ok(ModelDevice {
             inputs: Inputs::of(config)?,
@@ -133,7 +132,8 @@ impl ModelDevice {
         })
     }
 
-    /// An order as the model takes it, with everything compiled and planned that it needs.
+    /// Converts the jobs of a batch into requests. Merges LoRAs, and compiles and plans the programs that the batch
+    /// needs.
     fn prepare(
         &mut self,
         order: &Order,
@@ -150,7 +150,9 @@ impl ModelDevice {
             config
         };
         let mut configs: Vec<Config> = order.jobs.iter().map(|job| own(job)).collect();
-        let Some(first) = order.jobs.first() else { return Err(PipelineError::Input("an order needs a job".into())) };
+        let Some(first) = order.jobs.first() else {
+            return Err(PipelineError::Input("a batch needs at least one job".into()));
+        };
         let shape = first.shape.clone();
         let jobs: Vec<Job> = order
             .jobs
@@ -190,7 +192,7 @@ impl ModelDevice {
         let mut requests = jobs.iter().map(|job| model.request(&configs[0], job)).collect::<Result<Vec<_>, _>>()?;
         if let Some(request) = requests.iter().find(|one| is_predicted && one.output_frames() > self.max_frames) {
             let why = format!(
-                "{} frames are predicted; the server makes at most {}",
+                "the model predicted {} frames; the server's maximum is {} (serve.max_frames)",
                 request.output_frames(),
                 self.max_frames
             );
@@ -198,17 +200,17 @@ impl ModelDevice {
             return Err(PipelineError::Given { key: "request.num_frames", source });
         }
         give(&configs[0], &mut requests)?;
-        check_given(&requests)?;
+        check_input_files(&requests)?;
         if !self.shapes.is_planned(&shape, &configs[0], rows) {
             tell(JobPhase::Compiling)?;
         }
-        // Before the device works: nothing that fails may cost a video.
+        // Read these files before the device runs, so that an error wastes no computation.
         let recorded = [self.session.runner.model.identity(&configs[0])?, inputs(&configs[0])?];
         self.shapes.plan(&shape, &configs[0], rows, &mut self.session.runner, group.as_ref())?;
         Ok(Prepared { configs, jobs, requests, shape, rows, chunk: 1, started, warnings: Vec::new(), recorded })
     }
 
-    /// Has the model read as a configuration says.
+    /// Replaces the current model by one that is read with the settings of a configuration, unless they are the same.
     fn read_as(&mut self, config: &Config) -> Result<(), PipelineError> {
         let wanted = reading(config);
         if wanted == self.reading {
@@ -226,30 +228,32 @@ impl ModelDevice {
         Ok(())
     }
 
-    /// Where its steps are kept, and those of an ended run. What cannot be gone on with is begun anew.
+    /// Returns where to write step checkpoints, and the checkpoint from which to resume; `None` if no checkpoints are
+    /// written. If the checkpoint is unusable, the run starts over.
     fn saving(&mut self, order: &Order, work: &mut Prepared) -> Result<Option<Saving>, PipelineError> {
-        // Processes that run together begin anew.
+        // If there are several processes, no checkpoints are written.
         let Some(path) = order.steps.as_ref().filter(|_| !self.together.are_several()) else { return Ok(None) };
         let every = Some(Every::Time(self.every));
         let saving = Saving::new(&work.configs[0], &self.session.runner.model, &work.jobs, path, every)?;
-        let saving = saving.kept_in(path, &self.counts.checkpoints);
+        let saving = saving.in_server_file(path, &self.counts.checkpoints);
         if !order.resume {
             return Ok(Some(saving));
         }
         Ok(Some(match saving.clone().resumed() {
             Ok(resumed) => {
-                self.counts.resumed += u64::from(resumed.found_ends().is_some());
+                self.counts.resumed += u64::from(resumed.saved_ends().is_some());
                 resumed
             }
             Err(error) => {
                 tracing::warn!("{}", one_line(&error));
-                work.warnings.push("the steps of an earlier run are of another model or release: begun anew".into());
+                work.warnings.push(
+                    "the checkpoint of an earlier run is unusable (from another model or release); started over".into(),
+                );
                 saving
             }
         }))
     }
 
-    /// Makes the videos.
     #[allow(clippy::result_large_err)] // One a job.
     fn make(&mut self, order: &Order, work: &mut Prepared, warms: bool, watch: Watch) -> Result<Vec<Generated>, Ended> {
         let saving = self.saving(order, work)?;
@@ -260,7 +264,11 @@ impl ModelDevice {
             encode: self.session.first.then(Mp4Options::default),
             warms,
             rows: work.rows,
-            outputs: if writes { order.jobs.iter().map(|job| self.inputs.video_of(job)).collect() } else { Vec::new() },
+            outputs: if writes {
+                order.jobs.iter().map(|job| self.inputs.job_video_path(job)).collect()
+            } else {
+                Vec::new()
+            },
             keep: KeepPlace::Beside,
             ..RunOptions::default()
         };
@@ -269,8 +277,8 @@ impl ModelDevice {
             let stage = JobPhase::of(phase);
             match self.together.decide(watch(Moment { stage, step, steps })) {
                 ControlFlow::Continue(()) => ControlFlow::Continue(()),
-                // Its last programs take less time than its steps would to be made again.
-                ControlFlow::Break(Stop::Draining) if is_behind_steps(stage) => ControlFlow::Continue(()),
+                // After the denoising steps, finishing the video takes less time than repeating these steps would.
+                ControlFlow::Break(Stop::Draining) if is_after_denoising(stage) => ControlFlow::Continue(()),
                 ControlFlow::Break(stop) => {
                     stopped = Some(stop);
                     ControlFlow::Break(())
@@ -284,7 +292,7 @@ impl ModelDevice {
         made.map_err(|error| Ended { error, stopped })
     }
 
-    /// Videos as the finisher's thread gets them.
+    /// Adds everything to the generated videos that the finisher thread needs to write them.
     fn finish(&mut self, order: &Order, work: Prepared, videos: Vec<Generated>) -> Vec<Box<dyn Made>> {
         let Session { runner, versions, .. } = &self.session;
         let [model, hashes] = &work.recorded;
@@ -303,7 +311,7 @@ impl ModelDevice {
                 job,
                 generated,
             };
-            Box::new(ModelMade::new(written, config, work.warnings.clone())) as Box<dyn Made>
+            Box::new(ModelVideo::new(written, config, work.warnings.clone())) as Box<dyn Made>
         };
         work.configs.into_iter().zip(work.jobs).zip(videos).zip(&order.jobs).map(of).collect()
     }
@@ -329,13 +337,13 @@ impl ModelDevice {
         Ok(self.finish(order, work, videos))
     }
 
-    /// Runs an order by calls of so many steps, as all processes do.
+    /// Runs a batch with `chunk` steps per device call. All processes of the group do the same.
     fn run_chunks(&mut self, order: &Order, chunk: usize, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
         let made = self.run_order(order, chunk, watch).map_err(RunError::from);
         self.agree(made)
     }
 
-    /// The outcome, where it is that of all processes.
+    /// Returns the result after checking that all processes have the same outcome.
     fn agree<T>(&self, made: Result<T, RunError>) -> Result<T, RunError> {
         let outcome = match &made {
             Ok(_) => "made".to_string(),
@@ -348,12 +356,12 @@ impl ModelDevice {
     }
 }
 
-/// Whether steps of denoising are behind it.
-fn is_behind_steps(stage: JobPhase) -> bool {
+/// Returns whether the stage comes after the denoising steps.
+fn is_after_denoising(stage: JobPhase) -> bool {
     matches!(stage, JobPhase::Upsampler | JobPhase::VideoDecoder | JobPhase::AudioDecoder)
 }
 
-/// End of an order without videos.
+/// Why a batch ended without videos.
 struct Ended {
     error: PipelineError,
     stopped: Option<Stop>,
@@ -397,7 +405,7 @@ impl Device for ModelDevice {
     }
 
     fn evict(&mut self, shape: &str) {
-        // What the others cannot be told of, they end by.
+        // If the other processes cannot be reached, they exit on their own.
         if self.together.publish(|| Ok(Call::Evict(shape.into()))).is_ok() {
             self.forget(shape);
         }
@@ -415,7 +423,8 @@ impl Drop for ModelDevice {
 }
 
 impl ModelDevice {
-    /// Videos that programs make at once for an order: of each shape there are those of one, and those of the most.
+    /// Returns the batch size of the programs that run a batch: 1 for a single job, otherwise the maximum; rounded up
+    /// to a multiple that the layout allows.
     fn rows_of(&self, order: &Order) -> usize {
         let least = if order.jobs.len() > 1 { self.rows.max(order.jobs.len()) } else { 1 };
         least.next_multiple_of(videos_at_once(&self.session.runner.build.layout))
@@ -425,8 +434,8 @@ impl ModelDevice {
         self.shapes.evict(shape, &mut self.session.runner);
     }
 
-    /// Runs an order's first job, so many of it, by one step a pass; twice but on a CPU, since XLA records what a GPU launches
-    /// in a program's second run.
+    /// Runs a batch of `size` copies of the first job in `order`, with one step per denoising pass. Except on CPU, the
+    /// batch runs twice, because XLA records a GPU's command buffers when a program runs for the second time.
     fn warm_one(&mut self, order: &Order, size: usize) -> Result<(), RunError> {
         let Some(first) = order.jobs.first() else { return Ok(()) };
         let order = Order { jobs: vec![first.clone(); size], steps: None, resume: false };
@@ -435,12 +444,12 @@ impl ModelDevice {
         self.agree(made)
     }
 
-    /// Runs an order by one step a pass, of which nothing is kept.
+    /// Runs a batch with one step per denoising pass and discards the results.
     fn run_once(&mut self, order: &Order) -> Result<(), RunError> {
         self.counts.begin(&mut self.session.runner.executor);
         let mut work = self.prepare(order, &mut |_| Ok(())).map_err(Ended::from)?;
         match self.make(order, &mut work, true, &mut |_| ControlFlow::Continue(())) {
-            // What one step paints may be anything.
+            // After a single step, the values may contain NaN or infinity.
             Ok(_) | Err(Ended { error: PipelineError::NotFinite(_), .. }) => {}
             Err(ended) => return Err(ended.into()),
         }

@@ -1,4 +1,4 @@
-//! Shapes and what is known of each: what stays on the devices while one runs, its programs, the time of a step.
+//! State of each shape: memory plans, programs and step times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,36 +10,39 @@ use crate::pipeline::programs::Programs;
 use crate::pipeline::runner::Runner;
 use crate::runtime::processes::Group;
 
-/// Plans of one shape, whose frames may be predicted: with more of them its programs go first.
-const MOST_PLANS: usize = 16;
+/// Maximum number of plans for one shape. Each predicted frame count (`num_frames: auto`) needs a plan of its own. At the
+/// maximum, another plan first evicts all plans and programs of the shape.
+const MAX_PLANS: usize = 16;
 
-/// All shapes whose programs are loaded.
+/// The shapes that have plans or loaded programs.
 #[derive(Default)]
 pub(super) struct Shapes(BTreeMap<String, Shape>);
 
 #[derive(Default)]
 struct Shape {
-    /// By what programs and parameters follow from beside it.
+    /// Memory plans by the key that [`plan_key`] returns.
     plans: BTreeMap<String, Planned>,
-    /// Hashes of those that it used.
+    /// Hashes of the programs that runs of the shape have used.
     programs: BTreeSet<String>,
-    /// Seconds of a step, by the number of videos made at once.
+    /// Seconds per denoising step, by batch size.
     step: BTreeMap<usize, f64>,
 }
 
-/// Everything that a plan follows from, of requests of one shape: frames may have been predicted, and LoRAs take room by stage.
+/// Returns a key that distinguishes the plans for one shape. It contains the batch size, the number of frames, which
+/// may be predicted, and the LoRAs, whose memory use depends on the stages that they apply to.
 fn plan_key(config: &Config, rows: usize) -> String {
     let loras: Vec<_> = config.model.loras.iter().map(|lora| (&lora.path, &lora.stages)).collect();
     format!("{rows} {:?} {loras:?}", config.request.num_frames)
 }
 
 impl Shapes {
-    /// Whether a shape has been run or planned.
+    /// Returns whether there is a memory plan for a configuration of the shape.
     pub(super) fn is_planned(&self, shape: &str, config: &Config, rows: usize) -> bool {
         self.0.get(shape).is_some_and(|known| known.plans.contains_key(&plan_key(config, rows)))
     }
 
-    /// Compiles the programs of a shape, where that has not been done, and decides what stays on the devices.
+    /// Makes the runner use the memory plan for a configuration of the shape. If there is no plan yet, compiles the
+    /// programs and determines which parameters stay on the devices.
     pub(super) fn plan(
         &mut self,
         shape: &str,
@@ -53,7 +56,7 @@ impl Shapes {
         let planned = match known {
             Some(planned) => planned.clone(),
             None => {
-                if self.0.get(shape).is_some_and(|known| known.plans.len() >= MOST_PLANS) {
+                if self.0.get(shape).is_some_and(|known| known.plans.len() >= MAX_PLANS) {
                     self.evict(shape, runner);
                 }
                 let programs = Programs::of(config, None)?.of_rows(rows);
@@ -67,45 +70,42 @@ impl Shapes {
         Ok(())
     }
 
-    /// Drops programs of a shape that cannot be run.
+    /// After a failed plan, drops the programs that no shape uses.
     fn drop_unknown(&self, runner: &mut Runner) {
         let known: BTreeSet<&String> = self.0.values().flat_map(|known| &known.programs).collect();
         let dropped = runner.executor.used().iter().filter(|hash| !known.contains(hash)).cloned().collect();
         runner.drop_programs(&dropped);
     }
 
-    /// Steps that last about as long as a call should.
+    /// Returns the number of steps that take about as long as `call`, at least 1.
     pub(super) fn chunk(&self, shape: &str, rows: usize, call: Duration) -> usize {
         let step = self.0.get(shape).and_then(|known| known.step.get(&rows));
         step.map_or(1, |seconds| ((call.as_secs_f64() / seconds) as usize).max(1))
     }
 
-    /// Learns the time of a step.
+    /// Records the duration of a denoising step.
     pub(super) fn took(&mut self, shape: &str, rows: usize, made: &[Generated]) {
         let Some(generated) = made.first() else { return };
         let denoise = generated.timings.iter().find(|took| took.phase == Phase::Denoise);
         let Some(denoise) = denoise.filter(|_| generated.steps > 0) else { return };
         let seconds = (denoise.total.as_secs_f64() / generated.steps as f64).max(1e-6);
         let known = self.0.entry(shape.into()).or_default().step.entry(rows).or_insert(seconds);
-        // The first has more to do beside its steps.
+        // Keep the shortest duration, because the first run includes one-time work.
         *known = known.min(seconds);
     }
 
-    /// Programs that a run of a shape used.
+    /// Records which programs a run of a shape has used.
     pub(super) fn used(&mut self, shape: &str, programs: &BTreeSet<String>) {
         self.0.entry(shape.into()).or_default().programs.extend(programs.iter().cloned());
     }
 
-    /// Forgets a shape; programs of no other one go.
+    /// Removes a shape, and drops the programs that no other shape uses.
     pub(super) fn evict(&mut self, shape: &str, runner: &mut Runner) {
         let Some(own) = self.0.remove(shape) else { return };
         let others: BTreeSet<&String> = self.0.values().flat_map(|known| &known.programs).collect();
         let dropped: BTreeSet<String> = own.programs.iter().filter(|hash| !others.contains(hash)).cloned().collect();
         let before = runner.executor.program_count();
         runner.drop_programs(&dropped);
-        tracing::info!(
-            "programs of {shape} leave the devices: {} of {before}",
-            before - runner.executor.program_count()
-        );
+        tracing::info!("unloaded programs of {shape}: {} of {before}", before - runner.executor.program_count());
     }
 }

@@ -1,4 +1,4 @@
-//! JPEGs beside a video.
+//! Creates the JPEG thumbnail and the sprite sheet of a video.
 
 use image::codecs::jpeg::JpegEncoder;
 use image::imageops::{FilterType, resize};
@@ -7,18 +7,18 @@ use image::{ExtendedColorType, RgbImage};
 use super::PipelineError;
 use crate::media::Frames;
 
-/// Longest side of a thumbnail, and of a frame of a sheet.
+/// Maximum length of the longer side of a thumbnail, in pixels. `CELL` is that of each frame in a sprite sheet.
 const THUMBNAIL: usize = 512;
 const CELL: usize = 256;
-/// Frames of a sheet, in rows and columns.
+/// Number of rows and of columns of a sprite sheet.
 const SHEET: usize = 5;
 const QUALITY: u8 = 85;
 
-/// A frame, its longest side at most as said.
+/// Returns frame `at`, scaled down so that its longer side has at most `longest` pixels.
 fn small(frames: &Frames, at: usize, longest: usize) -> Result<RgbImage, PipelineError> {
     let (width, height) = (frames.width() as u32, frames.height() as u32);
     let bytes = frames.iter().nth(at).map(<[u8]>::to_vec).unwrap_or_default();
-    let no_frame = || PipelineError::Bug("a video without frames has no thumbnail".into());
+    let no_frame = || PipelineError::Bug("cannot make a thumbnail: the video has no frames".into());
     let image = RgbImage::from_raw(width, height, bytes).filter(|_| width * height > 0).ok_or_else(no_frame)?;
     let part = (longest as f64 / f64::from(width.max(height))).min(1.0);
     let scaled = |side: u32| ((f64::from(side) * part).round() as u32).max(1);
@@ -40,12 +40,13 @@ fn jpeg(image: &RgbImage) -> Result<Vec<u8>, PipelineError> {
     Ok(bytes)
 }
 
-/// The frame in the middle.
+/// Returns the middle frame of a video as a JPEG.
 pub(super) fn thumbnail(frames: &Frames) -> Result<Vec<u8>, PipelineError> {
     jpeg(&small(frames, frames.count() / 2, THUMBNAIL)?)
 }
 
-/// Frames at equal distances, from the first to the last, row by row.
+/// Returns a JPEG with a grid of evenly spaced frames. The first is in the upper left corner, the last in the lower
+/// right.
 pub(super) fn sprite_sheet(frames: &Frames) -> Result<Vec<u8>, PipelineError> {
     let last = frames.count().saturating_sub(1);
     let cells = SHEET * SHEET;
@@ -66,26 +67,26 @@ mod tests {
     use super::*;
     use ndarray::Array4;
 
-    /// Each frame is of one grey, by its number.
+    /// Returns uniform grey frames. The grey level of each frame is twice its index.
     fn frames(count: usize, height: usize, width: usize) -> Frames {
         Frames::new(Array4::from_shape_fn((count, height, width, 3), |(f, ..)| (f * 2) as u8)).unwrap()
     }
 
     #[test]
-    fn a_sheet_runs_from_the_first_frame_to_the_last() {
+    fn sprite_sheet_spans_first_to_last_frame() {
         let sheet = image::load_from_memory(&sprite_sheet(&frames(121, 320, 512)).unwrap()).unwrap().to_rgb8();
         assert_eq!(sheet.dimensions(), (5 * 256, 5 * 160));
         let grey = |x: u32, y: u32| i32::from(sheet.get_pixel(256 * x + 128, 160 * y + 80)[0]);
         for (x, y, frame) in [(0, 0, 0), (1, 0, 5), (0, 1, 25), (4, 4, 120)] {
             assert!((grey(x, y) - 2 * frame).abs() <= 2, "{x} {y}: {}", grey(x, y));
         }
-        // A short video shows frames twice.
+        // If the video has fewer frames than the grid, some occur more than once.
         let short = image::load_from_memory(&sprite_sheet(&frames(9, 64, 96)).unwrap()).unwrap();
         assert_eq!((short.width(), short.height()), (480, 320));
     }
 
     #[test]
-    fn a_thumbnail_is_small_and_from_the_middle() {
+    fn thumbnail_is_the_scaled_middle_frame() {
         let image = image::load_from_memory(&thumbnail(&frames(121, 704, 1280)).unwrap()).unwrap().to_rgb8();
         assert_eq!(image.dimensions(), (512, 282));
         assert!((i32::from(image.get_pixel(9, 9)[0]) - 120).abs() <= 2);

@@ -1,4 +1,4 @@
-//! One server of several processes: process 0 has the jobs, and the others make the same calls beside it.
+//! Servers with several processes: process 0 owns the jobs, and the other processes make the same device calls.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -15,23 +15,23 @@ use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::processes::{compare, wait_for_all};
 use crate::runtime::processes::Group;
 
-/// A call that all processes make next.
+/// A device call that process 0 broadcasts to the other processes.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Call {
-    /// One step of each pass, of so many videos.
+    /// Warms up a shape with the given batch size, and one step per denoising pass.
     Warm(Sent, usize),
     Run(Sent),
     Evict(String),
     End,
 }
 
-/// An order on its way to the others.
+/// A batch in the form in which process 0 sends it to the other processes.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Sent {
     jobs: Vec<Accepted>,
-    /// Steps of a call.
+    /// Number of denoising steps per device call.
     chunk: usize,
-    /// Given files by their names: only the first process has the store.
+    /// Contents of the input files in base64, by file name. They are sent because only process 0 has the store.
     files: BTreeMap<String, String>,
 }
 
@@ -44,7 +44,8 @@ impl Sent {
         Ok(Sent { jobs: order.jobs.iter().map(|job| Accepted::clone(job)).collect(), chunk, files })
     }
 
-    /// Makes a call with the order and the steps of a call. Its files are there for as long.
+    /// Writes the input files to the folder that `inputs` returns, passes the batch and its number of steps per device
+    /// call to `call`, and then removes the files.
     fn with_files<D>(
         self,
         device: &mut D,
@@ -62,18 +63,15 @@ impl Sent {
     }
 }
 
-/// The processes of a server, or this one alone.
+/// The processes of a server; `None` if there is only one.
 #[derive(Clone, Default)]
 pub(super) struct Together(Option<Arc<Group>>);
 
 impl Together {
-    /// Meets the other processes, which have to be asked for the same.
-    ///
-    /// # Errors
-    /// The first that differs, and in what.
+    /// Returns the processes of `group`. Fails if their configurations differ; the error describes the first difference.
     pub(super) fn meet(group: Option<&Arc<Group>>, config: &Config) -> Result<Self, PipelineError> {
         if let Some(group) = group {
-            // What every process decides for itself; the rest of a server is the first one's.
+            // Compare only the `serve` keys that every process uses. Only process 0 uses the others.
             let Serve { max_batch, max_frames, .. } = config.serve;
             let same = Config { serve: Serve { max_batch, max_frames, ..Serve::default() }, ..config.clone() };
             compare(group, &same, &GenerateOptions::default())?;
@@ -85,7 +83,7 @@ impl Together {
         self.0.as_ref()
     }
 
-    /// Whether it is one of several.
+    /// Returns whether the server has several processes.
     pub(super) fn are_several(&self) -> bool {
         self.0.is_some()
     }
@@ -94,7 +92,7 @@ impl Together {
         self.0.as_ref().is_some_and(|group| group.id() == 0)
     }
 
-    /// Has the others make a call, as the first process.
+    /// Broadcasts a call to the other processes. Does nothing if there are none, or if this is not process 0.
     pub(super) fn publish(&self, call: impl FnOnce() -> Result<Call, PipelineError>) -> Result<(), PipelineError> {
         let Some(group) = self.0.as_ref().filter(|_| self.is_first()) else { return Ok(()) };
         let text = serde_json::to_string(&call()?).map_err(|e| PipelineError::Bug(e.to_string()))?;
@@ -105,10 +103,11 @@ impl Together {
     fn next(&self) -> Result<Call, PipelineError> {
         let Some(group) = &self.0 else { return Ok(Call::End) };
         let texts = group.all_gather("")?;
-        serde_json::from_str(&texts[0]).map_err(|e| PipelineError::Bug(format!("an order of process 0: {e}")))
+        serde_json::from_str(&texts[0]).map_err(|e| PipelineError::Bug(format!("invalid call from process 0: {e}")))
     }
 
-    /// The first process' decision, for all: they stop behind the same call.
+    /// Returns the decision of process 0 instead of this process's own, so that all processes stop after the same
+    /// device call.
     pub(super) fn decide(&self, own: ControlFlow<Stop>) -> ControlFlow<Stop> {
         let Some(group) = &self.0 else { return own };
         let word = match own {
@@ -119,19 +118,22 @@ impl Together {
         match group.all_gather(word).as_ref().map(|all| all[0].as_str()) {
             Ok("go") => ControlFlow::Continue(()),
             Ok("cancelled") => ControlFlow::Break(Stop::Cancelled),
-            // A store that cannot be reached ends this process soon.
+            // If the coordination store is unreachable, this process will exit soon.
             Ok(_) | Err(_) => ControlFlow::Break(Stop::Draining),
         }
     }
 
-    /// Whether all ended a call alike; else nothing that follows would be common.
+    /// Fails unless all processes ended a call with the same outcome. If they differed, the next calls would differ
+    /// too.
     pub(super) fn agree(&self, outcome: &str) -> Result<(), PipelineError> {
         let Some(group) = &self.0 else { return Ok(()) };
-        let differ = |name: &str, its: &str, first: &str| format!("{name}: {its}; process 0: {first}");
+        let differ = |name: &str, its: &str, first: &str| {
+            format!("{name} ended the call with '{its}', but process 0 with '{first}'")
+        };
         Ok(group.ensure_equal(outcome, differ)?)
     }
 
-    /// The first process ends: so do the others.
+    /// Tells the other processes to exit. Does nothing if there are none, or if this is not process 0.
     pub(super) fn end(&self) {
         if !self.is_first() {
             return;
@@ -147,10 +149,10 @@ impl Together {
     }
 }
 
-/// Makes the calls of process 0 beside it, until the server ends.
+/// Makes the same device calls as process 0 until the server ends.
 ///
 /// # Errors
-/// What is wrong with model or device, in one line.
+/// Returns the error of the model or the device, on one line.
 pub fn follow(config: &Config, group: &Arc<Group>) -> Result<(), String> {
     follow_all(config, group).map_err(|error| one_line(&error))
 }
@@ -160,7 +162,7 @@ fn inputs_of(device: &ModelDevice) -> &Inputs {
 }
 
 fn follow_all(config: &Config, group: &Arc<Group>) -> Result<(), PipelineError> {
-    let fail = |e: std::io::Error| PipelineError::Input(format!("no folder for given files: {e}"));
+    let fail = |e: std::io::Error| PipelineError::Input(format!("cannot create a folder for input files: {e}"));
     let folder = tempfile::tempdir().map_err(fail)?;
     let mut own = config.clone();
     own.serve.state = Some(folder.path().to_string_lossy().into_owned());
@@ -168,7 +170,7 @@ fn follow_all(config: &Config, group: &Arc<Group>) -> Result<(), PipelineError> 
     let mut device = ModelDevice::open(&own, None, Some(group))?;
     let ended = |outcome: Result<(), RunError>| match outcome {
         Err(RunError::Device(error)) => Err(PipelineError::Input(error)),
-        // Process 0 tells its clients.
+        // Process 0 reports the failure of a job to its client, so the other processes continue.
         _ => Ok(()),
     };
     loop {
@@ -190,9 +192,9 @@ fn follow_all(config: &Config, group: &Arc<Group>) -> Result<(), PipelineError> 
 mod tests {
     use super::*;
 
-    /// A follower keeps no file longer than the call that it is of.
+    /// A process other than process 0 has the input files only during a call.
     #[test]
-    fn files_of_an_order_go_with_its_call() {
+    fn input_files_are_removed_after_the_call() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::create_dir(folder.path().join("inputs")).expect("a folder");
         let mut config = Config::default();

@@ -1,4 +1,4 @@
-//! Jobs as folders of plain files.
+//! Job store that keeps each job in a folder of plain files.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -18,15 +18,14 @@ use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, Record, State};
 use crate::{failpoint, threads};
 
-/// Contents of the file `format`. It is another number wherever a key of the YAML has another name than in a request that an
-/// earlier release kept.
+/// Contents of the file `format`. The number is incremented when a YAML key that stored requests contain is renamed.
 const FORMAT: &str = "2\n";
-/// Bytes that are kept for the case that the disk is full.
+/// Size in bytes of the reserve file, which is deleted to free space when the disk is full.
 const RESERVE: u64 = 16 << 20;
-/// A given file may be there before its job is.
-const NEW_INPUT: Duration = Duration::from_secs(3600);
+/// Minimum age of an unused input file before it is removed. Input files are stored before the job that uses them.
+const MIN_INPUT_AGE: Duration = Duration::from_secs(3600);
 
-/// Jobs in a folder. It is this process's alone while this lives.
+/// Job store in a folder that is locked for this process.
 #[derive(Debug)]
 pub struct FileStore {
     path: PathBuf,
@@ -37,24 +36,24 @@ pub struct FileStore {
     inputs: Folder,
     bytes: Mutex<HashMap<VideoId, u64>>,
     total: AtomicU64,
-    of_inputs: AtomicU64,
-    /// Wakes the thread that empties the trash.
+    input_bytes: AtomicU64,
+    /// Sends messages to the thread that empties the trash.
     emptier: mpsc::Sender<()>,
     _lock: File,
 }
 
 impl FileStore {
-    /// The store in a folder, which is made where it is not there.
+    /// Opens the store in a folder. Creates the folder if it does not exist.
     ///
     /// # Errors
-    /// A folder that another server uses, that a later release wrote, or that cannot be written to.
+    /// Returns an error if another server is using the folder, another release wrote it, or it is not writable.
     pub fn open(path: &Path) -> io::Result<Self> {
         let root = Folder::at(path)?;
         let lock = root.create("lock")?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another server uses it"));
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another server is using this folder"));
             }
             Err(TryLockError::Error(error)) => return Err(error),
         }
@@ -73,7 +72,7 @@ impl FileStore {
             trash,
             bytes: Mutex::default(),
             total: AtomicU64::new(0),
-            of_inputs: AtomicU64::new(0),
+            input_bytes: AtomicU64::new(0),
             _lock: lock,
         };
         store.empty_trash();
@@ -82,12 +81,12 @@ impl FileStore {
         Ok(store)
     }
 
-    /// Folder of files that requests give.
+    /// Returns the folder of input files.
     pub fn inputs(&self) -> PathBuf {
         self.path.join("inputs")
     }
 
-    /// Folder of files that are not finished; it is emptied at each start.
+    /// Returns the folder of temporary files, which is emptied at each start.
     pub fn temporaries(&self) -> PathBuf {
         self.path.join("tmp")
     }
@@ -96,7 +95,7 @@ impl FileStore {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what a job takes, or that it is gone.
+    /// Sets the recorded size of a job. `None`: the job was removed.
     fn count(&self, id: &VideoId, bytes: Option<u64>) {
         let mut sizes = self.sizes();
         let before = match bytes {
@@ -108,7 +107,7 @@ impl FileStore {
     }
 
     fn empty_trash(&self) {
-        // The thread ends with this store only.
+        // The receiving thread lives as long as this store, so sending cannot fail.
         let _ = self.emptier.send(());
     }
 
@@ -126,9 +125,9 @@ impl FileStore {
         Ok(folder.bytes())
     }
 
-    /// Moves what cannot be read to where nobody looks for jobs.
-    fn set_aside(&self, name: &OsStr, reason: &str) -> io::Result<()> {
-        tracing::error!("the job {} cannot be read and is moved to `damaged`: {reason}", name.display());
+    /// Moves a job that cannot be read to `damaged`.
+    fn quarantine(&self, name: &OsStr, reason: &str) -> io::Result<()> {
+        tracing::error!("cannot read job {}; moved it to `damaged`: {reason}", name.display());
         let mut target = PathBuf::from(name);
         for n in 1.. {
             match self.jobs.move_to(Path::new(name), &self.damaged, &target) {
@@ -141,10 +140,10 @@ impl FileStore {
         Ok(())
     }
 
-    /// Moves a job's folder to the trash, by the name it has.
+    /// Moves the folder of a job to the trash.
     fn discard(&self, name: &str) -> io::Result<()> {
         let mut target = PathBuf::from(name);
-        // A name may be there twice where the trash was not emptied yet.
+        // The trash may still contain a folder of the same name that has not been deleted yet.
         for n in 1.. {
             match self.jobs.move_to(Path::new(name), &self.trash, &target) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => target = format!("{name}.{n}").into(),
@@ -164,7 +163,7 @@ impl JobStore for FileStore {
                 Ok(())
             }
             Err(error) => {
-                // What cannot be taken back now goes at the next start.
+                // What cannot be removed now is removed at the next start.
                 drop(self.discard(&new));
                 drop(self.discard(accepted.id.as_str()));
                 self.empty_trash();
@@ -177,7 +176,7 @@ impl JobStore for FileStore {
         let folder = self.jobs.child(id.as_str())?;
         if record.state == State::Completed {
             for variant in Variant::each().filter(|variant| folder.has_file(variant.file())) {
-                folder.keep_private(variant.file())?;
+                folder.make_private(variant.file())?;
             }
         }
         let name = record.state.name();
@@ -229,17 +228,17 @@ impl JobStore for FileStore {
                     self.count(&stored.accepted.id, Some(bytes));
                     all.push(stored);
                 }
-                Some(Err(reason)) => self.set_aside(name, &reason)?,
+                Some(Err(reason)) => self.quarantine(name, &reason)?,
             }
         }
         self.empty_trash();
-        self.of_inputs.store(self.inputs.bytes(), Ordering::Relaxed);
+        self.input_bytes.store(self.inputs.bytes(), Ordering::Relaxed);
         all.sort_by(|a, b| a.accepted.id.cmp(&b.accepted.id));
         Ok(all)
     }
 
     fn usage(&self) -> Usage {
-        let bytes = self.total.load(Ordering::Relaxed) + self.of_inputs.load(Ordering::Relaxed);
+        let bytes = self.total.load(Ordering::Relaxed) + self.input_bytes.load(Ordering::Relaxed);
         Usage { bytes, free: self.root.free().unwrap_or(0) }
     }
 
@@ -249,21 +248,21 @@ impl JobStore for FileStore {
         } else if self.root.stat("reserve").is_some_and(|stat| stat.st_size as u64 == RESERVE) {
             Ok(())
         } else {
-            take_reserve(&self.root).inspect_err(|_| drop(self.root.unlink("reserve")))
+            allocate_reserve(&self.root).inspect_err(|_| drop(self.root.unlink("reserve")))
         };
         if let Err(error) = given {
-            tracing::warn!("no room is kept for a full disk: {error}");
+            tracing::warn!("cannot allocate the disk reserve: {error}");
         }
     }
 
     fn forget_run(&self, id: &VideoId, keep_video: bool) {
-        // One that is removed has none.
+        // The job has been removed and has no folder.
         let Ok(folder) = self.jobs.child(id.as_str()) else { return };
         let videos = Variant::each().filter(|_| !keep_video).map(Variant::file);
         let kept = KEPT.into_iter().filter(|_| keep_video);
         for name in [STEPS, ORDER].into_iter().chain(videos).chain(kept) {
             if let Err(error) = folder.unlink(name) {
-                tracing::warn!(%id, "{name} stays: {error}");
+                tracing::warn!(%id, "cannot remove {name}: {error}");
             }
         }
         self.count(id, Some(folder.bytes()));
@@ -274,11 +273,11 @@ impl JobStore for FileStore {
         for name in self.inputs.names().into_iter().flatten() {
             let Some(name) = name.to_str().filter(|name| !used.contains(*name)) else { continue };
             let changed = self.inputs.stat(name).map_or(now, |stat| u64::try_from(stat.st_mtime).unwrap_or(0));
-            if now.saturating_sub(changed) > NEW_INPUT.as_secs() {
+            if now.saturating_sub(changed) > MIN_INPUT_AGE.as_secs() {
                 drop(self.inputs.unlink(name));
             }
         }
-        self.of_inputs.store(self.inputs.bytes(), Ordering::Relaxed);
+        self.input_bytes.store(self.inputs.bytes(), Ordering::Relaxed);
         self.empty_trash();
     }
 
@@ -291,34 +290,34 @@ impl JobStore for FileStore {
     }
 }
 
-/// Folder of a job's files in a store's folder.
+/// Returns the path of a job's folder in the state folder.
 pub(crate) fn job_folder(state: &Path, id: &VideoId) -> PathBuf {
     state.join("jobs").join(id.as_str())
 }
 
-/// Writes the format of a new store, and refuses that of another release.
+/// Writes the format number of a new store; rejects a store that has a different one.
 fn check_format(root: &Folder) -> io::Result<()> {
     match root.read("format") {
         Ok(found) if found == FORMAT.as_bytes() => Ok(()),
         Ok(_) => Err(io::Error::other(
-            "another release wrote it: give another folder, or use that release to its last video",
+            "another release wrote this state folder: use another folder, or finish its videos with that release",
         )),
         Err(error) if error.kind() == io::ErrorKind::NotFound => root.put("format", FORMAT.as_bytes(), || ()),
         Err(error) => Err(error),
     }
 }
 
-fn take_reserve(root: &Folder) -> io::Result<()> {
+fn allocate_reserve(root: &Folder) -> io::Result<()> {
     let mut file = root.create(&format!("{TEMPORARY}reserve"))?;
     if rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, RESERVE).is_err() {
-        // Not every file system can; zeros take room where nothing compresses them.
+        // Fallback for file systems without `fallocate`. Zeros take up space unless the file system compresses them.
         io::copy(&mut io::Read::take(io::repeat(0), RESERVE), &mut file)?;
     }
     file.sync_all()?;
     root.move_to(Path::new(&format!("{TEMPORARY}reserve")), root, Path::new("reserve"))
 }
 
-/// A thread that empties the trash whenever it is woken, until the store goes.
+/// Starts a thread that empties the trash whenever it receives a message, until the sender is dropped.
 fn emptier(trash: PathBuf) -> mpsc::Sender<()> {
     let (wake, woken) = mpsc::channel();
     std::thread::spawn(move || {
@@ -326,7 +325,7 @@ fn emptier(trash: PathBuf) -> mpsc::Sender<()> {
             let entries = std::fs::read_dir(&trash).into_iter().flatten().flatten();
             for path in entries.map(|entry| entry.path()) {
                 failpoint::reach("empty", "trash");
-                // Links are removed, not followed. What stays is tried again at the next call.
+                // Symbolic links are removed, not followed. What cannot be removed is retried after the next message.
                 drop(std::fs::remove_dir_all(&path).or_else(|_| std::fs::remove_file(&path)));
             }
         }

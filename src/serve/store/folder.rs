@@ -1,4 +1,4 @@
-//! A folder that is open: its files are reached from there, by names that no link leads elsewhere.
+//! An open folder. Its files are accessed relative to its file descriptor, without following symbolic links.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -12,53 +12,52 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 #[cfg(test)]
 use super::tests::{Call, note};
 
-/// Of folders: nobody else's to see.
+/// Mode of new folders, which only the owner can access.
 const FOLDER: Mode = Mode::RWXU;
-/// Of files.
+/// Mode of new files, which only the owner can access.
 const FILE: Mode = Mode::from_bits_retain(0o600);
-/// Prefix of files that are not finished.
+/// Prefix of the names of incomplete files.
 pub(super) const TEMPORARY: &str = ".ltx2-";
 
-/// Why a folder cannot be made where there is something else.
-fn in_the_way(path: &Path, error: io::Error) -> io::Error {
+/// Adds the reason to the error of a folder that cannot be created because its path exists but is not a folder.
+fn folder_error(path: &Path, error: io::Error) -> io::Error {
     if error.kind() != io::ErrorKind::AlreadyExists {
         return error;
     }
     let why = match std::fs::read_link(path) {
-        Ok(target) => format!("it is a link to {}, which is no folder: create that folder first", target.display()),
-        Err(_) => "it is a file: give a folder".into(),
+        Ok(target) => format!("it is a link to {}, which is not a folder; create that folder first", target.display()),
+        Err(_) => "it is a file; use a folder".into(),
     };
     io::Error::new(error.kind(), why)
 }
 
-/// An open folder.
 #[derive(Debug)]
 pub(super) struct Folder(OwnedFd);
 
 impl Folder {
     const FLAGS: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC).union(OFlags::RDONLY);
 
-    /// A folder by its path, which is made where it is not there. The path is the operator's own: links in it are followed.
+    /// Opens the folder at a path; creates it if it does not exist. Symbolic links in the path are followed, because
+    /// the operator chose it.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
         let builder = &mut std::fs::DirBuilder::new();
         let made = std::os::unix::fs::DirBuilderExt::mode(builder.recursive(true), FOLDER.bits()).create(path);
-        made.map_err(|error| in_the_way(path, error))?;
+        made.map_err(|error| folder_error(path, error))?;
         Ok(Folder(rustix::fs::openat(CWD, path, Self::FLAGS, Mode::empty())?))
     }
 
-    /// A folder in this one, which has to be there.
+    /// Opens an existing subfolder.
     pub(super) fn child(&self, name: &str) -> io::Result<Self> {
         Ok(Folder(rustix::fs::openat(&self.0, name, Self::FLAGS | OFlags::NOFOLLOW, Mode::empty())?))
     }
 
-    /// A folder in this one, which is made where it is not there.
+    /// Opens a subfolder; creates it if it does not exist.
     pub(super) fn child_or_new(&self, name: &str) -> io::Result<Self> {
         let child = match self.new_child(name) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.child(name).map_err(|error| {
                 let is_folder =
                     self.stat(name).is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory);
-                let why =
-                    "is a link or a file, not a folder: links within the state folder are not followed; link all of it";
+                let why = "is a link or a file, not a folder; only the state folder itself may be a link";
                 if is_folder { error } else { io::Error::new(error.kind(), format!("{name} {why}")) }
             })?,
             other => other?,
@@ -67,7 +66,7 @@ impl Folder {
         Ok(child)
     }
 
-    /// A new folder in this one.
+    /// Creates a subfolder.
     pub(super) fn new_child(&self, name: &str) -> io::Result<Self> {
         rustix::fs::mkdirat(&self.0, name, FOLDER)?;
         #[cfg(test)]
@@ -75,7 +74,7 @@ impl Folder {
         self.child(name)
     }
 
-    /// Names of what is in it, in no order.
+    /// Returns the names of all entries, in no particular order.
     pub(super) fn names(&self) -> io::Result<Vec<OsString>> {
         let entries = rustix::fs::Dir::read_from(&self.0)?;
         let names = entries.map(|entry| Ok(OsString::from_vec(entry?.file_name().to_bytes().to_vec())));
@@ -83,25 +82,24 @@ impl Folder {
         names.filter(own).collect()
     }
 
-    /// A plain file, to be read.
+    /// Opens a regular file for reading.
     pub(super) fn open(&self, name: &str) -> io::Result<File> {
-        // A pipe would keep its opener waiting.
+        // Without `NONBLOCK`, opening a FIFO would block.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = File::from(rustix::fs::openat(&self.0, name, flags, Mode::empty())?);
         if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no plain file"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
         Ok(file)
     }
 
-    /// A file's bytes.
     pub(super) fn read(&self, name: &str) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.open(name)?.read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// Opens a file to be written from its start.
+    /// Opens a file for writing and truncates it.
     pub(super) fn create(&self, name: &str) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = File::from(rustix::fs::openat(&self.0, name, flags, FILE)?);
@@ -110,7 +108,7 @@ impl Folder {
         Ok(file)
     }
 
-    /// Writes a file from its start. Its bytes survive a crash; its name does after [`Folder::sync`].
+    /// Writes and syncs a file. The file's name is durable only after [`Folder::sync`].
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let mut file = self.create(name)?;
         file.write_all(bytes)?;
@@ -122,7 +120,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Puts a file under its name, whole or not at all. The name survives a crash after [`Folder::sync`].
+    /// Writes a file atomically, by renaming a temporary file. The file's name is durable only after [`Folder::sync`].
     pub(super) fn put(&self, name: &str, bytes: &[u8], moment: impl FnOnce()) -> io::Result<()> {
         let temporary = format!("{TEMPORARY}{name}");
         let write = || -> io::Result<()> {
@@ -136,7 +134,7 @@ impl Folder {
         write().inspect_err(|_| drop(self.unlink(&temporary)))
     }
 
-    /// Moves something to another folder. A name that is taken there is an error.
+    /// Moves an entry to another folder. Fails if that folder already has an entry with the new name.
     pub(super) fn move_to(&self, name: &Path, other: &Folder, new: &Path) -> io::Result<()> {
         rustix::fs::renameat_with(&self.0, name, &other.0, new, rustix::fs::RenameFlags::NOREPLACE)?;
         #[cfg(test)]
@@ -144,7 +142,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Removes a file; one that is not there is fine.
+    /// Removes a file. Does nothing if the file does not exist.
     pub(super) fn unlink(&self, name: &str) -> io::Result<()> {
         match rustix::fs::unlinkat(&self.0, name, AtFlags::empty()) {
             Ok(()) => {
@@ -157,36 +155,36 @@ impl Folder {
         }
     }
 
-    /// Properties of a name's own file or link.
+    /// Returns the metadata of an entry. Does not follow symbolic links.
     pub(super) fn stat(&self, name: &str) -> Option<Stat> {
         rustix::fs::statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW).ok()
     }
 
-    /// Whether there is a plain file of that name.
+    /// Returns whether a regular file with that name exists.
     pub(super) fn has_file(&self, name: &str) -> bool {
         self.stat(name).is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
     }
 
-    /// Keeps a file from others' eyes, however it was made.
-    pub(super) fn keep_private(&self, name: &str) -> io::Result<()> {
+    /// Makes a file accessible only to its owner, whatever mode it was created with.
+    pub(super) fn make_private(&self, name: &str) -> io::Result<()> {
         Ok(rustix::fs::fchmod(self.open(name)?, FILE)?)
     }
 
-    /// Bytes that its files take on the disk.
+    /// Returns the disk space that the folder's files use, in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        // A folder that is gone takes none.
+        // The folder may have been removed; it then uses no space.
         let names = self.names().into_iter().flatten();
         let stats = names.filter_map(|name| self.stat(name.to_str()?));
         stats.map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0) * 512).sum()
     }
 
-    /// Bytes that are free for this program on the disk.
+    /// Returns the free disk space that is available to this process, in bytes.
     pub(super) fn free(&self) -> io::Result<u64> {
         let about = rustix::fs::fstatvfs(&self.0)?;
         Ok(about.f_bavail * about.f_frsize)
     }
 
-    /// The names in it survive a crash once this has returned.
+    /// Syncs the folder, which makes the names of its entries durable.
     pub(super) fn sync(&self) -> io::Result<()> {
         rustix::fs::fsync(&self.0)?;
         #[cfg(test)]

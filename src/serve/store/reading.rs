@@ -1,4 +1,4 @@
-//! Jobs as they are found on the disk.
+//! Reads stored jobs at startup.
 
 use std::io;
 use std::path::Path;
@@ -12,26 +12,26 @@ use crate::media;
 use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, Produced, Record, State};
 
-/// The accepted request.
+/// File that contains the accepted request.
 pub(super) const REQUEST: &str = "request.json";
-/// The latest transition.
+/// File that contains the latest state.
 pub(super) const RECORD: &str = "job.json";
-/// Ids of the batch, in order.
+/// File that contains the ids of the jobs in the batch, in order.
 pub(super) const ORDER: &str = "order.json";
-/// Prefix of folders of jobs that nobody was told of.
+/// Prefix of the folder of a job whose creation has not been acknowledged to the client.
 pub(super) const NEW: &str = ".new-";
 
-/// A job and the bytes it takes; why it cannot be read.
+/// Reads a job. Returns the job with its size on disk in bytes, or the reason why it cannot be read.
 pub(super) fn stored(jobs: &Folder, path: &Path, name: &str) -> Result<(Stored, u64), String> {
-    let id = VideoId::parse(name).ok_or("no id of a video")?;
+    let id = VideoId::parse(name).ok_or("its folder name is not a video id")?;
     let folder = jobs.child(name).map_err(|error| error.to_string())?;
     drop_temporaries(&folder);
     let accepted: Accepted = json(&folder, REQUEST)?.ok_or("no request.json")?;
     if accepted.id != id {
-        return Err(format!("it says that it is {}", accepted.id));
+        return Err(format!("request.json contains the id {} of another job", accepted.id));
     }
     let record = json(&folder, RECORD)?.unwrap_or_else(Record::queued);
-    // Where that is damaged it is made alone: the job itself is complete.
+    // If the record of the batch is damaged, the job runs alone, because the job itself is complete.
     let order = json(&folder, ORDER).ok().flatten().unwrap_or_default();
     let produced =
         (record.state == State::InProgress).then(|| produced(&folder, &path.join(name), accepted.config.output.audio));
@@ -40,7 +40,7 @@ pub(super) fn stored(jobs: &Folder, path: &Path, name: &str) -> Result<(Stored, 
     Ok((Stored { accepted, record, order, has_steps: folder.has_file(STEPS), produced }, bytes))
 }
 
-/// Removes files of a folder that an ended process did not finish.
+/// Removes incomplete files that an earlier process left behind.
 pub(super) fn drop_temporaries(folder: &Folder) {
     let names = folder.names().into_iter().flatten().filter_map(|name| name.into_string().ok());
     for name in names.filter(|name| name.starts_with(TEMPORARY)) {
@@ -56,7 +56,7 @@ fn json<T: DeserializeOwned>(folder: &Folder, name: &str) -> Result<Option<T>, S
     }
 }
 
-/// The video that was made, where every file of it is there: each has its name only once it is whole.
+/// Returns the video if all its files exist. A file gets its final name only when it is complete.
 fn produced(folder: &Folder, path: &Path, has_audio: bool) -> Option<Produced> {
     let has = |variant: Variant| folder.has_file(variant.file()) || (variant == Variant::Audio && !has_audio);
     if !Variant::each().all(has) {
@@ -64,13 +64,13 @@ fn produced(folder: &Folder, path: &Path, has_audio: bool) -> Option<Produced> {
     }
     let sidecar: Value = json(folder, Variant::Sidecar.file()).ok().flatten()?;
     let hash = |of: &str| sidecar["sha256"][of].as_str().map(str::to_string);
-    // The header is read by this program; a file that needs ffmpeg is none of its own.
+    // This program wrote the file, so the MP4 header can be read without ffmpeg.
     let clip = media::probe_clip(&path.join(Variant::Video.file()), Path::new("ffmpeg")).ok()?;
     let size =
         |variant: Variant| folder.stat(variant.file()).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
     let mut timings = sidecar["timings"].clone();
     if let Value::Object(all) = &mut timings {
-        // Of these only the sidecar speaks.
+        // Only the sidecar keeps these two keys.
         ["timeline", "programs"].iter().for_each(|key| drop(all.remove(*key)));
     }
     Some(Produced {

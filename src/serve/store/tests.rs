@@ -1,5 +1,6 @@
-//! Machines that stop at any call of the store: what the disk may have by then is made, with more or less of what had not been
-//! synchronized, and a store is opened on it. No call that synchronizes can be left out.
+//! Crash tests: the machine stops after any call of the store. For each stop, the tests construct every state in which
+//! the disk may then be, with any subset of the unsynced changes that the disk may have written, and open a store on
+//! it. They also check that no sync call is redundant.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +13,7 @@ use crate::config::Config;
 use crate::serve::id::{Ids, VideoId};
 use crate::serve::job::{Accepted, Record, State};
 
-/// A call as a file system sees it, or what a client knows from there on.
+/// A file system call, or a job state that clients know from this point on.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Call {
     Folder(PathBuf),
@@ -22,23 +23,23 @@ pub(super) enum Call {
     Rename(PathBuf, PathBuf),
     Unlink(PathBuf),
     SyncFolder(PathBuf),
-    /// The job is in one of these states; in none it may be gone.
+    /// Clients know that the job is in one of these states; `None`: the job may have been removed.
     Known(VideoId, Vec<Option<State>>),
 }
 
-/// A job's video.
+/// Contents of the video file of each job.
 const VIDEO: &[u8] = b"frames";
 
 thread_local! {
     static CALLS: RefCell<Option<Vec<Call>>> = const { RefCell::new(None) };
 }
 
-/// The path of an open folder.
+/// Returns the path of an open folder.
 pub(super) fn path(folder: &OwnedFd) -> PathBuf {
     std::fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd())).expect("an open folder")
 }
 
-/// Keeps a call at a folder, where this thread's are kept.
+/// Records a call on a folder if recording is enabled in this thread.
 pub(super) fn note(folder: &OwnedFd, call: impl FnOnce(PathBuf) -> Call) {
     CALLS.with_borrow_mut(|calls| {
         if let Some(calls) = calls {
@@ -55,19 +56,21 @@ fn known(id: &VideoId, states: &[Option<State>]) {
     });
 }
 
-/// Halves of a change of names that reach the disk: the name that it takes away, and the one that it adds. Within a folder both or none.
+/// Which halves of a rename reach the disk: the removal of the old name, and the addition of the new name. If both
+/// names are in the same folder, both halves or neither reach the disk.
 #[derive(Clone, Copy)]
 struct Kept {
     from: bool,
     to: bool,
 }
 
-/// Files and folders by number. A file that is made is a new one: the store makes none over another.
+/// Numbers that identify the files and folders at each path. Each created file has a new number, because the store
+/// never overwrites a file in place.
 #[derive(Clone, Debug, Default)]
 struct Names(BTreeMap<PathBuf, usize>);
 
 impl Names {
-    /// Makes what is kept of a change of names, of the `n`th call; not where what it is about is not there.
+    /// Applies the halves in `kept` of call number `n`. Skips a half whose folder does not exist.
     fn change(&mut self, n: usize, call: &Call, kept: Kept) {
         match call {
             Call::Folder(path) | Call::File(path) if kept.to && self.0.contains_key(folder(path)) => {
@@ -99,12 +102,12 @@ fn folder(path: &Path) -> &Path {
     path.parent().expect("a path in the state's folder")
 }
 
-/// A disk after a stop: files with their bytes, folders with none.
+/// Contents of the disk after a stop, by path: the bytes of a file, or `None` for a folder.
 type Left = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
-/// Disks that calls in the folder `root` may leave when the machine stops behind them.
+/// Returns all states of the folder `root` that the disk may be in if the machine stops after `calls`.
 fn after(root: &Path, calls: &[Call]) -> BTreeSet<Left> {
-    // Numbers of the folders and files that the calls are about: of a change of names where it takes away, and where it adds.
+    // For each rename: the numbers of the folders that lose the old name and gain the new one.
     let first = Names(BTreeMap::from([(root.to_path_buf(), usize::MAX)]));
     let mut names = first.clone();
     let (mut changes, mut synced) = (Vec::new(), Vec::new());
@@ -125,8 +128,8 @@ fn after(root: &Path, calls: &[Call]) -> BTreeSet<Left> {
         }
     }
     let is_safe = |n: usize, of: usize| synced.iter().any(|(at, folder)| *at > n && of == *folder);
-    // Changes of each folder that are not safe yet. They reach the disk in their order, so far or farther, those of one folder sooner
-    // or later than those of another.
+    // Unsynced changes of each folder. The changes within one folder reach the disk in order, up to any point;
+    // different folders are independent.
     let mut open: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
     for (n, folders) in &changes {
         for of in folders.iter().filter(|of| !is_safe(*n, **of)) {
@@ -149,7 +152,7 @@ fn after(root: &Path, calls: &[Call]) -> BTreeSet<Left> {
             names.change(*n, &calls[*n], Kept { from, to });
         }
         for part in 0..3 {
-            // Of bytes that are not safe some are there.
+            // None, half or all of the unsynced bytes have reached the disk.
             let left = |(path, number): (&PathBuf, &usize)| {
                 let is_file = matches!(calls.get(*number), Some(Call::File(_)));
                 let content = is_file.then(|| {
@@ -165,7 +168,7 @@ fn after(root: &Path, calls: &[Call]) -> BTreeSet<Left> {
     all
 }
 
-/// Why a store on what is left is not what clients know; none where it is.
+/// Opens a store on the contents of a disk. Returns how it contradicts what clients know; `None` if it does not.
 fn wrong(left: &Left, known: &BTreeMap<VideoId, (Vec<Option<State>>, Accepted)>) -> Option<String> {
     let state = tempfile::tempdir().expect("a folder");
     for (path, content) in left {
@@ -174,7 +177,7 @@ fn wrong(left: &Left, known: &BTreeMap<VideoId, (Vec<Option<State>>, Accepted)>)
             Some(bytes) => std::fs::write(state.path().join(path), bytes).expect("written"),
         }
     }
-    // It is not what is looked at, and takes long to be made.
+    // A sparse reserve file is enough, because its contents do not matter and allocating it is slow.
     std::fs::File::create(state.path().join("reserve")).and_then(|file| file.set_len(16 << 20)).expect("made");
     let store = match FileStore::open(state.path()) {
         Ok(store) => store,
@@ -207,8 +210,8 @@ fn wrong(left: &Left, known: &BTreeMap<VideoId, (Vec<Option<State>>, Accepted)>)
     None
 }
 
-/// The first thing that is wrong where a machine stops at any of the calls.
-fn first_wrong(root: &Path, calls: &[Call], jobs: &[Accepted]) -> Option<String> {
+/// Stops after each call in turn and returns the first contradiction.
+fn first_contradiction(root: &Path, calls: &[Call], jobs: &[Accepted]) -> Option<String> {
     let mut known = BTreeMap::new();
     let mut seen = BTreeSet::new();
     for n in 0..=calls.len() {
@@ -219,7 +222,7 @@ fn first_wrong(root: &Path, calls: &[Call], jobs: &[Accepted]) -> Option<String>
         }
         for left in after(root, &calls[..n]) {
             if let Some(reason) = seen.insert(left.clone()).then(|| wrong(&left, &known)).flatten() {
-                return Some(format!("behind {:?}: {reason}: {:?}", n.checked_sub(1).map(|n| &calls[n]), left.keys()));
+                return Some(format!("after {:?}: {reason}: {:?}", n.checked_sub(1).map(|n| &calls[n]), left.keys()));
             }
         }
     }
@@ -250,7 +253,7 @@ fn accepted(id: VideoId) -> Accepted {
 }
 
 #[test]
-fn a_linked_state_folder_is_followed_or_refused_in_words() {
+fn linked_state_folder_is_followed_or_rejected_with_reason() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     let link = |from: &str, to: &str| std::os::unix::fs::symlink(at(to), at(from)).expect("a link");
@@ -263,8 +266,8 @@ fn a_linked_state_folder_is_followed_or_refused_in_words() {
     std::fs::create_dir(at("inner")).expect("a folder");
     link("inner/jobs", "real");
     for (name, why) in [
-        ("dangling", "nowhere, which is no folder"),
-        ("to-a-file", "file, which is no folder"),
+        ("dangling", "nowhere, which is not a folder"),
+        ("to-a-file", "file, which is not a folder"),
         ("file", "it is a file"),
         ("inner", "jobs is a link or a file, not a folder"),
     ] {
@@ -274,7 +277,7 @@ fn a_linked_state_folder_is_followed_or_refused_in_words() {
 }
 
 #[test]
-fn a_machine_that_stops_at_any_call_loses_nothing_that_a_client_was_told() {
+fn crash_after_any_call_loses_no_acknowledged_state() {
     let state = tempfile::tempdir().expect("a folder");
     let root = state.path().canonicalize().expect("a path");
     let ids = Ids::behind(None);
@@ -294,7 +297,7 @@ fn a_machine_that_stops_at_any_call_loses_nothing_that_a_client_was_told() {
     store.begin(&[one.id.clone(), two.id.clone()]).expect("kept");
     change(&one.id, State::Queued, State::InProgress);
     change(&two.id, State::Queued, State::InProgress);
-    // As `media::atomic` writes it, which synchronizes the folder too.
+    // The video is written in the same way as by `media::atomic`, which also syncs the folder.
     let made = Folder::at(&store.folder(&one.id)).expect("the job's");
     made.put(Variant::Video.file(), VIDEO, || ()).expect("written");
     change(&one.id, State::InProgress, State::Completed);
@@ -303,13 +306,13 @@ fn a_machine_that_stops_at_any_call_loses_nothing_that_a_client_was_told() {
     store.remove(&one.id).expect("removed");
     known(&one.id, &[None]);
     let calls = CALLS.take().expect("they were kept");
-    assert_eq!(first_wrong(&root, &calls, &jobs), None);
+    assert_eq!(first_contradiction(&root, &calls, &jobs), None);
 
     let syncs = |call: &Call| matches!(call, Call::SyncFile(_) | Call::SyncFolder(_));
     let needed: Vec<usize> = (0..calls.len()).filter(|n| syncs(&calls[*n])).collect();
     assert!(needed.len() > 15, "{calls:#?}");
     for n in needed {
         let without = [&calls[..n], &calls[n + 1..]].concat();
-        assert!(first_wrong(&root, &without, &jobs).is_some(), "{n}, {:?}, is not needed", calls[n]);
+        assert!(first_contradiction(&root, &without, &jobs).is_some(), "{n}, {:?}, is not needed", calls[n]);
     }
 }

@@ -1,7 +1,7 @@
-//! Compile report: the figures of a compiled program, as `compile --json` writes them and as tuning, reports and scripts read
-//! them. The one declaration of its keys; `ltx2 schema --of compile` prints it.
+//! The compile report: figures of a compiled program, written by `compile --json` and read by tuning, reports and
+//! scripts. The report's keys are declared only here; `ltx2 schema --of compile` prints its JSON Schema.
 
-mod of;
+mod build;
 
 use std::sync::OnceLock;
 
@@ -16,56 +16,56 @@ use crate::pipeline::compile::{Memory, Saved, Shortage};
 
 pub(crate) const GIB: f64 = 1073741824.0;
 
-/// Version of the report's form; it grows when a key is renamed, removed or given another meaning.
+/// Version of the report format; incremented when a key is renamed, removed or changes its meaning.
 const VERSION: u32 = 1;
 
-/// Report of a compiled program, per device.
+/// Report on a compiled program. Figures are per device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CompileReport {
-    /// Version of this form.
+    /// Version of the report format.
     pub(crate) version: u32,
-    /// Devices that it is compiled for.
+    /// Devices that the program is compiled for.
     pub(crate) target: String,
-    /// Chip that times are predicted with, where it is known.
+    /// Chip for which times are predicted; null if unknown.
     pub(crate) chip: Option<ChipRates>,
     pub(crate) program: String,
-    /// Hash of the program: a run of the same configuration on the same devices executes it.
+    /// Hash of the program. A run of the same configuration on the same devices executes this program.
     pub(crate) hash: String,
     /// Folder or preset of the model.
     pub(crate) model: String,
     pub(crate) devices: usize,
     pub(crate) layout: String,
-    /// Size of each mesh axis, outer first.
+    /// Size of each mesh axis, outermost axis first.
     pub(crate) mesh: IndexMap<String, usize>,
-    /// Number of transformer blocks compiled.
+    /// Number of transformer blocks that were compiled.
     pub(crate) layers: usize,
     pub(crate) memory: Memory,
-    /// Arguments and results with all blocks.
+    /// Memory that arguments and results need with all blocks.
     pub(crate) needed: Needed,
     /// Floating-point operations per step.
     pub flops: f64,
-    /// Bytes of device memory accessed per step.
+    /// Bytes read from and written to device memory per step.
     pub(crate) bytes_accessed: f64,
-    /// One block.
+    /// Work of one transformer block.
     pub(crate) per_layer: Block,
     pub(crate) collectives: Collectives,
     pub(crate) tensors: Vec<TensorPlacement>,
-    /// Copies of whole stacks of layers.
+    /// Operations that copy all layers of stacked weights.
     pub(crate) stack_copies: Vec<StackCopy>,
-    /// Predicted milliseconds of a step of the compiled blocks, where the chip is known.
+    /// Predicted milliseconds per step with only the compiled blocks; null if the chip is unknown.
     pub(crate) predicted_ms: Option<Predicted>,
-    /// Predicted milliseconds of a step with all blocks.
+    /// Predicted milliseconds per step with all blocks of the model; null if the chip is unknown.
     pub(crate) predicted_all_ms: Option<Predicted>,
-    /// Predicted milliseconds of a step of the compiled blocks by name scope and category, without overlap; empty where the
-    /// chip is unknown.
+    /// Predicted milliseconds per step by name scope and category, with only the compiled blocks and without overlap;
+    /// empty if the chip is unknown.
     pub(crate) scopes: Vec<ScopePrediction>,
-    /// Notes on what the layout could not shard.
+    /// Notes about tensors that the layout could not shard.
     pub(crate) notes: Vec<String>,
     pub(crate) compile_seconds: f64,
-    /// Entry of the compile cache, with `--save`.
+    /// Compile-cache entry written by `--save`.
     pub(crate) saved: Option<Saved>,
-    /// Shortage of a program that does not fit; the report is then of fewer blocks.
+    /// How much memory is missing if the program does not fit into device memory; the report then covers fewer blocks.
     pub(crate) does_not_fit: Option<Shortage>,
 }
 
@@ -75,14 +75,14 @@ pub(crate) struct Block {
     pub(crate) bytes_accessed: f64,
 }
 
-/// Size of arguments and results with all blocks.
+/// Memory that arguments and results need with all blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Needed {
     pub(crate) layers: usize,
     pub(crate) bytes: i64,
 }
 
-/// Chip by name, with its FLOP/s in bf16 and bytes of memory a second.
+/// Name of a chip, its peak FLOP/s in bf16 and its memory bandwidth in bytes per second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct ChipRates {
     pub(crate) name: String,
@@ -90,7 +90,8 @@ pub(crate) struct ChipRates {
     pub(crate) bandwidth: f64,
 }
 
-/// Collectives, summed up and listed. Bytes are of outputs, wire bytes those that a device receives.
+/// Collectives of a program and their totals. `bytes` is the size of the output; `wire_bytes` is the number of bytes
+/// that a device receives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Collectives {
     pub(crate) per_layer_bytes: f64,
@@ -99,36 +100,36 @@ pub(crate) struct Collectives {
     pub(crate) per_layer_count: f64,
     pub(crate) per_step_bytes: f64,
     pub(crate) per_step_wire_bytes: f64,
-    /// Collectives, equal ones as one entry.
+    /// All collectives; equal ones share an entry.
     pub(crate) list: Vec<CollectiveEntry>,
 }
 
-/// Equal collectives, counted.
+/// Equal collectives of the program and how many there are.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct CollectiveEntry {
-    /// XLA's name of the operation, e.g. `all-gather`.
+    /// XLA opcode, e.g. `all-gather`.
     pub(crate) kind: CollectiveKind,
     pub(crate) scope: String,
-    /// Tensor that is moved, where known.
+    /// Tensor that the collective moves; null if unknown.
     pub(crate) tensor: Option<String>,
     /// Layout rules that shard the tensor.
     pub(crate) rule: Option<Vec<String>>,
     pub(crate) count: usize,
-    /// Runs of each per step.
+    /// How often each collective runs per step.
     pub(crate) trip_count: f64,
-    /// Loop that it runs in.
+    /// Loop that contains the collective.
     pub(crate) per: LoopLevel,
-    /// Output bytes per run.
+    /// Size of the output in bytes, per run.
     pub(crate) bytes: f64,
-    /// Received bytes per run.
+    /// Bytes that a device receives per run.
     pub(crate) wire_bytes: f64,
-    /// Mesh axes that it goes along.
+    /// Mesh axes along which the collective communicates.
     pub(crate) axes: Vec<String>,
     pub(crate) dtype: String,
-    /// Whether it has a start and an end of its own.
+    /// Whether the collective is asynchronous: a start and a done operation.
     #[serde(rename = "async")]
     pub(crate) asynchronous: bool,
-    /// Whether it overlaps with compute.
+    /// Whether the collective overlaps with compute.
     pub(crate) overlapped: bool,
     /// Predicted milliseconds per run.
     pub(crate) ms: Option<f64>,
@@ -142,7 +143,7 @@ impl CollectiveEntry {
         self.count as f64 * self.trip_count
     }
 
-    /// Whether it belongs to context-parallel attention.
+    /// Returns whether the collective belongs to context-parallel attention.
     pub(crate) fn is_attention(&self) -> bool {
         self.scope.split('/').any(|s| s == "sdpa")
     }
@@ -151,24 +152,24 @@ impl CollectiveEntry {
         self.runs() * self.bytes
     }
 
-    /// Milliseconds of all per step without overlap; received bytes where the chip is unknown.
+    /// Returns the milliseconds per step of all runs without overlap; received bytes if the chip is unknown.
     pub(crate) fn step_cost(&self) -> f64 {
         self.runs() * self.ms.unwrap_or(self.wire_bytes)
     }
 }
 
-/// Placement of a tensor of the program.
+/// How a tensor of the program is sharded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct TensorPlacement {
     pub(crate) tensor: String,
-    /// Name scope of its first use.
+    /// Name scope of the operation that uses the tensor first.
     pub(crate) scope: String,
     pub(crate) role: Role,
     pub(crate) dtype: String,
     pub(crate) dims: Vec<usize>,
     /// Logical axis of each dimension.
     pub(crate) axes: Vec<String>,
-    /// Mesh axes of each dimension.
+    /// Mesh axes that shard each dimension.
     pub(crate) sharding: Vec<Vec<String>>,
     /// Bytes per device.
     pub(crate) bytes: usize,
@@ -177,7 +178,7 @@ pub(crate) struct TensorPlacement {
 }
 
 impl TensorPlacement {
-    /// Type with the mesh axes of sharded dimensions, e.g. `bf16[8{context}, 32, 64]`.
+    /// Formats the type with the mesh axes of sharded dimensions, e.g. `bf16[8{context}, 32, 64]`.
     pub(crate) fn text(&self) -> String {
         let dims = self.dims.iter().zip(&self.sharding).map(|(size, axes)| match axes.is_empty() {
             true => size.to_string(),
@@ -187,9 +188,9 @@ impl TensorPlacement {
     }
 }
 
-/// Name of a variant, as JSON has it.
+/// Returns the JSON name of an enum variant.
 pub(crate) fn name(variant: impl Serialize) -> String {
-    let value = serde_json::to_value(variant).expect("a variant has a JSON form");
+    let value = serde_json::to_value(variant).expect("a variant serializes to JSON");
     value.as_str().map(String::from).unwrap_or_default()
 }
 
@@ -199,12 +200,12 @@ pub(crate) fn name(variant: impl Serialize) -> String {
 pub(crate) enum CostUnit {
     /// Predicted milliseconds.
     Milliseconds,
-    /// Bytes that a device receives: the chip is unknown.
+    /// Bytes that a device receives. Used if the chip is unknown.
     ReceivedBytes,
 }
 
 impl CostUnit {
-    /// A cost with its unit, to be read.
+    /// Formats a cost with its unit.
     pub(crate) fn text(self, cost: f64) -> String {
         match self {
             CostUnit::Milliseconds => format!("{cost:.2} ms"),
@@ -213,42 +214,43 @@ impl CostUnit {
     }
 }
 
-/// JSON Schema of [`CompileReport`].
+/// Returns the JSON Schema of [`CompileReport`].
 pub fn report_schema() -> &'static Value {
     static SCHEMA: OnceLock<Value> = OnceLock::new();
     SCHEMA.get_or_init(|| schemars::schema_for!(CompileReport).to_value())
 }
 
 impl CompileReport {
-    /// Predicted milliseconds of a step with all blocks.
+    /// Returns the predicted milliseconds per step with all blocks.
     pub(crate) fn all_blocks(&self) -> Option<Predicted> {
         self.predicted_all_ms.or(self.predicted_ms)
     }
 
-    /// Floating-point operations, and bytes of device memory, per step with all blocks.
+    /// Returns the floating-point operations and the bytes of device memory accessed, both per step with all blocks.
     pub(crate) fn work(&self) -> (f64, f64) {
         let more = self.needed.layers as f64 - self.layers as f64;
         (self.flops + more * self.per_layer.flops, self.bytes_accessed + more * self.per_layer.bytes_accessed)
     }
 
-    /// Unit of [`Self::whole_cost`].
+    /// Returns the unit of [`Self::whole_cost`].
     pub(crate) fn cost_unit(&self) -> CostUnit {
         if self.predicted_ms.is_some() { CostUnit::Milliseconds } else { CostUnit::ReceivedBytes }
     }
 
-    /// Cost of a step with all blocks: predicted milliseconds; received bytes where the chip is unknown.
+    /// Returns the cost of a step with all blocks: predicted milliseconds, or received bytes if the chip is unknown.
     pub(crate) fn whole_cost(&self) -> f64 {
         let more = self.needed.layers as f64 - self.layers as f64;
         let c = &self.collectives;
         self.all_blocks().map_or(c.per_step_wire_bytes + more * c.per_layer_wire_bytes, |p| p.step)
     }
 
-    /// Bytes per device: arguments and results with all blocks, and temporaries of the compiled ones.
+    /// Returns the bytes that the program needs per device: arguments and results with all blocks, and temporaries of
+    /// the compiled blocks.
     pub(crate) fn device_bytes(&self) -> i64 {
         self.needed.bytes + self.memory.temporaries
     }
 
-    /// Whether the program with all blocks fits into device memory.
+    /// Returns whether the program with all blocks fits into device memory.
     pub(crate) fn fits(&self) -> bool {
         let needed = self.device_bytes();
         self.does_not_fit.is_none() && self.memory.capacity.is_none_or(|capacity| needed <= capacity)
@@ -259,7 +261,7 @@ impl CompileReport {
 pub(in crate::tune) mod tests {
     use super::*;
 
-    /// Report of a program of one block on two devices, without collectives and tensors.
+    /// Returns the report on a program of one block on two devices, without collectives and tensors.
     pub(in crate::tune) fn report(target: &str) -> CompileReport {
         CompileReport {
             version: VERSION,
@@ -306,7 +308,7 @@ pub(in crate::tune) mod tests {
         }
     }
 
-    /// All-gather along `context`, once in the block.
+    /// Returns an all-gather along the axis `context` that runs once in the block.
     pub(in crate::tune) fn gather(scope: &str, tensor: Option<&str>, ms: f64) -> CollectiveEntry {
         CollectiveEntry {
             kind: CollectiveKind::AllGather,
@@ -328,7 +330,7 @@ pub(in crate::tune) mod tests {
         }
     }
 
-    /// Matrix of bf16, sharded over `context` along its second axis.
+    /// Returns a bf16 matrix whose second dimension is sharded over the mesh axis `context`.
     pub(in crate::tune) fn placed(tensor: &str, role: Role, axes: [&str; 2]) -> TensorPlacement {
         TensorPlacement {
             tensor: tensor.into(),
@@ -344,7 +346,7 @@ pub(in crate::tune) mod tests {
     }
 
     #[test]
-    fn a_report_is_read_as_it_was_written_and_another_form_is_not() {
+    fn compile_report_round_trips_and_rejects_unknown_fields() {
         let mut one = report("cpu:2");
         one.collectives.list.push(gather("blocks/ff", None, 0.5));
         one.tensors.push(placed("t", Role::Stored, ["mlp", "embed"]));

@@ -1,4 +1,4 @@
-//! Data of a report's page, as its script reads them.
+//! Data of a report page, which the page's script reads as JSON.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::tune::diagnose::{Diagnosis, MIN_GAIN, Suggestion};
 #[derive(Serialize)]
 pub(super) struct Data<'a> {
     groups: Vec<GroupData<'a>>,
-    /// Distinct placements and collectives; cases refer to them by index, as most are the same in many cases.
+    /// Distinct placements and collectives. Cases refer to them by index, because many cases share them.
     tensors: Vec<Placement<'a>>,
     collectives: Vec<Moved<'a>>,
 }
@@ -33,7 +33,7 @@ struct CaseData<'a> {
     label: &'a str,
     own_layout: bool,
     error: Option<&'a str>,
-    /// Fraction by which a step takes longer than the fastest case's.
+    /// How much slower a step of this case is than a step of the fastest case, as a fraction.
     behind: Option<f64>,
     measured_ms: Option<f64>,
     compiled: Option<Compiled>,
@@ -44,15 +44,15 @@ struct CaseData<'a> {
 struct Compiled {
     layers: usize,
     fits: bool,
-    /// Milliseconds of a step with all blocks.
+    /// Milliseconds per step with all blocks.
     predicted_ms: Option<Predicted>,
-    /// Arguments and results with all blocks.
+    /// Bytes of arguments and results with all blocks.
     arguments: i64,
     temporaries: i64,
     capacity: Option<i64>,
     block_bytes: f64,
     block_wire_bytes: f64,
-    /// Of a step with all blocks.
+    /// Floating-point operations per step with all blocks.
     flops: f64,
     bytes_accessed: f64,
     compile_seconds: f64,
@@ -64,7 +64,7 @@ struct Compiled {
 struct Placement<'a> {
     tensor: &'a str,
     role: Role,
-    /// Element type and dimensions with their mesh axes.
+    /// Element type, and dimensions with the mesh axes that shard them.
     sharding: String,
     axes: String,
     bytes: usize,
@@ -78,11 +78,11 @@ impl<'a> Placement<'a> {
     }
 }
 
-/// Equal collectives of a step of the compiled blocks, summed up.
+/// Sum over equal collectives per step, with only the compiled blocks.
 #[derive(Serialize)]
 struct Moved<'a> {
     kind: CollectiveKind,
-    /// Tensor, else the name scope.
+    /// Tensor, or the name scope if the tensor is unknown.
     what: &'a str,
     axes: String,
     runs: f64,
@@ -107,7 +107,7 @@ impl<'a> Moved<'a> {
     }
 }
 
-/// Diagnosis of one case of a group, or why there is none.
+/// Diagnosis of one case of a group, or the reason why it failed.
 #[derive(Serialize)]
 struct DiagnosisData<'a> {
     case: &'a str,
@@ -119,20 +119,20 @@ struct DiagnosisData<'a> {
 #[derive(Serialize)]
 struct Changes<'a> {
     unit: CostUnit,
-    /// Number of blocks that costs are of.
+    /// Number of transformer blocks that the costs refer to.
     layers: usize,
     min_gain: f64,
     suggestions: Vec<Ranked<'a>>,
     no_gain: Vec<NoGain<'a>>,
     rejected: Vec<Rejected<'a>>,
     not_compiled: &'a [String],
-    /// What estimates say of shipped layouts.
+    /// Findings from the cost estimates of shipped layouts.
     shipped: &'a [String],
 }
 
 #[derive(Serialize)]
 struct Ranked<'a> {
-    /// Fraction of the step.
+    /// Cost saved, as a fraction of the step.
     gain: f64,
     #[serde(flatten)]
     suggestion: &'a Suggestion,
@@ -165,7 +165,7 @@ impl<'a> Changes<'a> {
     }
 }
 
-/// Values, each once.
+/// Values without duplicates; a value's index never changes.
 struct Distinct<T> {
     values: Vec<T>,
     places: HashMap<String, usize>,
@@ -177,7 +177,7 @@ impl<T: Serialize> Distinct<T> {
     }
 
     fn place(&mut self, value: T) -> usize {
-        let key = serde_json::to_string(&value).expect("structs of texts and numbers have a JSON form");
+        let key = serde_json::to_string(&value).expect("structs of strings and numbers serialize to JSON");
         *self.places.entry(key).or_insert_with(|| {
             self.values.push(value);
             self.values.len() - 1
@@ -208,7 +208,7 @@ impl<'a> Data<'a> {
         };
         let mut case = |row: &'a CaseResult, behind: Option<f64>| CaseData {
             label: &row.label,
-            own_layout: row.has_own_layout(),
+            own_layout: row.uses_default_layout(),
             error: row.error.as_deref(),
             behind,
             measured_ms: row.measured.map(|s| s * 1e3),

@@ -1,9 +1,9 @@
-//! HTML report of an experiment: one self-contained file. Markup is the skeleton and the headings; the rest is made by the
-//! page's script from one JSON block, with plots by Observable Plot (`vendor`).
+//! HTML report of an experiment in one self-contained file. The markup contains only the page structure and the
+//! headings. The page's script builds the rest from one JSON block and draws plots with Observable Plot (`vendor`).
 
 mod data;
 #[cfg(test)]
-mod made_up;
+mod synthetic;
 
 use std::fmt::{Display, Write};
 
@@ -12,7 +12,7 @@ use data::Data;
 use super::case_result::Group;
 
 const STYLE: &str = include_str!("page.css");
-/// Parts of the page's script, in an order in which each uses those before it.
+/// Parts of the page's script. Each may use the parts that precede it.
 const SCRIPTS: [&str; 6] = [
     include_str!("script/elements.js"),
     include_str!("script/cases.js"),
@@ -22,16 +22,16 @@ const SCRIPTS: [&str; 6] = [
     include_str!("script/page.js"),
 ];
 const LIBRARIES: [&str; 2] = [include_str!("vendor/d3.min.js"), include_str!("vendor/plot.umd.min.js")];
-/// Every copy of the libraries is to have them, so every report has.
+/// License texts of the libraries. The licenses require that every report contains them.
 const LICENSES: &str = include_str!("vendor/LICENSES.txt");
-/// Nothing is fetched, whatever the page holds.
+/// Content security policy: the page may not fetch anything.
 const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'";
 const HEAD: &str = "<meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
                     <meta name=\"color-scheme\" content=\"light dark\">";
-/// Sections below the groups.
+/// Sections of the page that follow the groups.
 const BELOW: &str = include_str!("below.html");
 
-/// Page of ranked groups; opened from its file it needs no network.
+/// Returns the HTML page of ranked groups. The page works offline when it is opened as a file.
 pub(crate) fn page(title: &str, groups: &[Group]) -> String {
     let title = escaped(title);
     let mut out = format!(
@@ -45,14 +45,16 @@ pub(crate) fn page(title: &str, groups: &[Group]) -> String {
         }
         out.push_str("</ul></nav>\n");
     }
-    out.push_str("</header>\n<main>\n<noscript><p>This page needs scripts; report.md has its table.</p></noscript>\n");
+    out.push_str(
+        "</header>\n<main>\n<noscript><p>This page requires JavaScript; report.md contains the table.</p></noscript>\n",
+    );
     for (n, group) in groups.iter().enumerate() {
         let name = escaped(&group.name());
         let name = if name.is_empty() { "Cases" } else { &name };
         add(&mut out, format_args!("<section class=\"group\" id=\"group-{n}\"><h2>{name}</h2></section>\n"));
     }
     out.push_str(BELOW);
-    let data = serde_json::to_string(&Data::of(groups)).expect("structs of texts and numbers have a JSON form");
+    let data = serde_json::to_string(&Data::of(groups)).expect("structs of strings and numbers serialize to JSON");
     let data = data.replace('<', "\\u003c");
     add(&mut out, format_args!("</main>\n<script type=\"application/json\" id=\"data\">{data}</script>\n"));
     add(&mut out, format_args!("<script type=\"text/plain\" id=\"licenses\">{LICENSES}</script>\n"));

@@ -11,7 +11,7 @@ use crate::tune::case_result::{CaseResult, GroupDiagnosis};
 use crate::tune::compile_report::tests::{gather, placed, report};
 use crate::tune::compile_report::{ChipRates, CollectiveEntry, TensorPlacement};
 
-/// JSON block that the script of the page reads.
+/// Returns the JSON block that the page's script reads.
 fn data(page: &str) -> Value {
     let start = page.find("id=\"data\">").expect("data") + "id=\"data\">".len();
     let end = start + page[start..].find("</script>").expect("its end");
@@ -19,7 +19,7 @@ fn data(page: &str) -> Value {
 }
 
 #[test]
-fn nothing_that_a_case_says_becomes_markup() {
+fn case_text_never_becomes_markup() {
     let evil = "</script><img src=x onerror='a()'>\"&";
     let row = |label: &str, report| CaseResult {
         case: Case::default(),
@@ -43,9 +43,9 @@ fn nothing_that_a_case_says_becomes_markup() {
     let groups = [Group { parts: [evil.into(), String::new(), String::new()], rows, diagnosis }];
     let page = page(evil, &groups);
     assert!(!page.contains("<img"));
-    // The data, the licences, the libraries, the page's own.
+    // Besides the libraries, three elements end with this tag: the data, the licenses and the page's own script.
     assert_eq!(page.matches("</script>").count(), 3 + LIBRARIES.len());
-    // What the script reads is the case as it is.
+    // The script gets the case's text unchanged.
     let data = data(&page);
     assert_eq!(data["tensors"][0]["tensor"], evil);
     assert_eq!(data["tensors"][0]["sharding"], "bf16[8, 8{context}]");
@@ -58,8 +58,8 @@ fn nothing_that_a_case_says_becomes_markup() {
 }
 
 #[test]
-fn nothing_is_fetched() {
-    let page = page("t", &made_up::groups(3));
+fn page_fetches_nothing() {
+    let page = page("t", &synthetic::groups(3));
     let own = LIBRARIES.iter().chain([&LICENSES]).fold(page, |page, library| page.replace(library, ""));
     assert!(!own.contains("http:") && !own.contains("https:") && !own.contains(" src="));
     assert!(own.contains("default-src 'none'"));
@@ -67,7 +67,7 @@ fn nothing_is_fetched() {
 
 #[test]
 fn suggestions_have_gain_unit_and_layout() {
-    let data = data(&page("t", &made_up::groups(60)));
+    let data = data(&page("t", &synthetic::groups(60)));
     for (group, unit) in [(0, "milliseconds"), (1, "received_bytes")] {
         let diagnosis = &data["groups"][group]["diagnosis"];
         assert_eq!(diagnosis["unit"], unit);
@@ -81,8 +81,8 @@ fn suggestions_have_gain_unit_and_layout() {
 }
 
 #[test]
-fn placements_that_cases_share_are_written_once() {
-    let data = data(&page("t", &made_up::groups(60)));
+fn shared_placements_are_written_once() {
+    let data = data(&page("t", &synthetic::groups(60)));
     let cases =
         data["groups"].as_array().into_iter().flatten().flat_map(|g| g["cases"].as_array().into_iter().flatten());
     let all: usize = cases.filter_map(|c| c["compiled"]["tensors"].as_array()).map(Vec::len).sum();
@@ -90,11 +90,11 @@ fn placements_that_cases_share_are_written_once() {
     assert!(all == 57 * 120 && distinct < all / 2, "{distinct} of {all}");
 }
 
-/// `make report-page` opens them: scripts/tune/check.py.
+/// `make report-page` opens the reports that this test writes; see scripts/tune/check.py.
 #[test]
-fn reports_of_made_up_cases_are_small_and_written_where_asked() {
+fn synthetic_reports_stay_small() {
     for count in [60, 400] {
-        let page = page(&format!("Made-up report of {count} cases"), &made_up::groups(count));
+        let page = page(&format!("Made-up report of {count} cases"), &synthetic::groups(count));
         assert!(page.len() < 4_000_000, "{count} cases: {} bytes", page.len());
         if let Some(folder) = std::env::var_os("LTX2_WRITE_REPORTS") {
             std::fs::write(Path::new(&folder).join(format!("report-{count}.html")), page).expect("a folder");
@@ -103,7 +103,7 @@ fn reports_of_made_up_cases_are_small_and_written_where_asked() {
 }
 
 #[test]
-fn libraries_are_as_they_were_published() {
+fn vendored_libraries_match_published_hashes() {
     let named = include_str!("vendor/files.sha256");
     for (library, name) in LIBRARIES.iter().zip(["d3.min.js", "plot.umd.min.js"]) {
         assert!(named.contains(&format!("{}  {name}\n", hex::encode(Sha256::digest(library)))), "{name}");

@@ -1,11 +1,12 @@
-//! Search for the fastest layout and mesh among all combinations of the shipped layouts' rules and layouts of your own:
-//! pruned by a lower bound where that suffices, compiled where it does not.
+//! Searches for the fastest layout and mesh among all combinations of the shipped layouts' rules and user-supplied
+//! layouts. Layouts that a lower bound excludes are pruned; the others are compiled.
 //!
-//! A layout is compared by the steps of everything that it must run: each loop of a request, at each size, for one number of
-//! videos at a time. Layouts are taken in waves, yours first, then the shipped ones, by estimated cost; those whose lower bound
-//! (`pipeline::layouts`) exceeds the fastest so far are pruned. Then single rules of the fastest are changed
-//! (`tune::candidates`) until no change gains. Compiled modules are stored, so an interrupted search resumes. The order
-//! depends on the request alone, so a repeated search has the same result.
+//! Layouts are compared by the time of all steps that a request runs, in all its loops and at all requested sizes, for
+//! one batch size. They are compiled in waves of a few layouts, lowest estimated cost first: user-supplied layouts,
+//! then shipped ones, then combinations. Layouts whose lower bound (`pipeline::layouts`) exceeds the fastest result so
+//! far are pruned. Then single rules of the fastest layout are changed (`tune::candidates`) until no change makes it
+//! faster. Compiled modules are stored, so an interrupted search resumes. The order depends only on the request, so
+//! repeating a search gives the same result.
 
 mod result;
 #[cfg(test)]
@@ -39,57 +40,56 @@ use workload::{Batch, parts};
 
 #[derive(Clone, Debug)]
 pub(crate) struct SearchRequest {
-    /// Configuration with overrides; without layout and mesh.
+    /// Configuration with all overrides except for layout and mesh.
     pub(crate) given: CliOverrides,
     pub(crate) target: String,
-    /// Video sizes as `WIDTHxHEIGHTxFRAMES`, a request of each; the configuration's where empty.
+    /// Video sizes as `WIDTHxHEIGHTxFRAMES`, one request per size. Empty: the configuration's size.
     pub(crate) shapes: Vec<String>,
-    /// Numbers of videos at a time, of which one is chosen; the configuration's where empty.
+    /// Batch sizes (videos generated together) to choose from. Empty: the configuration's batch size.
     pub(crate) videos: Vec<usize>,
-    /// The loop whose steps are to be fast; all of a request where none is named.
+    /// Loop whose steps are optimized; `None`: all loops of a request.
     pub(crate) program: Option<ProgramKind>,
-    /// Layouts beside the shipped ones.
+    /// Layouts to try in addition to the shipped ones.
     pub(crate) layouts: Vec<String>,
-    /// Whether only layouts that fit into device memory, beside a run's other components, may win.
+    /// Whether the winner must fit into device memory together with the other components of a run.
     pub(crate) fit: bool,
-    /// GiB of a device that a run may use.
+    /// GiB of device memory that a run may use.
     pub(crate) memory: Option<f64>,
     pub(crate) layers: usize,
     pub(crate) budget: usize,
-    /// Seconds after which no compilation is begun.
+    /// Seconds after which no further compilation starts.
     pub(crate) seconds: u64,
     pub(crate) timeout: u64,
-    /// Seed of the order among equals.
+    /// Seed that determines the order of layouts with equal cost.
     pub(crate) seed: u64,
-    /// The command that asks this.
+    /// Command line to record in the resulting layout file.
     pub(crate) command: String,
 }
 
-/// Layouts per wave. Fixed, because pruning depends on earlier waves and must not depend on the number of workers.
+/// Number of layouts that are compiled together. Fixed, because pruning depends on earlier waves and must not depend on
+/// the number of workers.
 const WAVE: usize = 4;
 
-/// Layout for a number of videos that could win.
+/// A layout and batch size that could be the fastest.
 struct Bounded {
     point: Point,
     batch: usize,
-    /// Bytes of a run's other parameters on a device, by program; empty where memory does not count.
+    /// For each program, the bytes per device of those parameters of a run that the program does not use; empty if
+    /// memory is not limited.
     beside: Vec<i64>,
-    /// Share of the time of a program's steps that counts.
+    /// Factor that converts a program's step time to cost.
     weight: f64,
     bound: f64,
     guess: f64,
     order: [u8; 8],
 }
 
-/// Searches for the fastest layout. Layout files, modules and results are kept in `options.folder`.
-///
-/// # Errors
-/// Invalid target, configuration, shape or layout file; a limit of memory for a target of unknown memory.
+/// Searches for the fastest layout. Writes layout files, modules and results to `options.folder`.
 pub(crate) fn search(request: &SearchRequest, options: &Options) -> Result<SearchResult> {
     let target = options.target(&request.target)?;
     if target.slices() > 1 {
         let why =
-            "a search is for one slice: each makes its own videos (--mesh dcn.data=N); leave out the number of slices";
+            "a search is for one slice; remove the slice count (slices generate separate videos: --mesh dcn.data=N)";
         return Err(PipelineError::Usage(format!("--target {}: {why}", request.target)).into());
     }
     if request.fit && target.chip().is_none() {
@@ -110,7 +110,8 @@ pub(crate) fn search(request: &SearchRequest, options: &Options) -> Result<Searc
     let comparison = Comparison { parts: parts(&batches), timed, per_video };
     let least = comparison.parts.len();
     if request.budget < least {
-        let why = format!("--budget {}: a layout is {least} programs here; give at least so many", request.budget);
+        let why =
+            format!("--budget {}: each layout has {least} programs; use a budget of at least {least}", request.budget);
         return Err(PipelineError::Usage(why).into());
     }
     let (seen, tried, pruned) = (BTreeMap::new(), Vec::new(), Vec::new());
@@ -130,20 +131,21 @@ struct Search<'a> {
     options: &'a Options,
     compiler: Compiler<'a>,
     target: Target,
-    /// Devices, with the limit of their memory where it counts.
+    /// Devices, with their memory limit if memory is limited.
     devices: Devices<'a>,
     batches: Vec<Batch<'a>>,
     comparison: Comparison,
-    /// Labels by their programs' hashes.
+    /// Labels of layouts, by the hashes of their programs.
     seen: BTreeMap<String, String>,
-    /// Programs that were asked for.
+    /// Number of programs requested so far.
     spent: usize,
     tried: Vec<Tried>,
     pruned: Vec<Pruned>,
 }
 
 impl Search<'_> {
-    /// Layouts of the request on every mesh whose axes they use, shipped ones so, and layouts composed of their rules.
+    /// Returns user-supplied layouts, shipped layouts, and combinations of shipped rules, each on every mesh whose axes
+    /// the layout uses.
     fn space(&mut self) -> Result<[Vec<Bounded>; 3]> {
         let shipped = LAYOUTS.iter().map(|(name, _)| *name);
         let own = self.request.layouts.iter().map(String::as_str);
@@ -158,7 +160,10 @@ impl Search<'_> {
                 let points: Vec<Point> = meshes.iter().filter_map(on).collect();
                 let is_asked = self.request.layouts.iter().any(|own| own == name);
                 if points.is_empty() && is_asked {
-                    let why = format!("{} devices have no mesh of axes that it uses", self.devices.count);
+                    let why = format!(
+                        "every mesh of {} devices has an axis that the layout does not use",
+                        self.devices.count
+                    );
                     self.pruned.push(Pruned::new(*name, true, PruneReason::Invalid, why));
                 }
                 let list = if is_asked { &mut asked } else { &mut named };
@@ -169,8 +174,9 @@ impl Search<'_> {
         Ok([self.opened(asked, false), self.opened(named, false), self.opened(others, true)])
     }
 
-    /// Points that could win, the most promising first. Of composed ones, not those in which a size that does not divide
-    /// is replicated: another is the same without the rule.
+    /// Returns the layouts that could be the fastest, lowest estimate first. If `composed` is true (combinations of
+    /// shipped rules), prunes layouts in which a rule has no effect because a dimension is not divisible: the same
+    /// layout without that rule is also in the list.
     fn opened(&mut self, points: Vec<(Point, usize)>, composed: bool) -> Vec<Bounded> {
         let mut open = Vec::new();
         for (mut point, batch) in points {
@@ -184,10 +190,7 @@ impl Search<'_> {
         open
     }
 
-    /// A point with what it needs at least.
-    ///
-    /// # Errors
-    /// Why it cannot win.
+    /// Returns a layout with its bounds, or why it cannot be the fastest.
     fn bounded(
         &mut self,
         point: &Point,
@@ -212,23 +215,24 @@ impl Search<'_> {
         let mut beside = Vec::new();
         if let Some(limit) = self.devices.capacity {
             for (workload, estimate) in batch.workloads.iter().zip(&estimates) {
-                // A layout that another program of the run cannot take is no layout of a run.
+                // All programs of the run share one layout, so the layout must be valid for each of them.
                 let all = workload.estimator.parameters(point).map_err(|why| (PruneReason::Invalid, why))?;
                 let needed = all + estimate.values;
                 if needed > limit {
-                    let why = format!("{:.2} of {:.2} GiB", needed as f64 / GIB, limit as f64 / GIB);
+                    let why = format!("needs {:.2} of {:.2} GiB", needed as f64 / GIB, limit as f64 / GIB);
                     return Err((PruneReason::TooLarge, why));
                 }
                 beside.extend(estimate.parameters.iter().map(|own| all - own));
             }
         }
-        // After what does not fit: another with the same loops may.
+        // Check for duplicates after memory: if a layout does not fit, another one with the same programs in its loops
+        // still may.
         let hash = format!("{weight} {}", hashes.join(" "));
         if let Some(other) = self.seen.get(&hash) {
-            return Err((PruneReason::Duplicate, format!("as {other}")));
+            return Err((PruneReason::Duplicate, format!("same as {other}")));
         }
         self.seen.insert(hash, point.label.clone());
-        tracing::debug!("{}: at least {bound:.3}, perhaps {guess:.3}", point.label);
+        tracing::debug!("{}: lower bound {bound:.3}, estimate {guess:.3}", point.label);
         let words = Sha256::digest(format!("{} {}", self.request.seed, point.label).as_bytes());
         let order = std::array::from_fn(|i| words[i]);
         Ok(Bounded { point: point.clone(), batch: n, beside, weight, bound, guess, order })
@@ -243,7 +247,7 @@ impl Search<'_> {
         all.min_by(|a, b| a.1.cost.unwrap_or(f64::MAX).total_cmp(&b.1.cost.unwrap_or(f64::MAX))).map(|(n, _)| n)
     }
 
-    /// Compiles a list in order, wave by wave, pruning what cannot be faster than the fastest so far.
+    /// Compiles a list in order, wave by wave, and prunes layouts that cannot be faster than the fastest so far.
     fn all(&mut self, mut list: Vec<Bounded>, time: &dyn Fn() -> bool) -> Result<()> {
         loop {
             let best = self.best();
@@ -273,13 +277,14 @@ impl Search<'_> {
         self.pruned.extend(pruned);
     }
 
-    /// Compiles single-rule changes of the fastest until none gains.
+    /// Compiles changes of one rule of the fastest layout, and repeats this with the new fastest layout until no change
+    /// makes it faster.
     fn changes(&mut self, time: &dyn Fn() -> bool) -> Result<()> {
         let mut from = None;
         while let Some(best) = self.fastest().filter(|n| from != Some(*n)) {
             from = Some(best);
             let Tried { point, batch, rows, .. } = self.tried[best].clone();
-            // Rules are identified by their lines in the file that was compiled.
+            // Reports identify rules by their lines in the compiled layout file, so read that file.
             let source = match rows.first().and_then(|row| row.case.layout.as_ref()) {
                 Some(name) => read_layout_source(name)?,
                 None => point.source.clone(),
@@ -297,7 +302,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Compiles points, or reads their stored modules; a result each.
+    /// Compiles layouts, or reads their stored modules, and records a result for each.
     fn compile(&mut self, wave: Vec<Bounded>) -> Result<()> {
         let mut tasks = Vec::new();
         let mut layouts = Vec::new();
@@ -338,7 +343,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Compilations of a point: each loop of each size.
+    /// Returns the compile tasks of a layout: one for each loop at each size.
     fn tasks(&self, point: &Point, batch: &Batch, layout: &str) -> Vec<CompileTask> {
         let (q, mesh) = (self.request, mesh_name(&point.mesh));
         let task = |(settings, given, kind): (&[String], &CliOverrides, ProgramKind)| {

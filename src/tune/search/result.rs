@@ -1,45 +1,47 @@
-//! Result of a search: what was compiled, what was not and why, and the fastest.
+//! Result of a search: the layouts that were compiled, the pruned layouts with the reasons, and the fastest layout.
 
 use crate::pipeline::layouts::Point;
 use crate::tune::case_result::CaseResult;
 use crate::tune::table::milliseconds;
 
-/// Reason for which a layout was not compiled.
+/// Reason why a layout was not compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum PruneReason {
-    /// Contradictory rules, sizes that do not divide, or work done twice.
+    /// Contradictory rules, a dimension that is not divisible, or work repeated on several devices.
     Invalid,
-    /// Arguments and parameters larger than device memory.
+    /// The program's values and the run's parameters exceed device memory.
     TooLarge,
-    /// Same programs as another layout's.
+    /// The programs are the same as those of another layout.
     Duplicate,
-    /// Lower bound above the fastest.
+    /// The lower bound of the cost exceeds that of the fastest layout.
     Slower,
-    /// Budget or time used up.
+    /// The budget or the time is used up.
     OverBudget,
 }
 
 impl PruneReason {
-    /// Words that are true of such layouts, to follow "that".
+    /// Returns the predicate of a sentence that begins with "layouts that".
     pub(super) fn words(self) -> &'static str {
         match self {
-            PruneReason::Invalid => "do not divide, contradict themselves or repeat work",
-            PruneReason::TooLarge => "do not fit into device memory beside the other components",
-            PruneReason::Duplicate => "are the same programs as the layout that is named",
+            PruneReason::Invalid => {
+                "are invalid (a dimension is not divisible, rules conflict, or devices repeat the same work)"
+            }
+            PruneReason::TooLarge => "do not fit into device memory together with the other components",
+            PruneReason::Duplicate => "have the same programs as another layout",
             PruneReason::Slower => "cannot be faster",
-            PruneReason::OverBudget => "were left for a larger --budget or --seconds",
+            PruneReason::OverBudget => "exceeded --budget or --seconds",
         }
     }
 }
 
-/// Layout that was not compiled.
+/// A layout that was not compiled.
 #[derive(Clone, Debug)]
 pub(super) struct Pruned {
     pub(super) label: String,
-    /// Whether it has a name or file: a search decides on each.
+    /// Whether the layout is shipped or supplied by the user. If false, it is a combination of shipped rules.
     pub(super) named: bool,
     pub(super) reason: PruneReason,
-    /// The figure that decided, or the other layout.
+    /// The figure that excluded the layout, or the label of the equal layout.
     pub(super) why: String,
 }
 
@@ -49,61 +51,62 @@ impl Pruned {
     }
 }
 
-/// Program that layouts are compared by, with the steps of its loop.
+/// A program whose cost is used to compare layouts, with the number of steps of its loop.
 #[derive(Clone, Debug)]
 pub(super) struct ComparedLoop {
-    /// Size and loop, where there are several; may be empty.
+    /// Video size and kind of loop. Each is left out if the search has only one; may be empty.
     pub(super) name: String,
     pub(super) steps: usize,
 }
 
-/// Layout that was compiled.
+/// A layout that was compiled.
 #[derive(Clone, Debug)]
 pub(super) struct Tried {
     pub(super) point: Point,
-    /// Number of its batch.
+    /// Index of its batch size.
     pub(super) batch: usize,
-    /// A result of each part.
+    /// Result of each program that layouts are compared by.
     pub(super) rows: Vec<CaseResult>,
-    /// Bytes of a run's other parameters on a device, by part; empty where memory does not count.
+    /// For each program, the bytes per device of those parameters of a run that the program does not use; empty if
+    /// memory is not limited.
     pub(super) beside: Vec<i64>,
-    /// Milliseconds of all steps of all parts; received bytes where the chip is unknown.
+    /// Total milliseconds of all steps of all programs; received bytes if the chip is unknown.
     pub(super) cost: Option<f64>,
 }
 
 impl Tried {
-    /// Bytes of a run on a device, at most of its parts.
+    /// Returns the maximum over all programs of the bytes that a run needs on a device.
     pub(super) fn bytes(&self) -> i64 {
         let beside = self.beside.iter().copied().chain(std::iter::repeat(0));
         let each = self.rows.iter().zip(beside).filter_map(|(row, b)| Some(row.report.as_ref()?.device_bytes() + b));
         each.max().unwrap_or(0)
     }
 
-    /// Whether all compiled and, where memory counts, fit.
+    /// Returns whether all programs compiled and, if memory is limited, fit into it.
     pub(super) fn may_win(&self) -> bool {
         let fits = |row: &CaseResult| row.room.is_none() || row.fits();
         self.rows.iter().all(|row| row.error.is_none() && row.report.is_some() && fits(row))
     }
 }
 
-/// Layouts that are compared, by cost.
+/// How layouts are compared.
 #[derive(Clone, Debug)]
 pub(super) struct Comparison {
     pub(super) parts: Vec<ComparedLoop>,
-    /// Whether costs are milliseconds; else received bytes.
+    /// Whether costs are milliseconds. If false, they are received bytes.
     pub(super) timed: bool,
-    /// Whether they are of one video of several.
+    /// Whether costs are divided by the number of videos of a batch.
     pub(super) per_video: bool,
 }
 
 impl Comparison {
-    /// A cost with its unit: of a step where there is one part, else of all steps.
+    /// Formats a cost with its unit: per step if layouts are compared by one program, otherwise for all steps.
     pub(super) fn text(&self, cost: f64) -> String {
         let (steps, of) = match self.parts.as_slice() {
             [one] => (one.steps.max(1), "per step"),
             _ => (1, "for all steps"),
         };
-        let (cost, video) = (cost / steps as f64, if self.per_video { ", one video" } else { "" });
+        let (cost, video) = (cost / steps as f64, if self.per_video { ", per video" } else { "" });
         match self.timed {
             true if cost >= 1e4 => format!("{:.3} s {of}{video}", cost / 1e3),
             true => format!("{} ms {of}{video}", milliseconds(cost)),
@@ -116,10 +119,10 @@ impl Comparison {
 pub(crate) struct SearchResult {
     pub(super) comparison: Comparison,
     pub(super) tried: Vec<Tried>,
-    /// Number of the fastest.
+    /// Index of the fastest layout in `tried`.
     pub(super) winner: Option<usize>,
     pub(super) pruned: Vec<Pruned>,
-    /// Bytes of a device that a run may use, where they count.
+    /// Bytes of device memory that a run may use; `None`: not limited.
     pub(super) limit: Option<i64>,
 }
 
@@ -128,7 +131,7 @@ impl SearchResult {
         self.winner.is_some()
     }
 
-    /// Results of all programs.
+    /// Returns the results of all programs.
     pub(crate) fn rows(&self) -> Vec<CaseResult> {
         self.tried.iter().flat_map(|tried| tried.rows.iter().cloned()).collect()
     }

@@ -2,9 +2,9 @@ use super::*;
 use crate::config::resolve_mesh;
 use crate::runtime::Toolchain;
 
-/// A layout that another gives the same loops is still looked at where that one has no room.
+/// A layout that does not fit into memory does not exclude another layout with the same loops as a duplicate.
 #[test]
-fn duplicates_are_those_that_fit() {
+fn duplicate_of_a_layout_that_does_not_fit_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let options = Options {
         binary: "ltx2".into(),
@@ -39,7 +39,7 @@ fn duplicates_are_those_that_fit() {
         placed(name.into(), Some(name.into()), &read_layout_source(name).unwrap(), &mesh).expect("a mesh of it")
     });
     let devices = |capacity| Devices { toolchain: &toolchain, count: 8, capacity, chip: chip.as_ref() };
-    // Bytes of a run on a device.
+    // Bytes per device of a run.
     let bytes = points.each_ref().map(|point| {
         let batch = Batch::new(&request, None, devices(None)).unwrap();
         let estimator = &batch.workloads[0].estimator;

@@ -1,4 +1,4 @@
-//! Text of a search: a summary, and the fastest layout as a commented file.
+//! Formats the result of a search: a summary, and the fastest layout as a commented file.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,20 @@ use crate::tune::case_result::CaseResult;
 use crate::tune::compile_report::GIB;
 use crate::tune::table::{columns, milliseconds};
 
-/// Layouts named per reason in the summary.
+/// Number of layouts that the summary lists per reason.
 const NAMED: usize = 3;
 
-/// Winner as a layout file; its comments are the proof: each layout that was compiled, with its figures, and each that was
-/// not, with what decided.
+/// Returns the fastest layout as a layout file. Comments in the file list each compiled layout with its figures, and
+/// each pruned layout with the reason.
 pub(crate) fn best_layout(result: &SearchResult, request: &SearchRequest) -> Option<String> {
     let winner = &result.tried[result.winner?];
     let (best, comparison) = (winner.cost?, &result.comparison);
     let count = result.tried.len();
     let mut comments = vec![
-        format!("{}: the fastest predicted of {count} layouts compiled for {},", winner.point.label, request.target),
+        format!(
+            "{}: predicted to be the fastest of {count} layouts compiled for {},",
+            winner.point.label, request.target
+        ),
         format!("by `{}`{}.", request.command, predicted_by(winner)),
         format!("{}.", figures(winner, result)),
         "Compiled:".into(),
@@ -27,10 +30,10 @@ pub(crate) fn best_layout(result: &SearchResult, request: &SearchRequest) -> Opt
     others.sort_by(|a, b| a.cost.unwrap_or(f64::MAX).total_cmp(&b.cost.unwrap_or(f64::MAX)));
     comments.extend(others.iter().map(|t| format!("  {}: {}", t.point.label, lost(t, best, result))));
     if others.is_empty() {
-        comments.push("  no other".into());
+        comments.push("  no other layout".into());
     }
     for (reason, all) in by_reason(&result.pruned) {
-        comments.push(format!("Not compiled, {} that {}:", all.len(), reason.words()));
+        comments.push(format!("Not compiled, {} layouts that {}:", all.len(), reason.words()));
         let mut by_why: Vec<(&str, Vec<&str>)> = Vec::new();
         for pruned in all {
             match by_why.iter_mut().find(|(why, _)| *why == pruned.why) {
@@ -42,12 +45,12 @@ pub(crate) fn best_layout(result: &SearchResult, request: &SearchRequest) -> Opt
     }
     if comparison.parts.len() > 1 {
         let weights = comparison.parts.iter().map(|part| format!("{} x {}", part.steps, part.name));
-        comments.insert(2, format!("Times are of {}.", weights.collect::<Vec<_>>().join(" + ")));
+        comments.insert(2, format!("Times are for {}.", weights.collect::<Vec<_>>().join(" + ")));
     }
     Some(winner.point.source.to_yaml(&comments))
 }
 
-/// Summary of a search for the terminal.
+/// Returns the summary of a search for the terminal.
 pub(crate) fn summary(result: &SearchResult) -> String {
     let mut lines = Vec::new();
     if result.comparison.parts.len() > 1 || result.comparison.per_video {
@@ -55,28 +58,35 @@ pub(crate) fn summary(result: &SearchResult) -> String {
     }
     lines.push(match result.winner.map(|n| &result.tried[n]) {
         Some(winner) => format!("fastest: {}: {}", winner.point.label, figures(winner, result)),
-        None => format!("no layout was found that {}", if result.limit.is_some() { "fits" } else { "compiles" }),
+        None => format!(
+            "found no layout that {}",
+            if result.limit.is_some() { "fits into device memory" } else { "compiles" }
+        ),
     });
     for (reason, all) in by_reason(&result.pruned) {
         let named: Vec<String> = all.iter().take(NAMED).map(|pruned| left_out(pruned)).collect();
         let more = if all.len() > NAMED { ", …" } else { "" };
-        lines.push(format!("Not compiled, {} that {}: {}{more}", all.len(), reason.words(), named.join("; ")));
+        lines.push(format!("Not compiled, {} layouts that {}: {}{more}", all.len(), reason.words(), named.join("; ")));
     }
     let undecided = result.pruned.iter().filter(|p| p.named && p.reason == PruneReason::OverBudget);
     let undecided: Vec<&str> = undecided.map(|p| p.label.as_str()).collect();
     if !undecided.is_empty() {
-        lines.push(format!("Undecided layouts that have a name, give a larger --budget: {}", undecided.join("; ")));
+        lines.push(format!(
+            "Shipped or user-supplied layouts that were not compiled; increase --budget to include them: {}",
+            undecided.join("; ")
+        ));
     }
     lines.join("\n") + "\n"
 }
 
-/// Table of all that was compiled: the sum that layouts are compared by, and a step of each part.
+/// Returns a table of all compiled layouts with the total cost, and the cost of a step of each program.
 fn totals(result: &SearchResult) -> String {
     let Comparison { parts, timed, per_video } = &result.comparison;
     let unit = if *timed { "ms" } else { "MB received" };
-    let whole = if *per_video { format!("{unit}, a video") } else { format!("{unit}, all steps") };
-    let name =
-        |part: &ComparedLoop| format!("{} x {}", part.steps, if part.name.is_empty() { "a step" } else { &part.name });
+    let whole = if *per_video { format!("{unit} per video") } else { format!("{unit} for all steps") };
+    let name = |part: &ComparedLoop| {
+        format!("{} x {}", part.steps, if part.name.is_empty() { "one step" } else { &part.name })
+    };
     let head = ["layout".to_string(), whole].into_iter().chain(parts.iter().map(name)).chain(["GiB".to_string()]);
     let mut tried: Vec<&Tried> = result.tried.iter().collect();
     tried.sort_by(|a, b| a.cost.unwrap_or(f64::MAX).total_cmp(&b.cost.unwrap_or(f64::MAX)));
@@ -89,16 +99,16 @@ fn totals(result: &SearchResult) -> String {
     columns(&rows, 1..rows[0].len())
 }
 
-/// Milliseconds or megabytes.
+/// Formats milliseconds or megabytes.
 fn cell(cost: Option<f64>, timed: bool) -> String {
     cost.map_or(String::new(), |cost| if timed { milliseconds(cost) } else { format!("{:.3}", cost / 1e6) })
 }
 
-/// Compiler and chip of a layout's figures.
+/// Returns the chip and the compiler that a layout's figures come from.
 fn predicted_by(tried: &Tried) -> String {
     let row = tried.rows.first();
     let chip =
-        row.and_then(|row| row.report.as_ref()?.chip.as_ref()).map(|chip| format!(", by the chip {}", chip.name));
+        row.and_then(|row| row.report.as_ref()?.chip.as_ref()).map(|chip| format!(", for the chip {}", chip.name));
     let compiler = row.and_then(|row| row.compiler.as_ref()).map(|compiler| format!(", with {compiler}"));
     [chip, compiler].into_iter().flatten().collect()
 }
@@ -123,7 +133,7 @@ fn figures(tried: &Tried, result: &SearchResult) -> String {
     format!("{cost}{each}, {} MB of collectives per block, {gib:.2}{of} GiB per device", block.join(" and "))
 }
 
-/// Predicted parts of a step, in brackets.
+/// Formats the predicted components of a step, in parentheses.
 fn step(row: &CaseResult) -> String {
     let predicted = row.report.as_ref().and_then(|f| f.all_blocks());
     predicted.map_or(String::new(), |p| {

@@ -8,28 +8,29 @@ use crate::pipeline::programs::ProgramKind;
 use crate::request;
 use crate::tune::error::Result;
 
-/// Request of one size.
+/// A request of one video size.
 pub(super) struct Workload<'a> {
     shape: Option<String>,
     given: CliOverrides,
-    /// Arguments that give a child the same.
+    /// Arguments that give a child process the same configuration.
     settings: Vec<String>,
     pub(super) estimator: Estimator<'a>,
 }
 
-/// Number of videos at a time, with a request of each size.
+/// A batch size, with one request for each video size.
 pub(super) struct Batch<'a> {
     pub(super) extent: Extent,
     pub(super) workloads: Vec<Workload<'a>>,
-    /// Weight of the time of its steps: that of one video.
+    /// Factor that converts times to times per video.
     pub(super) weight: f64,
-    /// End of its layouts' labels, where numbers are compared.
+    /// Suffix of layout labels for this batch size; empty if there is only one batch size.
     pub(super) suffix: String,
 }
 
 impl<'a> Batch<'a> {
     /// # Errors
-    /// A shape that is not three numbers, a configuration that is refused, a loop that its requests do not run.
+    /// Returns an error if a shape does not consist of three numbers, if the configuration is invalid, or if the
+    /// requests do not run the selected loop.
     pub(super) fn new(request: &SearchRequest, videos: Option<usize>, devices: Devices<'a>) -> Result<Self> {
         let sizes = request.shapes.iter().cloned().map(Some);
         let sizes: Vec<Option<String>> = if request.shapes.is_empty() { vec![None] } else { sizes.collect() };
@@ -54,18 +55,18 @@ impl<'a> Batch<'a> {
         Ok(Batch { extent, workloads, weight: 1.0 / extent.videos.max(1) as f64, suffix })
     }
 
-    /// Arguments, configuration and kind of each program.
+    /// Iterates over the programs: the arguments of a child process, the configuration and the kind of each.
     pub(super) fn each(&self) -> impl Iterator<Item = (&[String], &CliOverrides, ProgramKind)> {
         self.workloads.iter().flat_map(|w| w.estimator.loops.iter().map(|l| (&*w.settings, &w.given, l.kind)))
     }
 
-    /// A label without its end.
+    /// Removes the suffix of this batch size from a label.
     pub(super) fn without_suffix<'s>(&self, label: &'s str) -> &'s str {
         label.strip_suffix(&self.suffix).unwrap_or(label)
     }
 }
 
-/// Programs that all layouts are compared by: the same for each number of videos.
+/// Returns the programs by which all layouts are compared; they are the same for each batch size.
 pub(super) fn parts(batches: &[Batch]) -> Vec<ComparedLoop> {
     let workloads = batches.first().map_or(&[][..], |batch| &batch.workloads);
     let of = |w: &Workload| {

@@ -1,4 +1,5 @@
-//! Weights as 8-bit floats of the form e5m2, which no program computes with: they are read as bf16, which holds each of them.
+//! Weights of the 8-bit float type e5m2, which compiled programs do not use. They are read as bf16, which represents
+//! every e5m2 value exactly.
 
 use std::sync::Arc;
 
@@ -8,8 +9,8 @@ use super::{Checkpoint, EightBits, Entry, known};
 use crate::hlo::DType;
 
 impl Checkpoint {
-    /// Reads e5m2 as bf16, or with dequantization scales as f32. Scales of another shape or type stay, and are refused where the
-    /// weights are compared with the model's.
+    /// Reads e5m2 as bf16, or as f32 if there are dequantization scales. Scales of an unsupported shape or type are
+    /// kept and reported by validation.
     pub(super) fn with_e5m2_weights(mut self) -> Self {
         let is_e5m2 = |(name, entry): (&String, &Entry)| (entry.dtype == Dtype::F8_E5M2).then(|| name.clone());
         let names: Vec<String> = self.tensors.iter().filter_map(is_e5m2).collect();

@@ -1,4 +1,4 @@
-//! The weights of a folder: its index or its file.
+//! Finds the weights in a folder: its index, weight file or shards.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 use super::WeightsError;
 
-/// What to do about weights in FlashPack's format.
+/// Error message for weights in FlashPack's format.
 pub(super) const FLASHPACK: &str = "FlashPack weights, which this program does not read; get the model's safetensors \
                                     files, or load it with the tool that packed it and save it as safetensors";
 
-/// Missing shards that are named.
-const MOST_NAMED: usize = 3;
+/// Maximum number of missing shards that an error lists.
+const MAX_LISTED: usize = 3;
 
-/// Stem, number and count of a shard's name.
+/// Stem, number and count from a shard's file name.
 type Shard = (String, usize, usize);
 
-/// Parts of a name such as `model-00001-of-00004.safetensors`.
+/// Parses a name such as `model-00001-of-00004.safetensors`.
 fn shard_of(name: &str) -> Option<Shard> {
     let (rest, count) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
     let (stem, number) = rest.rsplit_once('-')?;
@@ -27,15 +27,15 @@ pub(super) fn is_flashpack(name: &Path) -> bool {
     name.extension().is_some_and(|extension| extension == "flashpack")
 }
 
-/// Weights of a folder.
+/// The weights of a folder.
 pub(super) enum Found {
     /// An index or a weight file.
     File(PathBuf),
-    /// All files of a set without an index, in their order.
+    /// All files of a set of shards without an index, in order.
     Shards(Vec<PathBuf>),
 }
 
-/// Picks a folder's index, weight file, or set of shards.
+/// Selects a folder's index, weight file, or set of shards.
 pub(super) fn find_weights(folder: &Path) -> Result<Found, WeightsError> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(folder).map_err(WeightsError::io(folder, "cannot list"))? {
@@ -44,7 +44,8 @@ pub(super) fn find_weights(folder: &Path) -> Result<Found, WeightsError> {
     }
     for variant in ["", ".bf16", ".fp16"] {
         for stem in ["diffusion_pytorch_model", "model"] {
-            // diffusers puts the variant last in an index' name, older versions before `safetensors`.
+            // Current versions of diffusers put the variant at the end of an index's name, older ones before
+            // `safetensors`.
             let candidates = [
                 format!("{stem}.safetensors.index{variant}.json"),
                 format!("{stem}{variant}.safetensors.index.json"),
@@ -61,7 +62,7 @@ pub(super) fn find_weights(folder: &Path) -> Result<Found, WeightsError> {
     };
     let indices = names.iter().filter(|n| n.ends_with(".safetensors.index.json")).collect();
     let files: Vec<_> = names.iter().filter(|n| n.ends_with(".safetensors")).collect();
-    // One shard of several is no model.
+    // A single shard of several is not a complete model.
     let lone =
         only(files.clone()).filter(|path| shard_of(&path.to_string_lossy()).is_none_or(|(_, _, count)| count == 1));
     if let Some(path) = only(indices).or(lone) {
@@ -72,7 +73,7 @@ pub(super) fn find_weights(folder: &Path) -> Result<Found, WeightsError> {
     if let Some((stem, _, count)) = shards.first().filter(|_| is_one_set && shards.len() == files.len()) {
         let missing: Vec<String> = (1..=*count)
             .filter(|number| !shards.iter().any(|(_, own, _)| own == number))
-            .take(MOST_NAMED)
+            .take(MAX_LISTED)
             .map(|number| format!("{stem}-{number:05}-of-{count:05}.safetensors"))
             .collect();
         if missing.is_empty() && shards.len() == *count {
@@ -80,14 +81,14 @@ pub(super) fn find_weights(folder: &Path) -> Result<Found, WeightsError> {
         }
         let (got, missing) = (shards.len(), missing.join(", "));
         let reason =
-            format!("{got} of {count} files without an index; {missing} and {stem}.safetensors.index.json are missing");
+            format!("{got} of {count} shards and no index; {missing} and {stem}.safetensors.index.json are missing");
         return Err(WeightsError::NoWeights { path: folder.to_path_buf(), reason: reason + ": download them" });
     }
     let reason = if files.len() > 1 {
         let names: Vec<_> = files.iter().map(|n| n.as_str()).collect();
-        format!("{} safetensors files without an index ({}): name one of them", files.len(), names.join(", "))
+        format!("{} safetensors files without an index ({}): specify one of them", files.len(), names.join(", "))
     } else if let Some(name) = names.iter().find(|name| name.ends_with(".gguf")) {
-        format!("{name} is a GGUF file, which is not read; use the safetensors files of the same model")
+        format!("{name} is a GGUF file, which is not supported; use the safetensors files of the same model")
     } else if names.iter().any(|n| n.ends_with(".bin") || n.ends_with(".ckpt") || n.ends_with(".pt")) {
         "only pickled weights; convert them to safetensors".into()
     } else if let Some(name) = names.iter().find(|name| is_flashpack(Path::new(name))) {

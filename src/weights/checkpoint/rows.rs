@@ -1,4 +1,5 @@
-//! Tensors that a file holds in another form: several as the rows of one, or with a factor for each row apart.
+//! Tensors that a file stores in another form: several tensors as the rows of one, rows with separate factors, or 8-bit
+//! values.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -9,17 +10,17 @@ use super::{Checkpoint, Entry, TensorView, known};
 use crate::hlo::DType;
 use crate::weights::error::WeightsError;
 
-/// Form of a tensor whose numbers have 8 bits in the file and are floats of another type where they are read.
+/// Storage form of a tensor whose 8-bit values are read as another floating-point type.
 #[derive(Clone, Debug)]
 pub(super) enum EightBits<T = Entry> {
     Integers {
-        /// 8-bit integers that are taken off its rows: one for each, or one for all.
+        /// 8-bit integers that are subtracted from the rows: one per row, or one for all.
         zero_points: Option<Box<T>>,
     },
     E5M2,
 }
 
-/// The number that eight bits stand for: e5m2 is the upper half of f16.
+/// Converts e5m2 to f32: e5m2 is the upper half of f16.
 fn e5m2(bits: u8) -> f32 {
     f16::from_bits(u16::from(bits) << 8).to_f32()
 }
@@ -43,7 +44,7 @@ impl<T> EightBits<T> {
 }
 
 impl Entry {
-    /// The same place where so many shards are in front of those of its checkpoint.
+    /// Returns the entry with its shard index increased by `shards`, for a checkpoint that is appended to another.
     pub(super) fn behind(&self, shards: usize) -> Self {
         let moved = |other: &Entry| Box::new(other.behind(shards));
         let eight_bits = self.eight_bits.as_ref().map(|form| form.map(moved));
@@ -51,7 +52,8 @@ impl Entry {
         Entry { shard: self.shard + shards, factors, eight_bits, ..self.clone() }
     }
 
-    /// One of so many parts of equal numbers of rows; factors that are one for all rows stay.
+    /// Returns part `index` of `count` parts with equal numbers of rows. Factors and zero points are split as well,
+    /// unless one value applies to all rows.
     fn part(&self, index: usize, count: usize) -> Self {
         let rows = self.shape.first().map_or(1, |rows| rows / count);
         let shape = self.shape.iter().skip(1).fold(vec![rows], |mut all, n| {
@@ -71,10 +73,10 @@ impl Entry {
 }
 
 impl Checkpoint {
-    /// Puts parts of equal numbers of rows in the place of a tensor.
+    /// Replaces a tensor by parts with equal numbers of rows.
     ///
     /// # Errors
-    /// The tensor is missing, or its rows do not divide.
+    /// Returns an error if the tensor is missing or its rows are not divisible by the number of parts.
     pub(in crate::weights) fn split_rows(&mut self, name: &str, parts: &[String]) -> Result<(), WeightsError> {
         let whole = self.tensors.get(name).cloned().ok_or_else(|| self.missing(name))?;
         let (rows, count) = (whole.shape.first().copied().unwrap_or(1), parts.len());
@@ -89,10 +91,11 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Multiplies a tensor's rows by the numbers of another, in f32, when it is read.
+    /// Changes how a tensor is read: each row is multiplied by the corresponding value of the tensor `factors`, in f32.
     ///
     /// # Errors
-    /// One of them is missing, is not bf16, f16 or f32, or there is not a number for each row.
+    /// Returns an error if one of the tensors is missing or not bf16, f16 or f32, or if there is not one factor per
+    /// row.
     pub(in crate::weights) fn scale_rows(&mut self, name: &str, factors: &str) -> Result<(), WeightsError> {
         let [entry, by] = [name, factors].map(|name| self.tensors.get(name).cloned().ok_or_else(|| self.missing(name)));
         let (entry, by) = (entry?, by?);
@@ -107,20 +110,19 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Leaves a tensor out.
     pub(in crate::weights) fn remove(&mut self, name: &str) {
         Arc::make_mut(&mut self.tensors).remove(name);
     }
 }
 
-/// The value of a row, of values that are one for each or one for all.
+/// Returns the value for a row, from one value per row or one for all.
 fn by_row<T: Copy>(values: &[T], row: usize) -> T {
     if values.len() == 1 { values[0] } else { values[row] }
 }
 
 impl TensorView {
-    /// Reads numbers of 8 bits, integers less the zero points of their rows, as floats from byte `offset` of those on: the floats
-    /// hold each of these numbers.
+    /// Reads 8-bit values as floats, starting at byte `offset` of the floats; subtracts the zero points of integers.
+    /// The float type represents all these values exactly.
     pub(super) fn read_eight_bits(
         &self,
         form: &EightBits<TensorView>,
@@ -137,7 +139,7 @@ impl TensorView {
         };
         let mut numbers = vec![0; into.len() / size];
         let read = self.shard.file.read_exact_at(&mut numbers, self.range.start + first as u64);
-        // What was changed while it was read may be half of each.
+        // A read during a change may return a mix of old and new data.
         self.shard.check()?;
         read.map_err(WeightsError::io(&self.shard.path, "cannot read"))?;
         for (i, (number, float)) in numbers.into_iter().zip(into.chunks_exact_mut(size)).enumerate() {
@@ -154,7 +156,7 @@ impl TensorView {
         Ok(())
     }
 
-    /// Multiplies what was read from `offset` on by the factors of its rows.
+    /// Multiplies values by the factors of their rows, in place. `offset` is the byte offset at which they were read.
     pub(super) fn multiply(&self, factors: &TensorView, offset: usize, read: &mut [u8]) -> Result<(), WeightsError> {
         let factors: Vec<f32> = factors.to_tensor()?.to_f32().into_iter().collect();
         let (size, row) = (self.dtype.size(), self.shape[1..].iter().product::<usize>());

@@ -1,5 +1,5 @@
-//! Weights that torchao quantized: the tensor `X.weight` as `X._weight_qdata`, `X._weight_scale` and, of integers,
-//! `X._weight_zero_point`. The header's metadata names the form of each.
+//! Weights quantized by torchao: the tensor `X.weight` is stored as `X._weight_qdata`, `X._weight_scale` and, for
+//! integers, `X._weight_zero_point`. The header's metadata states the format of each weight.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use serde_json::Value;
 use super::{Checkpoint, EightBits, Entry};
 use crate::weights::error::WeightsError;
 
-/// End of the names of the quantized numbers.
+/// Name suffix of the quantized values.
 const NUMBERS: &str = "_qdata";
-/// What to do about a form that is not read.
+/// Advice for an unsupported format.
 const CURE: &str =
-    "use bf16 weights, or weights saved with Int8WeightOnlyConfig or Float8WeightOnlyConfig of one scale a row";
+    "use bf16 weights, or weights saved with Int8WeightOnlyConfig or Float8WeightOnlyConfig with one scale per row";
 
 impl Checkpoint {
-    /// Gives quantized weights the names of plain ones. 8-bit floats keep their bytes, with their scales beside them; integers are
-    /// read as the floats that they stand for.
+    /// Renames quantized weights to plain names. 8-bit floats keep their bytes and a separate scale tensor; integers
+    /// are read as dequantized floats.
     ///
     /// # Errors
-    /// Another form than 8-bit weights with a scale for each row, or for all of them.
+    /// Returns an error for formats other than 8-bit weights with one scale per row or per tensor.
     pub(super) fn with_torchao_weights(mut self) -> Result<Self, WeightsError> {
         let quantized: Vec<String> =
             self.tensors.keys().filter_map(|key| key.strip_suffix(NUMBERS).map(Into::into)).collect();
@@ -33,11 +33,11 @@ impl Checkpoint {
 
     fn restore(&mut self, stem: &str, name: &str) -> Result<(), WeightsError> {
         let form: Value = self.metadata(name).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-        let kind = form["_type"].as_str().unwrap_or("an unnamed form");
+        let kind = form["_type"].as_str().unwrap_or("an unnamed type");
         let refused = |what: String| WeightsError::Config {
             path: self.origin.clone(),
             key: name.into(),
-            reason: format!("quantized by torchao as {kind}{what}, which is not read: {CURE}"),
+            reason: format!("quantized by torchao as {kind}{what}, which is not supported: {CURE}"),
         };
         let part = |end: &str| format!("{stem}{end}");
         let (numbers, scales) = (part(NUMBERS), part("_scale"));

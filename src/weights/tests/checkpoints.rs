@@ -1,4 +1,4 @@
-//! Safetensors files and their indices, whole and damaged.
+//! Tests of valid and damaged safetensors files and indices.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::hlo::DType;
 use crate::tensor::Tensor;
 
 #[test]
-fn one_file_is_read_without_copying() {
+fn single_file_is_opened_and_read() {
     let dir = TempDir::new().expect("dir");
     let mut bytes = safetensors(&[("a.weight", "F32", &[2, 2]), ("b", "BF16", &[3])], json!({"note": "x"}));
     let start = bytes.len() - 22;
@@ -31,7 +31,7 @@ fn one_file_is_read_without_copying() {
 }
 
 #[test]
-fn damaged_files_are_named() {
+fn damaged_file_errors_contain_path() {
     let dir = TempDir::new().expect("dir");
     let whole = safetensors(&[("w", "F32", &[4])], Value::Null);
     let open = |bytes: &[u8]| Checkpoint::open(&put(dir.path().join("x.safetensors"), bytes));
@@ -39,7 +39,7 @@ fn damaged_files_are_named() {
     fails(open(b"short"), &["x.safetensors", "5 bytes"]);
     fails(open(b"<html>not a model</html>"), &["not a safetensors file"]);
     fails(open(&whole[..20]), &["truncated", "the file has 20"]);
-    let want = format!("asks for {} bytes, the file has {}", whole.len(), whole.len() - 5);
+    let want = format!("requires {} bytes, the file has {}", whole.len(), whole.len() - 5);
     fails(open(&whole[..whole.len() - 5]), &["truncated", &want]);
     fails(open(&[&whole[..], b"xy"].concat()), &["2 bytes after the last tensor"]);
     let mut garbled = whole.clone();
@@ -49,12 +49,12 @@ fn damaged_files_are_named() {
 }
 
 #[test]
-fn a_file_that_changes_while_it_is_open_is_an_error() {
+fn file_changed_while_open_is_an_error() {
     let dir = TempDir::new().expect("dir");
     let whole = safetensors(&[("w", "F32", &[4])], Value::Null);
     let path = put(dir.path().join("x.safetensors"), &whole);
     let checkpoint = Checkpoint::open(&path).expect("opens");
-    // Another file under its name, or none: the one that was opened is still whole.
+    // Replacing or removing the path does not affect the open file.
     put(dir.path().join("y"), b"other");
     fs::rename(dir.path().join("y"), &path).expect("renamed");
     assert_eq!(checkpoint.get("w").expect("there").read().expect("whole").len(), 16);
@@ -63,18 +63,18 @@ fn a_file_that_changes_while_it_is_open_is_an_error() {
     let checkpoint = Checkpoint::open(&path).expect("opens");
     let view = checkpoint.get("w").expect("whole");
     fs::OpenOptions::new().write(true).open(&path).and_then(|f| f.set_len(20)).expect("cut short");
-    // A reader that is at it is told: a mapping would end the process by a signal.
+    // A read returns an error; a memory mapping would crash the process with a signal.
     fails(view.read(), &["z.safetensors", "while it was in use"]);
     fails(checkpoint.get("w"), &["z.safetensors", "while it was in use", &format!("{} bytes, now 20", whole.len())]);
 
-    // Written anew in its place, to the same size: other weights of the same model.
+    // The file is rewritten in place with other weights of the same size.
     let path = put(dir.path().join("rewritten.safetensors"), &whole);
     let checkpoint = Checkpoint::open(&path).expect("opens");
     let before = fs::metadata(&path).and_then(|about| about.modified()).expect("a time");
     let mut other = whole.clone();
     let last = other.len() - 1;
     other[last] ^= 1;
-    // File systems tell times apart in steps of some milliseconds.
+    // Modification times have a resolution of some milliseconds.
     while fs::metadata(&path).and_then(|about| about.modified()).expect("a time") == before {
         put(path.clone(), &other);
     }
@@ -83,7 +83,7 @@ fn a_file_that_changes_while_it_is_open_is_an_error() {
 }
 
 #[test]
-fn huge_offsets_are_an_error_not_a_panic() {
+fn huge_offsets_are_an_error() {
     let dir = TempDir::new().expect("dir");
     let mut header = Map::new();
     let part = 1u64 << 60;
@@ -98,7 +98,7 @@ fn huge_offsets_are_an_error_not_a_panic() {
 }
 
 #[test]
-fn a_header_of_a_million_tensors_is_read_and_one_that_claims_more_than_the_format_allows_is_not() {
+fn million_tensor_header_opens_and_oversized_header_fails() {
     let dir = TempDir::new().expect("dir");
     let tensor = |i: usize| format!("\"t{i}\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}");
     let text = format!("{{{}}}", (0..1_000_000).map(tensor).collect::<Vec<_>>().join(","));
@@ -110,7 +110,7 @@ fn a_header_of_a_million_tensors_is_read_and_one_that_claims_more_than_the_forma
 }
 
 #[test]
-fn element_types_are_checked_when_a_weight_is_asked_for() {
+fn unsupported_element_type_fails_on_access() {
     let dir = TempDir::new().expect("dir");
     let bytes = safetensors(&[("f", "BF16", &[1]), ("q", "I8", &[4]), ("e", "F8_E8M0", &[4])], Value::Null);
     let checkpoint = Checkpoint::open(&put(dir.path().join("x.safetensors"), bytes)).expect("opens");
@@ -120,7 +120,7 @@ fn element_types_are_checked_when_a_weight_is_asked_for() {
     fails(checkpoint.get("gone"), &["x.safetensors", "`gone` is missing"]);
 }
 
-/// Two shards and their index.
+/// Writes two shards and their index.
 fn sharded(dir: &Path, index: Value) -> PathBuf {
     put(dir.join("model-00001-of-00002.safetensors"), safetensors(&[("a", "F32", &[1])], Value::Null));
     put(dir.join("model-00002-of-00002.safetensors"), safetensors(&[("b", "F32", &[2])], Value::Null));
@@ -128,7 +128,7 @@ fn sharded(dir: &Path, index: Value) -> PathBuf {
 }
 
 #[test]
-fn shards_are_found_through_their_index() {
+fn shards_are_opened_through_index() {
     let dir = TempDir::new().expect("dir");
     let map = |b: &str| json!({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": b}});
     sharded(dir.path(), map("model-00002-of-00002.safetensors"));
@@ -146,7 +146,7 @@ fn shards_are_found_through_their_index() {
 }
 
 #[test]
-fn a_folder_s_weights_are_picked_by_name() {
+fn folder_weights_are_selected_by_name() {
     let dir = TempDir::new().expect("dir");
     fails(Checkpoint::open(dir.path()), &["no safetensors file"]);
     let packed = dir.path().join("model.flashpack");
@@ -164,7 +164,7 @@ fn a_folder_s_weights_are_picked_by_name() {
     file("one.safetensors", "one");
     assert_eq!(first().as_deref(), Some("one"));
     file("two.safetensors", "two");
-    fails(Checkpoint::open(dir.path()), &["one.safetensors, two.safetensors", "name one of them"]);
+    fails(Checkpoint::open(dir.path()), &["one.safetensors, two.safetensors", "specify one of them"]);
     file("diffusion_pytorch_model.bf16.safetensors", "bf16");
     assert_eq!(first().as_deref(), Some("bf16"));
     file("diffusion_pytorch_model.safetensors", "plain");
@@ -172,7 +172,7 @@ fn a_folder_s_weights_are_picked_by_name() {
 }
 
 #[test]
-fn differences_to_the_declaration_are_listed() {
+fn validation_lists_differences() {
     let dir = TempDir::new().expect("dir");
     let tensors: [(&str, &str, &[usize]); 4] =
         [("a", "F32", &[2]), ("b", "F32", &[2, 3]), ("q", "I8", &[2]), ("statistics", "F32", &[1])];
@@ -186,7 +186,7 @@ fn differences_to_the_declaration_are_listed() {
     assert_eq!(report.extra, ["statistics"]);
     assert_eq!(report.lines().len(), 5);
     let text = "2 missing (c.0, c.1); 1 mis-shaped (b: file [2, 3], model [3, 2]); 1 not floating point (q: i8); \
-                1 that nothing reads (statistics)";
+                1 unknown (statistics)";
     assert_eq!(report.to_string(), text);
     fails(report.into_result(Component::Vae, &checkpoint), &["x.safetensors", "the video VAE", text]);
     let names: [(&str, &str, &[usize]); 5] = [
@@ -201,12 +201,12 @@ fn differences_to_the_declaration_are_listed() {
     let declared: [(&str, &[usize]); 1] = [("a.weight", &[2])];
     let report = validate(&checkpoint, Component::LatentUpsampler, declared);
     assert_eq!((&report.extra[..], report.inert), (&["upsampler.blur_downs".to_string()][..], 2));
-    let why = ["y.safetensors", "1 that nothing reads (upsampler.blur_downs)"];
+    let why = ["y.safetensors", "1 unknown (upsampler.blur_downs)"];
     fails(report.into_result(Component::LatentUpsampler, &checkpoint), &why);
 }
 
 #[test]
-fn scales_of_blocks_or_integers_are_differences() {
+fn block_and_integer_scales_fail_validation() {
     let dir = TempDir::new().expect("dir");
     let report = |shape: &[usize], scale: (&str, &[usize])| {
         let tensors = [("a.weight", "F8_E4M3", shape), ("a.weight_scale", scale.0, scale.1)];
@@ -218,7 +218,7 @@ fn scales_of_blocks_or_integers_are_differences() {
     for (dtype, scale) in [("F32", &[][..]), ("F32", &[1]), ("BF16", &[1, 1]), ("F32", &[4]), ("F16", &[4, 1])] {
         report(&[4, 6], (dtype, scale)).1.unwrap_or_else(|e| panic!("{scale:?}: {e}"));
     }
-    // As many scales as rows, but of blocks, and of columns.
+    // Scales per block or per column, too many scales, and none.
     for (shape, scale) in [([4, 6], &[2, 3][..]), ([4, 6], &[2, 2]), ([4, 4], &[1, 4]), ([4, 6], &[6]), ([4, 6], &[0])]
     {
         let (report, result) = report(&shape, ("F32", scale));
@@ -232,7 +232,7 @@ fn scales_of_blocks_or_integers_are_differences() {
 }
 
 #[test]
-fn the_first_number_that_is_not_finite_is_found() {
+fn first_non_finite_value_is_reported() {
     let dir = TempDir::new().expect("dir");
     let mut bytes = safetensors(&[("w", "BF16", &[2, 3])], Value::Null);
     let path = put(dir.path().join("x.safetensors"), &bytes);
@@ -242,7 +242,7 @@ fn the_first_number_that_is_not_finite_is_found() {
     let path = put(dir.path().join("y.safetensors"), &bytes);
     let view = Checkpoint::open(&path).expect("opens").get("w").expect("there");
     fails(read_finite(&view), &["y.safetensors", "`w` is -inf at [1, 1]"]);
-    // Of a piece it is told where it lies in the whole.
+    // The index refers to the complete tensor even if a part is checked.
     fails(check_finite(&view, 6, &view.read().expect("whole")[6..]), &["y.safetensors", "`w` is -inf at [1, 1]"]);
     view.read_at(0, &mut [0; 8]).expect("whole");
     let position = |t: Tensor| first_non_finite(t.dtype(), &t.bytes());
@@ -255,7 +255,7 @@ fn the_first_number_that_is_not_finite_is_found() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A damaged file is an error or a file, never a panic; what opens can be read to its last byte.
+    /// A damaged file is an error or readable to its last byte, but never a panic.
     #[test]
     fn damaged_files_never_panic(cut in 0usize..400, flips in prop::collection::vec((0usize..400, any::<u8>()), 0..6)) {
         let mut bytes = safetensors(&[("a.weight", "F32", &[2, 3]), ("b", "BF16", &[7])], json!({"k": "v"}));
@@ -267,7 +267,7 @@ proptest! {
         read_everything(&bytes);
     }
 
-    /// Headers of arbitrary sizes and offsets.
+    /// Headers with arbitrary sizes and offsets.
     #[test]
     fn arbitrary_headers_never_panic(
         infos in prop::collection::vec((any::<u64>(), prop::collection::vec(any::<u64>(), 0..4), any::<u64>()), 0..4),

@@ -1,4 +1,4 @@
-//! LTX-2.5's video VAE with the diffusion decoder, in Lightricks' layout.
+//! Tests of LTX-2.5's video VAE with the diffusion decoder, in Lightricks' layout.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use super::super::*;
 use super::official::official_config;
 use super::{fails, open, open_with, put, safetensors};
 
-/// The header's `vae` section of the published file.
+/// The `vae` section in the header of the published file.
 fn vae() -> Value {
     let conv = &official_config()["vae"];
     json!({
@@ -30,7 +30,7 @@ fn vae() -> Value {
 
 type Given<'a> = (&'a str, &'a [usize], &'a [f32]);
 
-/// A file of bf16 tensors with values.
+/// Writes a file of bf16 tensors with values.
 fn file(path: PathBuf, prefix: &str, vae: &Value, tensors: &[Given]) -> PathBuf {
     let names: Vec<String> = tensors.iter().map(|(name, ..)| format!("{prefix}{name}")).collect();
     let shapes: Vec<_> = names.iter().zip(tensors).map(|(name, (_, shape, _))| (&**name, "BF16", *shape)).collect();
@@ -64,7 +64,7 @@ fn values(source: &ModelSource, name: &str) -> Vec<f32> {
 }
 
 #[test]
-fn one_file_is_encoder_and_decoder() {
+fn one_file_contains_encoder_and_diffusion_decoder() {
     let dir = TempDir::new().expect("dir");
     for prefix in ["", "vae."] {
         let path = file(dir.path().join(format!("{prefix}file.safetensors")), prefix, &vae(), &TENSORS);
@@ -104,7 +104,7 @@ fn one_file_is_encoder_and_decoder() {
         assert_eq!(values(&source, &format!("{attention}.to_q.weight")), [1.0, 2.0]);
         assert_eq!(values(&source, &format!("{attention}.to_v.weight")), [5.0, 6.0]);
         assert_eq!(values(&source, &format!("{attention}.to_k.bias")), [8.0]);
-        // Gates are multiplied in, a row each, whatever part is read.
+        // Gates are multiplied into the rows, also in a partial read.
         let out = "decoder.diff_blocks.0.attn.to_out.0";
         assert_eq!(values(&source, &format!("{out}.weight")), [2.0, 4.0, -1.5, -2.0]);
         assert_eq!(values(&source, &format!("{out}.bias")), [10.0, -3.0]);
@@ -112,7 +112,7 @@ fn one_file_is_encoder_and_decoder() {
         let weight = checkpoint.get(&format!("{out}.weight")).expect("there");
         weight.read_at(4, &mut last).expect("reads");
         assert_eq!(last.map(|byte| byte), bytemuck::cast::<[bf16; 2], [u8; 4]>([-1.5, -2.0].map(bf16::from_f32)));
-        // Both halves have the statistics.
+        // Both the VAE and the decoder contain the statistics.
         assert!(source.checkpoint(Component::Vae).expect("there").contains("latents_std"));
         assert_eq!(values(&source, "latents_mean"), [0.5, 1.5]);
     }
@@ -139,7 +139,7 @@ fn conv_config() -> Value {
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn mismatches_are_reported_by_key() {
     let dir = TempDir::new().expect("dir");
     let written = |vae: &Value, tensors: &[Given]| open(&file(dir.path().join("f.safetensors"), "", vae, tensors));
     fn tensors<'a>(more: Given<'a>) -> Vec<Given<'a>> {
@@ -158,7 +158,7 @@ fn what_does_not_fit_is_named() {
     let mut wrong = tensors(gate);
     wrong.push(("decoder.diff_blocks.0.mlp.w_down.weight", &[2, 1], &[0.0; 2]));
     fails(checkpoint(&wrong), &["gate_mlp", "[3]", "[2]"]);
-    // A gate of nothing, and a tensor that no decoder has, are extra.
+    // A gate without its layer and an unknown decoder tensor are reported as extra.
     let all = checkpoint(&[&tensors(gate)[..], &[("decoder.dream.weight", &[1], &[0.0])]].concat()).expect("opens");
     let report = validate(&all, Component::DiffusionDecoder, [("decoder.conv_in_x_t.weight", &[1, 2][..])]);
     assert_eq!(report.extra, ["decoder.diff_blocks.0.gate_mlp", "decoder.dream.weight"]);
@@ -168,20 +168,20 @@ fn what_does_not_fit_is_named() {
         vae[section][key] = value;
         written(&vae, &TENSORS).and_then(|source| source.config(Component::DiffusionDecoder))
     };
-    fails(with("decoder", "dream", json!(1)), &["config.vae.decoder.dream", "is 1", "a key that this program"]);
-    fails(with("decoder", "stage5_channels", json!(64)), &["stage5_channels", "is 64", "stage_channels' last"]);
+    fails(with("decoder", "dream", json!(1)), &["config.vae.decoder.dream", "is 1", "an unknown key"]);
+    fails(
+        with("decoder", "stage5_channels", json!(64)),
+        &["stage5_channels", "is 64", "the value of the last entry of stage_channels"],
+    );
     fails(with("decoder", "upsamples", json!([[2, 2]])), &["upsamples", "not a list of strides"]);
     fails(with("encoder", "dream", json!(1)), &["config.vae.encoder.dream"]);
     let other = json!({"_class_name": "DreamVAE"});
-    fails(
-        written(&other, &TENSORS).and_then(|source| source.config(Component::Vae)),
-        &["DreamVAE", "no code computes"],
-    );
+    fails(written(&other, &TENSORS).and_then(|source| source.config(Component::Vae)), &["DreamVAE", "not supported"]);
 }
 
-/// The decoder's keys among the VAE's own, as the training code reads them too, and its defaults.
+/// The decoder's keys may be directly in the VAE's section, as in the training code; missing keys get its defaults.
 #[test]
-fn a_flat_section_reads_as_the_training_code_reads_it() {
+fn decoder_keys_in_vae_section_are_accepted() {
     let dir = TempDir::new().expect("dir");
     let flat = json!({"_class_name": "CausalDiffusionVAE", "stage_depths": [1, 1, 1, 1, 2], "na_head_dim": 32});
     let source = open(&file(dir.path().join("f.safetensors"), "", &flat, &TENSORS)).expect("opens");
@@ -192,7 +192,7 @@ fn a_flat_section_reads_as_the_training_code_reads_it() {
 }
 
 #[test]
-fn the_file_of_a_named_video_vae_decodes() {
+fn vae_override_selects_decoder() {
     let dir = TempDir::new().expect("dir");
     let root = dir.path();
     let transformer = super::ltx2_5::split(root);

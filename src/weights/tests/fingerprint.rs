@@ -1,4 +1,4 @@
-//! Fingerprints of models and LoRAs.
+//! Tests of the fingerprints of models and LoRAs.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -16,13 +16,13 @@ fn write(path: &Path, bytes: &[u8]) {
 }
 
 #[test]
-fn start_middle_and_end_are_hashed_and_small_tensors_whole() {
+fn fingerprint_samples_start_middle_and_end() {
     assert_eq!(blocks(100), std::iter::once(0..100).collect::<Vec<_>>());
     assert_eq!(blocks(4 * BLOCK), std::iter::once(0..4 * BLOCK).collect::<Vec<_>>());
     assert_eq!(blocks(100 * BLOCK), [0..BLOCK, 99 * BLOCK / 2..99 * BLOCK / 2 + BLOCK, 99 * BLOCK..100 * BLOCK]);
 }
 
-/// Also of an element type that no program reads; a copy at another time has the same fingerprint.
+/// Writing the same bytes again gives the same fingerprint, although the modification time differs.
 #[test]
 fn changed_bytes_change_the_fingerprint() {
     let folder = tempfile::tempdir().unwrap();
@@ -48,7 +48,7 @@ fn changed_bytes_change_the_fingerprint() {
 }
 
 #[test]
-fn models_that_differ_in_one_weight_differ_in_that_component() {
+fn changed_weight_changes_only_its_component_fingerprint() {
     let folder = tempfile::tempdir().unwrap();
     let tiny = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_a"));
     let copied = std::process::Command::new("cp").arg("-r").arg(tiny).arg(folder.path().join("m")).status().unwrap();

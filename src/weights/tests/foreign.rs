@@ -1,4 +1,4 @@
-//! Files that are something else than safetensors, element types of others, and sets of files that are not complete.
+//! Tests of files that are not safetensors files, of e5m2 weights, and of incomplete sets of shards.
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -9,7 +9,7 @@ use crate::hlo::DType;
 
 const LFS: &[u8] = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 46149344974\n";
 
-/// Beginnings of files, and what each is called.
+/// First bytes of files, and the expected description of each.
 const FILES: [(&[u8], &str); 9] = [
     (b"GGUF\x03\0\0\0\x05\x02\0\0\0\0\0\0 and more", "a GGUF file"),
     (LFS, "a git-LFS pointer"),
@@ -18,12 +18,12 @@ const FILES: [(&[u8], &str); 9] = [
     (b"{\"error\": \"Repository not found\"}", "JSON"),
     (b"PK\x03\x04\0\0\x08\x08archive/data.pkl", "torch.save"),
     (b"\x80\x02}q\0X\x05\0\0\0stateq\x01.", "torch.save"),
-    (b"\x1f\x8b\x08\0\0\0\0\0\0\x03packed bytes", "a packed archive"),
-    (&[0; 64], "nothing but zeros"),
+    (b"\x1f\x8b\x08\0\0\0\0\0\0\x03packed bytes", "a compressed archive"),
+    (&[0; 64], "a file that begins with zeros"),
 ];
 
 #[test]
-fn foreign_files_are_called_what_they_are() {
+fn foreign_file_types_are_identified() {
     let dir = TempDir::new().expect("dir");
     diffusers_folder(dir.path());
     for (bytes, kind) in FILES {
@@ -40,12 +40,12 @@ fn foreign_files_are_called_what_they_are() {
     }
     let file = dir.path().join("foreign.safetensors");
     fails(Checkpoint::open(&put(file.clone(), b"")), &["it is empty"]);
-    // A length that no file has, and nothing that is known.
-    fails(Checkpoint::open(&put(file, [0xfe; 64])), &["it is of another kind, or damaged"]);
+    // An impossible length field and unknown contents.
+    fails(Checkpoint::open(&put(file, [0xfe; 64])), &["it is in another format or damaged"]);
 }
 
 #[test]
-fn a_configuration_that_is_a_pointer_is_named() {
+fn git_lfs_pointer_config_is_identified() {
     let dir = TempDir::new().expect("dir");
     diffusers_folder(dir.path());
     put(dir.path().join("transformer/config.json"), LFS);
@@ -56,51 +56,51 @@ fn a_configuration_that_is_a_pointer_is_named() {
 }
 
 #[test]
-fn a_folder_of_gguf_files_is_named() {
+fn gguf_folder_is_identified() {
     let dir = TempDir::new().expect("dir");
     put(dir.path().join("model-Q4_K.gguf"), b"GGUF");
     fails(Checkpoint::open(dir.path()), &["no weights: model-Q4_K.gguf is a GGUF file", "safetensors files"]);
 }
 
 #[test]
-fn shards_without_an_index_are_one_checkpoint_where_all_are_there() {
+fn complete_shard_set_without_index_opens() {
     let dir = TempDir::new().expect("dir");
     let shard = |number: usize, name: &str| {
         let file = dir.path().join(format!("model-0000{number}-of-00003.safetensors"));
         put(file, safetensors(&[(name, "BF16", &[4])], Value::Null))
     };
     shard(1, "a");
-    let words = ["1 of 3 files without an index", "model-00002-of-00003.safetensors, model-00003-of-00003.safetensors"];
+    let words = ["1 of 3 shards and no index", "model-00002-of-00003.safetensors, model-00003-of-00003.safetensors"];
     fails(Checkpoint::open(dir.path()), &words);
     let last = shard(3, "c");
     fails(
         Checkpoint::open(dir.path()),
-        &["2 of 3 files", "index; model-00002-of-00003.safetensors and model.safetensors"],
+        &["2 of 3 shards", "index; model-00002-of-00003.safetensors and model.safetensors"],
     );
     shard(2, "b");
     let whole = Checkpoint::open(dir.path()).expect("opens");
     assert_eq!(whole.names().collect::<Vec<_>>(), ["a", "b", "c"]);
     assert_eq!(whole.get("c").expect("there").file(), last);
     shard(2, "a");
-    fails(Checkpoint::open(dir.path()), &["model-00002-of-00003.safetensors: tensor `a` is given twice"]);
-    // Files of two sets.
+    fails(Checkpoint::open(dir.path()), &["model-00002-of-00003.safetensors: tensor `a` is defined twice"]);
+    // Files that do not form one set of shards.
     put(dir.path().join("other.safetensors"), safetensors(&[("d", "BF16", &[4])], Value::Null));
-    fails(Checkpoint::open(dir.path()), &["4 safetensors files without an index", "name one of them"]);
+    fails(Checkpoint::open(dir.path()), &["4 safetensors files without an index", "specify one of them"]);
 }
 
 #[test]
-fn a_lora_in_place_of_a_model_is_named() {
+fn lora_file_as_model_is_identified() {
     let dir = TempDir::new().expect("dir");
     for key in ["diffusion_model.transformer_blocks.0.attn1.to_q.lora_A.weight", "lora_unet_x.lora_down.weight"] {
         let file = put(dir.path().join("style.safetensors"), safetensors(&[(key, "BF16", &[4, 2])], Value::Null));
-        fails(open(&file), &["style.safetensors", key, "is part of a LoRA, which is no model", "--lora"]);
+        fails(open(&file), &["style.safetensors", key, "is part of a LoRA, which is not a model", "--lora"]);
     }
     let other = safetensors(&[("weight", "BF16", &[4])], Value::Null);
     let said = message(open(&put(dir.path().join("other.safetensors"), other)));
     assert!(said.contains("`config`: is missing") && !said.contains("LoRA"), "{said}");
 }
 
-/// A file with weights whose bytes are given.
+/// Returns the bytes of a safetensors file with e5m2 weights, given as bytes, and optional scales.
 fn e5m2(numbers: &[u8], scales: Option<(&[usize], &[f32])>) -> Vec<u8> {
     let rows = numbers.len() / 4;
     let mut header = json!({"w.weight": {"dtype": "F8_E5M2", "shape": [rows, 4], "data_offsets": [0, numbers.len()]}});
@@ -115,11 +115,11 @@ fn e5m2(numbers: &[u8], scales: Option<(&[usize], &[f32])>) -> Vec<u8> {
 }
 
 #[test]
-fn e5m2_weights_are_read_as_the_numbers_that_they_stand_for() {
+fn e5m2_weights_are_converted_exactly() {
     let dir = TempDir::new().expect("dir");
     let file = dir.path().join("w.safetensors");
     let open = |bytes: Vec<u8>| Checkpoint::open(&put(file.clone(), bytes)).expect("opens");
-    // One, its neighbour, the smallest, the largest, their negatives, and zero.
+    // 1, the next larger value, the smallest and the largest value, negatives, and both zeros.
     let numbers = [0x3c, 0x3d, 0x01, 0x7b, 0xbc, 0xbd, 0x80, 0x00];
     let values = [1.0, 1.25, 2f32.powi(-16), 57344.0, -1.0, -1.25, -0.0, 0.0];
     let plain = open(e5m2(&numbers, None));
@@ -138,7 +138,7 @@ fn e5m2_weights_are_read_as_the_numbers_that_they_stand_for() {
         let got: Vec<f32> = view.to_tensor().expect("read").to_f32().into_iter().collect();
         assert_eq!((view.dtype(), got), (DType::F32, wanted));
     }
-    // Scales of blocks stay, and are refused beside the weight.
+    // Block scales are kept and reported.
     let blocks = open(e5m2(&numbers, Some((&[2, 2], &[1.0; 4]))));
     fails(blocks.scales_of("w.weight"), &["w.weight_scale", "[2, 2]"]);
 }

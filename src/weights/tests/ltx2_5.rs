@@ -1,4 +1,4 @@
-//! LTX-2.5 in each of its layouts, and every part that does not go with it.
+//! Tests of LTX-2.5 models in each supported layout, and of components that do not match them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::{diffusers_folder, fails, open, open_with, put, safetensors};
 
 type Tensors<'a> = Vec<(&'a str, &'a str, &'a [usize])>;
 
-/// Transformer and connectors as the file of the transformer has them.
+/// Tensors of the transformer and the connectors, as in the transformer's file.
 fn transformer() -> Tensors<'static> {
     vec![
         ("model.diffusion_model.patchify_proj.weight", "BF16", &[4, 2]),
@@ -31,7 +31,7 @@ const PROJECTIONS: [(&str, &str, &[usize]); 4] = [
     ("text_embedding_projection.audio_aggregate_embed.bias", "BF16", &[8]),
 ];
 
-/// The text encoder's file: its weights, what no prompt is read with, and the tokenizer's files.
+/// Tensors of the text encoder's file: weights, unused modules, text projections and the tokenizer's files.
 fn text_encoder() -> Tensors<'static> {
     let own: Tensors = vec![
         ("model.embed_tokens.weight", "BF16", &[16, 8]),
@@ -46,7 +46,7 @@ fn text_encoder() -> Tensors<'static> {
     [own, PROJECTIONS.to_vec()].concat()
 }
 
-/// The header's `config` of the transformer's file.
+/// `config` in the header of the transformer's file.
 fn config() -> Value {
     let keys = json!({
         "caption_proj_before_connector": true, "caption_projection_first_linear": false,
@@ -72,7 +72,7 @@ fn gemma(version: Option<&str>) -> Value {
 
 const OWN: Option<&str> = Some("gemma4-12b-ltx-v1");
 
-/// A LoRA whose header has `version`.
+/// Writes and opens a LoRA with this header metadata.
 fn lora(folder: &Path, version: Value) -> LoraFile {
     let pair: [(&str, &str, &[usize]); 2] = [
         ("transformer.proj_in.lora_A.weight", "BF16", &[1, 2]),
@@ -82,7 +82,7 @@ fn lora(folder: &Path, version: Value) -> LoraFile {
     LoraFile::open(file.to_str().expect("utf-8")).expect("a LoRA")
 }
 
-/// A repository of split files, of which the transformer's is returned.
+/// Writes a repository of split files; returns the transformer's file.
 pub(super) fn split(root: &Path) -> PathBuf {
     let write = |file: &str, tensors: &[(&str, &str, &[usize])], header: Value| {
         put(root.join(file), safetensors(tensors, header))
@@ -133,7 +133,7 @@ fn with_text_encoder(model: &Path, encoder: &Path) -> Result<ModelSource, Weight
     open_with(model, &Overrides { text_encoder: encoder.to_str().map(String::from), ..Overrides::default() })
 }
 
-/// The parts of LTX-2.5 in diffusers' layout that tell it from others.
+/// Writes those files of a diffusers folder that identify LTX-2.5.
 fn folder(root: &Path) {
     diffusers_folder(root);
     let transformer = json!({"use_prompt_embeddings": false, "cross_attn_mod": true, "ff_bias": false,
@@ -149,7 +149,7 @@ fn folder(root: &Path) {
 }
 
 #[test]
-fn either_mark_of_the_transformer_tells_the_generation() {
+fn either_config_marker_identifies_ltx_2_5() {
     let version = |keys: Value| {
         let mut config = json!({"use_prompt_embeddings": false, "cross_attn_mod": true});
         config.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
@@ -163,7 +163,7 @@ fn either_mark_of_the_transformer_tells_the_generation() {
 }
 
 #[test]
-fn a_diffusers_folder_is_recognised() {
+fn diffusers_folder_is_recognized_as_ltx_2_5() {
     let dir = TempDir::new().expect("dir");
     folder(dir.path());
     let source = open(dir.path()).expect("opens");
@@ -172,7 +172,7 @@ fn a_diffusers_folder_is_recognised() {
         assert!(source.has(part), "{part}");
     }
     assert!(!source.has(Component::TemporalUpsampler));
-    // Tensors of LTX-2.3 under this configuration, by either of the differences.
+    // The keyframe embedding or the missing biases of the video stream identify the tensors of LTX-2.5.
     let tensors = |rest: &[(&str, &str, &[usize])]| {
         let prompt = ("prompt_adaln.linear.weight", "BF16", &[8, 4][..]);
         let file = dir.path().join("transformer/diffusion_pytorch_model.safetensors");
@@ -195,7 +195,7 @@ fn a_diffusers_folder_is_recognised() {
 }
 
 #[test]
-fn split_files_are_one_model() {
+fn split_files_open_as_one_model() {
     let dir = TempDir::new().expect("dir");
     let file = split(dir.path());
     let source = open(&file).expect("opens");
@@ -207,7 +207,7 @@ fn split_files_are_one_model() {
     let config = source.config(Component::Transformer).expect("derived");
     assert_eq!([&config["ff_bias"], &config["audio_ff_bias"]], [&json!(false), &json!(true)]);
     assert_eq!(config["use_keyframes_abs_pos_embedding"], json!(true));
-    // Bodies of the connectors come from one file, text projections from another.
+    // Connector blocks and text projections come from different files.
     let connectors = source.checkpoint(Component::Connectors).expect("joined");
     assert!(
         connectors.contains("video_connector.learnable_registers") && connectors.contains("video_text_proj_in.bias")
@@ -226,7 +226,7 @@ fn split_files_are_one_model() {
         }
         files => panic!("{files:?}"),
     }
-    // The convolutional VAE decodes; the other file is the diffusion decoder's.
+    // The convolutional VAE has its own decoder; the other file contains the diffusion decoder.
     let has = |part: Component, name: &str| source.checkpoint(part).expect("there").contains(name);
     assert!(has(Component::Vae, "decoder.mid_block.resnets.0.conv1.conv.weight"));
     assert!(has(Component::Vae, "encoder.mid_block.resnets.0.conv1.conv.weight") && has(Component::Vae, "latents_std"));
@@ -236,15 +236,15 @@ fn split_files_are_one_model() {
     assert_eq!([&temporal["spatial_upsample"], &temporal["temporal_upsample"]], [&json!(false), &json!(true)]);
     assert_eq!(source.fingerprint(Component::TemporalUpsampler).expect("readable").len(), 64);
 
-    // The repository itself, while it holds one transformer.
+    // The repository itself can be opened if it contains a single transformer.
     assert_eq!(open(dir.path()).expect("one transformer").path(), file);
     fs::copy(&file, file.with_file_name("ltx-2.5-22b-distilled-transformer-bf16.safetensors")).expect("copied");
-    let both = ["2 transformers (ltx-2.5-22b-dev-transformer-bf16.safetensors, ltx-2.5-22b-distilled", "name one"];
+    let both = ["2 transformers (ltx-2.5-22b-dev-transformer-bf16.safetensors, ltx-2.5-22b-distilled", "specify one"];
     fails(open(dir.path()), &both);
 }
 
 #[test]
-fn split_files_by_themselves_say_where_the_rest_is() {
+fn error_for_transformer_alone_names_the_missing_files() {
     let dir = TempDir::new().expect("dir");
     let file = split(dir.path());
     let alone = dir.path().join("alone.safetensors");
@@ -259,12 +259,12 @@ fn split_files_by_themselves_say_where_the_rest_is() {
     assert!(source.checkpoint(Component::Transformer).expect("there").contains("proj_in.weight"));
     let cure = ["alone.safetensors", "`text_embedding_projection`", "gemma4-12b-with-proj-ltx-2.5-bf16.safetensors"];
     fails(source.checkpoint(Component::Connectors), &cure);
-    fails(source.require([Component::TextEncoder]), &["no text encoder here", "--text-encoder"]);
+    fails(source.require([Component::TextEncoder]), &["contains no text encoder", "--text-encoder"]);
     let encoder = dir.path().join("text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors");
     let source = with_text_encoder(&alone, &encoder).expect("opens");
     assert!(source.checkpoint(Component::Connectors).expect("joined").contains("audio_text_proj_in.weight"));
-    // A file of a text encoder is told by its header.
-    fails(with_text_encoder(&alone, &file), &["dev-transformer-bf16.safetensors", "no text encoder here"]);
+    // A text encoder file is recognized by its header.
+    fails(with_text_encoder(&alone, &file), &["dev-transformer-bf16.safetensors", "contains no text encoder"]);
     let extra = [text_encoder(), vec![("dream_head.weight", "BF16", &[1][..])]].concat();
     let extra = put(dir.path().join("extra.safetensors"), safetensors(&extra, gemma(OWN)));
     let source = with_text_encoder(&alone, &extra).expect("opens");
@@ -272,7 +272,7 @@ fn split_files_by_themselves_say_where_the_rest_is() {
 }
 
 #[test]
-fn a_monolith_holds_all_prefixes() {
+fn single_file_with_all_components_opens() {
     let dir = TempDir::new().expect("dir");
     let rest: Tensors = vec![
         ("vae.encoder.conv_in.conv.weight", "BF16", &[4]),
@@ -290,19 +290,19 @@ fn a_monolith_holds_all_prefixes() {
     assert_eq!(source.config(Component::Transformer).expect("derived")["vae_scale_factors"], json!([8, 32, 32]));
     assert_eq!(source.config(Component::Connectors).expect("derived")["text_proj_in_factor"], json!(49));
     assert!(source.has(Component::DiffusionDecoder) && source.has(Component::DurationHead));
-    // Gemma's folder beside it, which says that it was trained for this model.
+    // A Gemma folder whose configuration states that it was trained for this model.
     let encoder = dir.path().join("ltx-2.5-22b-gemma4-12b");
     put(encoder.join("config.json"), json!({"model_type": "gemma4_unified", "gemma_version": OWN}).to_string());
     with_text_encoder(&file, &encoder).expect("goes with it");
 }
 
 #[test]
-fn a_text_encoder_of_another_training_is_refused() {
+fn mismatched_text_encoder_is_refused() {
     let dir = TempDir::new().expect("dir");
     folder(&dir.path().join("model"));
     let (model, file) = (dir.path().join("model"), split(&dir.path().join("files")));
     let encoder = dir.path().join("encoder");
-    let give = "give LTX-2.5's own, text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors";
+    let give = "use LTX-2.5's own text encoder, text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors";
     for (config, said) in [
         (json!({"model_type": "gemma3"}), "`model_type` = gemma3 is the text encoder of LTX-2.0 and LTX-2.3"),
         (json!({"model_type": "gemma4_unified"}), "`gemma_version` is missing, as in a stock Gemma 4"),
@@ -323,16 +323,16 @@ fn a_text_encoder_of_another_training_is_refused() {
     put(model.join("text_encoder/config.json"), json!({"model_type": "gemma3"}).to_string());
     fails(open(&model), &["text_encoder/config.json", "gemma3 is the text encoder of LTX-2.0 and LTX-2.3", give]);
 
-    // The other way round.
+    // LTX-2.5's text encoder with an older model.
     let older = dir.path().join("older");
     diffusers_folder(&older);
     put(encoder.join("config.json"), json!({"model_type": "gemma4_unified", "gemma_version": OWN}).to_string());
-    let words = ["gemma4_unified is the text encoder of LTX-2.5", "is the transformer of LTX-2.0", "give Gemma-3-12B"];
+    let words = ["gemma4_unified is the text encoder of LTX-2.5", "is the transformer of LTX-2.0", "use Gemma-3-12B"];
     fails(with_text_encoder(&older, &encoder), &words);
 }
 
 #[test]
-fn connectors_and_loras_of_another_generation_are_refused() {
+fn connectors_and_loras_of_other_generations_are_refused() {
     let dir = TempDir::new().expect("dir");
     let (model, older) = (dir.path().join("model"), dir.path().join("older"));
     folder(&model);
@@ -350,7 +350,12 @@ fn connectors_and_loras_of_another_generation_are_refused() {
     let said = |version: &str| json!({"model_version": version});
     let words = |other: &str, own: &str| {
         let (holds, is) = (format!("holds connectors of LTX-{other}"), format!("is the transformer of LTX-{own}"));
-        ["connectors/diffusion_pytorch_model.safetensors".into(), holds, is, "take transformer and connectors".into()]
+        [
+            "connectors/diffusion_pytorch_model.safetensors".into(),
+            holds,
+            is,
+            "use the transformer and connectors".into(),
+        ]
     };
     let refused = |model: &Path, version: &str, words: [String; 4]| {
         fails(connectors(model, said(version)), &words.each_ref().map(String::as_str));
@@ -361,7 +366,7 @@ fn connectors_and_loras_of_another_generation_are_refused() {
     {
         connectors(model, header).expect("goes with it");
     }
-    // Text projections that came into a text encoder's file from an older model.
+    // A text encoder file with the text projections of an older model.
     let mut header = gemma(OWN);
     header["model_version"] = json!("2.3.0");
     let encoder = put(dir.path().join("mixed.safetensors"), safetensors(&text_encoder(), header));
@@ -381,9 +386,9 @@ fn connectors_and_loras_of_another_generation_are_refused() {
     }
 }
 
-/// Neither reference refuses them: a line for each names the file and what it lacks.
+/// Each warning contains the file and the missing key. The reference implementations load such files without a warning.
 #[test]
-fn parts_that_say_no_generation_are_named() {
+fn files_without_version_fields_cause_warnings() {
     let dir = TempDir::new().expect("dir");
     let model = dir.path().join("model");
     folder(&model);
@@ -398,26 +403,23 @@ fn parts_that_say_no_generation_are_named() {
     let said = lines();
     let has = |line: &str, words: [&str; 3]| assert!(words.iter().all(|word| line.contains(word)), "{line}");
     assert_eq!(said.len(), 2, "{said:?}");
-    has(&said[0], ["text_encoder/config.json: a text encoder without `gemma_version`", "LTX-2.5's cannot", "noise"]);
-    has(
-        &said[1],
-        ["diffusion_pytorch_model.safetensors: connectors without `model_version`", "LTX-2.5's cannot", "noise"],
-    );
+    has(&said[0], ["text_encoder/config.json: a text encoder without `gemma_version`", "cannot be verified", "noise"]);
+    has(&said[1], ["model.safetensors: connectors without `model_version`", "cannot be verified", "noise"]);
     connectors(json!({"model_version": "2.5.0"}));
     assert_eq!(lines(), said[..1]);
     let own = json!({"model_type": "gemma4_unified", "gemma_version": OWN});
     put(model.join("text_encoder/config.json"), own.to_string());
     assert_eq!(lines(), [""; 0]);
-    // Split files say all of it.
+    // Split files contain all version fields.
     let whole = open(&split(&dir.path().join("files"))).expect("opens");
     assert_eq!(whole.unverified().expect("readable"), [""; 0]);
 
     let lora = |version| lora(dir.path(), version);
     let source = open(&model).expect("opens");
     let line = lora(Value::Null).unverified(&source).expect("a warning");
-    has(&line, ["lora.safetensors: a LoRA without `model_version`", "LTX-2.5's cannot", "noise"]);
+    has(&line, ["lora.safetensors: a LoRA without `model_version`", "cannot be verified as LTX-2.5's", "noise"]);
     assert_eq!(lora(json!({"model_version": "2.5.0"})).unverified(&source), None);
-    // An older model has shapes of its own or says nothing of this.
+    // Older models have no version fields to verify.
     let keys = json!({"use_prompt_embeddings": false, "cross_attn_mod": true});
     put(model.join("transformer/config.json"), keys.to_string());
     put(model.join("text_encoder/config.json"), json!({"model_type": "gemma3"}).to_string());
@@ -426,10 +428,10 @@ fn parts_that_say_no_generation_are_named() {
 }
 
 #[test]
-fn quantised_repacks_are_named() {
+fn quantized_repacks_are_refused() {
     let dir = TempDir::new().expect("dir");
     let words = |key: &str, dtype: &str| {
-        [format!("`{key}` is {dtype}: a quantised repack (int8-convrot, nvfp4)"), "use the bf16 file".to_string()]
+        [format!("`{key}` is {dtype}: quantized repacks (int8-convrot, nvfp4)"), "use the bf16 file".to_string()]
     };
     let model = |more: (&'static str, &'static str, &'static [usize])| {
         let file = dir.path().join("repack.safetensors");
@@ -448,9 +450,9 @@ fn quantised_repacks_are_named() {
     fails(with_text_encoder(&split(dir.path()), &encoder), &["int8.safetensors", &repack, &cure]);
 }
 
-/// Lightricks' 15 tensors under diffusers' 19 names, queries, keys and values each a third of the rows.
+/// Lightricks' 15 tensors become diffusers' 19; query, key and value are each a third of the rows.
 #[test]
-fn a_duration_head_s_attention_is_taken_apart() {
+fn duration_head_attention_is_split() {
     let dir = TempDir::new().expect("dir");
     let mut tensors: Tensors = vec![
         ("duration_head.attention_pooler.cross_attn.in_proj_weight", "F32", &[6, 2]),

@@ -1,4 +1,4 @@
-//! Models in temporary folders: every way they can be right or damaged.
+//! Helpers for tests with valid and damaged models in temporary folders.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ mod strict;
 mod torchao;
 mod writing;
 
-/// A safetensors file's bytes; every tensor is filled with zeros.
+/// Returns the bytes of a safetensors file in which all values are zero.
 fn safetensors(tensors: &[(&str, &str, &[usize])], metadata: Value) -> Vec<u8> {
     let mut header = Map::new();
     if metadata.is_object() {
@@ -54,7 +54,7 @@ fn message<T: std::fmt::Debug>(result: Result<T, WeightsError>) -> String {
     text
 }
 
-/// The message of a result that must fail, after checking that it holds every part.
+/// Checks that a result is an error whose message contains every part.
 fn fails<T: std::fmt::Debug>(result: Result<T, WeightsError>, parts: &[&str]) {
     let text = message(result);
     for part in parts {
@@ -66,7 +66,7 @@ fn no_cache() -> HubCache {
     HubCache::at("/nonexistent/hub")
 }
 
-/// A model by its path, with no cache and nothing from elsewhere.
+/// Opens a model by its path, without a cache and without overrides.
 fn open(path: &Path) -> Result<ModelSource, WeightsError> {
     open_with(path, &Overrides::default())
 }

@@ -1,4 +1,4 @@
-//! Lightricks' single files.
+//! Tests of loading Lightricks' single files.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use super::super::*;
 use super::{diffusers_folder, fails, open, open_with, put, safetensors, tokenizer};
 
-/// The header's `config` of a small LTX-2.0 file, with the keys that differ from the defaults.
+/// `config` in the header of a small LTX-2.0 file, with the keys that differ from the defaults.
 pub(super) fn official_config() -> Value {
     json!({
         "transformer": {
@@ -61,7 +61,7 @@ fn single_file(dir: &Path, name: &str, config: &Value) -> Result<ModelSource, We
 }
 
 #[test]
-fn a_single_file_gives_diffusers_names_and_configurations() {
+fn single_file_is_converted_to_diffusers_layout() {
     let dir = TempDir::new().expect("dir");
     let source = single_file(dir.path(), "ltx-2-19b-dev.safetensors", &official_config()).expect("opens");
     assert_eq!(source.version().expect("known"), Version::V2_0);
@@ -89,9 +89,9 @@ fn a_single_file_gives_diffusers_names_and_configurations() {
     has(Component::Vocoder, "final_act_fn", json!("tanh"));
     has(Component::Vocoder, "in_channels", json!(128));
     has(Component::Scheduler, "use_dynamic_shifting", json!(true));
-    fails(source.checkpoint(Component::AudioVae), &["no audio VAE here", "`model.audio_vae`", "--audio-vae"]);
+    fails(source.checkpoint(Component::AudioVae), &["contains no audio VAE", "`model.audio_vae`", "--audio-vae"]);
     fails(source.config(Component::TextEncoder), &["ltx-2-19b-dev", "`model.text_encoder`", "--text-encoder"]);
-    fails(source.require([Component::Transformer, Component::TextEncoder]), &["no text encoder here", "Gemma-3"]);
+    fails(source.require([Component::Transformer, Component::TextEncoder]), &["contains no text encoder", "Gemma-3"]);
     fails(source.tokenizer(), &["--tokenizer"]);
     assert_eq!(source.fingerprint(Component::Transformer).expect("readable").len(), 64);
     let distilled = single_file(dir.path(), "ltx-2-19b-distilled.safetensors", &official_config()).expect("opens");
@@ -99,7 +99,7 @@ fn a_single_file_gives_diffusers_names_and_configurations() {
 }
 
 #[test]
-fn a_text_encoder_from_elsewhere_brings_its_tokenizer() {
+fn text_encoder_override_includes_tokenizer() {
     let dir = TempDir::new().expect("dir");
     let model =
         put(dir.path().join("m.safetensors"), safetensors(&SINGLE, json!({"config": official_config().to_string()})));
@@ -116,7 +116,7 @@ fn a_text_encoder_from_elsewhere_brings_its_tokenizer() {
     assert_eq!(tokenizer(&source), gemma);
     let encoder = source.checkpoint(Component::TextEncoder).expect("there");
     assert!(encoder.contains("language_model.model.norm.weight"));
-    fails(beside(&gemma.join("model.safetensors")), &["model.safetensors", "no text encoder here", "the folder"]);
+    fails(beside(&gemma.join("model.safetensors")), &["model.safetensors", "contains no text encoder", "the folder"]);
 
     let whole = dir.path().join("diffusers");
     diffusers_folder(&whole);
@@ -125,9 +125,9 @@ fn a_text_encoder_from_elsewhere_brings_its_tokenizer() {
     assert_eq!(tokenizer(&source), whole.join("tokenizer"));
 }
 
-/// An upsampler of one file is what its header says, and where that is silent what its tensors are.
+/// The header determines the configuration of an upsampler file; tensor shapes supply missing keys.
 #[test]
-fn an_upsampler_file_tells_what_it_is() {
+fn upsampler_config_is_derived_from_header_and_shapes() {
     let dir = TempDir::new().expect("dir");
     let ends = [("initial_conv.weight", &[32, 4, 3, 3, 3][..]), ("res_blocks.1.conv1.weight", &[32, 32, 3, 3, 3])];
     let config = |name: &str, conv: (&str, &[usize]), header: Value| {
@@ -156,7 +156,7 @@ fn an_upsampler_file_tells_what_it_is() {
 }
 
 #[test]
-fn single_files_that_no_code_computes_are_refused() {
+fn unsupported_single_files_are_refused() {
     let dir = TempDir::new().expect("dir");
     let path = put(dir.path().join("bare.safetensors"), safetensors(&SINGLE, Value::Null));
     fails(open(&path), &["bare.safetensors", "`config`", "is missing"]);
@@ -177,7 +177,7 @@ fn single_files_that_no_code_computes_are_refused() {
         let source = with("vocoder", "resblock", wrong);
         fails(source.config(Component::Vocoder), &["config.vocoder.resblock", "only \"1\" and \"AMP1\""]);
     }
-    // What has another type is no default.
+    // A value of the wrong type is an error instead of the default.
     let source = with("vocoder", "use_tanh_at_final", json!("false"));
     fails(source.config(Component::Vocoder), &["config.vocoder.use_tanh_at_final", "not true or false"]);
     let source = with("transformer", "frequencies_precision", json!("bfloat16"));
@@ -186,7 +186,7 @@ fn single_files_that_no_code_computes_are_refused() {
     fails(source.config(Component::Transformer), &["config.transformer.cross_attention_adaln", "not true or false"]);
     for (block, said) in [
         (json!(["res_x", {"num_layers": 1, "inject_noise": "yes"}]), "inject_noise \"yes\", not true or false"),
-        (json!(["res_x", {"num_layers": 1, "zoom": 3}]), "a parameter that this program does not know, `zoom`"),
+        (json!(["res_x", {"num_layers": 1, "zoom": 3}]), "an unknown parameter `zoom`"),
         (json!(["res_x", {"num_layers": 1}, 5]), "more than a name and parameters"),
         (json!(["res_x", {"num_layers": 1, "multiplier": 2.0}]), "multiplier 2.0, not a whole number"),
     ] {
@@ -200,7 +200,7 @@ fn single_files_that_no_code_computes_are_refused() {
 }
 
 #[test]
-fn the_2_3_video_vae_and_vocoder_are_derived() {
+fn ltx_2_3_vae_and_vocoder_configs_are_derived() {
     let dir = TempDir::new().expect("dir");
     let mut config = official_config();
     for (key, value) in [
@@ -240,7 +240,8 @@ fn the_2_3_video_vae_and_vocoder_are_derived() {
     assert_eq!((&vocoder["final_act_fn"], &vocoder["bwe_final_act_fn"]), (&Value::Null, &Value::Null));
     assert_eq!(vocoder["_class_name"], "LTX2VocoderWithBWE");
     assert_eq!((&vocoder["window_length"], &vocoder["hop_length"]), (&json!(512), &json!(80)));
-    // The file above lacks the VAE's tensors; beside this one's VAE everything is LTX-2.0's.
+    // The file above lacks the VAE's tensors. The next file has the VAE configuration of LTX-2.3 and otherwise that of
+    // LTX-2.0.
     fails(source.config(Component::Vae), &["no video VAE"]);
     for section in ["transformer", "vocoder"] {
         config[section] = official_config()[section].clone();

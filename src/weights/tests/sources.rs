@@ -1,4 +1,4 @@
-//! Folders, caches and names that a model is found by.
+//! Tests of locating models by folder, by file, and by name in the Hugging Face cache.
 
 use serde_json::json;
 use std::fs;
@@ -9,7 +9,7 @@ use super::super::*;
 use super::{diffusers_folder, fails, message, open, put, tokenizer};
 
 #[test]
-fn a_diffusers_folder_gives_its_parts() {
+fn diffusers_folder_provides_components() {
     let dir = TempDir::new().expect("dir");
     diffusers_folder(dir.path());
     let source = open(dir.path()).expect("opens");
@@ -21,7 +21,7 @@ fn a_diffusers_folder_gives_its_parts() {
     assert_eq!(tokenizer(&source), dir.path().join("tokenizer"));
     source.require([Component::Transformer, Component::TextEncoder, Component::Tokenizer]).expect("there");
     fails(source.config(Component::Vae), &["video VAE", "`model.vae`", "--vae"]);
-    fails(source.checkpoint(Component::Connectors), &["no connectors here", "looked for `connectors`"]);
+    fails(source.checkpoint(Component::Connectors), &["contains no connectors", "looked for `connectors`"]);
     fails(source.checkpoint(Component::Scheduler), &["no scheduler"]);
 
     let print = |source: &ModelSource| source.fingerprint(Component::Transformer).expect("readable");
@@ -40,19 +40,22 @@ fn a_diffusers_folder_gives_its_parts() {
 }
 
 #[test]
-fn a_missing_model_says_where_it_was_looked_for() {
+fn missing_model_error_lists_searched_paths() {
     fails(open(Path::new("./no-such-folder")), &["./no-such-folder", "no such file or folder"]);
     fails(open(Path::new("Org/Name")), &["Org/Name", "/nonexistent/hub/models--Org--Name", "hf download Org/Name`"]);
     fails(open(Path::new("Org/Name/a.safetensors")), &["hf download Org/Name a.safetensors`"]);
-    // A folder and a file, which no repository is called.
+    // `folder/file`, which cannot be the name of a repository.
     let absent = open(Path::new("absent/a.safetensors")).expect_err("no such file").to_string();
     assert!(absent.contains("no such file or folder") && !absent.contains("hf download"), "{absent}");
     let absent = LoraFile::open("absent/a.safetensors").expect_err("no such file").to_string();
     assert!(absent.starts_with("absent/a.safetensors: cannot open: ") && !absent.contains("hf download"), "{absent}");
-    // Paths, which are no repositories.
+    // These are paths, although they have the form of a repository name.
     for (path, advice) in [
-        ("assets/no-such", "the toy model of the program's own repository: run where its folder assets/no-such is"),
-        ("src/no-such", "the folder src has no no-such: correct the path"),
+        (
+            "assets/no-such",
+            "the toy model of this program's repository: run it from the folder that contains assets/no-such",
+        ),
+        ("src/no-such", "the folder src contains no no-such: correct the path"),
     ] {
         let error = open(Path::new(path)).map(drop).expect_err("absent").to_string();
         assert!(error.contains(advice) && !error.contains("hf download"), "{error}");
@@ -61,7 +64,7 @@ fn a_missing_model_says_where_it_was_looked_for() {
 
 #[cfg(unix)]
 #[test]
-fn the_hub_cache_is_followed_through_its_links() {
+fn hub_cache_links_are_resolved() {
     use std::os::unix::fs::symlink;
     let dir = TempDir::new().expect("dir");
     let repo = dir.path().join("hub/models--Org--Name");
@@ -89,13 +92,13 @@ fn the_hub_cache_is_followed_through_its_links() {
         &["diffusion_pytorch_model.safetensors"],
     );
     fs::remove_file(repo.join("refs/main")).expect("remove");
-    fails(open("Org/Name"), &["refs/main", "does not hold one snapshot"]);
+    fails(open("Org/Name"), &["refs/main", "does not contain exactly one snapshot"]);
     fs::remove_dir(repo.join("snapshots/old")).expect("remove");
     open("Org/Name").expect("one snapshot needs no ref");
 }
 
 #[test]
-fn cache_variables_have_the_hub_s_order() {
+fn hub_cache_variables_override_hf_home() {
     let hub = |vars: &[(&str, &str)]| {
         let cache = HubCache::from_vars(|k| vars.iter().find(|(n, _)| *n == k).map(|(_, v)| (*v).into()));
         message(cache.resolve("o/n"))
@@ -103,4 +106,5 @@ fn cache_variables_have_the_hub_s_order() {
     assert!(hub(&[("HOME", "/h")]).contains("/h/.cache/huggingface/hub/models--o--n"));
     assert!(hub(&[("HF_HOME", "/x"), ("HOME", "/h")]).contains("/x/hub/models--o--n"));
     assert!(hub(&[("HF_HOME", "/x"), ("HF_HUB_CACHE", "/y")]).contains("/y/models--o--n"));
+    assert!(hub(&[("HUGGINGFACE_HUB_CACHE", "/z")]).contains("(from HUGGINGFACE_HUB_CACHE)"));
 }

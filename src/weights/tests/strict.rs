@@ -1,4 +1,4 @@
-//! Models with parts that this program does not know: newer generations, keys and tensors that nothing reads.
+//! Tests of models with unknown parts: newer generations, unknown keys and unknown tensors.
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -7,7 +7,7 @@ use super::super::*;
 use super::official::{SINGLE, file_of, official_config};
 use super::{diffusers_folder, fails, open, open_with, put, safetensors};
 
-/// A file of Lightricks' with a version in its header, and some values of its configuration replaced.
+/// Opens a single file with a version in its header and some configuration values replaced.
 fn versioned(version: &str, edits: &[(&str, &str, Value)]) -> Result<ModelSource, WeightsError> {
     let dir = TempDir::new().expect("dir");
     let mut config = official_config();
@@ -19,17 +19,16 @@ fn versioned(version: &str, edits: &[(&str, &str, Value)]) -> Result<ModelSource
 }
 
 #[test]
-fn a_file_of_a_newer_generation_says_which() {
+fn newer_single_file_is_refused() {
     for known in ["2.0", "2.0.0", "2.3.0", "2.3-rc1", "2.5.0", "2.5-rc1", "community"] {
         versioned(known, &[]).unwrap_or_else(|e| panic!("{known}: {e}"));
     }
-    let nine =
-        ["x.safetensors", "`model_version` 9.0 in its header", "no generation that this program knows", "newer ltx2"];
+    let nine = ["x.safetensors", "`model_version` 9.0 in its header", "is unknown to this program", "newer ltx2"];
     fails(versioned("9.0", &[]), &nine);
     for newer in ["2.4.1", "v2.4.1", "2.6", "LTX-9.0"] {
-        fails(versioned(newer, &[]), &[&format!("`model_version` {newer}"), "no generation"]);
+        fails(versioned(newer, &[]), &[&format!("`model_version` {newer}"), "is unknown to this program"]);
     }
-    // LTX-2.5's marker beside LTX-2.0's text path is of no generation, as a key and as a tensor.
+    // LTX-2.5's marker together with LTX-2.0's text path matches no generation, both as a key and as a tensor.
     let marks = ("transformer", "use_keyframes_abs_pos_embedding", json!(true));
     fails(
         versioned("", &[marks]).and_then(|source| source.version()),
@@ -44,14 +43,14 @@ fn a_file_of_a_newer_generation_says_which() {
 }
 
 #[test]
-fn a_folder_of_a_newer_generation_says_which() {
+fn newer_folder_is_refused() {
     let refused = |file: &str, json: Value, words: &[&str]| {
         let dir = TempDir::new().expect("dir");
         diffusers_folder(dir.path());
         put(dir.path().join(file), json.to_string());
         fails(open(dir.path()), &[&[file], words].concat());
     };
-    let unknown = "of no generation that this program knows";
+    let unknown = "is unknown to this program";
     let class = json!({"_class_name": "LTX9VideoTransformer3DModel", "num_layers": 2});
     refused("transformer/config.json", class, &["`_class_name` = LTX9VideoTransformer3DModel", unknown, "newer ltx2"]);
     refused("scheduler/scheduler_config.json", json!({"_class_name": "NineSteps"}), &["NineSteps", unknown]);
@@ -78,7 +77,7 @@ fn a_folder_of_a_newer_generation_says_which() {
 }
 
 #[test]
-fn a_file_s_configuration_has_no_key_that_nothing_reads() {
+fn unknown_config_keys_are_refused() {
     let dir = TempDir::new().expect("dir");
     let with = |way: &str, value: Value| {
         let mut config = official_config();
@@ -88,13 +87,10 @@ fn a_file_s_configuration_has_no_key_that_nothing_reads() {
     };
     for section in ["", "/transformer", "/vae", "/audio_vae/model/params/ddconfig", "/vocoder"] {
         let key = format!("config{}.zoom_level", section.replace('/', "."));
-        fails(
-            with(&format!("{section}/zoom_level"), json!(3)),
-            &["x.safetensors", &key, "is 3, a key that this program"],
-        );
+        fails(with(&format!("{section}/zoom_level"), json!(3)), &["x.safetensors", &key, "is 3, an unknown key"]);
         with(&format!("{section}/_saved_by"), json!("x")).expect("says nothing of the network");
     }
-    // Inert at the values that they have in every model, and no others.
+    // These keys have no effect with the values of all published models; other values are an error.
     for (way, value) in [
         ("/transformer/dropout", json!(0.1)),
         ("/transformer/causal_temporal_positioning", json!(true)),
@@ -104,23 +100,23 @@ fn a_file_s_configuration_has_no_key_that_nothing_reads() {
         with(way, value).unwrap_or_else(|e| panic!("{way}: {e}"));
     }
     for (way, value, said) in [
-        ("/transformer/causal_temporal_positioning", json!(false), "is false, which no code computes"),
-        ("/transformer/text_encoder_norm_type", json!("batch"), "is \"batch\", which no code computes"),
-        ("/vae/normalize_latent_channels", json!(true), "is true, which no code computes"),
+        ("/transformer/causal_temporal_positioning", json!(false), "is false, which is not supported"),
+        ("/transformer/text_encoder_norm_type", json!("batch"), "is \"batch\", which is not supported"),
+        ("/vae/normalize_latent_channels", json!(true), "is true, which is not supported"),
     ] {
         fails(with(way, value), &[way.rsplit('/').next().expect("a key"), said]);
     }
-    // What is no section is not an absent one.
+    // A section of the wrong type is not treated as missing.
     for (way, value) in [("/transformer", json!([])), ("/audio_vae/model/params/ddconfig", json!("x"))] {
-        fails(with(way, value), &[&format!("config{}", way.replace('/', ".")), "not a section of keys"]);
+        fails(with(way, value), &[&format!("config{}", way.replace('/', ".")), "not an object"]);
     }
     let source = with("/transformer/double_self_attention", json!(true)).expect("opens");
     fails(source.config(Component::Transformer), &["config.transformer.double_self_attention", "only false"]);
 }
 
-/// Each key that is said to be read changes what is derived from the header, or is refused.
+/// Every key that is listed as read changes a derived configuration, or is refused.
 #[test]
-fn keys_that_are_read_are() {
+fn every_read_key_changes_a_derived_config() {
     let dir = TempDir::new().expect("dir");
     let parts =
         [Component::Transformer, Component::Connectors, Component::Vae, Component::AudioVae, Component::Vocoder];
@@ -130,13 +126,13 @@ fn keys_that_are_read_are() {
         let config = |c: &Component| source.config(*c).map_or_else(|e| e.to_string(), |v| v.to_string());
         parts.iter().chain(&[Component::Scheduler]).map(config).collect()
     };
-    // Mel bins stand in three places, of which the first that is there counts.
+    // The number of mel bins can be in three sections; the first one that is present is used.
     let mut base = official_config();
     base["audio_vae"] = json!({});
     let plain = derived(&base);
     let mut silent = vec![];
     for way in official_keys::read() {
-        // LTX-2.0's vocoder has one activation.
+        // LTX-2.0's vocoder has a fixed activation.
         if way == ["vocoder", "activation"] {
             continue;
         }
@@ -145,7 +141,8 @@ fn keys_that_are_read_are() {
             *way.iter().fold(&mut config, |place, name| &mut place[name]) = value.clone();
             derived(&config) != plain
         };
-        // Of lists, numbers and texts none has these values; switches have one of the two.
+        // No default list, number or text equals one of these values, and a Boolean default differs from true or from
+        // false.
         if ![json!([77, 78, 79]), json!(true), json!(false), json!("77")].iter().any(changes) {
             silent.push(way.join("."));
         }
@@ -154,7 +151,7 @@ fn keys_that_are_read_are() {
 }
 
 #[test]
-fn an_upsampler_s_file_has_no_key_or_tensor_that_nothing_reads() {
+fn unknown_upsampler_keys_and_tensors_are_refused() {
     let dir = TempDir::new().expect("dir");
     diffusers_folder(dir.path());
     let source = |config: Value, more: &str| {
@@ -164,7 +161,7 @@ fn an_upsampler_s_file_has_no_key_or_tensor_that_nothing_reads() {
         open_with(dir.path(), &overrides)
     };
     source(json!({"dims": 3}), "final_conv.bias").expect("opens").refuse_unread().expect("reads all");
-    fails(source(json!({"warp": 2}), "final_conv.bias"), &["up.safetensors", "config.warp", "is 2, a key"]);
+    fails(source(json!({"warp": 2}), "final_conv.bias"), &["up.safetensors", "config.warp", "is 2, an unknown key"]);
     let extra = source(json!({"dims": 3}), "warp.weight").expect("opens");
     fails(extra.refuse_unread(), &["up.safetensors", "`warp.weight` is not read"]);
 }

@@ -1,4 +1,4 @@
-//! Weights that torchao quantized, as diffusers saves them.
+//! Tests of weights quantized by torchao, as diffusers saves them.
 
 use std::path::PathBuf;
 
@@ -11,10 +11,10 @@ use super::{fails, put};
 use crate::hlo::DType;
 use crate::weights::source::ModelSource;
 
-/// A tensor of a file: its name, element type, shape and bytes.
+/// A tensor of a file: name, element type, shape and bytes.
 type Stored<'a> = (&'a str, &'a str, &'a [usize], Vec<u8>);
 
-/// A file of these tensors.
+/// Writes a file of these tensors.
 fn file(path: PathBuf, tensors: &[Stored], metadata: Value) -> PathBuf {
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
     header.insert("__metadata__".into(), metadata);
@@ -55,7 +55,7 @@ fn int8<'a>(scales: Vec<f32>, shape: &'a [usize]) -> Vec<Stored<'a>> {
 }
 
 #[test]
-fn int8_weights_are_read_as_floats() {
+fn int8_weights_are_dequantized() {
     let dir = TempDir::new().expect("dir");
     let path = |name: &str| dir.path().join(name);
     let read = |path: PathBuf| {
@@ -75,21 +75,21 @@ fn int8_weights_are_read_as_floats() {
         let exact = NUMBERS.iter().enumerate().map(|(i, n)| round(f32::from(*n) * SCALES[i / 3]));
         let got: Vec<f32> = view.to_tensor().expect("read").to_f32().into_iter().collect();
         assert_eq!(got, exact.collect::<Vec<_>>(), "{dtype}");
-        // A piece is the whole's.
+        // A partial read returns the same values.
         let (whole, mut piece) = (view.read().expect("read"), vec![0; 2 * want.size()]);
         view.read_at(3 * want.size(), &mut piece).expect("read");
         assert_eq!(piece, whole[3 * want.size()..5 * want.size()]);
-        // As the second of two files.
+        // The values are the same in the second of two joined checkpoints.
         let other = file(path("other.safetensors"), &[("c", "F32", &[1], floats(&[1.0]))], json!({}));
         let joined = Checkpoint::open(&other).expect("opens");
         let joined = joined.joined(&Checkpoint::open(&path("rows.safetensors")).expect("opens")).expect("joined");
         assert_eq!(joined.get("a.b.weight").expect("there").read().expect("read"), whole);
-        // Rows of it as tensors of their own.
+        // The values are the same after splitting by rows.
         let mut split = Checkpoint::open(&path("rows.safetensors")).expect("opens");
         split.split_rows("a.b.weight", &["first".into(), "second".into()]).expect("two rows");
         assert_eq!(split.get("second").expect("there").read().expect("read"), whole[whole.len() / 2..]);
     }
-    // One scale for all rows, and zero points.
+    // A file with one scale for all rows, and with zero points.
     let mut whole = int8(vec![0.25], &[1, 1]);
     whole.push(("a.b._weight_zero_point", "I8", &[2, 1], vec![2, (-3i8) as u8]));
     let view = read(file(path("whole.safetensors"), &whole, metadata("Int8Tensor", "float32", Value::Null)));
@@ -115,7 +115,7 @@ fn fp8_weights_keep_their_bytes_and_scales() {
 }
 
 #[test]
-fn other_forms_of_torchao_are_refused_by_name() {
+fn other_torchao_formats_are_refused() {
     let dir = TempDir::new().expect("dir");
     let open =
         |tensors: &[Stored], form: Value| Checkpoint::open(&file(dir.path().join("x.safetensors"), tensors, form));
@@ -132,11 +132,11 @@ fn other_forms_of_torchao_are_refused_by_name() {
     fails(open(&int8(SCALES.into(), &[2, 1])[..1], plain()), &["without a scale"]);
     let mut twice = int8(SCALES.into(), &[2, 1]);
     twice.push(("a.b.weight", "BF16", &[2, 3], vec![0; 12]));
-    fails(open(&twice, plain()), &["`a.b._weight_qdata` is given twice"]);
+    fails(open(&twice, plain()), &["`a.b._weight_qdata` is defined twice"]);
 }
 
 #[test]
-fn config_names_the_tool_that_quantized_the_weights() {
+fn unsupported_quantization_error_contains_tool() {
     let dir = TempDir::new().expect("dir");
     let config = |quantization: Value| {
         let text =

@@ -1,4 +1,4 @@
-//! Components that are written here.
+//! Tests of writing components.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ fn specs() -> Vec<TensorSpec> {
         spec("a.weight", DType::F32, &[8, 4]),
         spec("b", DType::BF16, &[5]),
         spec("c", DType::F32, &[3]),
-        // More than a thread writes at once.
+        // Larger than the piece that a thread writes at a time.
         spec("large", DType::BF16, &[3, 3 << 20]),
     ]
 }
@@ -34,7 +34,7 @@ fn fill(spec: &TensorSpec, from: usize, into: &mut [u8]) -> Result<(), WeightsEr
 }
 
 #[test]
-fn a_written_component_reads_back() {
+fn written_component_reads_back_unchanged() {
     let dir = TempDir::new().expect("dir");
     let model = dir.path().join("new/model");
     let config = json!({"width": 4});
@@ -54,7 +54,7 @@ fn a_written_component_reads_back() {
 }
 
 #[test]
-fn a_sharded_component_reads_back() {
+fn sharded_component_reads_back_unchanged() {
     let dir = TempDir::new().expect("dir");
     let folder =
         write_component(dir.path(), Component::TextEncoder, &json!({}), &specs(), 130, None, fill).expect("written");
@@ -68,7 +68,7 @@ fn a_sharded_component_reads_back() {
 }
 
 #[test]
-fn an_unfinished_component_leaves_nothing() {
+fn failed_write_leaves_no_folder() {
     let dir = TempDir::new().expect("dir");
     let broken = |spec: &TensorSpec, from: usize, into: &mut [u8]| match (spec.name.as_str(), from) {
         ("large", 16_777_216) => Err(WeightsError::MissingTensor { path: "here".into(), key: "large".into() }),

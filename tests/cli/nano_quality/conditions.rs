@@ -1,5 +1,5 @@
-//! Conditions of the toy world and their meaning: bounces fall on the beeps of a given sound, and a clip that is gone on with still
-//! does what its prompt says.
+//! Conditioning of the toy model: bounces follow the beeps of an input sound, and extended or retaken clips follow
+//! their prompt.
 
 use std::f64::consts::TAU;
 use std::path::Path;
@@ -8,15 +8,16 @@ use ltx2::media::{Audio, Clip, WavFormat, write_png_frames, write_wav};
 use ltx2::request::{Request, Shared};
 use ndarray::Array2;
 
-use super::Studio;
+use super::ClipSession;
 use super::see::see;
 use crate::support::needs;
 
-/// Frames a second of the world, and frames of a clip.
+/// Frame rate of the toy clips, and frames per clip.
 const RATE: f64 = 24.0;
 const FRAMES: f64 = 25.0;
 
-/// Beeps at these frames as the world makes those of a circle (scripts/nano/world.py): a sine that is gone in a tenth of a second.
+/// Writes beeps at these frames, like those of a bouncing circle in scripts/nano/world.py: a sine that decays within a
+/// tenth of a second.
 fn beeps(path: &Path, frames: &[f64], pitch: f64) {
     let rate = 48_000;
     let loud = |t: f64| {
@@ -31,26 +32,28 @@ fn beeps(path: &Path, frames: &[f64], pitch: f64) {
     write_wav(path, &Audio::new(samples, rate).expect("stereo"), WavFormat::Pcm16).expect("written");
 }
 
-/// Frames at which a shape of the world hits the floor, whose arcs are so long, and that starts so far in one.
+/// Returns the frames at which a bouncing shape hits the floor, given the period of its arcs in frames and its initial
+/// phase.
 fn hits(period: f64, phase: f64) -> Vec<f64> {
     (1..5).map(|n| (f64::from(n) - phase) * period).filter(|hit| *hit < FRAMES - 1.5).collect()
 }
 
-/// How many of these beeps have a bounce within a frame, and how many there are.
+/// Returns the number of beeps with a bounce within one frame, and the number of beeps.
 fn met(beeps: &[f64], bounces: &[f64]) -> [usize; 2] {
     let near = beeps.iter().filter(|beep| bounces.iter().any(|bounce| (*bounce - **beep).abs() <= 1.0));
     [near.count(), beeps.len()]
 }
 
-/// Beeps that are met, and all, of sounds beside the clips so many places further on.
+/// Returns matched and total beeps when each sound is compared with the clip `shift` places further.
 fn pairs(sounds: &[Vec<f64>], bounces: &[Vec<f64>], shift: usize) -> [usize; 2] {
     let pairs = sounds.iter().zip(bounces.iter().cycle().skip(shift));
     pairs.map(|(beeps, bounces)| met(beeps, bounces)).fold([0, 0], |sum, one| [sum[0] + one[0], sum[1] + one[1]])
 }
 
-/// Nothing in training was made to a sound: it learned that both go together. Sounds beside the other clips are chance.
+/// The model was not trained on input sounds; it learned that bounces and beeps coincide. Comparing sounds with other
+/// clips measures chance.
 #[needs(cpu, full)]
-fn bounces_fall_on_the_beeps_of_a_given_sound() {
+fn generated_bounces_are_in_time_with_input_audio_beeps() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("beeps.wav");
     let audio = format!("request.audio={{path: {}}}", path.display());
@@ -59,7 +62,7 @@ fn bounces_fall_on_the_beeps_of_a_given_sound() {
     beeps(&path, &sounds[0], 400.0);
     for (level, least) in [("official", 0.9), ("official_1_0", 0.8)] {
         let given = format!("conditioning.given_stream={level}");
-        let mut studio = Studio::open("nano", &["pipeline=audio_to_video", &audio, &given]);
+        let mut studio = ClipSession::open("nano", &["pipeline=audio_to_video", &audio, &given]);
         let mut bounces = Vec::new();
         for (n, hits) in sounds.iter().enumerate() {
             let (size, heard, pitch) = kinds[n % 3];
@@ -78,15 +81,15 @@ fn bounces_fall_on_the_beeps_of_a_given_sound() {
     }
 }
 
-/// Sixteen frames behind nine that are known; the new ones alone are looked at.
+/// Extends nine known frames by sixteen; only the new frames are scored.
 #[needs(cpu, full)]
-fn an_extension_does_what_its_prompt_says() {
+fn extension_follows_its_prompt() {
     let folder = tempfile::tempdir().expect("a folder");
     let shapes = ["a medium red circle", "a large cyan square"];
     let turns = [("moves right", "left"), ("moves left", "right"), ("moves up", "down"), ("moves down", "up")];
     let prompt = |shape: &str, motion: &str| format!("{shape} {motion} on black");
     let mut sources = Vec::new();
-    let mut studio = Studio::open("nano", &[]);
+    let mut studio = ClipSession::open("nano", &[]);
     for (n, (shape, (there, back))) in shapes.iter().flat_map(|s| turns.map(|t| (*s, t))).enumerate() {
         let made = studio.make(&studio.request(&prompt(shape, there), n as u64));
         sources.push((shape, there, back, Clip { sound: Some(made.sound().expect("stereo")), frames: made.frames }));
@@ -96,7 +99,7 @@ fn an_extension_does_what_its_prompt_says() {
     write_png_frames(&video, &sources[0].3.frames).expect("written");
     let video = format!("request.video={}", video.display());
     let extend = "request.extend={seconds: 0.66, overlap: 9}";
-    let mut studio = Studio::open("nano", &["pipeline=extend", &video, extend]);
+    let mut studio = ClipSession::open("nano", &["pipeline=extend", &video, extend]);
     let (mut turned, mut went_on, mut colours) = (0, 0, 0);
     for (n, (shape, there, back, clip)) in sources.into_iter().enumerate() {
         let clip = Shared::from(clip);
@@ -116,10 +119,10 @@ fn an_extension_does_what_its_prompt_says() {
     assert!(turned >= 7 && went_on <= 1 && colours >= 7, "{turned}, {went_on}, {colours}");
 }
 
-/// Sixteen frames behind nine that are kept: with another prompt they show its colour and its shape, with the first one what was there.
-/// The decoder mixes those next to the kept ones; they are not looked at.
+/// Regenerates sixteen frames after nine kept ones: with another prompt they show its colour and shape, with the
+/// original prompt the original ones. The decoder blends frames next to the kept ones, so these are not scored.
 #[needs(cpu, full)]
-fn a_span_made_anew_shows_what_its_prompt_says() {
+fn retaken_span_follows_its_prompt() {
     let folder = tempfile::tempdir().expect("a folder");
     let pairs = [
         (("red", "circle"), ("green", "square")),
@@ -129,7 +132,7 @@ fn a_span_made_anew_shows_what_its_prompt_says() {
     ];
     let prompt =
         |(colour, shape): (&str, &str)| format!("a medium {colour} {shape} moves right on black, a middle hum");
-    let mut studio = Studio::open("nano", &[]);
+    let mut studio = ClipSession::open("nano", &[]);
     let sources = pairs.each_ref().map(|(first, _)| {
         let made = studio.make(&studio.request(&prompt(*first), 50));
         Clip { sound: Some(made.sound().expect("stereo")), frames: made.frames }
@@ -138,7 +141,8 @@ fn a_span_made_anew_shows_what_its_prompt_says() {
     let video = folder.path().join("source");
     write_png_frames(&video, &sources[0].frames).expect("written");
     let video = format!("request.video={}", video.display());
-    let mut studio = Studio::open("nano", &["pipeline=retake", &video, "request.retake={from: 0.4, kept: source}"]);
+    let mut studio =
+        ClipSession::open("nano", &["pipeline=retake", &video, "request.retake={from: 0.4, kept: source}"]);
     let (mut colours, mut shapes, mut stayed) = (0, 0, 0);
     for ((first, second), clip) in pairs.into_iter().zip(sources) {
         let clip = Shared::from(clip);

@@ -1,22 +1,22 @@
-//! Sound of a clip of the toy world: its pitch class, and when sounds begin.
+//! Analyzes the sound of a toy clip: pitch class and onsets.
 
 use std::f64::consts::TAU;
 
 use ndarray::Array2;
 
-/// The world's fundamentals in Hz, from the lowest.
+/// Fundamental frequencies of the toy clips in Hz, lowest first.
 const PITCHES: [(&str, f64); 3] = [("low", 400.0), ("middle", 800.0), ("high", 1600.0)];
 
-/// Pitch classes and onsets of a clip.
+/// Pitch class and onsets of a clip.
 #[derive(Debug)]
 pub struct Heard {
     /// `low`, `middle`, `high` or `silent`.
     pub pitch: &'static str,
-    /// Starts of sounds, in seconds.
+    /// Onset times in seconds.
     pub onsets: Vec<f64>,
 }
 
-/// Listens to samples `[channels, n]`.
+/// Analyzes samples `[channels, n]`.
 pub fn hear(samples: &Array2<f32>, rate: usize) -> Heard {
     let mono: Vec<f64> = samples.columns().into_iter().map(|c| f64::from(c.sum()) / c.len() as f64).collect();
     let block = rate / 200;
@@ -26,12 +26,12 @@ pub fn hear(samples: &Array2<f32>, rate: usize) -> Heard {
     if loudest < 0.012 {
         return Heard { pitch: "silent", onsets: Vec::new() };
     }
-    // A little off is the same class.
+    // Slightly detuned pitches belong to the same class.
     let tunings = (-6..=6).map(|step| 1.0 + 0.02 * f64::from(step));
     let strengths =
         PITCHES.map(|(_, pitch)| tunings.clone().map(|t| strength(&mono, rate, t * pitch)).fold(0.0, f64::max));
     let strongest = strengths.iter().copied().fold(0.0, f64::max);
-    // Overtones of a low tone lie on the higher classes, never the other way round.
+    // Overtones of a low pitch coincide with higher classes, so the lowest strong pitch is taken.
     let lowest = strengths.iter().position(|s| *s > 0.5 * strongest).expect("the strongest itself");
     let (mut onsets, mut ready) = (Vec::new(), true);
     for (i, level) in loud.iter().enumerate() {
@@ -45,7 +45,7 @@ pub fn hear(samples: &Array2<f32>, rate: usize) -> Heard {
     Heard { pitch: PITCHES[lowest].0, onsets }
 }
 
-/// The size of one line of the spectrum, under a raised cosine.
+/// Returns the magnitude of the spectrum at one frequency, with a Hann window.
 fn strength(mono: &[f64], rate: usize, hertz: f64) -> f64 {
     let length = mono.len() as f64;
     let (mut re, mut im) = (0.0, 0.0);

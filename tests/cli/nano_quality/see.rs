@@ -1,4 +1,4 @@
-//! Motion in a clip of the toy world: its colour and shape, how it moves, when it touches the floor.
+//! Analyzes the frames of a toy clip: colour, shape, motion, and contacts with the floor.
 
 use ltx2::media::Frames;
 
@@ -13,42 +13,42 @@ const COLOURS: [(&str, [f64; 3]); 8] = [
     ("cyan", [70.0, 210.0, 225.0]),
 ];
 
-/// The world's shapes by how much of their box they fill.
+/// Shapes and the fraction of their bounding box that they fill.
 const SHAPES: [(&str, f64); 4] = [("circle", 0.80), ("square", 1.0), ("triangle", 0.52), ("star", 0.39)];
 
-/// Colour, track and contacts of the shape; empty if nothing stands out.
+/// Colour, shape, motion and floor contacts; empty if no shape is found.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Of the shape, the nearest of the world's.
+    /// Nearest of the toy colours.
     pub colour: &'static str,
-    /// Its shape, the nearest of the world's.
+    /// Nearest of the toy shapes.
     pub shape: &'static str,
-    /// As the world calls it.
+    /// Motion as named in scripts/nano/world.py.
     pub motion: &'static str,
-    /// Touches of the floor, in frames.
+    /// Times of floor contacts, in frames.
     pub bounces: Vec<f64>,
 }
 
-/// Where the shape is in a frame, in pixels, and how far it stands out.
+/// Position of the shape in a frame, in pixels, and its contrast.
 struct Spot {
     frame: f64,
     x: f64,
     y: f64,
     area: f64,
-    /// Part of the box around it that it fills.
+    /// Fraction of its bounding box that it fills.
     fill: f64,
     contrast: f64,
     colour: [f64; 3],
 }
 
-/// Looks at a clip of the world's proportions, of any size.
+/// Analyzes a toy clip of any size.
 pub fn see(frames: &Frames) -> Seen {
     let scale = frames.width() as f64 / 128.0;
     let spots = spots(frames, scale);
     if spots.len() < 5 {
         return Seen::default();
     }
-    // The colour is surest where the shape stands out most: one that fades takes on the background's.
+    // Take the colour where the contrast is highest: a fading shape takes on the background colour.
     let clear = spots.iter().max_by(|a, b| a.contrast.total_cmp(&b.contrast)).expect("not empty");
     let far = |c: &[f64; 3]| c.iter().zip(clear.colour).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
     let colour = COLOURS.iter().min_by(|a, b| far(&a.1).total_cmp(&far(&b.1))).expect("not empty").0;
@@ -59,7 +59,7 @@ pub fn see(frames: &Frames) -> Seen {
     Seen { colour, shape, motion, bounces: if motion == "bounce" { touches(&spots) } else { Vec::new() } }
 }
 
-/// The shape in each frame where it is seen: what differs from its row's usual colour.
+/// Finds the shape in each frame where it is visible: the pixels that differ from the median colour of their row.
 fn spots(frames: &Frames, scale: f64) -> Vec<Spot> {
     let (width, height) = (frames.width(), frames.height());
     let pixel = |frame: &[u8], y: usize, x: usize| -> [u8; 3] {
@@ -96,7 +96,7 @@ fn spots(frames: &Frames, scale: f64) -> Vec<Spot> {
             (ends.1 - ends.0 + 1) as f64
         };
         let fill = inside.len() as f64 / (side(|p| p.1) * side(|p| p.2));
-        // The clearest half is the inside of the shape, the rest its rim.
+        // The half of the pixels with the highest contrast is the interior of the shape, the rest its edge.
         inside.sort_by(|a, b| b.0.total_cmp(&a.0));
         let core = &inside[..inside.len().div_ceil(2)];
         let channel = |c: usize| median(core.iter().map(|&(_, y, x)| f64::from(pixel(frame, y, x)[c])).collect());
@@ -122,7 +122,7 @@ fn motion(spots: &[Spot]) -> &'static str {
     let ratio = |of: fn(&Spot) -> f64| mean(last, of) / mean(first, of);
     let ((width, middle_x), (height, middle_y)) = (range(|s| s.x), range(|s| s.y));
     let still = width.max(height) < 10.0;
-    // What fades ends before the clip does: its last spots are the last that can be seen.
+    // A shape that fades becomes invisible before the end of the clip.
     if still && (ratio(|s| s.contrast) < 0.6 || spots[spots.len() - 1].frame < 22.0) {
         return "fade";
     }
@@ -158,7 +158,8 @@ fn motion(spots: &[Spot]) -> &'static str {
     }
 }
 
-/// The sharp low points of a path, between frames: down and up again at one speed, where the two lines meet.
+/// Returns the sharp minima of a path, interpolated between frames: the intersection of a falling and a rising line of
+/// equal slope.
 fn touches(spots: &[Spot]) -> Vec<f64> {
     let lowest = spots.iter().map(|s| s.y).fold(f64::MIN, f64::max);
     let highest = spots.iter().map(|s| s.y).fold(f64::MAX, f64::min);

@@ -1,5 +1,5 @@
-//! The cluster of the stand-in `kubectl`: holds the manifest of a JobSet against its node pools, buckets and images, and
-//! writes a folder for each pod that it makes.
+//! Cluster of the stand-in `kubectl`: checks the manifest of a JobSet against the node pools, buckets and images, and
+//! writes a folder for each pod that it creates.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,20 +7,20 @@ use std::path::PathBuf;
 use crate::support::needs;
 use serde_json::Value;
 
-/// Folder of the rehearsal, whose other parts the manifest is held against.
+/// Folder of the rehearsal, which also contains the buckets, images and node pools.
 struct Cluster(PathBuf);
 
-/// The one container of the pods.
+/// Manifest of the pods, which have a single container.
 struct Pods<'a> {
-    /// The spec of the job, of its pods, of their container.
+    /// Specs of the job, of its pods, and of their container.
     job: &'a Value,
     pod: &'a Value,
     container: &'a Value,
 }
 
-/// `kubectl apply -f -` of `cluster/manifest.yml`.
+/// Implements `kubectl apply -f -` for `cluster/manifest.yml`.
 #[needs(member)]
-fn apply() {
+fn kubectl_apply_creates_pods() {
     let cluster = Cluster(PathBuf::from(std::env::var_os("STANDIN").expect("a folder")));
     let set: Value = serde_saphyr::from_str(&cluster.read("cluster/manifest.yml")).expect("YAML");
     assert!(cluster.0.join("cluster/jobsets").exists(), "no matches for kind JobSet");
@@ -56,7 +56,7 @@ impl Cluster {
         fs::read_to_string(self.0.join(below)).unwrap_or_else(|e| panic!("{below}: {e}"))
     }
 
-    /// Nodes of a slice: as many pods as it has hosts, with all chips of each.
+    /// Returns the number of nodes of a slice: one pod per host, with all chips of the host.
     fn nodes(&self, pods: &Pods, replicas: usize) -> usize {
         let wanted = &pods.pod["nodeSelector"];
         let topology = text(&wanted["cloud.google.com/gke-tpu-topology"]);
@@ -82,7 +82,8 @@ impl Cluster {
         nodes
     }
 
-    /// Where the container starts: in the bucket that the driver's sidecar mounts, for a service account that may use it.
+    /// Returns the working folder of the container: in the mounted bucket, which the service account must be able to
+    /// access.
     fn working_folder(&self, pods: &Pods) -> PathBuf {
         let annotation = &pods.job["template"]["metadata"]["annotations"]["gke-gcsfuse/volumes"];
         assert_eq!(annotation, "true", "the sidecar that mounts buckets");
@@ -112,7 +113,7 @@ impl Cluster {
         }
     }
 
-    /// The command: a program of an image that was pushed, and its arguments.
+    /// Returns the command: a program of a pushed image, and its arguments.
     fn words(&self, pods: &Pods) -> Vec<String> {
         let image = text(&pods.container["image"]).replace('/', "_");
         let images = self.0.join("images");
@@ -131,7 +132,7 @@ impl Cluster {
 }
 
 impl Pods<'_> {
-    /// Refuses fields that the server would.
+    /// Rejects fields that the server would reject.
     fn have_known_fields(&self) {
         let pod = [
             "restartPolicy",
@@ -150,7 +151,7 @@ impl Pods<'_> {
         assert_eq!(text(&self.pod["restartPolicy"]), "Never", "the processes of a job end together");
     }
 
-    /// The environment of a pod of a job, with an address in place of the names that a cluster's DNS has for pods.
+    /// Returns the environment of a pod, with an address instead of the DNS name of another pod.
     fn variables(&self, [set, job]: [&str; 2], index: usize, pod: usize) -> Vec<String> {
         let of_field = |path: &str| match path {
             "metadata.annotations['jobset.sigs.k8s.io/jobset-name']" => set.to_string(),

@@ -1,4 +1,4 @@
-//! The laptop of the rehearsal, its terminals, and what they leave.
+//! Simulated laptop of the rehearsal: its terminals and the files that they write.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,10 +15,10 @@ use tempfile::TempDir;
 
 pub(super) const PAGE: &str = "docs/guides/pods.md";
 pub(super) const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/pods");
-/// After that a command hangs, however busy the machine is.
+/// Timeout after which a command counts as hung, even on a busy machine.
 const HANGS: Duration = Duration::from_secs(300);
 
-/// A command block of the page.
+/// Command block of the page.
 pub(super) struct Block {
     pub(super) heading: String,
     pub(super) text: String,
@@ -28,7 +28,7 @@ pub(super) fn page() -> String {
     fs::read_to_string(PAGE).expect("the page")
 }
 
-/// All fenced blocks of a page, each with the heading above it. They are commands, all of them.
+/// Returns all fenced blocks of a page with their headings. All of them are commands.
 pub(super) fn blocks(page: &str) -> Vec<Block> {
     let (mut all, mut heading, mut open): (Vec<Block>, String, Option<String>) = (Vec::new(), String::new(), None);
     for line in page.lines() {
@@ -50,16 +50,16 @@ pub(super) fn blocks(page: &str) -> Vec<Block> {
     all
 }
 
-/// The machine of the rehearsal: below its folder are the laptop, the workers, buckets, images.
+/// Simulated machines: folders for the laptop, the workers, buckets and images.
 pub(super) struct Rehearsal {
     pub(super) folder: TempDir,
-    /// The first three numbers of the loopback addresses that are this rehearsal's: others may run beside it.
+    /// First three octets of this rehearsal's loopback addresses; other rehearsals may run at the same time.
     pub(super) network: String,
 }
 
 impl Rehearsal {
     pub(super) fn new() -> Self {
-        // In the binary's file system, so that links to it can be made.
+        // On the file system of the binary, so that it can be hard-linked.
         let folder = tempfile::Builder::new().prefix("pods-").tempdir_in(env!("CARGO_TARGET_TMPDIR"));
         let id = std::process::id();
         let network = format!("127.{}.{}", 1 + id / 250 % 250, 1 + id % 250);
@@ -81,7 +81,7 @@ impl Rehearsal {
         self.folder.path().join(below)
     }
 
-    /// The variables of the page that have other values here, with those values. Everything else is typed as it stands.
+    /// Returns the variables of the page that have other values here. Everything else is run unchanged.
     pub(super) fn variables(&self) -> [(&'static str, String); 8] {
         let of = if full() { "-nano" } else { "" };
         let fixture = |name: &str| format!("{FIXTURES}/{name}{of}.yml");
@@ -97,7 +97,7 @@ impl Rehearsal {
         ]
     }
 
-    /// A shell in the laptop's checkout.
+    /// Starts a shell in the laptop's checkout.
     pub(super) fn terminal(&self) -> Terminal {
         let mut bash = Command::new("bash");
         bash.args(["--noprofile", "--norc"]).current_dir(self.path("laptop")).env_clear().envs(self.variables());
@@ -106,19 +106,19 @@ impl Rehearsal {
         bash.env("STANDIN", self.folder.path()).env("STANDIN_NETWORK", &self.network);
         bash.env("STANDIN_LTX2", env!("CARGO_BIN_EXE_ltx2")).env("STANDIN_TEST", std::env::current_exe().unwrap());
         bash.env("LTX2_REHEARSE_PROCESSES", "1").env("LTX2_COMPILE_CACHE", support::programs());
-        // What `--platform auto` takes on any machine.
+        // `--platform auto` selects this plugin on any machine.
         bash.env("LTX2_PJRT_PLUGIN", plugin_file());
         bash.env("XLA_FLAGS", std::env::var("XLA_FLAGS").unwrap_or_default());
         let mut bash = bash.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("bash");
         let lines = BufReader::new(bash.stdout.take().expect("piped")).lines().map_while(Result::ok);
         let (said, ended) = channel();
-        // Ends with the shell.
+        // The thread ends with the shell.
         std::thread::spawn(move || lines.into_iter().try_for_each(|line| said.send(line)));
         let typed = tempfile::Builder::new().prefix("typed-").tempdir_in(self.folder.path()).expect("a folder").keep();
         Terminal { bash, ended, typed, count: 0 }
     }
 
-    /// Processes of the rehearsal that run now: those that know of its folder.
+    /// Returns the running processes of the rehearsal: those with its folder in their environment.
     pub(super) fn running(&self) -> Vec<String> {
         let mark = format!("STANDIN={}", self.folder.path().display());
         let processes = fs::read_dir("/proc").expect("processes").flatten().map(|p| p.path());
@@ -137,13 +137,13 @@ impl Rehearsal {
         String::from_utf8_lossy(&self.bytes(below)).into_owned()
     }
 
-    /// Names in a folder.
+    /// Returns the file names in a folder.
     pub(super) fn names(&self, below: &str) -> BTreeSet<String> {
         let entries = fs::read_dir(self.path(below)).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
-    /// Programs that a video's run compiled and those that it took from the cache, by its sidecar.
+    /// Returns the numbers of compiled programs and of cache hits from a sidecar.
     pub(super) fn compiled_and_cached(&self, sidecar: &str) -> (u64, u64) {
         let sidecar: Value = serde_json::from_slice(&self.bytes(sidecar)).expect("JSON");
         let programs = sidecar["timings"]["programs"].as_object().expect("programs");
@@ -154,20 +154,19 @@ impl Rehearsal {
 
 impl Drop for Rehearsal {
     fn drop(&mut self) {
-        // Of a failed test; after one that passed none is there.
+        // Only a failed test leaves processes.
         for process in self.running() {
             let _ = Command::new("kill").args(["-9", &process]).status();
         }
     }
 }
 
-/// Copies a file or a folder.
 fn copy(from: &str, to: &Path) {
     let copied = Command::new("cp").arg("-r").arg(from).arg(to).status().expect("cp runs");
     assert!(copied.success(), "{from}");
 }
 
-/// The CPU plugin's folder, as `ltx2 plugin install cpu` leaves it: there it finds nothing to download.
+/// Returns the installed folder of the CPU plugin, so that `ltx2 plugin install cpu` downloads nothing.
 fn plugin() -> PathBuf {
     let file = plugin_file();
     let installed = file.ancestors().find(|folder| folder.join("installed.txt").is_file());
@@ -179,16 +178,16 @@ fn plugin_file() -> PathBuf {
     found.into_iter().next().expect("a plugin by `ltx2 plugin install cpu`").path
 }
 
-/// A shell in which the page's commands are typed.
+/// Shell that runs the page's commands.
 pub(super) struct Terminal {
     bash: Child,
-    /// Its exit codes, one a block.
+    /// Exit codes of the shell, one per block.
     ended: Receiver<String>,
     typed: PathBuf,
     count: usize,
 }
 
-/// The end of a block: the last exit code that was not 0, or 0, and what was said.
+/// Result of a block: its last nonzero exit code, or 0, and its output.
 pub(super) struct Ran {
     pub(super) code: i32,
     pub(super) out: String,
@@ -196,12 +195,12 @@ pub(super) struct Ran {
 }
 
 impl Terminal {
-    /// Types a block; it is not waited for.
+    /// Starts a block without waiting for it.
     pub(super) fn start(&mut self, block: &Block) {
         self.count += 1;
         let at = |end: &str| self.typed.join(format!("{}.{end}", self.count)).display().to_string();
         fs::write(at("sh"), &block.text).expect("written");
-        // As in any shell a command that fails ends nothing; it is noticed.
+        // As in any shell, a failing command does not end the block; its exit code is recorded.
         let line = format!(
             "set -o pipefail; failed=0; trap 'failed=$?' ERR; . {} </dev/null >{} 2>{}; trap - ERR; echo $failed",
             at("sh"),
@@ -215,7 +214,7 @@ impl Terminal {
         String::from_utf8_lossy(&fs::read(self.typed.join(format!("{}.{end}", self.count))).unwrap_or_default()).into()
     }
 
-    /// Waits until the block says a line.
+    /// Waits until the block prints a line.
     pub(super) fn wait_for(&self, line: &str) {
         let started = Instant::now();
         while !self.said("out").lines().any(|l| l == line) {
@@ -238,7 +237,7 @@ impl Terminal {
         self.finish()
     }
 
-    /// Runs a block that has to succeed.
+    /// Runs a block that must succeed.
     pub(super) fn succeeds(&mut self, block: &Block) -> Ran {
         let started = Instant::now();
         let ran = self.run(block);

@@ -1,9 +1,9 @@
-//! Random choices of a seed, and the words that the configuration's schema lists.
+//! Random choices by seed, and the enum values in the configuration schema.
 
 use ltx2::config::json_schema;
 use serde_json::Value;
 
-/// Random numbers of a seed. Each choice has a name, so that adding one leaves the others as they are.
+/// Random numbers of a seed. Each choice has a name, so that adding one does not change the others.
 #[derive(Clone, Copy)]
 pub struct Draws {
     seed: u64,
@@ -25,7 +25,7 @@ impl Draws {
         ((x ^ (x >> 31)) % count as u64) as usize
     }
 
-    /// Returns true once in `count` seeds.
+    /// Returns true for one in `count` seeds.
     pub fn one_in(self, name: &str, count: usize) -> bool {
         self.below(name, count) == 0
     }
@@ -41,7 +41,7 @@ fn resolved(schema: &Value) -> &Value {
     target.map_or(schema, resolved)
 }
 
-/// The schemas that a value may have: those of `anyOf`, or the schema itself.
+/// Returns the alternatives of a schema: those of `anyOf`, or the schema itself.
 fn alternatives(schema: &Value) -> Vec<&Value> {
     let schema = resolved(schema);
     match schema["anyOf"].as_array() {
@@ -50,7 +50,7 @@ fn alternatives(schema: &Value) -> Vec<&Value> {
     }
 }
 
-/// The words of a schema.
+/// Returns the enum values of a schema.
 fn words_of(schema: &Value) -> Vec<String> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let all = alternatives(schema);
@@ -62,7 +62,7 @@ fn words_of(schema: &Value) -> Vec<String> {
     words.filter_map(|word| word.as_str().map(String::from)).collect()
 }
 
-/// Adds the keys below a schema that take a word of a list.
+/// Adds the keys below a schema that have enum values.
 fn add_keys(schema: &Value, path: &str, keys: &mut Vec<(String, Vec<String>)>) {
     for schema in alternatives(schema) {
         for (name, inner) in schema["properties"].as_object().into_iter().flatten() {
@@ -76,17 +76,17 @@ fn add_keys(schema: &Value, path: &str, keys: &mut Vec<(String, Vec<String>)>) {
     }
 }
 
-/// All keys of a run that take one of a list of words, with the list.
+/// Returns all configuration keys of a run with enum values, and these values.
 pub fn keys_with_words() -> Vec<(String, Vec<String>)> {
     let mut keys = Vec::new();
     add_keys(json_schema(), "", &mut keys);
-    // Not of a run, drawn by their own rule, or of devices that the tests do not have.
+    // Keys that are not used in a run, that are chosen separately, or that need devices which the tests do not have.
     let excluded = ["pipeline", "model.weights", "runtime.watchdog"];
     keys.retain(|(key, _)| !key.starts_with("serve.") && !excluded.contains(&key.as_str()));
     keys
 }
 
-/// The words that a key takes.
+/// Returns the enum values of a key.
 pub fn words(key: &str) -> Vec<String> {
     let own = keys_with_words().into_iter().find(|(name, _)| name == key);
     own.unwrap_or_else(|| panic!("{key} takes no word")).1

@@ -1,4 +1,4 @@
-//! The models of random requests: each generation in each of its layouts, whole or with one part damaged.
+//! Models of random requests: each version in each storage format, intact or with one damaged component.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -21,26 +21,26 @@ pub enum Generation {
     V2_5,
 }
 
-/// How a model is stored.
+/// Storage format of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// A diffusers folder.
+    /// Diffusers folder.
     Folder,
-    /// One of Lightricks' files, and folders for the parts that it lacks; of LTX-2.5 a repository of split files.
+    /// Lightricks' single file plus folders of the components that it lacks; for LTX-2.5, a repository of split files.
     Files,
 }
 
-/// What is wrong with a part.
+/// Damage of a component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Damage {
     Removed,
     Renamed,
-    /// Its file of weights is gone.
+    /// The weights file is missing.
     NoWeights,
     EmptyWeights,
     HeaderCut,
     DataCut,
-    /// A tensor of integers.
+    /// A tensor has an integer type.
     OtherType,
     OtherShape,
     TensorMissing,
@@ -48,7 +48,7 @@ pub enum Damage {
     NoConfig,
     EmptyConfig,
     NoJson,
-    /// A key that no version of the format has.
+    /// A configuration key that no version of the format has.
     KeyInvented,
 }
 
@@ -76,16 +76,16 @@ const OF_WEIGHTS: [Damage; 8] = [
 const OF_CONFIGS: [Damage; 6] =
     [Damage::Removed, Damage::Renamed, Damage::NoConfig, Damage::EmptyConfig, Damage::NoJson, Damage::KeyInvented];
 
-/// A model of a request, and the settings that name it.
+/// Model of a request, and the settings that select it.
 pub struct Model {
     pub set: Vec<String>,
-    /// The damaged part, below the model's folder.
+    /// Damaged component, relative to the model's folder.
     pub damage: Option<(PathBuf, Damage)>,
     /// Argument of `ltx2 check`.
     pub path: String,
 }
 
-/// Whole models, which requests link to.
+/// Intact models, which requests link to.
 pub struct Models {
     root: PathBuf,
 }
@@ -94,7 +94,7 @@ fn text(path: &Path) -> String {
     path.to_str().expect("UTF-8").to_string()
 }
 
-/// Entries of a folder by name.
+/// Returns the entries of a folder, sorted by name.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> =
         fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
@@ -102,7 +102,7 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Links the entries of a folder into another one.
+/// Links the entries of one folder into another.
 fn link_all(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a folder");
     for entry in entries(from) {
@@ -111,7 +111,7 @@ fn link_all(from: &Path, to: &Path) {
     }
 }
 
-/// Replaces a link by a copy of what it leads to.
+/// Replaces a link by a copy of its target.
 fn copy_over(link: &Path) {
     let target = fs::canonicalize(link).expect("a path");
     fs::remove_file(link).expect("a link");
@@ -131,7 +131,7 @@ fn set_key(file: &Path, key: &str, value: Value) {
     fs::write(file, json.to_string()).expect("written");
 }
 
-/// The header of LTX-2.5 in one file, with the tiny model's connectors.
+/// Returns the header of a single-file LTX-2.5 model, with the tiny model's connectors.
 fn header_2_5_whole() -> Value {
     let mut all = header_2_5();
     let own = json!({
@@ -142,7 +142,6 @@ fn header_2_5_whole() -> Value {
 }
 
 impl Models {
-    /// Writes the models into a folder.
     pub fn new(root: &Path) -> Self {
         let models = Models { root: root.to_path_buf() };
         let part = |model: &str, name: &str| Path::new(MODELS).join(model).join(name);
@@ -167,7 +166,7 @@ impl Models {
         self.root.join(format!("{generation:?}_{layout:?}").to_lowercase())
     }
 
-    /// Writes the layouts of files.
+    /// Writes the single-file formats.
     fn write_files(&self) {
         for generation in [Generation::V2_0, Generation::V2_3, Generation::V2_5] {
             let (from, to) = (self.folder(generation, Layout::Folder), self.folder(generation, Layout::Files));
@@ -186,7 +185,7 @@ impl Models {
                 Generation::V2_0 => write(FILE, &from, &IN_FILE, &header()),
                 Generation::V2_3 => write(FILE, &from, &IN_FILE, &header_2_3()),
                 Generation::V2_5 => {
-                    // Beside a file of the transformer, the text encoder names the version that it is of.
+                    // With a transformer file, the text encoder must state its model version.
                     copy_over(&to.join("text_encoder"));
                     let config = to.join("text_encoder/config.json");
                     set_key(&config, "gemma_version", json!("gemma4-12b-ltx-v1"));
@@ -203,7 +202,7 @@ impl Models {
         }
     }
 
-    /// Links a model into a folder, and damages a part of it where that is asked for.
+    /// Links a model into a folder and, with `damaged`, damages one of its components.
     pub fn link(&self, draws: Draws, generation: Generation, layout: Layout, damaged: bool, into: &Path) -> Model {
         let model = into.join("model");
         link_parts(&self.folder(generation, layout), &model);
@@ -227,19 +226,19 @@ impl Models {
     }
 }
 
-/// File of a whole model.
+/// Name of the single model file.
 const FILE: &str = "ltx-2-tiny-dev.safetensors";
-/// File of LTX-2.5's transformer and connectors.
+/// Name of the file with LTX-2.5's transformer and connectors.
 const SPLIT: &str = "diffusion_models/ltx-2.5-tiny-transformer-bf16.safetensors";
 
-/// Whether an entry is a folder of folders or of several files of weights, rather than a part.
+/// Returns whether an entry is a folder of folders or of several weight files, rather than a component.
 fn is_group(path: &Path) -> bool {
     path.is_dir()
         && ["diffusion_models", "vae"].iter().any(|name| path.ends_with(name))
         && !path.join("config.json").exists()
 }
 
-/// Links the parts of a model, files of grouping folders one by one.
+/// Links the components of a model; files of grouping folders are linked separately.
 fn link_parts(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a folder");
     for entry in entries(from) {
@@ -251,7 +250,7 @@ fn link_parts(from: &Path, to: &Path) {
     }
 }
 
-/// Damages a part of a model.
+/// Damages a component of a model.
 fn damage(draws: Draws, model: &Path) -> (PathBuf, Damage) {
     let all = entries(model).into_iter().flat_map(|path| if is_group(&path) { entries(&path) } else { vec![path] });
     let all: Vec<PathBuf> = all.collect();

@@ -1,5 +1,5 @@
-//! Requests by seed: a model, a pipeline with its inputs, options of which some are illegal, and output files that
-//! exist already.
+//! Requests by seed: a model, a pipeline with its inputs, options of which some are invalid, and output files that
+//! already exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use super::draws::{Draws, keys_with_words, words};
 use super::models::{Damage, Generation, Layout, Models};
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
-/// Settings that all requests share.
+/// Configuration file common to all requests.
 pub const CONFIG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/random_requests.yml");
-/// The most options of a request beside its pipeline's inputs.
-const MOST_OPTIONS: usize = 2;
+/// Maximum number of options besides the pipeline's inputs.
+const MAX_OPTIONS: usize = 2;
 
-/// A request in its folder.
+/// Request in a separate folder.
 pub struct Request {
     pub seed: u64,
     pub generation: Generation,
@@ -30,21 +30,21 @@ pub struct Request {
     pub model: String,
     /// Values of `--set`.
     pub set: Vec<String>,
-    /// Flags of `generate` alone.
+    /// Flags that only `generate` has.
     pub flags: Vec<String>,
-    /// The folder that it is written to.
+    /// Output folder.
     pub out: PathBuf,
-    /// The video or sound, or the folder of several.
+    /// Output video or audio file, or the folder of several.
     pub output: PathBuf,
     pub force: bool,
     pub videos: usize,
-    /// Files and folders beside the videos that it asks for.
+    /// Requested output files and folders besides the videos.
     pub more_outputs: Vec<PathBuf>,
 }
 
-/// Inputs that requests share.
+/// Input files common to all requests.
 pub struct Inputs {
-    /// 17 frames of 96x64, without sound.
+    /// Folder with 17 frames of 96x64, without sound.
     frames: PathBuf,
 }
 
@@ -63,18 +63,18 @@ fn list<T: ToString>(values: &[T]) -> String {
 }
 
 impl Request {
-    /// Draws a request and writes what it needs into a folder.
+    /// Creates the request of a seed and writes its files into a folder.
     pub fn new(seed: u64, models: &Models, inputs: &Inputs, folder: &Path) -> Self {
         let draws = Draws::new(seed);
         let pipelines = Pipeline::value_variants();
         let pipeline = pipelines[seed as usize % pipelines.len()];
-        // Half of the requests are of LTX-2.0, whose programs other tests compile too; one pipeline is LTX-2.5's.
+        // Half of the requests use LTX-2.0, whose programs other tests compile too; one pipeline needs LTX-2.5.
         let others = if pipeline == Pipeline::Dfr { Generation::V2_5 } else { Generation::V2_0 };
         let generations = [others, others, Generation::V2_3, Generation::V2_5];
         let generation = generations[draws.below("generation", generations.len())];
         let layout = if draws.one_in("layout", 4) { Layout::Files } else { Layout::Folder };
         let mut model = models.link(draws, generation, layout, seed % 2 == 1, folder);
-        // Named in vain in one stage, it is refused whatever else is drawn.
+        // Single-stage pipelines reject an unused upsampler, whatever else is chosen.
         model.set.retain(|pair| pipeline.has_two_stages() || !pair.starts_with("model.upsampler="));
         let out = folder.join("out");
         fs::create_dir_all(&out).expect("a folder");
@@ -96,7 +96,7 @@ impl Request {
         };
         request.set(&format!("pipeline={}", pipeline.name()));
         if draws.one_in("platform", 3) {
-            // What is here: see `Ended::of`.
+            // Only the CPU is visible: see `Ended::of`.
             request.set("runtime.platform=auto");
         }
         request.add_inputs(draws, inputs);
@@ -108,7 +108,7 @@ impl Request {
             request.options.push("decoder");
             decoder(&mut request, draws, inputs);
         }
-        for option in 0..draws.below("options", MOST_OPTIONS + 1) {
+        for option in 0..draws.below("options", MAX_OPTIONS + 1) {
             let (name, add) = OPTIONS[draws.below(&format!("option {option}"), OPTIONS.len())];
             if !request.options.contains(&name) {
                 request.options.push(name);
@@ -127,10 +127,10 @@ impl Request {
         self.flags.extend(words.iter().map(|word| (*word).to_string()));
     }
 
-    /// Sizes and inputs of the pipeline. Sizes are those of other tests, so that programs are compiled once.
+    /// Adds sizes and inputs of the pipeline. Sizes are those of other tests, so that programs are compiled once.
     fn add_inputs(&mut self, draws: Draws, inputs: &Inputs) {
         let takes_video = self.pipeline.takes_video();
-        // One branch where other tests have one: programs that they compile are used again.
+        // A single guidance branch where other tests use one, to reuse their compiled programs.
         let alone = takes_video || self.pipeline == Pipeline::TextToAudio;
         let distilled = matches!(self.pipeline, Pipeline::Distilled | Pipeline::IcLora | Pipeline::Dfr);
         let streams = if self.pipeline == Pipeline::AudioToVideo { &["video"][..] } else { &["video", "audio"] };
@@ -146,7 +146,7 @@ impl Request {
             self.set("request.width=64");
             self.set("request.num_frames=9");
         }
-        // Sometimes without what the pipeline needs.
+        // Sometimes omit the inputs that the pipeline needs.
         if draws.one_in("inputs", 12) {
             self.options.push("no inputs");
             return;
@@ -185,7 +185,7 @@ impl Request {
         self.set(&format!("request.reference_videos=[{{path: {}}}]", inputs.frames.display()));
     }
 
-    /// Asks for outputs, and puts files in some of their places.
+    /// Adds outputs, and creates files at some of their paths.
     fn add_outputs(&mut self, draws: Draws) {
         let first = if self.videos > 1 {
             self.out.join(format!("0000_10.{}", self.pipeline.extension()))
@@ -208,11 +208,11 @@ impl Request {
                 "" => request.flag(&[flag, path.to_str().expect("UTF-8")]),
                 pair => request.set(&format!("{pair}={}", path.display())),
             }
-            // Of a folder, a frame behind those of the run.
+            // In a folder of frames, a frame number that the run does not write.
             let file = if name == "frames" { path.join("frame_00099.png") } else { path.to_path_buf() };
             match draws.one_in(&format!("planted {name}"), 4) {
                 true => planted.push(file),
-                // Tensors of several videos have names of their own.
+                // The dumps of several videos have other names.
                 false if name == "dump" && request.videos > 1 => {}
                 false => request.more_outputs.push(path.to_path_buf()),
             }
@@ -235,7 +235,7 @@ impl Request {
         }
     }
 
-    /// Arguments of `generate`.
+    /// Returns the arguments of `generate`.
     pub fn arguments(&self) -> Vec<String> {
         let own = ["generate".to_string(), "-c".into(), CONFIG.into()];
         let set = self.set.iter().flat_map(|pair| ["--set".to_string(), pair.clone()]);
@@ -244,20 +244,20 @@ impl Request {
         own.into_iter().chain(set).chain(self.flags.iter().cloned()).chain(output).chain(force).collect()
     }
 
-    /// Arguments of `check`.
+    /// Returns the arguments of `check`.
     pub fn check_arguments(&self) -> Vec<String> {
         let own = ["check", &self.model, "--json", "-c", CONFIG].map(String::from);
         let set = self.set.iter().flat_map(|pair| ["--set".to_string(), pair.clone()]);
         own.into_iter().chain(set).collect()
     }
 
-    /// Whether an error names an output or a flag of `generate` alone.
+    /// Returns whether an error is about an output or a flag that only `generate` has.
     pub fn is_about_outputs(&self, error: &str) -> bool {
         let flags = self.flags.iter().filter(|word| word.starts_with("--")).map(String::as_str);
         flags.chain(self.out.to_str()).any(|word| error.contains(word))
     }
 
-    /// The command line, for a shell.
+    /// Returns the command line for a shell.
     pub fn command(&self) -> String {
         let quoted = |word: String| {
             let plain = word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=".contains(c));
@@ -269,7 +269,7 @@ impl Request {
 
 type Add = fn(&mut Request, Draws, &Inputs);
 
-/// Options by name. Each draws values that are legal for some requests.
+/// Options by name; each sets values that are valid for some requests.
 const OPTIONS: [(&str, Add); 22] = [
     ("sampler", sampler),
     ("steps", |r, d, _| r.set(&format!("sampler.steps={}", d.pick("steps", &["1", "3", "3", "257"])))),
@@ -302,7 +302,7 @@ const OPTIONS: [(&str, Add); 22] = [
     ("frames", |r, d, _| {
         let frames = d.pick("frames", &["auto", "auto", "auto", "17", "10", "1"]);
         r.set(&format!("request.num_frames={frames}"));
-        // The predicted seconds are 1 at least.
+        // The predicted duration is at least 1 s.
         r.set("request.frame_rate=8");
     }),
     ("generated keyframes", |r, d, _| {
@@ -344,7 +344,7 @@ fn decoder(r: &mut Request, d: Draws, _: &Inputs) {
 }
 
 fn second_sigmas(r: &mut Request, d: Draws, _: &Inputs) {
-    // 129 steps of a sampler that evaluates the transformer twice are more than the tables hold.
+    // 129 steps of a sampler that evaluates the transformer twice per step exceed the maximum table size.
     let many: Vec<f64> = (0..129).map(|step| f64::from(129 - step) / 129.0).collect();
     let sigmas = [list(&[0.9, 0.5, 0.0]), list(&[0.5, 0.0]), list(&many), list(&[0.5, 0.9])];
     r.set(&format!("two_stage.sigmas={}", sigmas[d.below("second sigmas", sigmas.len())]));
@@ -365,7 +365,7 @@ fn perturbed_blocks(r: &mut Request, d: Draws, _: &Inputs) {
     r.set("guidance.video.stg=1");
 }
 
-/// A word of any key that takes words.
+/// Sets any key with enum values to one of them.
 fn word(r: &mut Request, d: Draws, _: &Inputs) {
     let keys = keys_with_words();
     let (key, words) = &keys[d.below("key", keys.len())];

@@ -1,14 +1,14 @@
-//! Changes of single fields of a protobuf message: what is around them stays readable, so that readers meet them.
+//! Mutates single fields of a protobuf message and keeps the rest valid, so that readers reach the changed field.
 
 use crate::support::needs;
 use std::ops::Range;
 
 use proptest::prelude::*;
 
-/// Numbers that sizes, places and references are not.
+/// Extreme numbers for sizes, positions and references.
 const NUMBERS: [u64; 12] = [0, 1, 2, 3, 7, 64, 1 << 20, u32::MAX as u64, 1 << 40, i64::MAX as u64, 1 << 63, u64::MAX];
 
-/// Texts that readers ask for.
+/// Strings that the readers look for.
 const TEXTS: [&str; 24] = [
     "",
     "while",
@@ -36,10 +36,10 @@ const TEXTS: [&str; 24] = [
     "blocks/attn1/(to_q/dot:to_k/dot)",
 ];
 
-/// Mutation of a field.
+/// A mutation of a field.
 #[derive(Clone, Copy, Debug)]
 pub enum Change {
-    /// Another value: of a list the number at a place; of text the text.
+    /// Another value from `NUMBERS` or `TEXTS`; in a packed list, one number is replaced.
     Value(usize),
     Remove,
     Repeat,
@@ -49,21 +49,21 @@ pub fn change() -> impl Strategy<Value = Change> {
     prop_oneof![6 => any::<usize>().prop_map(Change::Value), 1 => Just(Change::Remove), 1 => Just(Change::Repeat)]
 }
 
-/// A field: where it stands with its tag, where its value does, and how that is written.
+/// A field: the range of tag and value, the range of the value, and its wire type.
 struct Field {
     all: Range<usize>,
     value: Range<usize>,
     wire: u8,
 }
 
-/// The message with one field changed, with lengths around it that fit; `part` says which, at each depth one of those there.
-/// None where there is no message.
+/// Returns the message with one field changed and the enclosing lengths adjusted; `None` if the bytes are not a
+/// message. `part` selects the field at each depth.
 pub fn changed(bytes: &[u8], part: f64, change: Change) -> Option<Vec<u8>> {
     let fields = fields(bytes)?;
     let place = part * fields.len() as f64;
     let Field { all, value, wire } = fields.get(place as usize)?;
     let old = &bytes[value.clone()];
-    // A list of numbers may look like a message, and is then changed as if it were one.
+    // A packed list may look like a message, and is then mutated as one.
     let inner = if *wire == 2 { changed(old, place.fract(), change) } else { None };
     let tag = &bytes[all.start..all.start + varint(&bytes[all.start..])?.1];
     let written = |value: Vec<u8>| match wire {
@@ -94,7 +94,7 @@ fn replaced(old: &[u8], wire: u8, choice: usize) -> Vec<u8> {
     }
 }
 
-/// The fields of a message, at least one; none where the bytes are none.
+/// Returns the fields of a message; `None` if there are none or the bytes are not a message.
 fn fields(bytes: &[u8]) -> Option<Vec<Field>> {
     let (mut found, mut at) = (Vec::new(), 0);
     while at < bytes.len() {
@@ -117,7 +117,7 @@ fn fields(bytes: &[u8]) -> Option<Vec<Field>> {
     (!found.is_empty()).then_some(found)
 }
 
-/// A number, and the bytes that it takes.
+/// Decodes a varint and returns its length in bytes.
 fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
     let length = bytes.iter().take(10).position(|byte| *byte < 128)? + 1;
     let number = bytes[..length].iter().rev().fold(0u64, |sum, byte| sum << 7 | u64::from(byte & 127));
@@ -135,7 +135,7 @@ fn encoded(mut number: u64) -> Vec<u8> {
 }
 
 #[needs(nothing)]
-fn a_changed_field_fits_into_what_is_around_it() {
+fn mutating_a_field_keeps_the_message_valid() {
     // 1: {2: "dot", 3: [8, 300, 16]}, 9: 5.
     let message = b"\x0a\x0b\x12\x03dot\x1a\x04\x08\xac\x02\x10\x48\x05";
     let to = |part: f64, change| changed(message, part, change).expect("a message");

@@ -1,21 +1,21 @@
-//! Runs the body of a function: one operation after the other, every declared type checked.
+//! Runs the body of a function, one operation after the other, and checks every declared type.
 
 use std::collections::HashMap;
 
 use super::text::{Element, Function, Op, Result, Type, attribute, numbers, pieces};
 use super::values::{Tensor, each_index};
 
-/// Blocks in the chip's own memory, by argument name.
+/// Blocks in on-chip memory, by argument name.
 pub type Memory = HashMap<String, Tensor>;
 
-/// Values of a function's operations so far.
+/// Values of the function so far.
 pub struct Body<'a> {
     values: HashMap<String, Tensor>,
     memory: &'a mut Memory,
 }
 
 impl<'a> Body<'a> {
-    /// Runs a function on numbers, and on blocks that `memory` holds; the numbers that it returns.
+    /// Runs a function on integers and on the blocks in `memory`; returns its integer results.
     pub fn run(function: &Function, numbers: &[i64], memory: &'a mut Memory) -> Result<Vec<i64>> {
         let mut body = Body { values: HashMap::new(), memory };
         for ((name, _), n) in function.arguments.iter().zip(numbers) {
@@ -42,7 +42,7 @@ impl<'a> Body<'a> {
                 "tpu.vector_store" => self.store(op).map_err(wrong)?,
                 _ => {
                     let value = self.op(op).map_err(wrong)?;
-                    // A comparison's type is that of what it compares.
+                    // The type of a comparison is that of its operands.
                     if !op.name.starts_with("arith.cmp") {
                         value.is(op.types.last().ok_or("no type")?).map_err(wrong)?;
                     }
@@ -57,7 +57,7 @@ impl<'a> Body<'a> {
         self.values.get(name).ok_or_else(|| format!("no value {name}"))
     }
 
-    /// The operands, each of the type declared in its place.
+    /// Returns the operands after checking their declared types.
     fn operands<const N: usize>(&self, text: &str, types: &[Type]) -> Result<[&Tensor; N]> {
         let names = pieces(text);
         let found: Vec<&Tensor> = names.iter().map(|n| self.value(n)).collect::<Result<_>>()?;
@@ -187,7 +187,7 @@ impl<'a> Body<'a> {
         a.product(b, start, turned)
     }
 
-    /// Which block a load or store names, and that it is the whole of it in its last two dimensions.
+    /// Returns the block that a load or store refers to, and checks that it covers the last two dimensions.
     fn place(&self, op: &Op) -> Result<(String, usize)> {
         let (name, rest) = op.text.split_once('[').ok_or("no index")?;
         let (index, _) = rest.split_once(']').ok_or("no index")?;
@@ -250,12 +250,12 @@ impl<'a> Body<'a> {
     }
 }
 
-/// `1.0e0`, `7`, `dense<0.0>`, `0xFF800000`.
+/// Parses `1.0e0`, `7`, `dense<0.0>`, `0xFF800000`.
 fn constant(text: &str, float: bool) -> Result<f64> {
     let text = text.trim_start_matches("dense<").trim_end_matches('>');
     if let Some(bits) = text.strip_prefix("0x").filter(|_| float) {
         return u32::from_str_radix(bits, 16).map(|b| f64::from(f32::from_bits(b))).map_err(|e| e.to_string());
     }
-    // Halfway between two numbers of f32 would be rounded twice otherwise.
+    // Parsing as f64 would round numbers halfway between two f32 values twice.
     text.parse::<f32>().map(f64::from).map_err(|_| format!("constant '{text}'"))
 }

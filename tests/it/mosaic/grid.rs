@@ -1,5 +1,6 @@
-//! Runs a kernel over its grid, as strictly as the documentation reads: what lies beyond an array is NaN, a new block of
-//! results holds NaN, scratch is NaN wherever a core may begin, and no block of results is left and come back to.
+//! Runs a kernel over its grid, as strictly as the documentation allows: elements outside an array are NaN, a new
+//! output block holds NaN, scratch is NaN wherever a core may start, and an output block may not be revisited after
+//! leaving it.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -14,7 +15,7 @@ struct Window<'a> {
     name: String,
 }
 
-/// Of each axis of a kernel's grid whether it runs in any order.
+/// Returns for each axis of a kernel's grid whether it is parallel.
 fn parallel_axes(main: &Function, rank: usize) -> Result<Vec<bool>> {
     let semantics = pieces(attribute(&main.attributes, "dimension_semantics")?.trim_matches(['[', ']']));
     let parallel: Vec<bool> = semantics
@@ -28,11 +29,11 @@ fn parallel_axes(main: &Function, rank: usize) -> Result<Vec<bool>> {
     let ordered = parallel.windows(2).all(|w| w[0] || !w[1]);
     match parallel.len() == rank && ordered {
         true => Ok(parallel),
-        false => Err("axes that run in any order stand before the others".into()),
+        false => Err("axes that run in any order (parallel) must come first".into()),
     }
 }
 
-/// Runs the only function with a grid on `arrays`; those behind `operands` are results, whose contents are made.
+/// Runs the only function with a grid on `arrays`; arrays after the first `operands` are outputs and are overwritten.
 pub fn run(source: &str, arrays: &mut [Tensor], operands: usize) -> Result<()> {
     let module = text::module(source)?;
     let main = module.values().find(|f| f.attributes.contains("iteration_bounds")).ok_or("no kernel")?;
@@ -71,7 +72,7 @@ pub fn run(source: &str, arrays: &mut [Tensor], operands: usize) -> Result<()> {
     let mut points = Vec::new();
     each_index(&grid, |at| points.push(at.to_vec()));
     for at in points {
-        // Another core may run this one.
+        // Another core may run this point.
         let apart = before.as_ref().is_none_or(|b| b.iter().zip(&at).zip(&parallel).any(|((b, a), p)| *p && a != b));
         if apart {
             for name in &scratch {
@@ -110,7 +111,7 @@ pub fn run(source: &str, arrays: &mut [Tensor], operands: usize) -> Result<()> {
     Ok(())
 }
 
-/// Blocks are whole registers in their last two dimensions, or the array is no larger.
+/// Checks that blocks are complete registers in their last two dimensions, or as large as the array.
 fn aligned(element: Element, block: &[usize], array: &[usize]) -> Result<()> {
     let n = block.len();
     if array.len() != n || n < 2 {
@@ -124,7 +125,7 @@ fn aligned(element: Element, block: &[usize], array: &[usize]) -> Result<()> {
     }
 }
 
-/// Visits the elements of a block: index in the block, and in the array if it lies there.
+/// Visits the elements of a block: index in the block, and index in the array if inside it.
 fn each_element(
     array: &[usize],
     window: &Window,

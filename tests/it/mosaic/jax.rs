@@ -1,5 +1,5 @@
-//! The interpreter on a kernel that it was not written for: JAX's own flash attention. `scripts/oracle/jax_flash.py`
-//! lowers it for TPUs, and runs it in JAX's interpreter on the same numbers.
+//! Tests the interpreter on a kernel written by others: JAX's flash attention. `scripts/oracle/jax_flash.py` lowers it
+//! for TPU and runs it in JAX's interpreter on the same inputs.
 
 use std::path::{Path, PathBuf};
 
@@ -14,10 +14,10 @@ use super::values::Tensor;
 #[derive(Deserialize)]
 struct Case {
     name: String,
-    /// The kernel's text.
+    /// File with the kernel's text.
     kernel: String,
     operands: Vec<Array>,
-    /// Results of JAX's kernel.
+    /// Result of JAX's kernel.
     result: Array,
 }
 
@@ -29,7 +29,7 @@ struct Array {
 }
 
 impl Array {
-    /// The file holds f32, whatever the type is.
+    /// The file contains f32 for every element type.
     fn read(&self, folder: &Path) -> Tensor {
         let bytes = std::fs::read(folder.join(&self.file)).expect("readable");
         let numbers = bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
@@ -39,7 +39,7 @@ impl Array {
 }
 
 #[needs(jax)]
-fn a_kernel_of_jax_gives_the_numbers_of_jax() {
+fn interpreted_jax_kernel_matches_jax() {
     let folder = PathBuf::from(std::env::var_os("LTX2_JAX_FLASH").expect("the folder of JAX's kernels"));
     let cases = std::fs::read_to_string(folder.join("cases.json")).expect("cases");
     let cases: Vec<Case> = serde_json::from_str(&cases).expect("JSON");
@@ -53,8 +53,8 @@ fn a_kernel_of_jax_gives_the_numbers_of_jax() {
         grid::run(&text, &mut arrays, operands).unwrap_or_else(|e| panic!("{}: {e}", case.name));
         let error = distance(&arrays[operands].data, &wanted.data);
         eprintln!("{}: {error:.1e}", case.name);
-        // Both round the weights to bf16 before the second product; where the weights differ in f32's last digit, one
-        // rounding in a few thousand falls on the other side.
+        // Both round the attention weights to bf16 before the second matmul. If weights differ in the last digit of
+        // f32, about one rounding in a few thousand differs.
         let allowed = if wanted.element == Element::F32 { 1e-6 } else { 4e-3 };
         assert!(error <= allowed, "{}: {error:e}", case.name);
     }

@@ -1,4 +1,4 @@
-//! From a program with one kernel call to the call's results on numbers, and attention by its definition.
+//! Runs the kernel call of a program on numbers, and computes attention by its definition.
 
 use base64::Engine as _;
 use half::bf16;
@@ -9,7 +9,7 @@ use super::grid;
 use super::text::{self, Element};
 use super::values::Tensor;
 
-/// One attention.
+/// An attention test case.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub rows: usize,
@@ -30,7 +30,7 @@ pub fn distance(a: &[f64], b: &[f64]) -> f64 {
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied()).max(f64::MIN_POSITIVE)
 }
 
-/// The kernel's text in a program that calls one.
+/// Returns the kernel's text from a program with one kernel call.
 pub fn body(program: &str) -> String {
     let (_, rest) = program.split_once("backend_config = \"").expect("a call");
     let (config, _) = rest.split_once('"').expect("an end");
@@ -40,7 +40,7 @@ pub fn body(program: &str) -> String {
     String::from_utf8(bytes).expect("text")
 }
 
-/// Numbers of a normal distribution's size that anyone can make again.
+/// Returns reproducible pseudo-random numbers, approximately normal.
 pub fn noise(seed: u64, n: usize) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -57,7 +57,7 @@ impl Case {
         (self.dim as f64).sqrt().recip()
     }
 
-    /// A program with these operands.
+    /// Builds a program with these operands.
     pub fn program(&self, f: impl Fn(&Value, &Value, &Value, Option<&Value>) -> Vec<Value>) -> Program {
         let b = Builder::new("attention");
         let argument = |name: &str, dims: [usize; 4]| b.argument(name, Type::new(self.dtype, dims));
@@ -78,7 +78,7 @@ impl Case {
         [self.rows, self.keys, self.kv_heads, self.dim]
     }
 
-    /// Queries, keys, values and bias, rounded as their types are.
+    /// Returns queries, keys, values and bias, rounded to their types.
     fn operands(&self) -> [Vec<f64>; 4] {
         let round = |x: f64| match self.dtype {
             DType::BF16 => f64::from(bf16::from_f32(x as f32)),
@@ -91,13 +91,14 @@ impl Case {
         [of(1, self.q_dims()), of(2, self.k_dims()), of(3, self.k_dims()), bias]
     }
 
-    /// Results of the program: those of the call, in the order that the program gives them.
+    /// Runs the program's kernel call and returns its results in order.
     pub fn run(&self, f: impl Fn(&Value, &Value, &Value, Option<&Value>) -> Vec<Value>) -> Vec<Vec<f64>> {
         let text = self.program(f).text;
         self.interpreted(&body(&text)).unwrap_or_else(|e| panic!("{self:?}: {e}"))
     }
 
-    /// Runs a kernel's text: `[rows, queries, heads, dim]`, and for parts of the keys `[rows, queries, heads]` twice.
+    /// Runs a kernel's text. Returns `[rows, queries, heads, dim]` and, for a part of the keys, also `[rows, queries,
+    /// heads]` twice.
     pub fn interpreted(&self, body: &str) -> text::Result<Vec<Vec<f64>>> {
         let element = if self.dtype == DType::BF16 { Element::BF16 } else { Element::F32 };
         let [q, k, v, bias] = self.operands();
@@ -127,8 +128,8 @@ impl Case {
         Ok([vec![values], arrays[operands + 1..].iter().map(of_heads).collect()].concat())
     }
 
-    /// Attention as it is defined, in f64: weighted values `[rows, queries, heads, dim]`, the largest score and the sum
-    /// of weights of each query and head.
+    /// Computes attention by its definition in f64: weighted values `[rows, queries, heads, dim]`, and the maximum
+    /// score and the sum of weights of each query and head.
     pub fn defined(&self) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
         let [q, k, v, bias] = self.operands();
         let of = |dims: [usize; 4], x| Array4::from_shape_vec(dims, x).expect("as many numbers");
@@ -153,7 +154,7 @@ impl Case {
     }
 }
 
-/// `[a, b, c, d]` to `[a, c, b, d]`.
+/// Transposes `[a, b, c, d]` to `[a, c, b, d]`.
 fn swapped(x: &[f64], [a, b, c, d]: [usize; 4]) -> Vec<f64> {
     let mut out = Vec::with_capacity(x.len());
     for i in 0..a {

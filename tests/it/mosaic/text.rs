@@ -1,4 +1,4 @@
-//! Reads the text of a Mosaic module: as much of MLIR's syntax as the kernels use. Anything else is an error.
+//! Parses the text of a Mosaic module: the subset of MLIR that the kernels use. Anything else is an error.
 
 use std::collections::BTreeMap;
 
@@ -13,9 +13,9 @@ pub struct Function {
     pub body: Vec<Op>,
 }
 
-/// One line, and what its braces hold.
+/// An operation and the regions in its braces.
 pub struct Op {
-    /// Name of the result, if it has one.
+    /// Name of the result, if any.
     pub result: Option<String>,
     pub name: String,
     /// Text between the name and the types.
@@ -29,7 +29,7 @@ pub struct Op {
 pub enum Type {
     Scalar(Element),
     Vector(Element, Vec<usize>),
-    /// In the chip's own memory.
+    /// A block in on-chip memory.
     Block(Element, Vec<usize>),
 }
 
@@ -76,7 +76,7 @@ impl Type {
     }
 }
 
-/// Pieces between commas that stand in no bracket.
+/// Splits text at commas outside brackets.
 pub fn pieces(text: &str) -> Vec<String> {
     let mut all = vec![String::new()];
     let mut depth = 0;
@@ -98,7 +98,7 @@ pub fn pieces(text: &str) -> Vec<String> {
     all.into_iter().map(|p| p.trim().to_string()).filter(|p| !p.is_empty()).collect()
 }
 
-/// Text after a key, up to the end of the brackets that open after it.
+/// Returns the value of an attribute.
 pub fn attribute<'a>(text: &'a str, key: &str) -> Result<&'a str> {
     let missing = || format!("no '{key}' in '{text}'");
     let start = text.find(&format!("{key} = ")).ok_or_else(missing)? + key.len() + 3;
@@ -114,14 +114,14 @@ pub fn attribute<'a>(text: &'a str, key: &str) -> Result<&'a str> {
     Ok(text[start..].trim())
 }
 
-/// The numbers of `array<i64: 1, 2>` or `[1, 2]`.
+/// Parses `array<i64: 1, 2>` or `[1, 2]`.
 pub fn numbers(text: &str) -> Result<Vec<usize>> {
     let inner = text.trim().trim_start_matches("array<").trim_matches(['[', ']', '>']);
     let inner = inner.split_once(':').map_or(inner, |(_, list)| list);
     pieces(inner).iter().map(|n| n.parse().map_err(|_| format!("number '{n}'"))).collect()
 }
 
-/// Reads a module.
+/// Parses a module.
 pub fn module(text: &str) -> Result<Module> {
     let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty()).peekable();
     let mut functions = Module::new();
@@ -147,7 +147,7 @@ pub fn module(text: &str) -> Result<Module> {
     Ok(functions)
 }
 
-/// Where the parenthesis closes that is open before `text`.
+/// Returns the position of the parenthesis that closes the one opened before `text`.
 fn closing(text: &str) -> Option<usize> {
     let mut depth = 1;
     text.char_indices().find_map(|(at, c)| {
@@ -156,7 +156,7 @@ fn closing(text: &str) -> Option<usize> {
     })
 }
 
-/// Operations up to the closing brace.
+/// Parses operations up to the closing brace.
 fn ops<'a>(lines: &mut std::iter::Peekable<impl Iterator<Item = &'a str>>) -> Result<Vec<Op>> {
     let mut all: Vec<Op> = Vec::new();
     loop {

@@ -1,5 +1,5 @@
-//! Values of the interpreter, and what operations do to them. Floats are kept as f32, rounded to bf16 where the type says
-//! so; sums of products are exact before they are rounded to f32.
+//! Values of the interpreter and operations on them. Floats are stored as f32, rounded to bf16 if the type requires it;
+//! sums of products are exact before they are rounded to f32.
 
 use half::bf16;
 use ndarray::ArrayView2;
@@ -11,11 +11,11 @@ pub struct Tensor {
     pub element: Element,
     /// Empty for a scalar.
     pub dims: Vec<usize>,
-    /// Integers and conditions are whole numbers, which f64 holds exactly.
+    /// Integers and booleans are whole numbers, which f64 represents exactly.
     pub data: Vec<f64>,
 }
 
-/// A number as its type keeps it.
+/// Rounds a number to its type.
 pub fn rounded(element: Element, x: f64) -> f64 {
     match element {
         Element::F32 => f64::from(x as f32),
@@ -50,7 +50,7 @@ impl Tensor {
         if own == *ty { Ok(()) } else { Err(format!("{own:?} where {ty:?} is declared")) }
     }
 
-    /// As a whole number.
+    /// Returns the value as an integer.
     pub fn int(&self) -> Result<i64> {
         match self.data[..] {
             [x] if self.dims.is_empty() => Ok(x as i64),
@@ -90,7 +90,7 @@ impl Tensor {
         Ok(Tensor::new(self.element, dims.to_vec(), data))
     }
 
-    /// Over the last of two dimensions.
+    /// Reduces the last of two dimensions.
     pub fn reduced(&self, start: &Tensor, f: impl Fn(f64, f64) -> f64) -> Result<Tensor> {
         let [rows, columns] = self.dims[..] else { return Err("a sum of no matrix".into()) };
         if start.dims != [rows] {
@@ -101,7 +101,7 @@ impl Tensor {
         Ok(Tensor::new(self.element, vec![rows], data))
     }
 
-    /// `[n, k]` with `[k, m]`, or with `[m, k]` if `turned`, on top of `start`.
+    /// Multiplies `[n, k]` with `[k, m]`, or with `[m, k]` if `turned`, and adds `start`.
     pub fn product(&self, other: &Tensor, start: &Tensor, turned: bool) -> Result<Tensor> {
         let ([n, k], [a, b]) = (pair(self)?, pair(other)?);
         let (depth, m) = if turned { (b, a) } else { (a, b) };
@@ -120,7 +120,7 @@ fn pair(x: &Tensor) -> Result<[usize; 2]> {
     x.dims[..].try_into().map_err(|_| "not a matrix".to_string())
 }
 
-/// Every index of a shape, the last dimension fastest.
+/// Visits every index of a shape, the last dimension fastest.
 pub fn each_index(dims: &[usize], mut f: impl FnMut(&[usize])) {
     let mut at = vec![0; dims.len()];
     for _ in 0..dims.iter().product::<usize>() {

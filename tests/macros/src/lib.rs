@@ -1,8 +1,8 @@
-//! `#[needs(…)]`: registers an integration test together with what it needs (see `tests/support/harness.rs`).
+//! `#[needs(…)]`: registers an integration test with its requirements (see `tests/support/harness.rs`).
 
 use proc_macro::{TokenStream, TokenTree};
 
-/// Marks a test function: `#[needs(cpu)]`, `#[needs(cpu, ffmpeg)]`, `#[needs(nothing)]`. The names are those of
+/// Marks a test function: `#[needs(cpu)]`, `#[needs(cpu, ffmpeg)]`, `#[needs(nothing)]`. The names are the variants of
 /// `harness::Need` in snake case.
 #[proc_macro_attribute]
 pub fn needs(needs: TokenStream, function: TokenStream) -> TokenStream {
@@ -26,7 +26,7 @@ pub fn needs(needs: TokenStream, function: TokenStream) -> TokenStream {
     function.into_iter().chain(registration).collect()
 }
 
-/// `four_gpus` as `FourGpus`.
+/// Converts `four_gpus` to `FourGpus`.
 fn capitalized(name: &str) -> String {
     let word = |word: &str| {
         let mut letters = word.chars();

@@ -1,11 +1,11 @@
-//! The profiler's part of the C interface: the node of the list of extensions, and the table behind it.
+//! C interface of the profiler: its extension node and its function table.
 
 use std::ffi::c_void;
 
-/// The number of the profiler among the kinds of extensions.
+/// `PJRT_Extension_Type` of the profiler.
 pub(super) const PROFILER: u32 = 1;
 
-/// A node of the list of extensions.
+/// A node of the plugin's list of extensions.
 #[repr(C)]
 pub(super) struct Extension {
     pub struct_size: usize,
@@ -13,14 +13,14 @@ pub(super) struct Extension {
     pub next: *const Extension,
 }
 
-/// The node of the profiler.
+/// The extension node of the profiler.
 #[repr(C)]
 pub(super) struct ProfilerExtension {
     pub base: Extension,
     pub functions: *const Functions,
 }
 
-/// A function of the profiler: takes its argument struct, returns an error or null.
+/// A profiler function: takes its argument struct, returns an error or null.
 pub(super) type Call<A> = Option<unsafe extern "C" fn(*mut A) -> *mut c_void>;
 
 #[repr(C)]
@@ -70,7 +70,7 @@ pub(super) struct CreateArgs {
     pub profiler: *mut c_void,
 }
 
-/// The arguments of start, stop and destroy.
+/// Arguments of start, stop and destroy.
 #[repr(C)]
 pub(super) struct ProfilerArgs {
     pub struct_size: usize,
@@ -85,17 +85,17 @@ pub(super) struct CollectArgs {
     pub buffer_size: usize,
 }
 
-// Sizes of the published header; of a struct that ends in an `int`, the header leaves its padding out.
+// In the public header, `struct_size` excludes the padding after a trailing `int`.
 pub(super) const CODE_ARGS_SIZE: usize = std::mem::offset_of!(CodeArgs, code) + size_of::<u32>();
 const _: () = assert!(size_of::<Functions>() == 80 && size_of::<Extension>() == 24 && CODE_ARGS_SIZE == 28);
 
-/// Types of the extensions of a plugin.
+/// Returns the types of a plugin's extensions.
 ///
 /// # Safety
 /// As for [`find`].
 pub(super) unsafe fn extension_types(mut node: *const Extension) -> Vec<u32> {
     let mut types = Vec::new();
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     while let Some(extension) = unsafe { node.as_ref() } {
         types.push(extension.kind);
         node = extension.next;
@@ -103,12 +103,13 @@ pub(super) unsafe fn extension_types(mut node: *const Extension) -> Vec<u32> {
     types
 }
 
-/// The profiler's functions among the extensions; none where it is missing or lacks a function.
+/// Returns the profiler's functions; `None` if the plugin does not have the extension or if it does not have a required
+/// function.
 ///
 /// # Safety
-/// `node` is null or the first node of a list of extensions that stays in place.
+/// `node` is null or the first node of a list of extensions that is never freed.
 pub(super) unsafe fn find(mut node: *const Extension) -> Option<Functions> {
-    // SAFETY: the caller's promise; nodes are read no further than they say they reach.
+    // SAFETY: guaranteed by the caller; nodes are not read beyond their `struct_size`.
     unsafe {
         while let Some(extension) = node.as_ref() {
             if extension.kind == PROFILER && extension.struct_size >= size_of::<ProfilerExtension>() {

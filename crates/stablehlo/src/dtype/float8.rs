@@ -1,6 +1,6 @@
-//! Numbers of eight bits: a sign, four bits of exponent (bias 7), three of mantissa, no infinities (OCP's E4M3).
+//! 8-bit floats: 1 sign bit, 4 exponent bits (bias 7), 3 mantissa bits, no infinities (OCP E4M3).
 
-/// One of them. Equal bits are equal numbers here.
+/// An 8-bit float in the E4M3 format. `==` compares the bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
 pub struct F8(pub u8);
@@ -8,7 +8,7 @@ pub struct F8(pub u8);
 impl F8 {
     pub const MAX: f32 = 448.0;
 
-    /// The nearest, ties to even; beyond the largest it is the largest.
+    /// Rounds to the nearest E4M3 value, ties to even. Larger magnitudes become [`F8::MAX`].
     pub fn from_f32(value: f32) -> Self {
         let bits = value.to_bits();
         let (sign, magnitude) = ((bits >> 24) as u8 & 0x80, f32::from_bits(bits & 0x7fff_ffff));
@@ -16,9 +16,10 @@ impl F8 {
             return F8(sign | 0x7f);
         }
         let magnitude = magnitude.min(Self::MAX);
-        // Below 2^-6 steps are 2^-9 wide: adding 2^14, whose own steps are that wide, rounds to them.
+        // E4M3 values below 2^-6 are multiples of 2^-9. An f32 near 2^14 has the same spacing, so adding 2^14 rounds
+        // the value.
         let small = (magnitude + 16_384.0).to_bits() & 0xff;
-        // Above, 20 of f32's 23 bits of mantissa go; the exponent's bias changes from 127 to 7.
+        // For larger values, drop 20 of f32's 23 mantissa bits and change the exponent bias from 127 to 7.
         let whole = magnitude.to_bits();
         let rounded = (whole + 0x7_ffff + (whole >> 20 & 1)) >> 20;
         let bits = if magnitude < 1.0 / 64.0 { small } else { rounded.wrapping_sub(120 << 3) };
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_is_its_own_nearest() {
+    fn from_f32_round_trips_every_f8() {
         for bits in (0..=255u8).filter(|b| b & 0x7f != 0x7f) {
             let value = f32::from(F8(bits));
             assert_eq!(F8::from_f32(value), F8(bits), "{value}");
@@ -53,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_to_the_nearest_and_ties_to_even() {
+    fn f8_conversion_rounds_to_nearest_ties_to_even() {
         let numbers: Vec<f32> = (0..0x7fu8).map(|b| f32::from(F8(b))).collect();
         for (bits, pair) in numbers.windows(2).enumerate() {
             let (low, high, middle) = (bits as u8, bits as u8 + 1, f32::midpoint(pair[0], pair[1]));

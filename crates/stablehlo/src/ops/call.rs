@@ -1,10 +1,11 @@
-//! Functions that are defined once and called.
+//! Calls of private functions.
 
 use crate::builder::{Builder, Function, RegionKind, Value};
 use crate::types::{Type, list};
 
 impl Builder {
-    /// Defines a private function once and calls it: `name` must identify the body for the given argument types.
+    /// Calls a private function. The first call with given argument types runs `body` to define the function; later
+    /// calls reuse it, so `name` and the argument types must determine the body.
     pub fn call(&self, name: &str, arguments: &[Value], body: impl FnOnce(&[Value]) -> Vec<Value>) -> Vec<Value> {
         let types: Vec<Type> = arguments.iter().map(|a| a.ty.clone()).collect();
         let key = function_name(name, &types);

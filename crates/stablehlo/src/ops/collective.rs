@@ -1,4 +1,4 @@
-//! Collectives, for use inside manual regions.
+//! Collectives, which may be used only in manual regions.
 
 use crate::builder::{Value, axis_of};
 use crate::sharding::Groups;
@@ -25,7 +25,13 @@ impl Value {
     fn resized(&self, op: &'static str, axis: isize, times: usize, over: usize) -> Option<(usize, Type)> {
         let found = axis_of(axis, self.rank()).filter(|&a| (self.ty.dims[a] * times).is_multiple_of(over));
         let Some(a) = found else {
-            self.b.fail(op, format!("axis {axis} of {} does not scale by {times}/{over}", self.ty));
+            self.b.fail(
+                op,
+                format!(
+                    "axis {axis} of {} does not exist, or its size times {times} is not divisible by {over}",
+                    self.ty
+                ),
+            );
             return None;
         };
         let mut ty = self.ty.clone();
@@ -33,7 +39,7 @@ impl Value {
         Some((a, ty))
     }
 
-    /// All-gather: the shards of the group, joined along `axis`.
+    /// Adds an all-gather: concatenates the shards of all devices in a group along `axis`.
     pub fn all_gather(&self, axis: isize, groups: &Groups) -> Value {
         let Some((a, ty)) = self.resized("all_gather", axis, groups.size(), 1) else { return self.clone() };
         self.b.count_transfer(Pattern::AllGather, ty.bytes() as f64, groups);
@@ -41,7 +47,8 @@ impl Value {
         self.collective("all_gather", &attributes, "", ty)
     }
 
-    /// All-to-all: splits dimension `split` into the group's size and joins the received shards along `concat`.
+    /// Adds an all-to-all: splits dimension `split` among the devices of a group and concatenates the received shards
+    /// along `concat`.
     pub fn all_to_all(&self, split: isize, concat: isize, groups: &Groups) -> Value {
         let n = groups.size();
         let Some((s, mut ty)) = self.resized("all_to_all", split, 1, n) else { return self.clone() };
@@ -63,12 +70,12 @@ impl Value {
         )
     }
 
-    /// All-reduce: the sum over the group.
+    /// Adds an all-reduce that sums the values of all devices in a group.
     pub fn all_reduce_sum(&self, groups: &Groups) -> Value {
         self.all_reduce("add", groups)
     }
 
-    /// All-reduce: the maximum over the group.
+    /// Adds an all-reduce that takes the maximum of the values of all devices in a group.
     pub fn all_reduce_max(&self, groups: &Groups) -> Value {
         self.all_reduce("maximum", groups)
     }
@@ -79,7 +86,8 @@ impl Value {
         self.collective("all_reduce", &attributes, &self.reducer(op), self.ty.clone())
     }
 
-    /// Reduce-scatter: this device's shard, along `axis`, of the sum over the group.
+    /// Adds a reduce-scatter: sums the values of all devices in a group and returns this device's shard of the sum
+    /// along `axis`.
     pub fn reduce_scatter_sum(&self, axis: isize, groups: &Groups) -> Value {
         let Some((a, ty)) = self.resized("reduce_scatter", axis, 1, groups.size()) else { return self.clone() };
         self.b.count_transfer(Pattern::ReduceScatter, ty.bytes() as f64, groups);
@@ -87,7 +95,8 @@ impl Value {
         self.collective("reduce_scatter", &attributes, &self.reducer("add"), ty)
     }
 
-    /// Collective permute: sends this device's value along `(source, target)` pairs; a device without a source receives zeros.
+    /// Adds a collective permute: for each pair `(source, target)`, the target device receives the source's value. A
+    /// device that is not a target gets zeros.
     pub fn collective_permute(&self, pairs: &[(usize, usize)]) -> Value {
         let bytes = self.ty.bytes();
         let smallest = self.b.0.borrow().smallest_permute.map_or(bytes, |other| other.min(bytes));

@@ -1,4 +1,4 @@
-//! Loops, choices, and an order that stays.
+//! Loops, conditionals and optimization barriers.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use crate::types::{Type, list};
 use crate::work::Work;
 
 impl Value {
-    /// Optimization barrier: the value is computed once, before its readers, and not again for each of them.
+    /// Adds an optimization barrier: the value is computed once, before its users, instead of again in each of them.
     pub fn optimization_barrier(&self) -> Value {
         let text = format!("stablehlo.optimization_barrier {} : {}", self.local(), self.ty);
         self.b.op("optimization_barrier", text, self.ty.clone()).with_sharding(self.sharding.clone())
@@ -17,8 +17,8 @@ impl Value {
 }
 
 impl Builder {
-    /// Repeats `body` while `condition` holds. Both see the carried values; outer values they use ride along
-    /// unchanged. The body returns the new carried values, of the same types.
+    /// Repeats `body` while `condition` holds. Both get the carried values. Outer values that they use become carried
+    /// values that do not change. The body returns the new carried values, of the same types.
     pub fn while_loop(
         &self,
         init: &[Value],
@@ -37,11 +37,14 @@ impl Builder {
         let next = body(&carried);
         for (i, (n, c)) in next.iter().zip(&carried).enumerate() {
             if n.ty != c.ty {
-                self.fail("while", format!("carried value {i} is {} and comes back as {}", c.ty, n.ty));
+                self.fail("while", format!("carried value {i} has type {}, but the body returns {}", c.ty, n.ty));
             }
         }
         if next.len() != carried.len() {
-            self.fail("while", format!("{} values carried, {} come back", carried.len(), next.len()));
+            self.fail(
+                "while",
+                format!("the loop carries {} values, but the body returns {}", carried.len(), next.len()),
+            );
         }
         let shardings: Vec<Known> = next.iter().map(|v| v.sharding.clone()).collect();
         let next: Vec<Rc<str>> = next.iter().map(|v| self.name_of(v)).collect();
@@ -64,11 +67,18 @@ impl Builder {
         results.into_iter().zip(shardings).map(|(v, sharding)| v.with_sharding(sharding)).collect()
     }
 
-    /// Runs one of `count` bodies: the one that `index`, a 32-bit integer scalar, numbers, or the last for a number out of
-    /// range. Bodies see all values outside, and return values of the same types. Of their matmuls the most count.
+    /// Runs the branch with index `index` (an i32 scalar) out of `count` branches. If the index is out of range, runs
+    /// the last branch. Branches may use all outer values and must return the same types. The work and the matmul FLOPs
+    /// are counted for only one branch, the most expensive one.
     pub fn case(&self, index: &Value, count: usize, mut body: impl FnMut(usize) -> Vec<Value>) -> Vec<Value> {
         if index.ty != Type::scalar(DType::I32) || count == 0 {
-            self.fail("case", format!("{count} bodies by the number {}; it must be one of an i32 scalar", index.ty));
+            self.fail(
+                "case",
+                format!(
+                    "expected an i32 scalar index and at least one branch, got index {} and {count} branches",
+                    index.ty
+                ),
+            );
             return Vec::new();
         }
         let index = self.name_of(index);
@@ -83,7 +93,10 @@ impl Builder {
                 let own: Vec<Type> = results.iter().map(|v| v.ty.clone()).collect();
                 let names = list(results.iter().map(|v| self.name_of(v)));
                 if k > 0 && own != types {
-                    self.fail("case", format!("body {k} returns {}, body 0 {}", list(&own), list(&types)));
+                    self.fail(
+                        "case",
+                        format!("branch {k} returns {}, but branch 0 returns {}", list(&own), list(&types)),
+                    );
                 }
                 self.raw_line(format!("stablehlo.return {names} : {}", list(&own)));
                 types = own;
@@ -103,7 +116,7 @@ impl Builder {
         results.map(|(v, sharding): (Value, Known)| v.with_sharding(sharding)).collect()
     }
 
-    /// Runs `body(i, carried)` for `i` in `begin..end` (32-bit integer scalars).
+    /// Runs `body(i, carried)` for each `i` in `begin..end`, which are i32 scalars.
     pub fn for_loop(
         &self,
         begin: &Value,
@@ -125,7 +138,7 @@ impl Builder {
         results
     }
 
-    /// [`Builder::for_loop`] of so many iterations, which count as work.
+    /// Runs a loop like [`Builder::for_loop`], but counts the work of the body `count` times.
     pub fn counted_loop(
         &self,
         count: usize,
@@ -143,7 +156,7 @@ impl Builder {
         results
     }
 
-    /// Runs `body(i, carried)` for `i` in `0..count`.
+    /// Runs `body(i, carried)` for each `i` in `0..count`.
     pub fn repeat(
         &self,
         count: usize,

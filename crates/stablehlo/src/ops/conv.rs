@@ -1,47 +1,47 @@
-//! Convolutions over any number of spatial dimensions.
+//! Convolutions with any number of spatial dimensions.
 
 use crate::builder::{Builder, Value};
 use crate::types::{Type, list};
 
-/// A convolution of `[batch, channels, spatial…]` with a kernel `[out, in / groups, spatial…]`, the order
-/// checkpoints store.
+/// Parameters of a convolution. The input has the dimensions `[batch, channels, spatial…]` and the kernel `[out, in /
+/// groups, spatial…]`, the order used in checkpoints.
 #[derive(Clone, Debug)]
 pub struct Conv {
-    /// Window step for each spatial dimension.
+    /// Stride of each spatial dimension.
     pub stride: Vec<usize>,
-    /// Zero padding before and after for each spatial dimension.
+    /// Zero padding before and after each spatial dimension.
     pub padding: Vec<(usize, usize)>,
-    /// Distance between kernel taps for each spatial dimension.
+    /// Kernel dilation of each spatial dimension.
     pub dilation: Vec<usize>,
-    /// Channel groups.
+    /// Number of groups into which the channels are split.
     pub groups: usize,
 }
 
 impl Conv {
-    /// Stride 1, no padding, no dilation, one group.
+    /// Returns the parameters for `spatial` spatial dimensions with stride 1, no padding, no dilation and one group.
     pub fn new(spatial: usize) -> Self {
         Conv { stride: vec![1; spatial], padding: vec![(0, 0); spatial], dilation: vec![1; spatial], groups: 1 }
     }
 
-    /// Zero padding, before and after each dimension.
+    /// Sets the zero padding before and after each spatial dimension.
     pub fn padding(mut self, padding: &[(usize, usize)]) -> Self {
         self.padding = padding.to_vec();
         self
     }
 
-    /// Window steps.
+    /// Sets the stride of each spatial dimension.
     pub fn stride(mut self, stride: &[usize]) -> Self {
         self.stride = stride.to_vec();
         self
     }
 
-    /// Distances between taps.
+    /// Sets the kernel dilation of each spatial dimension.
     pub fn dilation(mut self, dilation: &[usize]) -> Self {
         self.dilation = dilation.to_vec();
         self
     }
 
-    /// Channel groups.
+    /// Sets the number of groups into which the channels are split.
     pub fn groups(mut self, groups: usize) -> Self {
         self.groups = groups;
         self
@@ -58,12 +58,16 @@ impl Builder {
             && conv.padding.len() == n
             && conv.dilation.len() == n;
         if !fits {
-            let message = format!("{n} dimensions of {} with kernel {}", x.ty, kernel.ty);
+            let message = format!(
+                "operand {} and kernel {} do not fit a convolution with {n} spatial dimensions",
+                x.ty, kernel.ty
+            );
             return self.poison("convolution", message, x.ty.clone());
         }
         let (k, groups) = (&kernel.ty.dims, conv.groups);
         if k[1] * groups != x.ty.dims[1] || k[0] % groups != 0 {
-            let message = format!("channels do not fit: {} with kernel {} in {groups} groups", x.ty, kernel.ty);
+            let message =
+                format!("the channels of operand {} and kernel {} do not match for {groups} groups", x.ty, kernel.ty);
             return self.poison("convolution", message, x.ty.clone());
         }
         let mut dims = vec![x.ty.dims[0], k[0]];
@@ -71,7 +75,7 @@ impl Builder {
             let padded = x.ty.dims[i + 2] + conv.padding[i].0 + conv.padding[i].1;
             let reach = (k[i + 2] - 1) * conv.dilation[i] + 1;
             if padded < reach {
-                let message = format!("kernel {} reaches beyond {} along spatial dimension {i}", kernel.ty, x.ty);
+                let message = format!("kernel {} is larger than {} along spatial dimension {i}", kernel.ty, x.ty);
                 return self.poison("convolution", message, x.ty.clone());
             }
             dims.push((padded - reach) / conv.stride[i] + 1);

@@ -1,30 +1,30 @@
-//! Calls of kernels that XLA or a plugin brings along.
+//! Custom calls of kernels that XLA or a plugin provides.
 
 use std::fmt;
 
 use crate::builder::{Builder, Value};
 use crate::types::{Type, list};
 
-/// A custom call; what it needs is fixed by its target.
+/// A custom call. Which fields are required depends on its target.
 #[derive(Clone, Debug, Default)]
 pub struct CustomCall {
-    /// The registered target's name.
+    /// Name under which the target is registered.
     pub target: String,
-    /// Version of the calling convention: 1, 2 (opaque string) or 4 (typed FFI).
+    /// Version of the calling convention: 1, 2 (configuration as a string) or 4 (typed FFI).
     pub api_version: u32,
-    /// The opaque configuration, usually JSON.
+    /// Configuration as a string, usually JSON.
     pub backend_config: String,
-    /// The typed configuration of version 4, in its place.
+    /// Typed configuration of version 4. If it is not empty, it replaces `backend_config`.
     pub attributes: Vec<(String, Attribute)>,
-    /// Minor-to-major order of each operand; empty for the default.
+    /// Dimension order of each operand, from minor to major. Empty: the default.
     pub operand_layouts: Vec<Vec<usize>>,
-    /// Minor-to-major order of each result; empty for the default.
+    /// Dimension order of each result, from minor to major. Empty: the default.
     pub result_layouts: Vec<Vec<usize>>,
-    /// Keeps the call even when its results are unused.
+    /// Whether the call has a side effect. If so, it is not removed when its results are unused.
     pub has_side_effect: bool,
 }
 
-/// A value of a typed configuration.
+/// A value in the typed configuration of a custom call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attribute {
     Text(String),
@@ -45,7 +45,7 @@ impl fmt::Display for Attribute {
 }
 
 impl Builder {
-    /// Emits a custom call.
+    /// Adds a custom call.
     pub fn custom_call(&self, call: &CustomCall, operands: &[&Value], results: &[Type]) -> Vec<Value> {
         let layouts = |l: &[Vec<usize>]| {
             list(l.iter().map(|o| match o.is_empty() {

@@ -1,4 +1,4 @@
-//! Dots (matmuls) of tensors, written as an einsum.
+//! Matmuls in einsum notation.
 
 use crate::DType;
 use crate::builder::{Builder, Value};
@@ -8,33 +8,36 @@ use crate::types::{Type, list};
 use crate::work::Matmul;
 
 impl Builder {
-    /// Matmul of two tensors by an einsum such as `"bqhd,bkhd->bhqk"`: letters in both operands and the result
-    /// are batch dimensions, letters in both operands only are summed. Accumulates in f32 at least and gives the
-    /// result as `out`.
+    /// Multiplies two tensors as an einsum such as `"bqhd,bkhd->bhqk"` specifies. Letters in both operands and in the
+    /// result are batch dimensions; letters in both operands but not in the result are contracted. Accumulates in f32 or
+    /// a wider type and converts the result to `out`.
     pub fn einsum(&self, spec: &str, a: &Value, b: &Value, out: DType) -> Value {
         let wider = out.size() > a.dtype().size() && a.dtype() == b.dtype();
         if wider && !self.0.borrow().mixed_precision_dot {
             return self.einsum(spec, &a.to(out), &b.to(out), out);
         }
         let fail = |why: String| {
-            let message = format!("'{spec}' of {} and {}: {why}", a.ty, b.ty);
+            let message = format!("einsum '{spec}' of {} and {}: {why}", a.ty, b.ty);
             self.poison("dot_general", message, Type::new(out, a.ty.dims.clone()))
         };
         let Some((la, lb, lo)) = parse(spec) else {
-            return fail("not of the form ab,bc->ac with single letters".into());
+            return fail("expected a form like ab,bc->ac with single letters".into());
         };
         if la.len() != a.rank() || lb.len() != b.rank() {
-            return fail(format!("needs ranks {} and {}", la.len(), lb.len()));
+            return fail(format!("the einsum requires operands with {} and {} dimensions", la.len(), lb.len()));
         }
         if a.dtype() != b.dtype() {
-            return fail("element types differ".into());
+            return fail("the operands have different element types".into());
         }
         let find = |l: &[char], c: char| l.iter().position(|&x| x == c);
         let (mut batch_a, mut batch_b, mut sum_a, mut sum_b) = (vec![], vec![], vec![], vec![]);
         for (i, &c) in la.iter().enumerate() {
             if let Some(j) = find(&lb, c) {
                 if a.ty.dims[i] != b.ty.dims[j] {
-                    return fail(format!("'{c}' is {} on the left and {} on the right", a.ty.dims[i], b.ty.dims[j]));
+                    return fail(format!(
+                        "'{c}' has size {} in the left operand and {} in the right",
+                        a.ty.dims[i], b.ty.dims[j]
+                    ));
                 }
                 if lo.contains(&c) {
                     batch_a.push(i);
@@ -48,7 +51,8 @@ impl Builder {
         let free = |l: &[char], batch: &[usize], sum: &[usize]| -> Vec<char> {
             (0..l.len()).filter(|i| !batch.contains(i) && !sum.contains(i)).map(|i| l[i]).collect()
         };
-        // dot_general's own order: batch, free of the left, free of the right.
+        // The order of the result dimensions of `dot_general`: batch, free dimensions of the left operand, free
+        // dimensions of the right.
         let natural: Vec<char> = batch_a
             .iter()
             .map(|&i| la[i])
@@ -57,19 +61,19 @@ impl Builder {
             .collect();
         let size = |c: char| find(&la, c).map(|i| a.ty.dims[i]).or_else(|| find(&lb, c).map(|i| b.ty.dims[i]));
         let Some(order) = lo.iter().map(|&c| find(&natural, c)).collect::<Option<Vec<_>>>() else {
-            return fail("a letter of the result is in no operand".into());
+            return fail("a letter of the result is in neither operand".into());
         };
         if order.len() != natural.len() {
-            return fail("a letter is in one operand only and not in the result".into());
+            return fail("a letter is in only one operand and not in the result".into());
         }
-        // XLA accumulates a bf16 product in f32 whatever the result's type; asking for an f32 result and converting it
-        // would write the wide form to memory.
+        // XLA accumulates a bf16 product in f32, whatever the result type. Requesting an f32 result and converting it
+        // would write the f32 result to memory.
         let product = if out.size() >= a.dtype().size() { out } else { a.dtype() };
         let ty = Type::new(product, natural.iter().filter_map(|&c| size(c)).collect::<Vec<_>>());
         let summed: usize = sum_a.iter().map(|&i| a.ty.dims[i]).product();
         let flops = 2.0 * ty.elements() as f64 * summed as f64;
         self.0.borrow_mut().dot_flops += flops;
-        // Dimensions of both operands by letter, those of the result first.
+        // For each letter, the dimensions of the two operands; letters of the result come first.
         let summed = sum_a.iter().map(|&i| la[i]);
         let dims: Vec<[Option<usize>; 2]> =
             natural.iter().copied().chain(summed).map(|c| [find(&la, c), find(&lb, c)]).collect();
@@ -92,8 +96,9 @@ impl Builder {
         self.count_dot([a, b], result, &dims, flops).transpose(&order).to(out)
     }
 
-    /// Adds a dot's part on one device, and places its result. `dims` are the operands' dimensions of each of the result's,
-    /// then of those that are summed. A mesh axis splits one dimension at most: an operand that has it elsewhere is gathered.
+    /// Counts the work of a dot on one device and sets the sharding of its result. `dims` has the operands' dimensions
+    /// for each result dimension, followed by those for each contracted dimension. A mesh axis can shard only one of
+    /// them: an operand in which the axis shards a different dimension is gathered.
     fn count_dot(&self, operands: [&Value; 2], result: Value, dims: &[[Option<usize>; 2]], flops: f64) -> Value {
         let axes_of = |of: &[Option<usize>; 2]| {
             let each = operands.iter().zip(of).map(|(v, dim)| dim.map(|dim| v.axes_of(dim)).unwrap_or_default());

@@ -8,7 +8,7 @@ use crate::builder::{Builder, Value};
 use crate::counting::merged;
 use crate::types::{Type, broadcast};
 
-/// The direction of a comparison; StableHLO has the same names in capitals.
+/// The direction of a comparison, as in StableHLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     Eq,
@@ -20,7 +20,7 @@ pub enum Comparison {
 }
 
 impl Builder {
-    /// Both operands broadcast to their common shape; `None` (and the error kept) when they have none.
+    /// Broadcasts both operands to a common shape. If there is none, records an error and returns `None`.
     fn align(&self, op: &'static str, a: &Value, b: &Value) -> Option<(Value, Value)> {
         if a.dtype() != b.dtype() {
             self.fail(op, format!("element types differ: {} and {}", a.ty, b.ty));
@@ -54,7 +54,7 @@ macro_rules! unary {
             pub fn $name(&self) -> Value {
                 let needs: fn(DType) -> bool = $needs;
                 if !needs(self.dtype()) {
-                    return self.b.poison($op, format!("cannot take {}", self.ty), self.ty.clone());
+                    return self.b.poison($op, format!("not supported for {}", self.ty), self.ty.clone());
                 }
                 let ty = self.ty.clone();
                 let result = self.b.op($op, format!("stablehlo.{} {} : {ty}", $op, self.local()), ty);
@@ -65,31 +65,31 @@ macro_rules! unary {
 }
 
 unary! {
-    /// Absolute value.
+    /// Returns the absolute value.
     abs = "abs", |d| d != DType::Bool;
     cos = "cosine", DType::is_float;
     sin = "sine", DType::is_float;
-    /// `e^x`.
+    /// Returns `e^x`.
     exp = "exponential", DType::is_float;
-    /// Natural logarithm.
+    /// Returns the natural logarithm.
     log = "log", DType::is_float;
-    /// `1 / (1 + e^-x)`.
+    /// Returns `1 / (1 + e^-x)`.
     logistic = "logistic", DType::is_float;
-    /// `-x`.
+    /// Returns `-x`.
     negate = "negate", |d| d != DType::Bool;
-    /// `1 / sqrt(x)`.
+    /// Returns `1 / sqrt(x)`.
     rsqrt = "rsqrt", DType::is_float;
-    /// Square root.
+    /// Returns the square root.
     sqrt = "sqrt", DType::is_float;
-    /// Hyperbolic tangent.
+    /// Returns the hyperbolic tangent.
     tanh = "tanh", DType::is_float;
-    /// -1, 0 or 1.
+    /// Returns the sign: -1, 0 or 1.
     sign = "sign", |d| d != DType::Bool;
-    /// Largest integer below.
+    /// Rounds down to an integer.
     floor = "floor", DType::is_float;
-    /// The nearest integer, halves to the even one.
+    /// Rounds to the nearest integer, ties to even.
     round = "round_nearest_even", DType::is_float;
-    /// Logical or bitwise not.
+    /// Returns the logical or bitwise negation.
     not = "not", |d| !d.is_float();
 }
 
@@ -105,21 +105,21 @@ macro_rules! binary {
 }
 
 binary! {
-    /// Elementwise larger value.
+    /// Returns the elementwise maximum.
     maximum = "maximum";
-    /// Elementwise smaller value.
+    /// Returns the elementwise minimum.
     minimum = "minimum";
-    /// `self ^ other`.
+    /// Raises `self` to the power `other`.
     power = "power";
-    /// Remainder with the dividend's sign.
+    /// Returns the remainder of a division, with the sign of the dividend.
     remainder = "remainder";
-    /// Logical or bitwise and.
+    /// Returns the logical or bitwise AND.
     and = "and";
-    /// Logical or bitwise or.
+    /// Returns the logical or bitwise OR.
     or = "or";
-    /// Logical or bitwise exclusive or.
+    /// Returns the logical or bitwise XOR.
     xor = "xor";
-    /// The bits moved down by `other` places, zeros from above.
+    /// Shifts the bits right by `other` and fills with zeros.
     shift_right = "shift_right_logical";
 }
 
@@ -154,17 +154,17 @@ operators! {
 }
 
 impl Value {
-    /// A scalar constant of this value's element type.
+    /// Returns a scalar constant with this value's element type.
     pub fn like(&self, value: f64) -> Value {
         self.b.scalar(value, self.dtype())
     }
 
-    /// `x²`.
+    /// Returns the square.
     pub fn square(&self) -> Value {
         self * self
     }
 
-    /// The value in another element type; itself when it has that type already.
+    /// Converts to an element type. Returns the value itself if it already has that type.
     pub fn to(&self, dtype: DType) -> Value {
         if dtype == self.dtype() {
             return self.clone();
@@ -174,7 +174,7 @@ impl Value {
         self.b.op("convert", text, ty).with_sharding(self.sharding.clone())
     }
 
-    /// Elementwise comparison; the result is boolean.
+    /// Compares elementwise, with broadcasting. The result is boolean.
     pub fn compare(&self, direction: Comparison, other: &Value) -> Value {
         let Some((a, b)) = self.b.align("compare", self, other) else {
             return self.b.value("%poison".into(), self.ty.with_dtype(DType::Bool));
@@ -196,7 +196,7 @@ impl Value {
         self.b.op("compare", text, ty).with_sharding(merged(&[&a, &b]))
     }
 
-    /// `self ? on_true : on_false`, elementwise with broadcasting; `self` is boolean.
+    /// Returns `self ? on_true : on_false` elementwise, with broadcasting; `self` must be boolean.
     pub fn select(&self, on_true: &Value, on_false: &Value) -> Value {
         if self.dtype() != DType::Bool {
             let message = format!("the condition must be boolean, got {}", self.ty);
@@ -214,29 +214,29 @@ impl Value {
         self.b.op("select", text, t.ty.clone()).with_sharding(merged(&[&t, &f, &p]))
     }
 
-    /// The values limited to `low..=high`.
+    /// Clamps the values to `low..=high`.
     pub fn clamp(&self, low: f64, high: f64) -> Value {
         self.maximum(&self.like(low)).minimum(&self.like(high))
     }
 
-    /// The error function.
+    /// Returns the error function of the values.
     pub fn erf(&self) -> Value {
         if !self.dtype().is_float() {
-            return self.b.poison("erf", format!("cannot take {}", self.ty), self.ty.clone());
+            return self.b.poison("erf", format!("not supported for {}", self.ty), self.ty.clone());
         }
         let ty = self.ty.clone();
         let text = format!("chlo.erf {} : {ty} -> {ty}", self.local());
         self.b.op("erf", text, ty).with_sharding(self.sharding.clone())
     }
 
-    /// True where the value is neither infinite nor NaN.
+    /// Returns true for each element that is neither infinite nor NaN.
     pub fn is_finite(&self) -> Value {
         let ty = self.ty.with_dtype(DType::Bool);
         self.b.op("is_finite", format!("stablehlo.is_finite {} : ({}) -> {ty}", self.local(), self.ty), ty)
     }
 
-    /// Rounds to nearest even at `dtype`'s precision without leaving the element type: a written rounding that no
-    /// compiler folds away.
+    /// Rounds to the precision of `dtype` (ties to even) without changing the element type. The compiler may remove a
+    /// pair of conversions, but not this operation.
     pub fn round_to(&self, dtype: DType) -> Value {
         let (exponent, mantissa) = match dtype {
             DType::BF16 => (8, 7),

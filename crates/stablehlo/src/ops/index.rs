@@ -1,4 +1,4 @@
-//! Slices and gathers at positions that the program computes.
+//! Slices and gathers whose indices are known when the program is built or only when it runs.
 
 use crate::DType;
 use crate::builder::{Value, axis_of};
@@ -6,7 +6,8 @@ use crate::propagation::known;
 use crate::types::{Type, list};
 
 impl Value {
-    /// `size` elements of one dimension from a computed start (an integer scalar, clamped into range by XLA).
+    /// Returns `size` elements of a dimension, beginning at `start`. `start` is an integer scalar; XLA clamps it so
+    /// that the slice is in range.
     pub fn dynamic_slice(&self, axis: isize, start: &Value, size: usize) -> Value {
         let Some(axis) = self.dynamic_axis("dynamic_slice", axis, start, size) else {
             return self.b.value("%poison".into(), self.ty.clone());
@@ -26,14 +27,15 @@ impl Value {
         self.b.op("dynamic_slice", text, ty).with_sharding(sharding)
     }
 
-    /// One computed index of the leading dimension, which disappears: a layer's part of a stack.
+    /// Returns element `at` of the first dimension and removes this dimension. For example, takes the weights of one
+    /// layer from a tensor that stacks those of all layers.
     pub fn index(&self, at: &Value) -> Value {
         let row = self.dynamic_slice(0, at, 1);
         let dims = row.ty.dims.get(1..).unwrap_or_default().to_vec();
         row.reshape(dims)
     }
 
-    /// A copy with `part` written at a computed start of one dimension.
+    /// Returns a copy of this value in which `part` replaces the elements of a dimension from position `start`.
     pub fn dynamic_update(&self, axis: isize, start: &Value, part: &Value) -> Value {
         let size = if part.rank() == self.rank() { part.dim(axis) } else { usize::MAX };
         let Some(axis) = self.dynamic_axis("dynamic_update_slice", axis, start, size) else {
@@ -56,7 +58,8 @@ impl Value {
     fn dynamic_axis(&self, op: &'static str, axis: isize, start: &Value, size: usize) -> Option<usize> {
         let found = axis_of(axis, self.rank()).filter(|&a| size <= self.ty.dims[a]);
         if found.is_none() || start.rank() != 0 || start.dtype().is_float() {
-            let message = format!("{size} elements of axis {axis} of {} from a start of type {}", self.ty, start.ty);
+            let message =
+                format!("cannot slice {size} elements of axis {axis} of {} at a start of type {}", self.ty, start.ty);
             self.b.fail(op, message);
             return None;
         }
@@ -68,10 +71,10 @@ impl Value {
         (0..self.rank()).map(|i| if i == axis { start.clone() } else { zero.clone() }).collect()
     }
 
-    /// Gathers rows of the leading dimension: the result is `[indices…, rest…]`.
+    /// Gathers the elements `indices` of the first dimension. The result is `[indices…, rest…]`.
     pub fn gather_rows(&self, indices: &Value) -> Value {
         if self.rank() == 0 || indices.dtype().is_float() || indices.dtype() == DType::Bool {
-            let message = format!("rows of {} by indices {}", self.ty, indices.ty);
+            let message = format!("cannot gather rows of {} with indices of type {}", self.ty, indices.ty);
             return self.b.poison("gather", message, self.ty.clone());
         }
         let (rows, rest) = (indices.rank(), &self.ty.dims[1..]);
@@ -91,11 +94,11 @@ impl Value {
         self.b.op("gather", text, ty).with_sharding(known(of_rows.collect()))
     }
 
-    /// Selects the static positions `indices` of one dimension.
+    /// Returns the elements `indices` of a dimension.
     pub fn index_select(&self, axis: isize, indices: &[usize]) -> Value {
         let within = axis_of(axis, self.rank()).filter(|&a| indices.iter().all(|i| *i < self.ty.dims[a]));
         let Some(axis) = within else {
-            let message = format!("positions {indices:?} of axis {axis} of {}", self.ty);
+            let message = format!("indices {indices:?} are out of range for axis {axis} of {}", self.ty);
             return self.b.poison("gather", message, self.ty.clone());
         };
         let places = self.b.vector_i32(&indices.iter().map(|i| *i as i32).collect::<Vec<_>>());
@@ -115,14 +118,15 @@ impl Value {
         self.b.op("gather", text, ty).with_sharding(self.carried_but(axis))
     }
 
-    /// For each batch row of `[b, s, rest…]`, the positions `indices [b, t]`: the result is `[b, t, rest…]`.
+    /// For each batch row, gathers the positions `indices [b, t]` from `[b, s, rest…]`. The result is `[b, t, rest…]`.
     pub fn take_along(&self, indices: &Value) -> Value {
         let fits = self.rank() >= 2
             && indices.rank() == 2
             && indices.ty.dims[0] == self.ty.dims[0]
             && !indices.dtype().is_float();
         if !fits {
-            let message = format!("positions {} of the sequence {}", indices.ty, self.ty);
+            let message =
+                format!("cannot gather from the sequences of {} at positions of type {}", self.ty, indices.ty);
             return self.b.poison("gather", message, self.ty.clone());
         }
         let (b, t) = (indices.ty.dims[0], indices.ty.dims[1]);

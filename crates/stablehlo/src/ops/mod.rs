@@ -1,4 +1,4 @@
-//! The operations, one family a file. Every operation checks its operands and infers its result.
+//! The operations, one family per file. Each operation checks its operands and infers its result type.
 
 mod call;
 mod collective;

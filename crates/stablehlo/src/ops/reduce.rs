@@ -1,4 +1,4 @@
-//! Reductions over axes. The reduced axes stay with size 1 in the `…_keep` forms.
+//! Reductions. The `…_keep` variants keep each reduced axis as an axis of size 1.
 
 use crate::DType;
 use crate::builder::{Value, axis_of};
@@ -11,7 +11,7 @@ impl Value {
             match axis_of(a, self.rank()) {
                 Some(i) if !at.contains(&i) => at.push(i),
                 _ => {
-                    let message = format!("{axes:?} are not distinct axes of {}", self.ty);
+                    let message = format!("axes {axes:?} of {} are out of range or repeated", self.ty);
                     return self.b.poison("reduce", message, self.ty.clone());
                 }
             }
@@ -46,23 +46,23 @@ impl Value {
         reduced.reshape(dims)
     }
 
-    /// Sum over axes.
+    /// Sums over axes and removes them.
     pub fn sum(&self, axes: &[isize]) -> Value {
         self.reduce("add", 0.0, axes)
     }
 
-    /// Sum over axes, kept with size 1.
+    /// Sums over axes and keeps them with size 1.
     pub fn sum_keep(&self, axes: &[isize]) -> Value {
         self.keep(&self.sum(axes), axes)
     }
 
-    /// Mean over axes, kept with size 1.
+    /// Averages over axes and keeps them with size 1.
     pub fn mean_keep(&self, axes: &[isize]) -> Value {
         let n: usize = axes.iter().map(|&a| self.dim(a)).product();
         self.sum_keep(axes) / n as f64
     }
 
-    /// Maximum over axes, kept with size 1. Of a boolean: any.
+    /// Takes the maximum over axes and keeps them with size 1. For booleans, this is "any".
     pub fn max_keep(&self, axes: &[isize]) -> Value {
         let r = match self.dtype() {
             DType::Bool => self.reduce("or", 0.0, axes),
@@ -72,7 +72,7 @@ impl Value {
         self.keep(&r, axes)
     }
 
-    /// Minimum over axes, kept with size 1. Of a boolean: all.
+    /// Takes the minimum over axes and keeps them with size 1. For booleans, this is "all".
     pub fn min_keep(&self, axes: &[isize]) -> Value {
         let r = match self.dtype() {
             DType::Bool => self.reduce("and", 1.0, axes),

@@ -1,11 +1,11 @@
-//! Constants and operations that move or rearrange elements.
+//! Constants and operations that rearrange elements.
 
 use crate::builder::{Builder, Value};
 use crate::counting::merged;
 use crate::types::{Type, list};
 use crate::{DType, Element};
 
-/// A scalar literal that MLIR reads back to the same bits.
+/// Formats a scalar so that MLIR parses it to the same bits.
 fn literal(value: f64, dtype: DType) -> String {
     match dtype {
         DType::Bool => (value != 0.0).to_string(),
@@ -25,40 +25,41 @@ fn literal(value: f64, dtype: DType) -> String {
 }
 
 impl Builder {
-    /// A constant of one value.
+    /// Returns a constant filled with one value.
     pub fn full(&self, value: f64, ty: Type) -> Value {
         self.op("constant", format!("stablehlo.constant dense<{}> : {ty}", literal(value, ty.dtype)), ty)
     }
 
-    /// A constant from the host, in row-major order. Its bytes are in the program's text: for small tables only.
+    /// Returns a constant with `values` in row-major order. The values are part of the program text, so use this only
+    /// for small tables.
     pub fn constant<T: Element>(&self, dims: &[usize], values: &[T]) -> Value {
         let ty = Type::new(T::DTYPE, dims);
         if values.len() != ty.elements() {
-            return self.poison("constant", format!("{} values are not a {ty}", values.len()), ty);
+            return self.poison("constant", format!("{ty} needs {} values, got {}", ty.elements(), values.len()), ty);
         }
         let hex: String = bytemuck::cast_slice(values).iter().map(|b: &u8| format!("{b:02X}")).collect();
         let body = if hex.is_empty() { String::new() } else { format!("\"0x{hex}\"") };
         self.op("constant", format!("stablehlo.constant dense<{body}> : {ty}"), ty)
     }
 
-    /// A constant vector of 32-bit integers.
+    /// Returns a constant vector of 32-bit integers.
     pub fn vector_i32(&self, values: &[i32]) -> Value {
         let ty = Type::new(DType::I32, vec![values.len()]);
         self.op("constant", format!("stablehlo.constant dense<[{}]> : {ty}", list(values)), ty)
     }
 
-    /// 0, 1, 2 … along `axis`.
+    /// Returns a value whose elements count 0, 1, 2 … along `axis`.
     pub fn iota(&self, ty: Type, axis: usize) -> Value {
         if axis >= ty.rank() {
-            return self.poison("iota", format!("there is no axis {axis} in {ty}"), ty);
+            return self.poison("iota", format!("axis {axis} is out of range for {ty}"), ty);
         }
         self.op("iota", format!("stablehlo.iota dim = {axis} : {ty}"), ty)
     }
 
-    /// Joins values along an axis.
+    /// Concatenates values along an axis.
     pub fn concat(&self, values: &[&Value], axis: isize) -> Value {
         let Some(first) = values.first() else {
-            return self.poison("concatenate", "nothing to join".into(), Type::scalar(DType::F32));
+            return self.poison("concatenate", "no values to concatenate".into(), Type::scalar(DType::F32));
         };
         if values.len() == 1 {
             return (*first).clone();
@@ -71,7 +72,7 @@ impl Builder {
                 && v.rank() == ty.rank()
                 && (0..ty.rank()).all(|i| i == axis || v.ty.dims[i] == ty.dims[i]);
             if !fits {
-                let message = format!("{} and {} cannot be joined along axis {axis}", first.ty, v.ty);
+                let message = format!("{} and {} cannot be concatenated along axis {axis}", first.ty, v.ty);
                 return self.poison("concatenate", message, first.ty.clone());
             }
             ty.dims[axis] += v.ty.dims[axis];
@@ -86,14 +87,19 @@ impl Builder {
 }
 
 impl Value {
-    /// The same elements in row-major order under other dimensions.
+    /// Reshapes to `dims`. The row-major order of the elements stays the same.
     pub fn reshape(&self, dims: impl Into<Vec<usize>>) -> Value {
         let ty = Type::new(self.dtype(), dims.into());
         if ty == self.ty {
             return self.clone();
         }
         if ty.elements() != self.ty.elements() {
-            let message = format!("{} has {} elements, {ty} has {}", self.ty, self.ty.elements(), ty.elements());
+            let message = format!(
+                "cannot reshape {} with {} elements to {ty} with {} elements",
+                self.ty,
+                self.ty.elements(),
+                ty.elements()
+            );
             return self.b.poison("reshape", message, ty);
         }
         let sharding = self.carried_through_reshape(&ty.dims);
@@ -106,7 +112,7 @@ impl Value {
         let mut sorted = order.to_vec();
         sorted.sort_unstable();
         if sorted != (0..self.rank()).collect::<Vec<_>>() {
-            let message = format!("{order:?} is not an order of the dimensions of {}", self.ty);
+            let message = format!("{order:?} is not a permutation of the dimensions of {}", self.ty);
             return self.b.poison("transpose", message, self.ty.clone());
         }
         if order.windows(2).all(|w| w[0] < w[1]) {
@@ -126,7 +132,7 @@ impl Value {
         self.transpose(&order)
     }
 
-    /// Repeats size-1 dimensions, numpy style, aligned at the last dimension.
+    /// Broadcasts as numpy does: aligns the last dimensions and repeats dimensions of size 1.
     pub fn broadcast_to(&self, dims: &[usize]) -> Value {
         if self.ty.dims == dims {
             return self.clone();
@@ -136,7 +142,8 @@ impl Value {
         self.broadcast_in_dim(dims, &map)
     }
 
-    /// Repeats: operand dimension `i` becomes result dimension `map[i]`, all others are new.
+    /// Broadcasts to `dims`. Operand dimension `i` becomes result dimension `map[i]`; all other result dimensions are
+    /// new.
     pub fn broadcast_in_dim(&self, dims: &[usize], map: &[usize]) -> Value {
         let ty = Type::new(self.dtype(), dims.to_vec());
         let fits = map.len() == self.rank()
@@ -158,11 +165,12 @@ impl Value {
         self.reshape(dims)
     }
 
-    /// `[begin, end)` of one dimension with a stride.
+    /// Returns every `step`-th element in `[begin, end)` of a dimension.
     pub fn slice_step(&self, axis: isize, begin: usize, end: usize, step: usize) -> Value {
         let Some(axis) = self.axis("slice", axis) else { return self.clone() };
         if begin > end || end > self.ty.dims[axis] || step == 0 {
-            let message = format!("{begin}..{end} step {step} is not a range of axis {axis} of {}", self.ty);
+            let message =
+                format!("{begin}..{end} with step {step} is not a valid range for axis {axis} of {}", self.ty);
             return self.b.poison("slice", message, self.ty.clone());
         }
         if begin == 0 && end == self.ty.dims[axis] && step == 1 {
@@ -179,12 +187,12 @@ impl Value {
         self.b.op("slice", text, ty).with_sharding(self.carried_but(axis))
     }
 
-    /// `[begin, end)` of one dimension.
+    /// Returns the elements in `[begin, end)` of a dimension.
     pub fn slice(&self, axis: isize, begin: usize, end: usize) -> Value {
         self.slice_step(axis, begin, end, 1)
     }
 
-    /// One index of one dimension, which disappears.
+    /// Returns element `index` of a dimension and removes the dimension.
     pub fn at(&self, axis: isize, index: usize) -> Value {
         let Some(a) = self.axis("slice", axis) else { return self.clone() };
         let part = self.slice(axis, index, index + 1);
@@ -193,18 +201,18 @@ impl Value {
         part.reshape(dims)
     }
 
-    /// Equal parts along an axis.
+    /// Splits an axis into equal parts.
     pub fn split(&self, axis: isize, parts: usize) -> Vec<Value> {
         let size = self.dim(axis);
         if parts == 0 || !size.is_multiple_of(parts) {
-            self.b.fail("slice", format!("axis {axis} of {} does not split into {parts} equal parts", self.ty));
+            self.b.fail("slice", format!("axis {axis} of {} cannot be split into {parts} equal parts", self.ty));
             return vec![self.clone(); parts];
         }
         let n = size / parts;
         (0..parts).map(|i| self.slice(axis, i * n, (i + 1) * n)).collect()
     }
 
-    /// Pads one dimension with a value.
+    /// Pads a dimension with `low` elements before and `high` elements after it, all equal to `value`.
     pub fn pad(&self, axis: isize, low: usize, high: usize, value: f64) -> Value {
         let Some(axis) = self.axis("pad", axis) else { return self.clone() };
         if low == 0 && high == 0 {
@@ -227,7 +235,7 @@ impl Value {
         self.b.op("pad", text, ty).with_sharding(self.carried_but(axis))
     }
 
-    /// Reverses the order along one dimension.
+    /// Reverses the order of a dimension's elements.
     pub fn reverse(&self, axis: isize) -> Value {
         let Some(axis) = self.axis("reverse", axis) else { return self.clone() };
         let ty = self.ty.clone();
@@ -235,12 +243,12 @@ impl Value {
         self.b.op("reverse", text, ty).with_sharding(self.sharding.clone())
     }
 
-    /// Pads one dimension by mirroring without repeating the edge.
+    /// Pads a dimension by reflection, without repeating the edge elements.
     pub fn pad_reflect(&self, axis: isize, low: usize, high: usize) -> Value {
         let n = self.dim(axis);
         if low >= n || high >= n {
             let message = format!(
-                "reflect padding of {low} and {high} needs more than {n} elements along axis {axis} of {}",
+                "reflection padding of {low} and {high} must be less than the {n} elements of axis {axis} of {}",
                 self.ty
             );
             return self.b.poison("pad", message, self.ty.clone());
@@ -251,7 +259,7 @@ impl Value {
         self.b.concat(&parts, axis)
     }
 
-    /// Pads one dimension by repeating the first and the last element.
+    /// Pads a dimension by repeating its first and its last element.
     pub fn pad_edge(&self, axis: isize, low: usize, high: usize) -> Value {
         let n = self.dim(axis);
         let (first, last) = (self.slice(axis, 0, 1.min(n)), self.slice(axis, n.saturating_sub(1), n));

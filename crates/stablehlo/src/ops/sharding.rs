@@ -7,7 +7,7 @@ use crate::sharding::Sharding;
 use crate::types::{Type, list};
 
 impl Value {
-    /// Constrains the value's sharding; no effect inside a manual region, where a value is one device's own.
+    /// Constrains the sharding. Has no effect inside a manual region, where a value is already the device's shard.
     pub fn constrain(&self, sharding: &Sharding) -> Value {
         if self.b.is_manual() {
             return self.clone();
@@ -26,9 +26,9 @@ impl Value {
 }
 
 impl Builder {
-    /// Manual computation: runs `body` on each device's shard of the operands, over all mesh axes. Results are named by their
-    /// placement; their global type follows from it. Other values that the body uses are gathered, if they are not
-    /// whole on every device, before it runs.
+    /// Adds a manual computation over all mesh axes: `body` runs on each device's shard of the operands. `results` has
+    /// the shardings of the results, which determine their global types. Other values that the body uses are
+    /// replicated: sharded ones are all-gathered before it runs.
     pub fn manual(
         &self,
         operands: &[(&Value, Sharding)],
@@ -41,7 +41,7 @@ impl Builder {
             return operands.iter().map(|(v, _)| (*v).clone()).collect();
         };
         if self.is_manual() {
-            self.fail("manual_computation", "a manual region does not nest".into());
+            self.fail("manual_computation", "manual regions cannot be nested".into());
         }
         self.push_region(RegionKind::Manual { captures: Captures::new() });
         let mut parameters = Vec::new();
@@ -54,7 +54,8 @@ impl Builder {
         }
         let outputs = body(&parameters);
         if outputs.len() != results.len() {
-            let message = format!("{} results placed, the region returns {}", results.len(), outputs.len());
+            let message =
+                format!("there are {} result shardings, but the body returns {} values", results.len(), outputs.len());
             self.fail("manual_computation", message);
         }
         let returned = list(outputs.iter().map(|o| self.name_of(o)));

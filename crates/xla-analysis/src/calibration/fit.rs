@@ -1,23 +1,25 @@
-//! Fits constants to measurements, by least squares of the relative errors.
+//! Fits the constants of a calibration to measurements, by least squares of the relative errors.
 
 use super::{AlphaBeta, Calibration, CollectiveCost, Contention, Measurements, Microbenchmark, Sample, Shares};
 use crate::collective::CollectiveKind;
 
-/// Errors of fitting.
+/// Reasons why constants cannot be fitted.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum FitError {
-    /// No measurement of a kind that every prediction needs.
-    #[error("no constants follow from these measurements: {0}; measure again with `ltx2 bench --micro`")]
+    /// There are no measurements of a kind that every prediction needs.
+    #[error("cannot fit constants: {0}; measure again with `ltx2 bench --micro`")]
     Missing(&'static str),
-    /// Measurements of several chips.
-    #[error("the measurements are of '{0}' and of '{1}': fit one chip at a time")]
+    /// The measurements were taken on different kinds of devices.
+    #[error("the measurements are from different devices, '{0}' and '{1}'; fit one chip at a time")]
     Mixed(String, String),
 }
 
-/// Constants of one chip, from the measurements of one or more hosts.
+/// Fits the constants of one chip to the measurements of one or more hosts. `command` is the command line to record in
+/// the result.
 ///
 /// # Errors
-/// Measurements of several chips; none of kernels, memory or matmuls.
+/// Returns an error if the measurements are from several kinds of devices, or if measurements of kernels, copies or
+/// matmuls are missing.
 pub fn fit(all: &[Measurements], command: &str) -> Result<Calibration, FitError> {
     let mut devices = all.iter().map(|m| m.source.device.as_str());
     let first = devices.next().unwrap_or_default();
@@ -32,10 +34,12 @@ pub fn fit(all: &[Measurements], command: &str) -> Result<Calibration, FitError>
     let bandwidth = line(&memory).ok_or(FitError::Missing("no copy was timed"))?.rate;
     let matmuls: Vec<&Sample> = of(Microbenchmark::Matmul).collect();
     let best = matmuls.iter().map(|s| s.flops / s.seconds).fold(0.0, f64::max);
-    // With few rows a matmul is bound by its weights' memory traffic, which the roofline has beside this.
+    // A matmul with few rows is limited by reading its weights, which the roofline's memory term predicts. Such samples
+    // are not used for the matmul rate.
     let computes = |s: &&&Sample| s.flops / best > s.bytes / bandwidth;
     let points: Vec<(f64, f64)> = matmuls.iter().filter(computes).map(|s| (s.flops, s.seconds)).collect();
-    // A matmul is a kernel like others; what large ones lose by the card's power limit would read as a latency here.
+    // Take the latency from the kernel measurements. Fitting it here would attribute the slowdown of large matmuls at
+    // the GPU's power limit to latency.
     let matmul = rate(&points, kernel_seconds).ok_or(FitError::Missing("no matmul was timed"))?;
     let attention = line(&of(Microbenchmark::Attention).map(|s| (s.flops + s.idle, s.seconds)).collect::<Vec<_>>());
     let mut collectives = Vec::new();
@@ -44,7 +48,7 @@ pub fn fit(all: &[Measurements], command: &str) -> Result<Calibration, FitError>
     known.sort_unstable();
     known.dedup();
     for (kind, devices) in known {
-        // What separates two collectives to serialize them is no part of their time.
+        // Subtract the time of the kernels between two collectives, which make the collectives run one after the other.
         let alone = |s: &Sample| s.seconds - s.kernels * kernel_seconds - s.bytes / bandwidth;
         let own = of(Microbenchmark::Collective).filter(|s| s.collective == Some(kind) && s.devices == devices);
         let points: Vec<(f64, f64)> = own.map(|s| (s.wire_bytes, alone(s))).filter(|(_, t)| *t > 0.0).collect();
@@ -67,8 +71,8 @@ pub fn fit(all: &[Measurements], command: &str) -> Result<Calibration, FitError>
     Ok(Calibration { fit, source, kernel_seconds, bandwidth, matmul, attention, collectives, contention })
 }
 
-/// Shares of two that run together, from the seconds of both and of each alone. What the longer one takes more than alone is
-/// the other's doing for as long as that one runs.
+/// Fits the contention between other work and a collective. A sample has the seconds of both together, and the seconds
+/// of each alone. The longer of the two takes additional time because of the other, as long as the other runs.
 fn shares(samples: impl Iterator<Item = (f64, (f64, f64))>) -> Option<Shares> {
     let (mut of_work, mut of_collective) = (Vec::new(), Vec::new());
     for (seconds, (work, collective)) in samples {
@@ -79,7 +83,7 @@ fn shares(samples: impl Iterator<Item = (f64, (f64, f64))>) -> Option<Shares> {
     }
     let part = |added: Vec<f64>| mean(added.into_iter().map(|a| a.clamp(0.0, 0.9)));
     let (a, b) = (part(of_work)?, part(of_collective)?);
-    // a = work / (1 - collective), b = collective / (1 - work).
+    // Solves a = work / (1 - collective) and b = collective / (1 - work).
     Some(Shares { work: a * (1.0 - b) / (1.0 - a * b), collective: b * (1.0 - a) / (1.0 - a * b) })
 }
 
@@ -88,28 +92,28 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// Points above the median amount: smaller arrays fit a cache, which is faster than memory.
+/// Returns the points whose amounts are above the median. Smaller arrays fit into a cache, which is faster than memory.
 fn larger_half(mut points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     points.split_off(points.len() / 2)
 }
 
-/// Least-squares fit of the relative errors to `(amount, seconds)`, with a given latency.
+/// Fits the rate to points `(amount, seconds)` for a known latency, by least squares of the relative errors.
 fn rate(points: &[(f64, f64)], latency: f64) -> Option<AlphaBeta> {
     let usable = points.iter().filter(|(x, t)| *x > 0.0 && *t > latency);
-    // 1 - latency / t = b x / t.
+    // With b = 1 / rate, x the amount and t the time: 1 - latency / t = b x / t.
     let (top, bottom) = usable
         .fold((0.0, 0.0), |(top, bottom), (x, t)| (top + (1.0 - latency / t) * x / t, bottom + (x / t) * (x / t)));
     (top > 0.0).then(|| AlphaBeta { latency, rate: bottom / top })
 }
 
-/// Least-squares fit of the relative errors to `(amount, seconds)`, with a latency of at least 0.
+/// Fits the latency (at least 0) and the rate to points `(amount, seconds)`, by least squares of the relative errors.
 fn line(points: &[(f64, f64)]) -> Option<AlphaBeta> {
     let usable: Vec<(f64, f64)> = points.iter().copied().filter(|(x, t)| *x > 0.0 && *t > 0.0).collect();
     if usable.is_empty() {
         return None;
     }
-    // Both sides divided by the time: 1 = a / t + b x / t.
+    // The model t = a + b x, divided by the time t: 1 = a / t + b x / t.
     let sum = |f: &dyn Fn(f64, f64) -> f64| usable.iter().map(|(x, t)| f(1.0 / t, x / t)).sum::<f64>();
     let (uu, uv, vv) = (sum(&|u, _| u * u), sum(&|u, v| u * v), sum(&|_, v| v * v));
     let (u, v) = (sum(&|u, _| u), sum(&|_, v| v));
@@ -147,11 +151,11 @@ mod tests {
         Measurements { source, platform: "cuda".into(), iteration_seconds: 1e-5, samples }
     }
 
-    /// A chip of known constants, measured.
+    /// Returns samples of a chip whose constants are known.
     fn known() -> Vec<Sample> {
         let mut all = vec![sample(Microbenchmark::Kernel, 2e-6), sample(Microbenchmark::Kernel, 4e-6)];
         for bytes in [1e6, 4e6, 64e6, 256e6, 1e9] {
-            // Small arrays come from a cache.
+            // Small arrays are read from a cache, which is faster.
             let rate = if bytes < 32e6 { 12e12 } else { 4e12 };
             all.push(Sample { bytes, ..sample(Microbenchmark::Memory, 3e-6 + bytes / rate) });
         }
@@ -159,7 +163,7 @@ mod tests {
             all.push(Sample { flops, bytes: 1e6, ..sample(Microbenchmark::Matmul, 3e-6 + flops / 700e12) });
             all.push(Sample { flops, ..sample(Microbenchmark::Attention, 8e-6 + flops / 500e12) });
         }
-        // Bound by its weights, so no part of the fit.
+        // This matmul is limited by reading its weights, so the fit excludes it.
         all.push(Sample { flops: 4e9, bytes: 4e8, ..sample(Microbenchmark::Matmul, 1e-4) });
         for (kind, devices, latency, rate) in [
             (CollectiveKind::AllGather, 2, 1e-5, 350e9),
@@ -167,7 +171,7 @@ mod tests {
             (CollectiveKind::AllToAll, 2, 1.5e-5, 250e9),
         ] {
             for wire_bytes in [1e5, 1e6, 1e7, 1e8] {
-                // A kernel of 40 kB beside it.
+                // The last two terms are a kernel between the collectives that copies 40 kB.
                 let seconds = latency + wire_bytes / rate + 3e-6 + 4e4 / 4e12;
                 let collective = Some(kind);
                 all.push(Sample {
@@ -185,7 +189,8 @@ mod tests {
     const COMPUTE: Shares = Shares { work: 0.2, collective: 0.3 };
     const MEMORY: Shares = Shares { work: 0.4, collective: 0.1 };
 
-    /// Collectives of the same chip while other work runs, each shorter and longer than the other.
+    /// Returns samples in which collectives of the same chip overlap with other work. In some samples the collective
+    /// takes longer, in others the work does.
     fn overlapped() -> Vec<Sample> {
         let mut all = Vec::new();
         for (wire_bytes, flops, bytes) in [(1e7, 1e12, 1e9), (1e8, 4e10, 1e8), (3e8, 1e11, 4e8)] {
@@ -208,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn constants_are_recovered() {
+    fn fit_recovers_known_constants() {
         let (one, two) = ([known(), overlapped()].concat(), known());
         let c = fit(&[measurements("a", one), measurements("a", two)], "it").unwrap();
         let near = |got: f64, want: f64| assert!((got / want - 1.0).abs() < 1e-6, "{got}, not {want}");
@@ -236,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_fitted_is_said() {
+    fn missing_or_mixed_measurements_are_errors() {
         let of = |samples: Vec<Sample>| fit(&[measurements("a", samples)], "").unwrap_err();
         assert_eq!(of(vec![]), FitError::Missing("no kernel was timed"));
         assert_eq!(of(vec![sample(Microbenchmark::Kernel, 1e-6)]), FitError::Missing("no copy was timed"));
@@ -245,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_does_not_make_a_negative_latency() {
+    fn noisy_samples_never_fit_a_negative_latency() {
         let through_zero = line(&[(1.0, 0.9), (2.0, 2.0), (4.0, 4.4)]).unwrap();
         assert_eq!(through_zero.latency, 0.0);
         assert!((through_zero.rate - 1.0).abs() < 0.1);

@@ -1,8 +1,9 @@
-//! Measured constants of a chip, which replace its data sheet.
+//! Measured constants of a chip, which replace the figures of its data sheet.
 //!
-//! `ltx2 bench --micro` times small programs ([`Sample`]); [`mod@fit`] fits a latency and a rate to the times; the constants
-//! are the `calibration` of the chip's TOML file, which names the command and the device they come from. A chip without
-//! them keeps the figures of its data sheet.
+//! `ltx2 bench --micro` times small programs (each result is a [`Sample`]), and [`mod@fit`] fits a latency and a rate
+//! for each kind of operation. The constants are stored in the section `calibration` of the chip's TOML file, together
+//! with the command and the device with which they were measured. For a chip without a calibration, the data sheet
+//! applies.
 
 mod fit;
 
@@ -12,44 +13,44 @@ use super::collective::CollectiveKind;
 
 pub use fit::{FitError, fit};
 
-/// The alpha-beta model of a cost: `latency + amount / rate` seconds.
+/// The alpha-beta cost model: an operation takes `latency + amount / rate` seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AlphaBeta {
-    /// Seconds, whatever the amount.
+    /// Latency in seconds, independent of the amount.
     pub latency: f64,
-    /// FLOP/s or bytes/s.
+    /// Rate in FLOP/s or bytes/s.
     pub rate: f64,
 }
 
 impl AlphaBeta {
-    /// Seconds of an amount.
+    /// Returns the seconds that an operation takes on this amount of FLOPs or bytes.
     pub fn seconds(&self, amount: f64) -> f64 {
         self.latency + amount / self.rate
     }
 }
 
-/// Cost of a collective over a number of devices.
+/// Cost of one kind of collective for one group size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CollectiveCost {
     pub kind: CollectiveKind,
-    /// Devices of a group.
+    /// Number of devices per group.
     pub devices: usize,
-    /// Cost by received bytes.
+    /// Cost as a function of the bytes that a device receives.
     pub cost: AlphaBeta,
 }
 
-/// Provenance of measurements.
+/// Where and how measurements were taken.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
     pub command: String,
-    /// Device kind, as the plugin names it.
+    /// Device kind as the plugin reports it.
     pub device: String,
     pub devices: usize,
     pub versions: serde_json::Value,
-    /// Day of the measurement, UTC.
+    /// Date of the measurements in UTC.
     pub date: String,
 }
 
@@ -57,45 +58,46 @@ pub struct Provenance {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// Command that made it.
+    /// The command that fitted the constants.
     pub fit: String,
     pub source: Vec<Provenance>,
-    /// Seconds of an empty kernel among others.
+    /// Seconds that an empty kernel takes in a sequence of kernels.
     pub kernel_seconds: f64,
-    /// Bytes a second of device memory, reads and writes.
+    /// Device memory bandwidth in bytes/s; bytes read and bytes written both count.
     pub bandwidth: f64,
-    /// Cost of a bf16 matmul, by FLOPs.
+    /// Cost of a bf16 matmul as a function of FLOPs.
     pub matmul: AlphaBeta,
-    /// Cost of a fused attention kernel, by FLOPs.
+    /// Cost of a fused attention kernel as a function of FLOPs.
     pub attention: Option<AlphaBeta>,
     pub collectives: Vec<CollectiveCost>,
-    /// Rates that a running collective and other work take from each other; nothing where it was not measured.
+    /// How much a collective and other work slow each other down while they overlap; `None` if not measured.
     pub contention: Option<Contention>,
 }
 
-/// Rates that a collective and other work take from each other while both run.
+/// How much a collective and other work slow each other down while both run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Contention {
-    /// Beside matmuls and attention.
+    /// Slowdown if the other work is matmuls or attention.
     pub compute: Shares,
-    /// Beside work that memory bounds.
+    /// Slowdown if the other work is limited by memory bandwidth.
     pub memory: Shares,
 }
 
-/// Parts of their rates that two lose while both run, from 0 to 1: of a GPU, the collective's kernel holds processors, and the
-/// bytes of both pass through device memory.
+/// Fractions, 0 to 1, of their rates that a collective and other work lose while they overlap. On a GPU, the
+/// collective's kernel occupies multiprocessors, and both use memory bandwidth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shares {
-    /// Loss of the work.
+    /// Fraction of its rate that the other work loses.
     pub work: f64,
-    /// Loss of the collective.
+    /// Fraction of its rate that the collective loses.
     pub collective: f64,
 }
 
 impl Shares {
-    /// How long both run, until one of them ends that would take so long alone, and the seconds that each gets done.
+    /// Takes the seconds that the work and the collective need alone. Returns how long both run until the first of them
+    /// finishes, and how many of its seconds each of them has completed by then.
     pub(crate) fn together(self, work: f64, collective: f64) -> (f64, f64, f64) {
         let rates = [1.0 - self.work, 1.0 - self.collective];
         let both = (work / rates[0]).min(collective / rates[1]);
@@ -104,16 +106,17 @@ impl Shares {
 }
 
 impl Calibration {
-    /// Cost of a collective over `devices`, or over the measured number that is nearest.
+    /// Returns the cost of a collective in groups of `devices` devices. If this group size was not measured, returns
+    /// the cost for the closest one.
     pub fn collective(&self, kind: CollectiveKind, devices: usize) -> Option<AlphaBeta> {
-        // A broadcast is a permute from one.
+        // A broadcast has the cost of a permute: each device receives the value of one other device.
         let kind = if kind == CollectiveKind::CollectiveBroadcast { CollectiveKind::CollectivePermute } else { kind };
         let own = self.collectives.iter().filter(|c| c.kind == kind);
         own.min_by_key(|c| c.devices.abs_diff(devices)).map(|c| c.cost)
     }
 }
 
-/// Operation of a small program that is timed.
+/// The operation that a microbenchmark times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Microbenchmark {
@@ -122,49 +125,49 @@ pub enum Microbenchmark {
     #[serde(rename = "product")]
     Matmul,
     Attention,
-    /// A copy: reads an array and writes one.
+    /// A copy: reads one array and writes one array.
     Memory,
-    /// A norm: reads an array twice and writes one.
+    /// A norm: reads an array twice and writes one array.
     Norm,
     #[serde(rename = "exchange")]
     Collective,
-    /// A collective while matmuls run.
+    /// A collective that runs while matmuls run.
     OverlappedMatmul,
-    /// A collective while copies run.
+    /// A collective that runs while copies run.
     OverlappedMemory,
 }
 
-/// Time of one operation of a small program.
+/// The measured time of one operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     #[serde(rename = "what")]
     pub benchmark: Microbenchmark,
     #[serde(rename = "kind")]
     pub collective: Option<CollectiveKind>,
-    /// Sizes, in words.
+    /// Description of the operand sizes.
     pub name: String,
     pub devices: usize,
-    /// FLOPs of matmuls in the optimized program.
+    /// FLOPs of the matmuls in the optimized program.
     pub flops: f64,
-    /// FLOPs that idle processors could do meanwhile.
+    /// FLOPs that the multiprocessors left idle by attention could have done in the same time.
     #[serde(default)]
     pub idle: f64,
     /// Bytes of device memory read and written.
     pub bytes: f64,
     /// Bytes received from other devices.
     pub wire_bytes: f64,
-    /// Kernels, collectives not among them.
+    /// Number of kernels, without those of collectives.
     pub kernels: f64,
     pub seconds: f64,
 }
 
-/// Output of `ltx2 bench --micro`.
+/// The output of `ltx2 bench --micro`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurements {
     pub source: Provenance,
-    /// Platform name, in lower case.
+    /// Platform name in lower case.
     pub platform: String,
-    /// Seconds of an iteration of an empty loop, already subtracted from the samples.
+    /// Seconds that one iteration of an empty loop takes. They are already subtracted from the samples.
     #[serde(rename = "turn_seconds")]
     pub iteration_seconds: f64,
     pub samples: Vec<Sample>,
@@ -175,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_collective_takes_the_nearest_number_of_devices() {
+    fn collective_cost_uses_nearest_measured_group_size() {
         let cost = |latency: f64| AlphaBeta { latency, rate: 1.0 };
         let collective =
             |devices, latency| CollectiveCost { kind: CollectiveKind::AllGather, devices, cost: cost(latency) };

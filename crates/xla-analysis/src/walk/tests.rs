@@ -1,4 +1,4 @@
-//! The walk over small modules.
+//! Tests the walk on small modules.
 
 use super::super::calibration::Contention;
 use super::super::proto::{DotProto, ShapeProto};
@@ -11,7 +11,7 @@ fn instruction(id: i64, opcode: &str, operands: &[i64], dims: &[i64]) -> Instruc
     InstructionProto { shape, metadata, ..sketch::instruction(id, opcode, operands) }
 }
 
-/// The module whose last computation is the entry.
+/// Creates a module whose entry is the last computation.
 fn module(computations: Vec<ComputationProto>) -> Module {
     decode(computations.last().map_or(0, |c| c.id), computations).expect("a module")
 }
@@ -23,9 +23,10 @@ fn mesh() -> Vec<(String, usize)> {
 const PART: [i64; 2] = [1024, 1024];
 const WHOLE: [i64; 2] = [2048, 1024];
 
-/// TPU's compiler spreads a gather over fusions: one starts it, clones of it run beside other work, one ends it.
+/// The TPU compiler distributes an all-gather over several fusions: one starts it, clones of it overlap with other
+/// work, and one ends it.
 #[test]
-fn a_collective_that_is_spread_over_fusions_counts_once() {
+fn collective_spread_over_fusions_counts_once() {
     let gather = |id: i64, operand: i64, channel_id: i64| InstructionProto {
         channel_id,
         ..instruction(id, "all-gather", &[operand], &WHOLE)
@@ -46,7 +47,7 @@ fn a_collective_that_is_spread_over_fusions_counts_once() {
     };
     let start = fused(1, 5, Some("AsyncCollectiveStart"));
     let (beside, end) = (fused(2, 5, None), fused(3, 5, Some("AsyncCollectiveDone")));
-    // Another one that has no start: all of it runs in its fusion.
+    // The second collective has no start: its fusion contains all of it.
     let alone = fused(4, 6, None);
     let entry = vec![
         instruction(1, "parameter", &[], &PART),
@@ -62,9 +63,9 @@ fn a_collective_that_is_spread_over_fusions_counts_once() {
     assert_eq!(each, [(CollectiveKind::AllGather, bytes, true), (CollectiveKind::AllGather, bytes, false)]);
 }
 
-/// A TPU's SparseCores gather in a custom call, whose start, update and end are instructions of their own.
+/// A TPU's SparseCores run an all-gather in a custom call whose start, update and end are separate instructions.
 #[test]
-fn a_collective_of_a_sparse_core_counts_as_what_it_calls() {
+fn sparse_core_custom_call_counts_as_its_collective() {
     let calls = |i: InstructionProto, id: i64| InstructionProto { called_computation_ids: vec![id], ..i };
     let gather =
         computation(1, vec![instruction(10, "parameter", &[], &PART), instruction(11, "all-gather", &[10], &WHOLE)]);
@@ -79,7 +80,7 @@ fn a_collective_of_a_sparse_core_counts_as_what_it_calls() {
         instruction(3, "async-update", &[2, 1], &WHOLE),
         InstructionProto { dot, ..instruction(4, "dot", &[1, 1], &PART) },
         instruction(5, "async-done", &[3], &WHOLE),
-        // And one that is waited for.
+        // The last instruction is a synchronous call.
         calls(instruction(6, "custom-call", &[1], &WHOLE), 1),
     ];
     let module = module(vec![gather, wrapped, computation(9, entry)]);
@@ -91,7 +92,7 @@ fn a_collective_of_a_sparse_core_counts_as_what_it_calls() {
 }
 
 #[test]
-fn a_loop_costs_all_of_its_trips() {
+fn loop_cost_is_multiplied_by_trip_count() {
     let dot = Some(DotProto { lhs_contracting: vec![1] });
     let product = InstructionProto { dot, ..instruction(11, "dot", &[10, 10], &PART) };
     let body = computation(1, vec![instruction(10, "parameter", &[], &PART), product]);
@@ -108,10 +109,10 @@ fn a_loop_costs_all_of_its_trips() {
     assert_eq!((report.layers, report.layer.flops, report.step.flops), (5.0, product, 5.0 * product));
 }
 
-/// Two collectives in flight while a matmul runs: together they hide no more than its time; and with contention, by as much
-/// less as the two take from each other.
+/// Two collectives overlap with one matmul. Together they hide at most the matmul's time, and less if there is
+/// contention.
 #[test]
-fn work_hides_no_more_than_its_own_time() {
+fn collectives_hide_at_most_the_time_of_the_work() {
     let h200 = Chip::named("h200").expect("embedded").uncalibrated();
     let mut slowed = Chip::named("h200").expect("embedded").clone();
     let shares = Shares { work: 0.2, collective: 0.1 };
@@ -134,7 +135,7 @@ fn work_hides_no_more_than_its_own_time() {
     };
     let (collective, work) = (step(&slowed, 1, false), step(&slowed, 0, true));
     let slower = step(&slowed, 1, true);
-    // The shorter work takes 1 / 0.8 of its time, in which the collective does 0.9 of it.
+    // The shorter of the two, the work, takes 1 / 0.8 of its time. Meanwhile, the collective runs at 0.9 of its rate.
     let want = work / 0.8 + collective - 0.9 * work / 0.8;
     assert!(work < collective && (slower / want - 1.0).abs() < 1e-9, "{slower} ms, not {want}");
     let (collective, work) = (step(&h200, 1, false), step(&h200, 0, true));

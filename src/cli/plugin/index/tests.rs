@@ -15,7 +15,7 @@ fn settings(indexes: &[String]) -> Settings {
     Settings { links: vec![], indexes, cert: None, proxy: None, timeout: Duration::from_secs(5) }
 }
 
-/// A server that answers its requests in order with the given texts; returns its address and the heads of the requests.
+/// Starts a server that sends the given responses in order; returns its address and the heads of the requests.
 fn serving(answers: Vec<String>) -> (String, mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("127.0.0.1:{}", listener.local_addr().unwrap().port());
@@ -46,7 +46,7 @@ fn downloaded(index: &Index, wheel: &Wheel) -> Result<String> {
 }
 
 #[test]
-fn a_wheel_is_known_by_package_version_and_tags() {
+fn wheel_matches_by_package_version_and_tags() {
     let any = wheel("");
     for good in ["some_plugin", "Some.Plugin", "some-plugin"].map(|n| n.replace('-', "_")) {
         assert!(is_wheel(&format!("{good}-1.2.0-py3-none-{PLATFORM}.whl"), &any), "{good}");
@@ -69,7 +69,7 @@ fn a_wheel_is_known_by_package_version_and_tags() {
 }
 
 #[test]
-fn references_are_resolved_against_their_page() {
+fn links_resolve_against_page_url() {
     let base = "https://host:1/root/simple/some-plugin/?v=1";
     for (reference, url) in [
         ("https://other/a.whl", "https://other/a.whl"),
@@ -85,14 +85,14 @@ fn references_are_resolved_against_their_page() {
 }
 
 #[test]
-fn pages_of_both_kinds_list_urls_and_checksums() {
+fn html_and_json_pages_list_urls_and_checksums() {
     let html = "<!DOCTYPE html><html><body><a\n data-requires-python='x' href=\"../a%2B1.whl?x=1&amp;y=2#sha256=ab\">a</a>\
                 <a href='b.whl'>b</a><a name=x>c</a></body>";
     let links = html_links(html);
     assert_eq!(links, [("../a%2B1.whl?x=1&y=2#sha256=ab".to_string(), None), ("b.whl".into(), None)]);
     let first = listed(&join("https://h/s/p/", &links[0].0), None).unwrap();
     assert_eq!((&*first.name, first.sha256.as_deref()), ("a+1.whl", Some("ab")));
-    assert_eq!(listed("https://h/a%2Fb.whl", None), None, "a name that leaves the folder");
+    assert_eq!(listed("https://h/a%2Fb.whl", None), None, "a name that points outside the folder");
     let json = r#"{"meta": {"api-version": "1.1"}, "name": "p", "files": [
         {"filename": "a.whl", "url": "https://f/a.whl", "hashes": {"sha256": "cd"}}, {"filename": "b.whl", "url": "b.whl", "hashes": {}}]}"#;
     assert_eq!(
@@ -103,7 +103,7 @@ fn pages_of_both_kinds_list_urls_and_checksums() {
 }
 
 #[test]
-fn a_mirror_with_a_password_is_asked_for_page_and_file() {
+fn mirror_credentials_are_sent_for_page_and_file() {
     let page = format!("<a href=\"/files/{}\">a</a>", name());
     let (host, heads) =
         serving(vec![answer("200 OK", "content-type: text/html\r\n", &page), answer("200 OK", "", "the wheel")]);
@@ -118,7 +118,7 @@ fn a_mirror_with_a_password_is_asked_for_page_and_file() {
 }
 
 #[test]
-fn a_download_that_breaks_continues_where_it_broke() {
+fn interrupted_download_resumes_after_last_received_byte() {
     let broken = "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nthe w".to_string();
     let rest = answer("206 Partial Content", "content-range: bytes 5-8/9\r\n", "heel");
     let page = format!(r#"{{"files": [{{"url": "{}", "hashes": {{"sha256": "AB"}}}}]}}"#, name());
@@ -133,7 +133,7 @@ fn a_download_that_breaks_continues_where_it_broke() {
 }
 
 #[test]
-fn each_place_without_the_wheel_is_named_with_its_reason() {
+fn error_lists_each_location_with_its_reason() {
     let other = format!(r#"{{"files": [{{"url": "{}", "hashes": {{"sha256": "cd"}}}}]}}"#, name());
     let json = "content-type: application/vnd.pypi.simple.v1+json\r\n";
     let (absent, _heads) = serving(vec![answer("404 Not Found", "", "")]);
@@ -143,8 +143,8 @@ fn each_place_without_the_wheel_is_named_with_its_reason() {
     settings.links = vec![folder.path().to_str().unwrap().into()];
     let error = format!("{:#}", downloaded(&Index::new(settings).unwrap(), &wheel("ab")).unwrap_err());
     for words in [
-        "some-plugin==1.2.0: cannot be downloaded: ",
-        &format!("{}: none of 0 files is some-plugin 1.2.0 for {PLATFORM}; ", folder.path().display()),
+        "some-plugin==1.2.0: cannot download: ",
+        &format!("{}: none of the 0 listed files is some-plugin 1.2.0 for {PLATFORM}; ", folder.path().display()),
         &format!("http://{absent}/some-plugin/: 404 Not Found; "),
         &format!("http://{changed}/some-plugin/: {} has sha256 cd, expected ab; ", name()),
         "PIP_INDEX_URL",
@@ -155,7 +155,7 @@ fn each_place_without_the_wheel_is_named_with_its_reason() {
 }
 
 #[test]
-fn a_folder_of_wheels_needs_no_network() {
+fn wheel_folder_needs_no_network() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join(name()), "the wheel").unwrap();
     let path = folder.path().to_str().unwrap();
@@ -168,7 +168,7 @@ fn a_folder_of_wheels_needs_no_network() {
 }
 
 #[test]
-fn a_proxy_is_asked_for_the_page() {
+fn page_is_requested_through_proxy() {
     let (proxy, heads) = serving(vec![answer("404 Not Found", "", "")]);
     let settings = Settings { proxy: Some(format!("http://{proxy}")), ..settings(&["http://mirror.invalid".into()]) };
     assert!(downloaded(&Index::new(settings).unwrap(), &wheel("ab")).is_err());
@@ -179,7 +179,7 @@ fn a_proxy_is_asked_for_the_page() {
 }
 
 #[test]
-fn a_file_that_holds_no_certificate_is_named() {
+fn file_without_certificate_is_reported() {
     let error = |cert: &Path| {
         let settings = Settings { cert: Some(cert.into()), ..settings(&[]) };
         Index::new(settings).err().unwrap().to_string()
@@ -187,5 +187,5 @@ fn a_file_that_holds_no_certificate_is_named() {
     assert!(error(Path::new("/nowhere.pem")).starts_with("PIP_CERT: /nowhere.pem: cannot read"));
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), "no certificate").unwrap();
-    assert!(error(file.path()).ends_with(": holds no certificate"));
+    assert!(error(file.path()).ends_with(": contains no certificate"));
 }

@@ -1,5 +1,5 @@
-//! A store in an etcd that is there already: `etcd://HOST:PORT/RUN`. It is spoken to by the JSON form of its interface, which
-//! every etcd since 3.4 serves beside gRPC.
+//! Key-value store in an existing etcd: `etcd://HOST:PORT/RUN`. Uses etcd's JSON gateway, which every version since 3.4
+//! serves in addition to gRPC.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,12 @@ use ureq::Agent;
 use super::remote::agent;
 use crate::pjrt::{KvError, KvStore};
 
-/// Between two looks for a key that is waited for.
+/// Polling interval while waiting for a key.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Seconds after which a run's keys go by themselves, whatever became of it.
+/// Lease in seconds, after which etcd deletes a run's keys, even if the run was killed.
 const LEASE: u64 = 7 * 86_400;
 
-/// The keys of one run, under its name.
+/// The keys of one run, prefixed with its name.
 pub(crate) struct EtcdStore {
     agent: Agent,
     host: String,
@@ -24,19 +24,17 @@ pub(crate) struct EtcdStore {
 }
 
 impl EtcdStore {
-    /// Opens the store; `place` is what follows `etcd://`, `answer` how long a single question may take.
-    ///
-    /// # Errors
-    /// A place without a run's name; an etcd that does not answer.
+    /// Opens the store. `place` is the part after `etcd://`; `answer` is the timeout of a single request. Fails if
+    /// `place` has no run name or etcd does not respond.
     pub(crate) fn connect(place: &str, answer: Duration) -> Result<EtcdStore, KvError> {
         let (host, run) = place.split_once('/').unwrap_or((place, ""));
         if host.is_empty() || run.is_empty() {
-            let reason = "give etcd://HOST:PORT/RUN, RUN a name that no other run has".into();
+            let reason = "expected etcd://HOST:PORT/RUN, where RUN is a name unique to this run".into();
             return Err(KvError::Unavailable { place: place.into(), reason });
         }
         let mut store = EtcdStore { agent: agent(answer), host: host.into(), run: run.into(), lease: String::new() };
         let granted = store.ask("lease/grant", &json!({"TTL": LEASE.to_string()}))?;
-        store.lease = granted["ID"].as_str().ok_or_else(|| store.unavailable("it grants no lease".into()))?.into();
+        store.lease = granted["ID"].as_str().ok_or_else(|| store.unavailable("etcd granted no lease".into()))?.into();
         Ok(store)
     }
 
@@ -85,10 +83,10 @@ impl KvStore for EtcdStore {
     fn try_get(&self, key: &str) -> Result<Vec<u8>, KvError> {
         let found = self.ask("kv/range", &json!({"key": self.key(key)}))?;
         let Some(entry) = found["kvs"].get(0) else { return Err(KvError::NotFound(key.into())) };
-        // An empty value is left out.
+        // etcd omits the field of an empty value.
         BASE64_STANDARD
             .decode(entry["value"].as_str().unwrap_or_default())
-            .map_err(|e| self.unavailable(format!("the value of '{key}': {e}")))
+            .map_err(|e| self.unavailable(format!("invalid value of '{key}': {e}")))
     }
 
     fn put(&self, key: &str, value: &[u8]) -> Result<(), KvError> {

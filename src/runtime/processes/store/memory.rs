@@ -1,4 +1,4 @@
-//! A store in this process's memory.
+//! Key-value store in this process's memory.
 
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::pjrt::{KvError, KvStore};
 
-/// A store for the threads of one process; [`super::Server`] lends it to others.
+/// A key-value store for the threads of one process; [`super::Server`] serves it to other processes.
 #[derive(Default)]
 pub struct MemoryStore {
     values: Mutex<HashMap<String, Vec<u8>>>,
@@ -15,11 +15,11 @@ pub struct MemoryStore {
 
 impl MemoryStore {
     fn values(&self) -> MutexGuard<'_, HashMap<String, Vec<u8>>> {
-        // Every change is one insertion or removal, so what a panicking thread leaves is whole.
+        // Every change is a single insertion or removal, so the map stays consistent even if a thread panics.
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keys that are there.
+    /// Returns the number of keys.
     pub(super) fn keys(&self) -> usize {
         self.values().len()
     }

@@ -17,13 +17,13 @@ pub use served::Server;
 
 use crate::pjrt::{KvError, KvStore};
 
-/// Prefix of a coordinator in etcd: `etcd://HOST:PORT/RUN`.
+/// Prefix of a coordinator address that refers to etcd: `etcd://HOST:PORT/RUN`.
 pub(crate) const ETCD: &str = "etcd://";
 
-/// Opens the store of a run for a process that does not serve it. `answer` is how long a single question may take.
+/// Opens the store of a run for a process that does not serve it. `answer` is the timeout of a single request.
 ///
 /// # Errors
-/// An etcd that cannot be reached. Process 0 is asked later, when it may have come.
+/// Returns an error if etcd cannot be reached. Process 0, which may start later, is not contacted yet.
 pub fn connect(coordinator: &str, answer: Duration) -> Result<Arc<dyn KvStore>, KvError> {
     match coordinator.strip_prefix(ETCD) {
         None => Ok(Arc::new(RemoteStore::new(coordinator, answer))),

@@ -1,4 +1,4 @@
-//! The store that process 0 serves, seen from the others.
+//! Client of the key-value store that process 0 serves.
 
 use std::time::{Duration, Instant};
 
@@ -8,23 +8,23 @@ use ureq::http::StatusCode;
 use super::served::PATH;
 use crate::pjrt::{KvError, KvStore};
 
-/// The longest that one question waits for a key: a store that is gone is noticed after it.
+/// Maximum time that one request waits for a key, so that a lost server is noticed.
 const WAIT: Duration = Duration::from_secs(5);
-/// Between two tries to reach a store while a key is waited for.
+/// Pause between attempts to reach the server while waiting for a key.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Asks over HTTP, each question answered in `answer` or not at all.
+/// Creates an HTTP client with a timeout of `answer` per request.
 pub(super) fn agent(answer: Duration) -> Agent {
     let config = Agent::config_builder()
         .http_status_as_error(false)
-        // Processes talk to each other, not through what the environment names for the web.
+        // Processes connect directly, never through the HTTP proxy of the environment.
         .proxy(None)
         .timeout_global(Some(answer))
         .build();
     config.into()
 }
 
-/// A store at `HOST:PORT`.
+/// A store served at `HOST:PORT`.
 pub struct RemoteStore {
     agent: Agent,
     place: String,
@@ -32,7 +32,7 @@ pub struct RemoteStore {
 }
 
 impl RemoteStore {
-    /// The store at `place`; nothing is asked yet. `answer` is how long it may take to answer a question.
+    /// Creates a client for the store at `place` without connecting. `answer` is the timeout of a single request.
     pub fn new(place: &str, answer: Duration) -> RemoteStore {
         RemoteStore { agent: agent(answer), place: place.into(), answer }
     }
@@ -45,7 +45,7 @@ impl RemoteStore {
         KvError::Unavailable { place: self.place.clone(), reason: reason.to_string() }
     }
 
-    /// A key's value; None where it is not there after `wait`.
+    /// Returns a key's value; `None` if it does not exist after `wait`.
     fn read(&self, key: &str, wait: Duration) -> Result<Option<Vec<u8>>, KvError> {
         let request = self.agent.get(self.url()).query("key", key).query("wait", wait.as_millis().to_string());
         let request = request.config().timeout_global(Some(wait + self.answer)).build();

@@ -1,4 +1,4 @@
-//! The store that process 0 serves to the others, over HTTP.
+//! HTTP server of the key-value store, run by process 0 for the others.
 
 use std::future::IntoFuture;
 use std::net::{SocketAddr, TcpListener};
@@ -19,29 +19,29 @@ use tokio::time::{Instant, timeout_at};
 use super::memory::MemoryStore;
 use crate::pjrt::{KvError, KvStore};
 
-/// The one path there is.
+/// The server's only path.
 pub(super) const PATH: &str = "/value";
 
-/// Query of a request.
+/// Query parameters of a request.
 #[derive(Serialize, Deserialize)]
 struct Request {
     key: String,
     /// Milliseconds to wait for the key.
     #[serde(default)]
     wait: u64,
-    /// In place of the value there is.
+    /// Whether to replace an existing value.
     #[serde(default)]
     replace: bool,
 }
 
-/// Values, and a bell for those who wait from afar; threads of this process have the store's own.
+/// Values plus a notification for remote waiters; local threads wait on the store directly.
 #[derive(Default)]
 struct Shared {
     values: MemoryStore,
     changed: Notify,
 }
 
-/// A store that others reach at an address, until this is dropped.
+/// HTTP server of a key-value store. It stops when it is dropped.
 pub struct Server {
     shared: Arc<Shared>,
     address: SocketAddr,
@@ -50,10 +50,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at an address; port 0 takes a free one.
+    /// Starts the server at an address; port 0 selects a free port.
     ///
     /// # Errors
-    /// An address that cannot be listened at.
+    /// Returns an error if the server cannot listen at the address.
     pub fn start(address: &str) -> std::io::Result<Server> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
@@ -65,19 +65,19 @@ impl Server {
             .route(PATH, get(read))
             .route(PATH, put(write))
             .route(PATH, delete(remove))
-            // Descriptions of devices and compilers' findings may be large.
+            // No size limit, because the plugin's device descriptions and autotuning results may be large.
             .layer(DefaultBodyLimit::disable())
             .with_state(shared.clone());
         let serve = async move {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            // Answers under way are not waited for: those who wait for a key would hold the end up.
+            // No graceful shutdown, because requests that wait for a key would delay it.
             tokio::spawn(axum::serve(listener, router).into_future());
             let _ = stopped.await;
             std::io::Result::Ok(())
         };
         let thread = std::thread::Builder::new().name("store".into()).spawn(move || {
             if let Err(e) = runtime.block_on(serve) {
-                tracing::error!("the store stopped: {e}");
+                tracing::error!("the key-value store server stopped: {e}");
             }
         })?;
         Ok(Server { shared, address, stop: Some(stop), thread: Some(thread) })
@@ -87,12 +87,12 @@ impl Server {
         self.address
     }
 
-    /// Keys that are there.
+    /// Returns the number of keys.
     pub(crate) fn keys(&self) -> usize {
         self.shared.values.keys()
     }
 
-    /// The store, for this process.
+    /// Returns the store, for use in this process.
     pub(crate) fn store(&self) -> Arc<dyn KvStore> {
         self.shared.clone()
     }
@@ -102,7 +102,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // It was request to end; one that panicked has ended too.
+            // It was asked to stop; a panicked thread counts as stopped.
             let _ = thread.join();
         }
     }
@@ -137,7 +137,7 @@ impl KvStore for Shared {
 async fn read(State(shared): State<Arc<Shared>>, Query(request): Query<Request>) -> Response {
     let end = Instant::now() + Duration::from_millis(request.wait);
     loop {
-        // Before the look, so that a value put after it rings.
+        // Subscribe to changes before reading the store, so that a write between the read and the wait is not missed.
         let changed = shared.changed.notified();
         if let Ok(value) = shared.values.try_get(&request.key) {
             return value.into_response();

@@ -1,5 +1,5 @@
-//! Failures that only a server can have: being seen from both sides, being far, being gone. `tests/it/kv_stores.rs` has
-//! what every store does alike.
+//! Tests specific to remote stores: a store shared by the server and its clients, and unreachable servers.
+//! `tests/it/kv_stores.rs` tests the behavior that all stores share.
 
 use std::thread;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::pjrt::{KvError, KvStore};
 const ANSWER: Duration = Duration::from_secs(5);
 
 #[test]
-fn the_server_and_its_process_see_one_store() {
+fn server_and_clients_share_one_store() {
     let server = Server::start("127.0.0.1:0").unwrap();
     let (near, far) = (server.store(), connect(&server.address().to_string(), ANSWER).unwrap());
     near.put("near", b"1").unwrap();
@@ -23,20 +23,20 @@ fn the_server_and_its_process_see_one_store() {
 }
 
 #[test]
-fn a_server_that_is_gone_is_named() {
+fn stopped_server_is_an_error_with_its_address() {
     let server = Server::start("127.0.0.1:0").unwrap();
     let place = server.address().to_string();
     let store = RemoteStore::new(&place, Duration::from_secs(1));
     store.put("a", b"1").unwrap();
     drop(server);
     let message = store.get("b", Duration::from_millis(500)).unwrap_err().to_string();
-    assert!(message.starts_with(&format!("the store at {place} does not answer: ")), "{message}");
+    assert!(message.starts_with(&format!("the key-value store at {place} is not responding: ")), "{message}");
 }
 
 #[test]
-fn an_etcd_that_is_not_there_is_named() {
+fn unreachable_etcd_is_an_error_with_its_address() {
     let message = connect("etcd://127.0.0.1:1/run", ANSWER).err().unwrap().to_string();
-    assert!(message.starts_with("the store at etcd://127.0.0.1:1 does not answer: "), "{message}");
+    assert!(message.starts_with("the key-value store at etcd://127.0.0.1:1 is not responding: "), "{message}");
     let message = connect("etcd://127.0.0.1:1", ANSWER).err().unwrap().to_string();
-    assert!(message.ends_with("give etcd://HOST:PORT/RUN, RUN a name that no other run has"), "{message}");
+    assert!(message.ends_with("expected etcd://HOST:PORT/RUN, where RUN is a name unique to this run"), "{message}");
 }

@@ -1,4 +1,4 @@
-//! Files of requests: images, sounds and videos, as parts and as text.
+//! Tests of images, audio and videos in requests, sent as form parts and as text.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -21,7 +21,7 @@ fn data_url(bytes: &[u8]) -> String {
     format!("data:image/png;base64,{}", STANDARD.encode(bytes))
 }
 
-/// An MP4 of black frames.
+/// Returns an MP4 with the given number and size of black frames.
 fn video(frames: usize, height: usize, width: usize) -> Vec<u8> {
     let file = tempfile::Builder::new().suffix(".mp4").tempfile().expect("a file");
     let frames = Frames::new(Array4::zeros((frames, height, width, 3))).expect("frames");
@@ -30,7 +30,7 @@ fn video(frames: usize, height: usize, width: usize) -> Vec<u8> {
     std::fs::read(file.path()).expect("a file")
 }
 
-/// A WAV of a second.
+/// Returns a WAV file with one second of audio.
 fn sound() -> Vec<u8> {
     let file = tempfile::Builder::new().suffix(".wav").tempfile().expect("a file");
     let audio = Audio::new(Array2::from_elem((1, 8000), 0.25), 8000).expect("sound");
@@ -38,7 +38,7 @@ fn sound() -> Vec<u8> {
     std::fs::read(file.path()).expect("a file")
 }
 
-/// A form with files.
+/// Encodes fields and files as a multipart form and converts the form into a job.
 fn form(
     server: &Server,
     fields: &[(&str, &str)],
@@ -58,7 +58,7 @@ fn create(server: &Server, fields: &[(&str, &str)], files: &[(&str, &[u8])]) -> 
 }
 
 #[test]
-fn an_image_is_the_same_however_it_comes() {
+fn image_encodings_give_the_same_job() {
     let (server, bytes) = (Server::new("nano", &[]), image("frame.png"));
     let url = data_url(&bytes);
     let first = create(&server, &[], &[("input_reference", &bytes)]).expect("a file");
@@ -84,14 +84,14 @@ fn an_image_is_the_same_however_it_comes() {
         assert_eq!((&accepted.config, &accepted.batch_key), (&first.config, &first.batch_key), "{body}");
         assert!(!serde_json::to_string(&accepted.fields).expect("text").contains("base64"));
     }
-    // Names of parts, where they stand for frames.
+    // A list refers to form parts by name.
     let list = r#"[{"file": "one", "frame": 8, "strength": 0.5, "crf": 20}, {"file": "two", "frame": 16}]"#;
     let defaults = [("images", list), ("image_cond_strength", "0.25"), ("image_crf", "0")];
     let accepted = create(&server, &defaults, &[("one", &bytes), ("two", &image("shapes.png"))]).expect("parts");
     let told: Vec<_> = accepted.config.request.images.iter().map(|i| (i.frame, i.strength, i.crf)).collect();
     assert_eq!(told, [(8, 0.5, Some(20)), (16, 0.25, Some(0))]);
     assert_eq!(accepted.inputs.len(), 2);
-    // Both ends, whatever the number of frames.
+    // The frame `last` is resolved for any number of frames.
     let both = json!({"seed": 1, "seconds": 2, "input_reference": [
         {"content": url, "role": "last_frame"}, {"content": url, "role": "first_frame"}]});
     let frames: Vec<usize> = server.good(&both).config.request.images.iter().map(|image| image.frame).collect();
@@ -99,18 +99,18 @@ fn an_image_is_the_same_however_it_comes() {
 }
 
 #[test]
-fn images_are_kept_upright() {
+fn images_are_stored_upright() {
     let server = Server::new("nano", &[]);
     let accepted = create(&server, &[], &[("input_reference", &image("turned_6.jpg"))]).expect("a JPEG");
     let stored = server.folder.path().join("inputs").join(&accepted.inputs[0]);
     let (kept, given) = (read_image(&stored), read_image("tests/fixtures/images/turned_6.jpg".as_ref()));
     assert_eq!(kept.expect("PNG"), given.expect("JPEG"));
     let left: Vec<_> = std::fs::read_dir(server.folder.path().join("inputs")).expect("a folder").collect();
-    assert_eq!(left.len(), 1, "nothing else stays");
+    assert_eq!(left.len(), 1, "no other file is left");
 }
 
 #[test]
-fn images_that_are_none_leave_nothing() {
+fn invalid_images_leave_no_files() {
     let server = Server::new("nano", &[]);
     let refused = |bytes: &[u8]| {
         let error = create(&server, &[], &[("image", bytes)]).expect_err("refused");
@@ -137,7 +137,7 @@ fn images_that_are_none_leave_nothing() {
         drop(create(&server, &[], &[("image", &cut[..cut_at])]));
     }
     let left = std::fs::read_dir(server.folder.path().join("inputs")).expect("a folder").count();
-    assert!(left <= 1, "{left} files: at most one that lacks its last bytes alone");
+    assert!(left <= 1, "{left} files: at most one, truncated only by its last bytes");
     let both = create(&server, &[], &[("image", &cut), ("image", &cut)]).expect_err("two");
     assert_eq!((both.code, both.param.as_deref()), ("invalid_value", Some("image")));
     let nowhere = create(&server, &[], &[("picture", &cut)]).expect_err("no field");
@@ -147,7 +147,7 @@ fn images_that_are_none_leave_nothing() {
 }
 
 #[test]
-fn sounds_are_checked_by_their_contents() {
+fn audio_is_validated_by_its_contents() {
     let bytes = sound();
     let server = Server::new("nano", &["serve.pipelines=[audio_to_video]"]);
     let accepted = create(&server, &[], &[("input_audio", &bytes)]).expect("a WAV");
@@ -163,7 +163,7 @@ fn sounds_are_checked_by_their_contents() {
         let error = create(&server, &[], &[("input_audio", bad)]).expect_err("refused");
         assert_eq!((error.code, error.param.as_deref()), ("invalid_audio", Some("input_audio")));
     }
-    // What cannot be decoded whole is refused by the name of its file, and tells nothing of the server's own tools.
+    // The error about a truncated file contains the client's file name and does not mention the server's tools.
     let whole = std::fs::read("tests/fixtures/sounds/tone.mp3").expect("a fixture");
     assert!(create(&server, &[], &[("input_audio", &whole)]).is_ok());
     let mut hole = whole.clone();
@@ -171,14 +171,14 @@ fn sounds_are_checked_by_their_contents() {
     for bad in [&hole[..], b"no sound at all"] {
         let error = create(&server, &[], &[("input_audio", bad)]).expect_err("refused");
         assert_eq!((error.status, error.code, error.param.as_deref()), (400, "invalid_audio", Some("input_audio")));
-        assert!(error.message.starts_with("input_audio (a): it is "), "{error}");
+        assert!(error.message.starts_with("input_audio (a): "), "{error}");
         assert!(!error.message.contains("ffmpeg") && !error.message.contains('/'), "{error}");
     }
     let late = server.json(&json!({"prompt": "a", "input_audio": {"data": url, "start": 1}}));
     let late = late.expect_err("it ends before");
     assert_eq!((late.code, late.param.as_deref()), ("invalid_audio", Some("input_audio")));
-    assert!(late.message.contains("ends after 1.000 s, before its start, 1 s"), "{late}");
-    // A server that was not started for sounds says so.
+    assert!(late.message.contains("ends after 1.000 s, before its start offset of 1 s"), "{late}");
+    // A server that does not enable the audio pipeline rejects the request.
     let plain = Server::new("nano", &[]);
     let error = create(&plain, &[], &[("input_audio", &bytes)]).expect_err("refused");
     assert_eq!(error.code, "invalid_value");
@@ -187,7 +187,7 @@ fn sounds_are_checked_by_their_contents() {
 }
 
 #[test]
-fn edits_and_extensions_start_from_a_video() {
+fn edits_and_extensions_use_the_uploaded_video() {
     let bytes = video(25, 96, 128);
     let server = Server::new("nano", &["serve.pipelines=[retake, extend]", "request.width=64", "request.height=64"]);
     let edit = |fields: &[(&str, &str)], bytes: &[u8]| {
@@ -195,7 +195,7 @@ fn edits_and_extensions_start_from_a_video() {
     };
     let accepted = edit(&[("start", "0.2"), ("end", "0.6")], &bytes).expect("a retake");
     let r = &accepted.config.request;
-    // The video's size holds, not the server's.
+    // The size of the input video overrides the size in the server's configuration.
     assert_eq!(
         (accepted.config.pipeline, r.width, r.height, r.num_frames.count()),
         (Pipeline::Retake, 128, 96, Some(25))
@@ -216,7 +216,8 @@ fn edits_and_extensions_start_from_a_video() {
         assert_eq!(error.param.as_deref(), Some(param), "{error}");
         assert!(!error.message.contains('/') && !error.message.contains("--"), "{error}");
     }
-    // A client that can send neither: all that a retake may make anew, of as many frames as a model makes.
+    // If the client sends neither a span nor a length, everything after the first frame is regenerated, with the
+    // largest supported number of frames.
     for (bytes, frames, warned) in [(&bytes, 25, 1), (&video(30, 96, 128), 25, 2)] {
         let accepted = edit(&[], bytes).expect("a retake without a span");
         let r = &accepted.config.request;
@@ -244,7 +245,7 @@ fn edits_and_extensions_start_from_a_video() {
     };
     let accepted = extend(&[("seconds", "1"), ("before", "true"), ("overlap", "9")]).expect("an extension");
     assert_eq!(accepted.config.request.num_frames.count(), Some(9 + 24));
-    // What is told of it is the finished video: the given one, and what is added.
+    // The expected number of frames is that of the input video plus the added frames.
     assert_eq!(accepted.expected.map(|video| (video.width, video.height, video.num_frames)), Some((128, 96, 25 + 24)));
     assert_eq!((accepted.config.pipeline, accepted.seconds.as_deref()), (Pipeline::Extend, Some("1")));
     assert!(accepted.config.request.extend.is_some_and(|extend| extend.at == ExtendAt::Start));
@@ -264,7 +265,7 @@ fn edits_and_extensions_start_from_a_video() {
 }
 
 #[test]
-fn a_finished_video_is_edited_and_remixed() {
+fn finished_video_can_be_edited_and_remixed() {
     let server = Server::new("nano", &["serve.pipelines=[retake, extend]"]);
     let source = server.good(&json!({"seed": 5, "steps": 8, "user": "me", "metadata": {"a": "b"}}));
     let file = server.folder.path().join("video.mp4");
@@ -298,7 +299,7 @@ fn a_finished_video_is_edited_and_remixed() {
     assert_eq!(remix(&source, json!({"prompt": ""})).expect_err("no prompt").code, "missing_prompt");
 }
 
-/// An end of a span that a remix does not say stays, however its source wrote it; `retake` says all of it.
+/// A remix that sets one end of the span keeps the other end of its source; the field `retake` replaces both.
 fn span_by_span(server: &Server, made: Source) {
     let id = &made.accepted.id;
     let read = |body: &Value| Form::json(body.to_string().as_bytes()).expect("JSON");
@@ -306,7 +307,6 @@ fn span_by_span(server: &Server, made: Source) {
         json!({"start": 0.25, "end": 0.5}),
         json!({"retake": {"start": 0.25, "end": 0.5}}),
         json!({"ltx2": {"request": {"retake": {"from": 0.25, "to": 0.5}}}}),
-        json!({"ltx2": {"request": {"retake": {"start": 0.25, "end": 0.5}}}}),
         json!({"start": 0.25, "ltx2": {"request": {"retake": {"to": 0.5}}}}),
     ];
     for source in sources {
@@ -318,8 +318,6 @@ fn span_by_span(server: &Server, made: Source) {
             (json!({"end": 0.75}), json!(0.25), json!(0.75)),
             (json!({"start": 0.125}), json!(0.125), json!(0.5)),
             (json!({"ltx2": {"request": {"retake": {"to": 0.75}}}}), json!(0.25), json!(0.75)),
-            (json!({"ltx2": {"request": {"retake": {"end": 0.75}}}}), json!(0.25), json!(0.75)),
-            (json!({"ltx2": {"request": {"retake": {"start": 0.125}}}}), json!(0.125), json!(0.5)),
             (json!({"ltx2": {"request": {"retake": {"from": 0.125}}}, "end": 0.75}), json!(0.125), json!(0.75)),
             (json!({"retake": {"start": 0.125}}), json!(0.125), Value::Null),
         ] {
@@ -338,8 +336,8 @@ fn span_by_span(server: &Server, made: Source) {
 }
 
 #[test]
-fn references_are_kept_with_their_masks() {
-    let set = ["serve.pipelines=[ic_lora]", "model.loras=[{path: tests/fixtures/lora/ic_tiny_a.safetensors}]"];
+fn reference_videos_are_stored_with_their_masks() {
+    let set = ["serve.pipelines=[in_context]", "model.loras=[{path: tests/fixtures/lora/ic_tiny_a.safetensors}]"];
     let server = Server::new("nano", &set);
     let (clip, mask) = (video(25, 96, 128), video(9, 96, 128));
     let list = r#"[{"file": "clip", "strength": 0.5, "mask": "mask", "frames": 9}]"#;
@@ -354,11 +352,11 @@ fn references_are_kept_with_their_masks() {
     );
 }
 
-/// Pipelines that start from files are warmed with made-up ones of the shape's size.
+/// Pipelines that need input files are warmed up with synthetic files of the shape's size.
 #[test]
-fn every_pipeline_of_a_video_can_be_warmed() {
+fn every_video_pipeline_can_be_warmed_up() {
     let set = [
-        "serve.pipelines=[audio_to_video, retake, extend, ic_lora, keyframes]",
+        "serve.pipelines=[audio_to_video, retake, extend, in_context, keyframes]",
         "model.loras=[{path: tests/fixtures/lora/ic_tiny_a.safetensors}]",
     ];
     let server = Server::new("nano", &set);
@@ -376,12 +374,12 @@ fn every_pipeline_of_a_video_can_be_warmed() {
         assert_eq!(Shape::of(&accepted.config), Some(shape));
         assert_eq!(accepted.inputs.len(), files, "{shape}");
     }
-    // An extension of fewer frames would be one of another size.
+    // An extension that is too short is rejected, because it would be rounded up to another length.
     for (text, is_one) in [("64x64x17@extend", true), ("64x64x9@extend", false), ("64x64x9@retake", true)] {
         let parsed = Shape::parse(text, Pipeline::TextToVideo);
         assert_eq!(parsed.is_ok(), is_one, "{parsed:?}");
         if let Err(error) = parsed {
-            assert!(error.contains("64x64x9@extend") && error.contains("give 17 frames"), "{error}");
+            assert!(error.contains("64x64x9@extend") && error.contains("at least 17 frames"), "{error}");
             assert!(Shape::parse("64x64x9", Pipeline::Extend).is_err());
         }
     }

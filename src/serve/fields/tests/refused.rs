@@ -1,4 +1,4 @@
-//! Requests that are refused, with the code and the field of their errors.
+//! Tests of requests that are rejected, with the code and field of their errors.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::serve::form::Form;
 
 #[test]
 #[allow(clippy::too_many_lines)] // A table.
-fn fields_that_cannot_be_used_are_named() {
+fn errors_name_the_invalid_field() {
     let (server, mut wrong) = (Server::new("nano", &[]), Vec::new());
     let long = "x".repeat(16385);
     for (body, code, param) in [
@@ -210,7 +210,7 @@ fn fields_that_cannot_be_used_are_named() {
 }
 
 #[test]
-fn the_server_has_limits_of_its_own() {
+fn server_limits_are_enforced() {
     let of = |set: &[&str], body: Value| Server::new("nano", set).bad(&body);
     let refused = |code: &'static str, param: &str| (400, code, Some(param.to_string()));
     assert_eq!(of(&["serve.max_frames=25"], json!({"num_frames": 33})), refused("too_large", "num_frames"));
@@ -225,7 +225,7 @@ fn the_server_has_limits_of_its_own() {
     ] {
         assert_eq!(of(&["serve.max_steps=3"], body.clone()), refused("invalid_value", param), "{body}");
     }
-    // Each round of dfr doubles the frames.
+    // Each DFR round doubles the number of frames.
     let dfr = Server::new("ltx2_5_dfr", &["serve.max_frames=10000", "serve.max_tokens=20000"]);
     let rounds = |rounds: usize| {
         let tree = json!({"dfr": {"temporal_rounds": rounds}});
@@ -242,15 +242,15 @@ fn the_server_has_limits_of_its_own() {
     let auto = json!({"seed": 1, "num_frames": "auto"});
     let own = Server::new("nano", &[]);
     assert_eq!(own.good(&auto).num_frames(), None);
-    assert_ne!(own.good(&auto).batch_key, own.good(&auto).batch_key, "each prompt has a duration of its own");
+    assert_ne!(own.good(&auto).batch_key, own.good(&auto).batch_key, "each prompt has its own duration");
     assert_eq!(of(&[], json!({"num_frames": "auto", "size": "2048x1024"})), refused("too_large", "size"));
-    // The configuration's own steps are nobody's to refuse.
+    // The server's own configuration may set more steps than the limit.
     assert_eq!(Server::new("nano", &["serve.max_steps=10"]).good(&json!({"seed": 1})).config.sampler.steps, 20);
 }
 
-/// Fields without effect are refused by the client's name of them; what the server's configuration holds is not.
+/// The errors contain the client's field names. Settings without effect in the server's own configuration are accepted.
 #[test]
-fn fields_without_effect_are_refused_by_name() {
+fn errors_name_fields_without_effect() {
     let refused = |param: &str| (400, "invalid_value", Some(param.to_string()));
     let nano = Server::new("nano", &["two_stage.adain=0.5", "guidance.rescale_scope=batch"]);
     for (body, param) in [
@@ -271,9 +271,9 @@ fn fields_without_effect_are_refused_by_name() {
     }
 }
 
-/// Fields that a remix takes over from its source are not the remix's own.
+/// Fields that a remix inherits from its source may be without effect.
 #[test]
-fn a_remix_may_switch_off_what_its_source_needed() {
+fn remix_may_disable_guidance_of_its_source() {
     let server = Server::new("nano", &[]);
     let source = server.good(&json!({"seed": 1, "negative_prompt": "hiss", "stg_scale": 1, "stg_blocks": [1]}));
     let body = json!({"prompt": "b", "guidance_scale": 1, "stg_scale": 0}).to_string();
@@ -283,7 +283,7 @@ fn a_remix_may_switch_off_what_its_source_needed() {
 }
 
 #[test]
-fn noise_levels_that_the_model_fixes_stay() {
+fn distilled_model_rejects_steps_and_accepts_sigmas() {
     let server = Server::new("ltx2_distilled", &[]);
     assert_eq!(server.bad(&json!({"steps": 8})), (400, "invalid_value", Some("steps".into())));
     let accepted = server.good(&json!({"seed": 1}));

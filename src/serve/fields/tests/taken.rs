@@ -1,4 +1,4 @@
-//! Requests that go together, what the server tells of itself, and bodies of any kind.
+//! Tests of batch keys, model cards and arbitrary request bodies.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -11,14 +11,14 @@ use crate::serve::form::Form;
 use crate::serve::job::Accepted;
 
 #[test]
-fn requests_of_one_batch_differ_in_prompt_and_seed() {
+fn batch_key_ignores_prompt_seed_user_and_metadata() {
     let server = Server::new("nano", &[]);
     let of = |body: Value| server.good(&body);
     let first = of(json!({"seed": 1}));
     let other = of(json!({"seed": 2, "prompt": "b", "user": "me", "metadata": {"a": "b"}}));
     assert_eq!((&first.batch_key, &first.shape), (&other.batch_key, &other.shape));
     assert_ne!(first.id, other.id);
-    // Inputs of the same programs.
+    // These values are inputs of the same programs.
     for body in [
         json!({"steps": 8}),
         json!({"guidance_scale": 5}),
@@ -43,9 +43,9 @@ fn requests_of_one_batch_differ_in_prompt_and_seed() {
     }
 }
 
-/// What other servers' clients send of themselves, in its neutral values, changes nothing.
+/// Clients of other servers always send these fields. Their default values have no effect.
 #[test]
-fn neutral_values_of_other_clients_change_nothing() {
+fn neutral_values_have_no_effect() {
     let server = Server::new("nano", &[]);
     let plain = server.good(&json!({"seed": 1}));
     for (name, value) in [
@@ -67,7 +67,7 @@ fn neutral_values_of_other_clients_change_nothing() {
 }
 
 #[test]
-fn a_decoder_and_a_predicted_length_are_asked_for_by_other_names() {
+fn decoder_and_auto_duration_aliases_work() {
     let server = Server::new("nano_2_5", &[]);
     for (body, decoder) in [
         (json!({"seed": 1, "use_diffusion_decoder": true}), Decoder::Diffusion),
@@ -82,7 +82,7 @@ fn a_decoder_and_a_predicted_length_are_asked_for_by_other_names() {
 }
 
 #[test]
-fn loras_are_named() {
+fn loras_are_selected_by_name() {
     let set = [
         "serve.loras={style: {path: tests/fixtures/lora/plain.safetensors}, late: {path: b.safetensors, stages: [2]}}",
     ];
@@ -119,7 +119,7 @@ fn loras_are_named() {
 }
 
 #[test]
-fn models_and_sizes_have_names() {
+fn model_names_and_size_aliases_are_resolved() {
     let server = Server::new("nano", &[]);
     assert_eq!(server.fields.model_names(), ["ltx2_3", "nano"]);
     assert_eq!(server.good(&json!({"seed": 1})).model, "ltx2_3");
@@ -131,18 +131,18 @@ fn models_and_sizes_have_names() {
     let accepted = large.good(&json!({"seed": 1, "size": "1280x720"}));
     assert_eq!((accepted.config.request.width, accepted.config.request.height), (1280, 704));
     assert_eq!(accepted.warnings, ["size 1280x720 is an alias of 1280x704"]);
-    // A map lies over the default one: aliases are taken away one by one.
+    // The map is merged over the default aliases, so they must be removed one by one.
     let set = ["serve.size_aliases={1280x720: null, 720x1280: null, small: 64x64}", "serve.max_tokens=100000"];
     let other = Server::new("nano", &set);
     assert_eq!(other.fields.card().size_aliases, [("small".to_string(), "64x64".to_string())].into());
     assert_eq!(other.bad(&json!({"size": "1280x720"})).1, "invalid_size");
     assert_eq!(other.good(&json!({"seed": 1, "size": "small"})).config.request.width, 64);
     let frames = server.good(&json!({"seed": 1, "num_frames": 33, "seconds": 2}));
-    assert_eq!(frames.warnings, ["num_frames was taken, seconds was not"]);
+    assert_eq!(frames.warnings, ["num_frames overrides seconds"]);
 }
 
 #[test]
-fn a_card_tells_what_may_be_asked() {
+fn card_lists_pipelines_shapes_and_limits() {
     let server = Server::new("nano", &["serve.pipelines=[two_stage]", "serve.warm=[128x96x25, 256x192x25@two_stage]"]);
     let card = serde_json::to_value(server.fields.card()).expect("JSON");
     assert_eq!(card["pipelines"], json!(["text_to_video", "two_stage", "image_to_video"]));
@@ -157,20 +157,20 @@ fn a_card_tells_what_may_be_asked() {
 }
 
 #[test]
-fn names_of_fields_are_told_apart() {
+fn field_names_are_unique() {
     let mut names: Vec<&str> =
         FIELDS.iter().flat_map(|spec| spec.aliases.iter().chain([&spec.name]).copied()).collect();
     let all = names.len();
     names.sort_unstable();
     names.dedup();
-    assert_eq!(names.len(), all, "a name of two fields");
+    assert_eq!(names.len(), all, "two fields share a name");
     assert!(FIELDS.iter().all(|spec| spec.description.ends_with(['.', ']', '}'])));
     let error = Server::new("nano", &[]).json(&json!({"prompt": "a", "guidence_scale": 3})).expect_err("unknown");
-    assert_eq!(error.message, "there is no field 'guidence_scale'; did you mean 'guidance_scale'?");
+    assert_eq!(error.message, "unknown field 'guidence_scale'; did you mean 'guidance_scale'?");
 }
 
 #[test]
-fn only_the_request_says_the_prompt() {
+fn prompt_comes_only_from_the_request() {
     let server = Server::new("nano", &["request.prompt=the server's"]);
     let error = server.json(&json!({"seed": 1})).expect_err("no prompt");
     assert_eq!(error.code, "missing_prompt");
@@ -182,37 +182,37 @@ fn only_the_request_says_the_prompt() {
     assert_eq!((accepted.owner.as_str(), accepted.config.serve == Default::default()), ("me", true));
 }
 
-/// A key of the YAML gives way to a field, which is said.
+/// If a request sets a YAML key and a field for the same setting, the field takes precedence, with a warning.
 #[test]
-fn a_contradiction_within_a_request_is_told() {
+fn field_overriding_a_key_gives_a_warning() {
     let server = Server::new("nano", &[]);
     for (body, key, wanted, warnings) in [
         (
             json!({"steps": 8, "ltx2": {"sampler": {"steps": 9}}}),
             "sampler.steps",
             json!(8),
-            &["steps was taken, ltx2.sampler.steps was not"][..],
+            &["steps overrides ltx2.sampler.steps"][..],
         ),
         (json!({"steps": 8, "ltx2": {"sampler": {"steps": 8}}}), "sampler.steps", json!(8), &[]),
         (
             json!({"guidance_scale": 5, "ltx2": {"guidance": {"video": {"cfg": 3}, "audio": {"cfg": 5}}}}),
             "guidance.video.cfg",
             json!(5.0),
-            &["guidance_scale was taken, ltx2.guidance.video.cfg was not"],
+            &["guidance_scale overrides ltx2.guidance.video.cfg"],
         ),
         (
             json!({"size": "64x96", "ltx2": {"request": {"width": 64, "height": 64}}}),
             "request.height",
             json!(96),
-            &["size was taken, ltx2.request.height was not"],
+            &["size overrides ltx2.request.height"],
         ),
         (
             json!({"seconds": 1, "ltx2": {"request": {"num_frames": 9}}}),
             "request.num_frames",
             json!(25),
-            &["seconds was taken, ltx2.request.num_frames was not"],
+            &["seconds overrides ltx2.request.num_frames"],
         ),
-        // The stream's own is the narrower word: no contradiction.
+        // A field for one stream overrides the field for both streams, without a warning.
         (json!({"guidance_scale": 5, "video_cfg_scale": 3}), "guidance.video.cfg", json!(3.0), &[]),
     ] {
         let mut body = body;
@@ -223,10 +223,11 @@ fn a_contradiction_within_a_request_is_told() {
     }
 }
 
-/// The values of a remix hold, in whatever way its source said others; the rest stays, over several remixes.
+/// A remix overrides the values of its source, whichever names the two requests used. Other values survive several
+/// remixes.
 #[allow(clippy::too_many_lines)] // A table.
 #[test]
-fn a_remix_wins_over_its_source_however_either_was_written() {
+fn remix_overrides_its_source_under_any_field_name() {
     let server = Server::new("nano", &["serve.max_tokens=100000"]);
     let remix = |source: &Accepted, body: &Value| {
         let mut body = body.clone();
@@ -293,14 +294,14 @@ fn a_remix_wins_over_its_source_however_either_was_written() {
             })
             .expect("a source");
         let second = remix(&first, &body);
-        // What has nothing to do with it stays as the first remix has it.
+        // A second remix keeps the values of the first that it does not set.
         let third = remix(&second, &json!({"generate_audio": false}));
         for made in [&second, &third] {
             for (key, value) in want.as_object().expect("keys") {
                 assert_eq!(at(made, key), *value, "{source} {body}: {key}");
             }
             assert_eq!(
-                made.warnings.iter().filter(|text| text.contains("was taken")).count(),
+                made.warnings.iter().filter(|text| text.contains("overrides")).count(),
                 0,
                 "{:?}",
                 made.warnings
@@ -310,7 +311,7 @@ fn a_remix_wins_over_its_source_however_either_was_written() {
     }
 }
 
-/// Values of any kind.
+/// Generates arbitrary JSON values.
 fn any_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -332,14 +333,14 @@ fn any_value() -> impl Strategy<Value = Value> {
 }
 
 thread_local! {
-    static SERVER: Server = Server::new("nano", &["serve.pipelines=[retake, extend, audio_to_video, ic_lora, keyframes]"]);
+    static SERVER: Server = Server::new("nano", &["serve.pipelines=[retake, extend, audio_to_video, in_context, keyframes]"]);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_request_panics(fields in proptest::collection::vec((0..FIELDS.len(), any_value()), 0..5), which in 0..3usize) {
+    fn arbitrary_requests_do_not_panic(fields in proptest::collection::vec((0..FIELDS.len(), any_value()), 0..5), which in 0..3usize) {
         let mut body: serde_json::Map<String, Value> =
             fields.into_iter().map(|(at, value)| (FIELDS[at].name.to_string(), value)).collect();
         body.entry("prompt").or_insert("a".into());

@@ -1,9 +1,9 @@
-// A group's cases in one table, filtered by words and sorted by any column.
+// Table of a group's cases, filtered by words and sorted by any column.
 
 const total = (c) => c.compiled && c.compiled.arguments + c.compiled.temporaries;
 const predicted = (c) => c.compiled?.predicted_ms;
 
-// `value` is sorted by, `text` is shown.
+// `value` is the sort key, `text` the cell's text.
 const COLUMNS = [
   { name: "rank", number: true, value: (c) => c.rank, text: (c) => String(c.rank) },
   { name: "case", value: (c) => c.label, text: (c) => c.label },
@@ -25,7 +25,7 @@ function compared(a, b) {
 }
 
 class Cases {
-  // `changed` is called with the cases shown, in their order.
+  // `changed` is called with the visible cases in their order.
   constructor(group, number, changed) {
     this.group = group;
     this.changed = changed;
@@ -70,7 +70,7 @@ class Cases {
     const found = matches(this.words);
     const { column, down } = this.sorted;
     const shown = this.group.cases.filter((c) => found(`${c.label} ${c.error || ""}`.toLowerCase()));
-    // What a case lacks is last, whichever way the rest is sorted.
+    // Missing values sort last in both directions.
     shown.sort((a, b) => {
       const [x, y] = [column.value(a), column.value(b)];
       if (!present(x) || !present(y)) return Number(!present(x)) - Number(!present(y)) || a.rank - b.rank;

@@ -1,12 +1,12 @@
-// Suggestions for a group; two cases compared; collectives and tensors of one.
+// Suggestions for a group, comparison of two cases, and collectives and tensors of one case.
 
-// Costs before and after in the unit that a diagnosis has: times are predicted where the chip is known.
+// Costs before and after, in the diagnosis's unit: milliseconds if the chip is known, otherwise received bytes.
 function costs([before, after], unit) {
   if (unit === "milliseconds") return `${milliseconds(before)} to ${milliseconds(after)} ms`;
   return `${megabytes(before)} to ${megabytes(after)} MB received`;
 }
 
-const PRICES = { none: "free", memory: "costs memory", exchanges: "other collectives instead" };
+const PRICES = { none: "free", memory: "needs more memory", exchanges: "replaces collectives" };
 
 function moves(list, title, kind) {
   const names = list.map((m) => [m.kind, m.what, String(Math.round(m.runs * 1e3) / 1e3), megabytes(m.bytes)]);
@@ -18,7 +18,7 @@ function moves(list, title, kind) {
 function copied(text, shown, said) {
   const select = () => {
     getSelection().selectAllChildren(shown);
-    said.textContent = "Selected: copy it by Ctrl+C.";
+    said.textContent = "Selected: press Ctrl+C to copy.";
   };
   if (!navigator.clipboard) return select();
   return navigator.clipboard.writeText(text).then(() => (said.textContent = "Copied."), select);
@@ -33,7 +33,7 @@ function suggestion(s, n, found, number) {
     make("p", null, make("strong", null, `−${percent(s.gain)}`), " ", make("span", { class: `badge ${s.price}` }, PRICES[s.price]), " ", make("code", null, s.change)),
     make("p", null, `${costs(s.cost, found.unit)} per step of ${found.layers} blocks; `
       + `${signed(gibibytes(s.difference.memory))} GiB per device; ${megabytes(s.block_bytes[0], 1)} to ${megabytes(s.block_bytes[1], 1)} MB per block`),
-    make("details", null, make("summary", null, "Collectives that go and come"),
+    make("details", null, make("summary", null, "Removed and added collectives"),
       ...moves(s.difference.lost, "Removed", "lost"), ...moves(s.difference.gained, "Added", "gained")),
     make("details", null, make("summary", null, "Layout file"), make("p", { class: "controls" }, button, " ", said), shown));
 }
@@ -42,10 +42,10 @@ function suggestions(group, number) {
   const found = group.diagnosis;
   const box = make("div", { class: "suggestions" }, make("h3", null, "Suggestions"));
   if (!found) {
-    box.append(make("p", { class: "note" }, "Not asked for: ", make("code", null, "ltx2 experiment … --why"), " diagnoses the fastest case."));
+    box.append(make("p", { class: "note" }, "No diagnosis: run ", make("code", null, "ltx2 experiment … --why"), " to diagnose the fastest case."));
     return box;
   }
-  box.append(make("p", null, "For ", make("strong", null, found.case), ", each compiled; the largest gain first."));
+  box.append(make("p", null, "For ", make("strong", null, found.case), ", each compiled; largest gain first."));
   if (present(found.failure)) {
     box.append(make("p", { class: "bad" }, found.failure));
     return box;
@@ -61,7 +61,7 @@ function suggestions(group, number) {
   return box;
 }
 
-// Cases that compiled, with names of their own.
+// Compiled cases, with unique names.
 const compiled = data.groups.flatMap((group) => group.cases.filter((c) => c.compiled).map((c) => ({
   ...c, group, name: data.groups.length > 1 ? `${c.label}, ${group.name}` : c.label,
 })));

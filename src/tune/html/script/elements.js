@@ -1,4 +1,4 @@
-// Elements and texts. What a file says goes into text nodes alone, so none of it becomes markup.
+// DOM elements and text. Data only ever becomes text nodes, never markup.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
@@ -20,12 +20,12 @@ const gibibytes = (bytes) => (present(bytes) ? (bytes / GIB).toFixed(2) : "");
 const percent = (fraction, digits = 1) => (present(fraction) ? `${(fraction * 100).toFixed(digits)} %` : "");
 const signed = (text) => (text.startsWith("-") ? text.replace("-", "−") : `+${text}`);
 
-// A box that scrolls sideways by itself, also by keys.
+// A box that scrolls horizontally, also by keyboard.
 function scrolled(table, label, kind = "") {
   return make("div", { class: `scroll ${kind}`, tabindex: "0", role: "group", "aria-label": label }, table);
 }
 
-// A table of texts, its rows named by their first; columns from `numbers` on are aligned right.
+// A table of texts whose first column is the row header; columns from `numbers` on are right-aligned.
 function table(head, rows, label, numbers = head.length) {
   const kind = (n) => (n >= numbers ? "number" : undefined);
   const heads = head.map((text, n) => make("th", { scope: "col", class: kind(n) }, text));
@@ -34,13 +34,13 @@ function table(head, rows, label, numbers = head.length) {
   return scrolled(make("table", null, make("thead", null, make("tr", null, ...heads)), make("tbody", null, ...body)), label);
 }
 
-// Whether a text has all words of a search.
+// Whether a text contains all words of a search.
 function matches(words) {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
   return (text) => wanted.every((word) => text.includes(word));
 }
 
-// Runs a function once in the next frame, however often it is asked for before.
+// Runs a function once in the next animation frame, however often it is requested before.
 function soon(run) {
   let asked = false;
   return () => {

@@ -1,4 +1,4 @@
-// Figures of a group: a plot, its legend, and a table of its numbers. Drawn when they come near the window, so that a page of
+// Figures of a group: a plot, its legend, and a table of its numbers. Drawn when scrolled near the viewport, so that a page with
 // hundreds of cases opens at once.
 
 class Figure {
@@ -20,7 +20,7 @@ class Figure {
     this.all = this.plot.of(cases, this.group);
     this.cases = this.plot.bars ? this.all.slice(0, limit) : this.all;
     this.element.hidden = this.all.length === 0;
-    // Its height before it is drawn, so that nothing below it moves.
+    // Reserve the height before drawing, so that the content below does not shift.
     this.drawing.style.minHeight = `${this.plot.bars ? BAND * this.cases.length + 44 : 260}px`;
     this.stale = true;
     if (this.near) this.redraw();
@@ -35,10 +35,10 @@ class Figure {
     const entries = plot.legend(cases, group);
     this.legend.replaceChildren(...entries.map(([color, name, kind = "bar"]) =>
       make("span", null, make("i", { class: `key ${kind} of-${color}`, "aria-hidden": "true" }), name)));
-    this.note.textContent = cases.length < all.length ? `The first ${cases.length} of ${all.length} cases, by the table's filter and order.` : "";
+    this.note.textContent = cases.length < all.length ? `The first ${cases.length} of ${all.length} cases, in the order of the table and with its filter.` : "";
     const drawn = plot.draw(cases, width, group);
     nameless(drawn);
-    // Tips are made anew whenever the pointer moves to another case, after this event of the first of them.
+    // The library rebuilds a tip whenever the pointer moves to another case, after this event.
     drawn.addEventListener("input", soon(() => nameless(drawn)));
     drawn.setAttribute("role", "img");
     drawn.setAttribute("aria-label", `${plot.title}, ${cases.length} cases; the table below has the numbers`);

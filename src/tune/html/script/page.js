@@ -1,4 +1,4 @@
-// Puts the page together.
+// Builds the page.
 
 const FEWEST = 20;
 const LIMITS = [FEWEST, 50, 100];
@@ -21,7 +21,7 @@ data.groups.forEach((group, number) => {
       limit = Number(select.value);
       figures.forEach((figure) => figure.show(shown, limit));
     });
-    section.append(make("p", { class: "controls" }, make("label", null, "Bars for the first ", select, " cases")));
+    section.append(make("p", { class: "controls" }, make("label", null, "Show bars for the first ", select, " cases")));
   }
   section.append(make("div", { class: "figures" }, ...figures.map((figure) => figure.element)));
   cases.update();
@@ -34,7 +34,7 @@ at("search").addEventListener("input", tensors);
 if (compiled.length < 2) at("compare").hidden = true;
 if (compiled.length < 1) at("one").hidden = true;
 
-// Below the groups, and of no use before they are reached.
+// Sections below the groups, built when they are scrolled near the viewport.
 const below = new IntersectionObserver((entries) => {
   if (!entries.some((entry) => entry.isIntersecting)) return;
   below.disconnect();

@@ -1,4 +1,4 @@
-// Plots by Observable Plot. Each has its drawing, and a table of the same numbers.
+// Plots by Observable Plot, each with a table of the same numbers.
 
 const BAND = 40;
 const FONT = 12;
@@ -10,7 +10,7 @@ function measured(text) {
   return ruler.measureText(text).width;
 }
 
-// A label that fits, its middle left out where it does not: both ends say which case it is.
+// Shortens a label that does not fit in the middle, because both ends identify the case.
 function fitted(text, width) {
   if (measured(text) <= width) return text;
   let [least, most] = [0, text.length];
@@ -26,7 +26,7 @@ function fitted(text, width) {
 const style = { fontSize: `${FONT}px`, fontFamily: "inherit", background: "none" };
 const few = (width) => Math.max(2, Math.floor(width / 110));
 
-// A bar a case, of several parts, below its label, which has a line of its own.
+// One bar of several parts per case, below its label on a separate line.
 function bars(cases, width, { parts, colors, unit, text, value, ticks = [], dots = [], hover }) {
   const rows = cases.map((c, n) => ({ c, n, value: value(c) }));
   const segments = rows.flatMap(({ c, n }) => {
@@ -59,9 +59,9 @@ function bars(cases, width, { parts, colors, unit, text, value, ticks = [], dots
 
 const tipped = (width) => ({ lineWidth: width < 420 ? 17 : 24, fontSize: FONT, lineHeight: 1.3, fill: "var(--paper)", stroke: "var(--line)", maxRadius: BAND });
 
-// Points that can be equal: no labels beside them, but a tip for the nearest.
+// Points may coincide, so they have no labels, but a tip for the nearest point.
 function points(dots, width, { x, y, colors, lines, hover }) {
-  // A narrow plot has room for a tip on neither side of a point.
+  // A narrow plot has no room for a tip on either side of a point.
   const place = width < 420 ? { px: "x", py: "y", frameAnchor: "bottom-left", anchor: "bottom-left", dx: -40 } : { x: "x", y: "y" };
   return Plot.plot({
     width, style,
@@ -136,7 +136,7 @@ function drawAgreement(cases, width) {
 
 const timeParts = (c) => (predicted(c) ? [["compute", predicted(c).compute], ["memory", predicted(c).memory], ["links", predicted(c).collective]] : []);
 
-// `of`: the cases that a plot can show; `bars`: whether only so many of them have room.
+// `of`: selects the cases that a plot can show; `bars`: whether the number of cases is limited.
 const PLOTS = [
   {
     title: "Step time by part", bars: true,
@@ -176,7 +176,7 @@ const PLOTS = [
   },
   {
     title: "Bytes received per block", bars: true,
-    // Where no time is predicted, this is what cases are ranked by.
+    // Cases are ranked by this if times cannot be predicted.
     of: (cases) => (cases.some(predicted) ? [] : cases.filter((c) => c.compiled)),
     legend: () => [["links", "received by a device"]],
     draw: (cases, width) => bars(cases, width, {

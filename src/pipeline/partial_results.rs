@@ -1,4 +1,4 @@
-//! Results of a run that fails after denoising, kept in files of their own.
+//! Saves the results of a run that fails after denoising in files other than its outputs.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,9 @@ use super::tensors;
 use crate::media::{Audio, Frames};
 use crate::tensor::Tensor;
 
-/// Tensors by name.
 pub(super) type Named = Vec<(String, Tensor)>;
 
-/// The name of a file for what is kept: `stem` and `ending`, with a number between them where files have the names before.
+/// Returns the first of the paths `stem` + `ending`, `stem.1` + `ending`, … that does not exist.
 fn free(stem: &OsStr, ending: &str) -> PathBuf {
     let numbered = |n: usize| {
         let mut name = stem.to_owned();
@@ -25,10 +24,7 @@ fn free(stem: &OsStr, ending: &str) -> PathBuf {
     (0..).map(numbered).find(|path| !path.exists()).expect("some number is free")
 }
 
-/// Writes what is kept of the video `path` by `write`. Returns the file.
-///
-/// # Errors
-/// No file can be written.
+/// Calls `write` to save results of the video `path` in a file that `place` determines. Returns the path of that file.
 pub(super) fn store(
     place: KeepPlace,
     path: &Path,
@@ -51,7 +47,8 @@ pub(super) fn store(
     }
 }
 
-/// [`store`] after an error, which then names the file: "{error}; {what} kept in {file}".
+/// Saves results with [`store`] after the run failed with `error`. Returns an error with the message "{error}; {what}
+/// kept in {file}", or `error` itself if the results cannot be saved.
 pub(super) fn keep(
     error: PipelineError,
     place: KeepPlace,
@@ -63,13 +60,12 @@ pub(super) fn keep(
     match store(place, path, ending, write) {
         Ok(kept) => PipelineError::Kept { source: Box::new(error), what: what.into(), kept },
         Err(failed) => {
-            tracing::error!("{what} not kept either: {}", one_line(&failed));
+            tracing::error!("{what} not kept: {}", one_line(&failed));
             error
         }
     }
 }
 
-/// [`keep`] of tensors.
 pub(super) fn keep_tensors(
     error: PipelineError,
     place: KeepPlace,
@@ -81,7 +77,7 @@ pub(super) fn keep_tensors(
     keep(error, place, what, path, ending, |kept| tensors::write(kept, tensors))
 }
 
-/// Frames, sound and latents as tensors; no frames of sound alone.
+/// Returns frames, audio and latents as named tensors. Omits the frames of an audio-only result.
 pub(super) fn named(frames: &Frames, audio: Option<&Audio>, latents: &[(String, Tensor)]) -> Named {
     let frames = Some(frames).filter(|frames| frames.count() > 0);
     let frames = frames.map(|frames| ("frames".to_string(), Tensor::U8(frames.data().clone().into_dyn())));
@@ -89,7 +85,7 @@ pub(super) fn named(frames: &Frames, audio: Option<&Audio>, latents: &[(String, 
     frames.into_iter().chain(audio).chain(latents.iter().cloned()).collect()
 }
 
-/// Un-normalised latents of each of `count` videos, under the names of `--dump`.
+/// Splits un-normalised latents into the latents of each of `count` videos, with the tensor names of `--dump`.
 pub(super) fn latents(video: &Array5<f32>, audio: &Array4<f32>, count: usize) -> Vec<Named> {
     let each = split(video.clone(), count).into_iter().zip(split(audio.clone(), count));
     let named = |(video, audio): (Array5<f32>, Array4<f32>)| {
@@ -98,14 +94,15 @@ pub(super) fn latents(video: &Array5<f32>, audio: &Array4<f32>, count: usize) ->
     each.map(named).collect()
 }
 
-/// Keeps the latents of videos that cannot be decoded, each for its file of [`RunOptions::outputs`], and the frames of those that were.
+/// Saves the latents of videos after decoding failed, and the frames that were already decoded. The file of each video
+/// has a name derived from its path in [`RunOptions::outputs`] and is at the place [`RunOptions::keep`].
 pub(super) fn keep_latents(
     mut error: PipelineError,
     options: &RunOptions,
     latents: &[Named],
     frames: &[Frames],
 ) -> PipelineError {
-    // Nobody wants the video of a server's job that was cancelled.
+    // The results of a canceled server job are not needed.
     if options.keep == KeepPlace::Beside && matches!(error, PipelineError::Interrupted(..)) {
         return error;
     }
@@ -123,9 +120,9 @@ pub(super) fn keep_latents(
 mod tests {
     use super::*;
 
-    /// A server finds one file, however often it tried; a command replaces nothing.
+    /// A server job overwrites the same file on every attempt; a command never overwrites a file.
     #[test]
-    fn kept_files_are_numbered_unless_they_belong_to_the_video() {
+    fn temporary_kept_files_get_new_numbers() {
         let folder = tempfile::tempdir().expect("a folder");
         let video = folder.path().join("out.mp4");
         let write = |path: &Path| Ok(crate::media::write_atomically(path, b"kept")?);

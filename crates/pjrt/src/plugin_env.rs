@@ -1,34 +1,37 @@
-//! Environment variables of plugins, set before they are loaded.
+//! Environment variables that plugins read when they are loaded.
 
-/// Arguments that libtpu reads at its start.
+/// Variable that contains libtpu's command-line flags.
 const ARGUMENTS: &str = "LIBTPU_INIT_ARGS";
 
-/// Keeps libtpu from moving its code into huge pages, and from an error line about it on kernels without them. Changes no program.
+/// libtpu flag that stops it from moving its code to huge pages, which logs an error on kernels without them. The flag
+/// does not affect compiled programs.
 pub const NO_HUGEPAGE_TEXT: &str = " --hugepage_text=false";
 
-/// Flag of the stack of libtpu's threads.
+/// libtpu flag that sets the stack size of its threads.
 const STACK_SIZE: &str = "default_thread_stack_size";
 
-/// Those of the user. None is lost for bytes that are no text.
+/// Returns the libtpu flags that the user has set. Invalid UTF-8 is replaced.
 fn given() -> String {
     std::env::var_os(ARGUMENTS).map_or_else(String::new, |given| given.to_string_lossy().into_owned())
 }
 
-/// Keeps plugins from writing their start-up chatter to stderr; warnings of the user's own making stay. Must be called
-/// before the process starts a thread, and does nothing otherwise, or where the user has set the variable.
+/// Sets `TF_CPP_MIN_LOG_LEVEL=2`, so that plugins do not log start-up messages to stderr. Call it before the process
+/// starts a thread. Does nothing if threads exist or if the user has set the variable.
 pub fn quiet_plugins() {
     const LEVEL: &str = "TF_CPP_MIN_LOG_LEVEL";
     let alone = std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
     if alone && std::env::var_os(LEVEL).is_none() {
-        // SAFETY: no other thread exists that could read the environment meanwhile.
+        // SAFETY: this is the only thread, so nothing reads the environment concurrently.
         unsafe { std::env::set_var(LEVEL, "2") };
     }
 }
 
-/// Lets libtpu compile on a machine without TPUs, and beside other processes that have it loaded. Must be called before
-/// the process starts a thread; false where that was too late and the user has not set the variables either.
+/// Sets the environment so that libtpu can compile on a machine without TPUs, and while other processes have libtpu
+/// loaded. Call it before the process starts a thread. Returns false if the variables are not set yet but threads
+/// already exist.
 pub fn prepare_absent_tpus() -> bool {
-    // The last two stand for a machine that a topology made by name replaces; without them libtpu complains.
+    // The last two describe a machine. A topology that is created by name overrides them, but libtpu logs errors
+    // without them.
     let fixed = [
         ("TPU_SKIP_MDS_QUERY", "1"),
         ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
@@ -41,43 +44,44 @@ pub fn prepare_absent_tpus() -> bool {
         .map(|(name, value)| (name, value.to_owned()))
         .collect();
     let given = given();
-    // The line about huge pages is harmless.
+    // The huge page flag is optional, so only the stack size is checked.
     let ready = wanted.is_empty() && given.contains(STACK_SIZE);
-    wanted.extend(arguments_of_absent_tpus(&given).map(|arguments| (ARGUMENTS, arguments)));
+    wanted.extend(add_compile_only_flags(&given).map(|arguments| (ARGUMENTS, arguments)));
     let alone = std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
     if alone {
         for (name, value) in &wanted {
-            // SAFETY: no other thread exists that could read the environment meanwhile.
+            // SAFETY: this is the only thread, so nothing reads the environment concurrently.
             unsafe { std::env::set_var(name, value) };
         }
     }
     alone || ready
 }
 
-/// What libtpu's arguments become to compile for absent TPUs: the user's, and each of ours that those do not set. `None`: the
-/// user's.
-fn arguments_of_absent_tpus(given: &str) -> Option<String> {
-    // The compiler's own threads have 64 KB of stack; deep fusions of TPU7x programs overflow it.
+/// Returns the user's libtpu flags, extended by those flags for compiling without TPUs that the user has not set.
+/// `None`: the user has set all of them.
+fn add_compile_only_flags(given: &str) -> Option<String> {
+    // By default, the compiler's threads have 64 KB of stack. Deep fusions of TPU7x programs overflow it.
     let stack = format!(" --{STACK_SIZE}=1048576");
     let own = [(STACK_SIZE, &*stack), ("hugepage_text", NO_HUGEPAGE_TEXT)];
     let added: String = own.into_iter().filter(|(name, _)| !given.contains(name)).map(|(_, flag)| flag).collect();
     (!added.is_empty()).then(|| format!("{given}{added}").trim().to_owned())
 }
 
-/// Message where [`prepare_absent_tpus`] comes too late.
-pub const TPUS_UNPREPARED: &str = "compiling for TPUs needs TPU_SKIP_MDS_QUERY=1 and ALLOW_MULTIPLE_LIBTPU_LOAD=1 set";
+/// Error message if [`prepare_absent_tpus`] returned false.
+pub const TPUS_UNPREPARED: &str =
+    "compiling for TPUs requires TPU_SKIP_MDS_QUERY=1 and ALLOW_MULTIPLE_LIBTPU_LOAD=1 in the environment";
 
-/// Adds to what libtpu reads at its start; what the user's environment says comes last, so that it holds. Must be called
-/// before the process starts a thread and before libtpu is loaded; false where that was too late.
-pub fn give_libtpu_arguments(arguments: &str) -> bool {
+/// Prepends flags to libtpu's flags, so that the user's flags take precedence. Call it before the process starts a
+/// thread and before libtpu is loaded. Returns false if threads already exist.
+pub fn prepend_libtpu_flags(arguments: &str) -> bool {
     let given = given();
-    // A process that was started by one which gave them already.
+    // The parent process has already added the flags.
     if given.starts_with(arguments) {
         return true;
     }
     let alone = std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
     if alone {
-        // SAFETY: no other thread exists that could read the environment meanwhile.
+        // SAFETY: this is the only thread, so nothing reads the environment concurrently.
         unsafe { std::env::set_var(ARGUMENTS, format!("{arguments} {given}").trim()) };
     }
     alone
@@ -88,16 +92,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_argument_of_absent_tpus_is_added_unless_it_is_given() {
+    fn libtpu_flags_are_added_unless_the_user_sets_them() {
         let (stack, pages) = ("--default_thread_stack_size=1048576", "--hugepage_text=false");
-        let all = |given: &str| arguments_of_absent_tpus(given);
+        let all = |given: &str| add_compile_only_flags(given);
         assert_eq!(all(""), Some(format!("{stack} {pages}")));
         assert_eq!(all("--a=1"), Some(format!("--a=1 {stack} {pages}")));
         let own_stack = "--default_thread_stack_size=9";
         assert_eq!(all(own_stack), Some(format!("{own_stack} {pages}")));
         assert_eq!(all("--hugepage_text=true --a"), Some(format!("--hugepage_text=true --a {stack}")));
         assert_eq!(all(&format!("{own_stack} --hugepage_text=true")), None);
-        // The compile cache leaves this out of what a program is filed under.
+        // The compile cache removes this flag from its keys, so the spelling must match.
         assert!(all("").is_some_and(|arguments| arguments.contains(NO_HUGEPAGE_TEXT)));
     }
 }

@@ -1,17 +1,17 @@
-//! Statistics over the elements of a tensor that count.
+//! Statistics of a tensor that exclude its padding.
 
 use crate::hlo::{Builder, Comparison, DType, Type, Value};
 
-/// The elements that statistics are taken over: samples and tokens that only pad a tensor do not count.
+/// Computes sums and standard deviations over a tensor without its padding samples and tokens.
 pub struct Counted {
-    /// Sizes that count.
+    /// Dimensions without padding.
     content: [usize; 3],
-    /// 1 for what counts, 0 for the rest, `[samples, n, 1]`, f32; `None` where everything does.
+    /// 1 for content, 0 for padding, `[samples, n, 1]`; `None` without padding.
     mask: Option<Value>,
 }
 
 impl Counted {
-    /// The leading `content` of a tensor like `x [samples, n, channels]`.
+    /// Excludes everything outside the leading `content` dimensions of tensors shaped like `x [samples, n, channels]`.
     pub fn new(b: &Builder, x: &Value, content: [usize; 3]) -> Self {
         let inside = |axis: usize| {
             let position = b.iota(Type::new(DType::I32, [x.dims()[0], x.dims()[1], 1]), axis);
@@ -21,12 +21,12 @@ impl Counted {
         Counted { content, mask }
     }
 
-    /// The sum over a sample's tokens and channels, `[samples, 1, 1]`.
+    /// Returns the sum over the tokens and channels of each sample, `[samples, 1, 1]`.
     pub(super) fn sum(&self, x: &Value) -> Value {
         self.mask.iter().fold(x.clone(), |x, mask| x * mask).sum_keep(&[1, 2])
     }
 
-    /// The unbiased standard deviation over axes, kept with size 1.
+    /// Returns the unbiased standard deviation over `axes`, which keep size 1.
     pub(super) fn deviation(&self, x: &Value, axes: &[isize]) -> Value {
         let n: usize = axes.iter().map(|&a| self.content[a as usize]).product();
         let counted = |x: Value| self.mask.iter().fold(x, |x, mask| x * mask);

@@ -1,24 +1,24 @@
-//! Videos whose frames are decoded piece by piece: kept as bytes, and encoded meanwhile.
+//! Collects the frames of videos that are decoded in pieces, and encodes the frames while later pieces are decoded.
 
 use ndarray::Axis as Dim;
 
 use super::error::Result;
 use crate::media::{Frames, Mp4Options, VideoStream};
 
-/// A video's frames, and the encoder that has got them, where that was asked for and is possible.
+/// Frames of a video. `stream`: the encoder that has received the frames; `None` if encoding was not requested or could
+/// not start.
 pub(super) struct Decoded {
     pub(super) frames: Frames,
     pub(super) stream: Option<VideoStream>,
 }
 
 impl From<Frames> for Decoded {
-    /// Frames that were decoded at once.
     fn from(frames: Frames) -> Self {
         Decoded { frames, stream: None }
     }
 }
 
-/// Videos that are made together.
+/// Decoded pieces of the videos of a batch.
 pub(super) struct Pieces<'a> {
     frame_rate: f64,
     encode: Option<&'a Mp4Options>,
@@ -35,8 +35,8 @@ impl<'a> Pieces<'a> {
         Pieces { frame_rate, encode, videos: Vec::new() }
     }
 
-    /// Adds the next frames of each video. An encoder that cannot start costs no frames: it fails again where the file is
-    /// written.
+    /// Appends the next frames of each video. If an encoder cannot start, the frames are kept without encoding them;
+    /// the error is reported when the file is written, which starts an encoder again.
     pub(super) fn add(&mut self, next: Vec<Frames>) {
         if self.videos.is_empty() {
             let begin = |first: &Frames| {
@@ -53,14 +53,11 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// The whole videos; encoders may still be at their last frames.
-    ///
-    /// # Errors
-    /// Videos without frames.
+    /// Returns the complete videos. Their encoders may still be running.
     pub(super) fn finish(self) -> Result<Vec<Decoded>> {
         let whole = |video: Video| {
             let views: Vec<_> = video.pieces.iter().map(|piece| piece.data().view()).collect();
-            let data = ndarray::concatenate(Dim(0), &views).expect("pieces differ in their number of frames alone");
+            let data = ndarray::concatenate(Dim(0), &views).expect("pieces differ only in their number of frames");
             Ok(Decoded { frames: Frames::new(data)?, stream: video.stream })
         };
         self.videos.into_iter().map(whole).collect()

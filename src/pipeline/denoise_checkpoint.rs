@@ -1,4 +1,4 @@
-//! The steps and clips that a run has behind it, kept in files, so that an ended run goes on where it was instead of from noise.
+//! Checkpoints of a run: files with the denoising state and the finished clips, from which an interrupted run resumes.
 
 use super::phase::Phase;
 use std::collections::HashMap;
@@ -25,58 +25,59 @@ use crate::media::Frames;
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
 
-/// Where and how often the steps of a batch of videos are kept.
+/// Where and how often the denoising state of a batch is saved, and the state that the run resumes from.
 #[derive(Clone, Debug)]
 pub struct Saving {
     output: PathBuf,
-    /// The file of the steps.
+    /// Path of the file with the denoising state.
     steps: PathBuf,
     every: Option<Every>,
     identity: Identity,
-    /// Files that the run writes, kept with the steps: whoever continues it replaces them.
+    /// Output files of the run. The checkpoint records them, because a resumed run may replace them.
     outputs: Vec<PathBuf>,
     found: Option<Saved>,
-    /// Clips that an ended run has kept, of a video of several.
+    /// Number of clips of a chained video that the interrupted run saved.
     clips: usize,
-    /// The one that is made.
+    /// Index of the clip that is being generated.
     clip: usize,
-    /// How the user continues from steps that were not asked for. `None`: `--checkpoint-every` or `--resume` asks for them.
+    /// Flags with which the user can resume. Set if the user did not request checkpoints; a checkpoint is then written
+    /// only when the run is interrupted. `None`: checkpoints were requested with `--checkpoint-every` or `--resume`.
     unasked: Option<String>,
-    /// Whose steps they are: how often they were kept. None of a command, whose user is told how to go on.
+    /// For a server job: counts the checkpoints written. `None`: the command line, which prints how to resume.
     server: Option<Arc<AtomicU64>>,
 }
 
-/// What a result depends on, and its hash.
+/// Description and hash of everything that the result of a run depends on.
 #[derive(Clone, Debug)]
 struct Identity {
     hash: String,
-    /// The same as JSON, to say what differs.
+    /// The hashed JSON, from which error messages quote differences.
     text: String,
 }
 
-/// Between two savings.
+/// Interval between two checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Every {
     Steps(usize),
-    /// Of denoising.
+    /// Time spent denoising.
     Time(Duration),
 }
 
-/// State of a pass between two steps.
+/// Denoising state between two steps of a pass.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved {
     pub(crate) phase: Phase,
-    /// Its evaluations so far.
+    /// Number of transformer evaluations of the pass that are finished.
     pub(crate) done: usize,
-    /// Values of the sampler, in the loop's order.
+    /// Tensors that the denoising loop carries from step to step, in the order of the loop.
     pub(crate) carried: Vec<Tensor>,
-    /// In the second pass, the first one's normalised audio tokens.
+    /// In the second pass: normalised audio tokens of the first pass.
     pub(crate) sound: Option<Array3<f32>>,
-    /// Of a video of several clips, what the next pass starts from.
+    /// For chained videos: tokens from which the next clip starts.
     pub(crate) ends: ClipEnds,
 }
 
-/// A clip of each of several videos, with what the next one starts from.
+/// A finished clip of each chained video of a batch, and the tokens from which the next clip starts.
 pub(crate) struct SavedClip {
     pub(crate) frames: Vec<Frames>,
     pub(crate) sounds: Vec<Array2<f32>>,
@@ -84,12 +85,12 @@ pub(crate) struct SavedClip {
     pub(crate) ends: ClipEnds,
 }
 
-/// The file in which the steps of the video `output` are kept.
+/// Returns the path of the file with the denoising state of the video `output`.
 pub fn path_of(output: &Path) -> PathBuf {
     beside(output, "steps")
 }
 
-/// The file in which a clip of the video `output`, from 0, is kept.
+/// Returns the path of the file with clip `at` (counted from 0) of the video `output`.
 fn path_of_clip(output: &Path, at: usize) -> PathBuf {
     beside(output, &format!("clip_{at:04}"))
 }
@@ -100,7 +101,7 @@ fn beside(output: &Path, what: &str) -> PathBuf {
     name.into()
 }
 
-/// Whether anything of the video `output` is kept.
+/// Returns whether the video `output` has a checkpoint.
 pub(crate) fn is_kept(output: &Path) -> bool {
     path_of(output).is_file() || path_of_clip(output, 0).is_file()
 }
@@ -110,10 +111,8 @@ fn clips_of(output: &Path) -> usize {
 }
 
 impl Saving {
-    /// Keeps the steps and clips of `jobs` beside their first `output`, steps `every` so often.
-    ///
-    /// # Errors
-    /// A model that cannot be told from others.
+    /// Configures checkpoints of the batch `jobs`. The files are next to its first video, `output`, and are written at
+    /// the interval `every`; `None`: only when the run is interrupted.
     pub(crate) fn new(
         config: &Config,
         model: &Model,
@@ -136,27 +135,28 @@ impl Saving {
         })
     }
 
-    /// The same of a run that keeps steps only when it is interrupted behind the last one; `how` continues from them.
+    /// Configures a checkpoint that is written only if the run is interrupted after a finished pass. `how`: the flags
+    /// with which the user can resume.
     pub(crate) fn unasked(self, how: String) -> Self {
         Saving { unasked: Some(how), ..self }
     }
 
-    /// Whether steps are kept while the run goes on.
+    /// Returns whether checkpoints are written during denoising.
     pub(crate) fn keeps_steps(&self) -> bool {
         self.every.is_some()
     }
 
-    /// Whether a finished pass is kept where a signal ends the process; a server saves by itself.
+    /// Returns whether a signal that ends the process saves the last finished pass. Not so for a server job.
     pub(crate) fn keeps_when_interrupted(&self) -> bool {
         self.server.is_none()
     }
 
-    /// Keeps a state where a signal ends the process, for as long as the guard lives.
+    /// Returns a guard. If a signal ends the process before the guard is dropped, `saved` is written to a file.
     pub(crate) fn keeper(self, saved: Saved) -> Guard {
         interrupts::keeper(move || self.keep_interrupted(&saved))
     }
 
-    /// Keeps the state of an interrupted run. Returns where it is, for the error line.
+    /// Saves the state of an interrupted run. Returns the part of the error message that says where it was saved.
     fn keep_interrupted(&self, saved: &Saved) -> Option<String> {
         let is_foreign = |_: &&String| self.steps.exists() && open(&self.steps, &self.identity).is_err();
         let other = self.unasked.as_ref().filter(is_foreign).map(|_| beside(&self.output, "interrupted"));
@@ -168,26 +168,28 @@ impl Saving {
             (Ok(()), None) => self.going_on(),
             (Ok(()), Some(other)) => {
                 let (other, steps) = (other.display(), self.steps.display());
-                format!("the steps are kept in {other}: move them to {steps}, and --resume goes on there")
+                format!(
+                    "the finished steps are saved in {other}; to resume, move this file to {steps} and pass --resume"
+                )
             }
-            (Err(error), _) => format!("the steps are not kept: {}", one_line(&error)),
+            (Err(error), _) => format!("the finished steps could not be saved: {}", one_line(&error)),
         })
     }
 
-    /// The same of a server, with steps in this file; how often they are kept is counted.
-    pub(crate) fn kept_in(self, steps: &Path, count: &Arc<AtomicU64>) -> Self {
+    /// Configures the checkpoints of a server job: written to the file `steps` and counted in `count`.
+    pub(crate) fn in_server_file(self, steps: &Path, count: &Arc<AtomicU64>) -> Self {
         Saving { steps: steps.into(), server: Some(Arc::clone(count)), ..self }
     }
 
-    /// The same of a run that writes these files.
+    /// Sets the output files that the checkpoint records.
     pub(crate) fn writing(self, outputs: Vec<PathBuf>) -> Self {
         Saving { outputs, ..self }
     }
 
-    /// Checks the files that [`Saving::resumed`] continues from, and does not change anything.
+    /// Checks the files that [`Saving::resumed`] reads. Changes nothing.
     ///
     /// # Errors
-    /// A file that is damaged, or of another request, model or release of this program.
+    /// Returns an error if a file is damaged or belongs to another request, model or release.
     pub(crate) fn check(&self) -> Result<()> {
         if self.steps.exists() {
             read(&self.steps, &self.identity)?;
@@ -195,22 +197,22 @@ impl Saving {
         (0..clips_of(&self.output)).try_for_each(|at| open(&path_of_clip(&self.output, at), &self.identity).map(drop))
     }
 
-    /// The same, going on from the files, if there are any.
+    /// Reads the checkpoint that the run resumes from, if there is one.
     ///
     /// # Errors
-    /// A file that is damaged, or of another request, model or release of this program.
+    /// Returns an error if a file is damaged or belongs to another request, model or release.
     pub(crate) fn resumed(self) -> Result<Self> {
         let path = &self.steps;
         let clips = clips_of(&self.output);
         let found = if path.exists() { Some(read(path, &self.identity)?) } else { None };
-        // Steps of a finished clip are of no use.
+        // Ignore the denoising state if its clip is finished.
         let found = found.filter(|(clip, _)| *clip == clips).map(|(_, saved)| saved);
         if clips > 0 {
-            tracing::info!("{}: goes on with clip {}", path_of_clip(&self.output, clips - 1).display(), clips + 1);
+            tracing::info!("{}: resuming with clip {}", path_of_clip(&self.output, clips - 1).display(), clips + 1);
         }
         if let Some(saved) = &found {
             tracing::info!(
-                "{}: goes on in phase {} after {} evaluations",
+                "{}: resuming in phase {} after {} evaluations",
                 path.display(),
                 saved.phase.name(),
                 saved.done
@@ -219,29 +221,28 @@ impl Saving {
         Ok(Saving { found, clips, ..self })
     }
 
-    /// The same for a clip, from 0, of videos of several.
+    /// Returns the settings for the checkpoints of clip `at` (counted from 0) of chained videos.
     pub(crate) fn of_clip(&self, at: usize) -> Self {
         Saving { clip: at, found: self.found.clone().filter(|_| at == self.clips), ..self.clone() }
     }
 
-    /// Ends of the passes before the steps of an ended run.
-    pub(crate) fn found_ends(&self) -> Option<&ClipEnds> {
+    /// Returns the final tokens of the passes that were finished before the checkpoint, from which the next clip
+    /// starts.
+    pub(crate) fn saved_ends(&self) -> Option<&ClipEnds> {
         self.found.as_ref().map(|saved| &saved.ends)
     }
 
-    /// The clip, if an ended run has kept it.
+    /// Reads the current clip if the interrupted run saved it; otherwise returns `None`.
     ///
     /// # Errors
-    /// A file that is damaged, or of another request, model or release of this program.
-    pub(crate) fn found_clip(&self) -> Result<Option<SavedClip>> {
+    /// Returns an error if the file is damaged or belongs to another request, model or release.
+    pub(crate) fn saved_clip(&self) -> Result<Option<SavedClip>> {
         let path = path_of_clip(&self.output, self.clip);
         if self.clip < self.clips { read_clip(&path, &self.identity).map(Some) } else { Ok(None) }
     }
 
-    /// Keeps a clip of each video, where steps are, and what the next one starts from; those behind it are of another run.
-    ///
-    /// # Errors
-    /// The file that cannot be written.
+    /// Saves a finished clip of each video, and the tokens from which the next clip starts. Removes files of later
+    /// clips, which belong to another run. Does nothing without `--checkpoint-every`.
     pub(crate) fn write_clip(
         &self,
         videos: &[(&Frames, &Array2<f32>)],
@@ -263,7 +264,7 @@ impl Saving {
         tensors::write_with(&path_of_clip(&self.output, self.clip), &tensors, Some(about), true)
     }
 
-    /// Metadata of a file's header.
+    /// Returns the metadata of a checkpoint file's header.
     fn about<const N: usize>(&self, more: [(&str, String); N]) -> HashMap<String, String> {
         let Identity { hash, text } = self.identity.clone();
         let all = [("identity", hash), ("request", text), ("outputs", json!(self.outputs).to_string())];
@@ -272,16 +273,17 @@ impl Saving {
     }
 
     fn remove_clip(&self, at: usize) {
-        // One that cannot be removed is told of by the run that goes on.
+        // A file that cannot be removed is reported when a run resumes from it.
         let _ = std::fs::remove_file(path_of_clip(&self.output, at));
     }
 
-    /// The steps of an ended run, if it ended in this phase.
+    /// Returns the denoising state to resume from; `None` if there is none or it belongs to another phase.
     pub(crate) fn found(&self, phase: Phase) -> Option<&Saved> {
         self.found.as_ref().filter(|saved| saved.phase == phase)
     }
 
-    /// Steps between two savings, where they count.
+    /// Returns the number of steps between two checkpoints. `None`: the interval is a time, or no checkpoints are
+    /// written during denoising.
     pub(crate) fn every_steps(&self) -> Option<usize> {
         match self.every {
             Some(Every::Steps(steps)) => Some(steps),
@@ -289,7 +291,8 @@ impl Saving {
         }
     }
 
-    /// Whether so many steps and so much time after the last saving, or at the run's end, there is another.
+    /// Returns whether to write a checkpoint now. `steps` and `time`: steps and time since the last checkpoint;
+    /// `stops`: the run is about to stop, so a checkpoint is due if checkpoints are configured.
     pub(crate) fn is_due(&self, steps: usize, time: Duration, stops: bool) -> bool {
         match self.every {
             None => false,
@@ -299,10 +302,7 @@ impl Saving {
         }
     }
 
-    /// Keeps the steps in place of those kept before.
-    ///
-    /// # Errors
-    /// The file that cannot be written.
+    /// Writes the denoising state, replacing the previous one.
     pub(crate) fn write(&self, saved: &Saved) -> Result<()> {
         let carried = saved.carried.iter().cloned().enumerate().map(|(i, t)| (format!("carried.{i}"), t));
         let sound = saved.sound.iter().map(|t| ("sound".to_string(), Tensor::from(t.clone())));
@@ -319,7 +319,8 @@ impl Saving {
         Ok(())
     }
 
-    /// Says where the steps of a run that ends are. A server's next start finds them by itself.
+    /// Logs where the checkpoint of a stopping run is. Does nothing in a server, which finds the checkpoint at its next
+    /// start.
     pub(crate) fn tell(&self) {
         if self.server.is_none() {
             tracing::info!("{}", self.going_on());
@@ -328,28 +329,29 @@ impl Saving {
 
     fn going_on(&self) -> String {
         let how = self.unasked.as_deref().unwrap_or("--resume");
-        format!("the steps are kept in {}; {how} goes on there", self.steps.display())
+        format!("the finished steps are saved in {}; resume with {how}", self.steps.display())
     }
 
-    /// The same of a run that ends at any moment, if anything of it is kept then.
+    /// Describes how to resume if the process ends now. `None`: nothing has been saved, or a server runs the request.
     pub(crate) fn continuation(&self) -> Option<String> {
         let clip = path_of_clip(&self.output, 0);
         let is_own = |path: &Path| open(path, &self.identity).is_ok();
         match self.server {
             Some(_) => None,
             None if is_own(&self.steps) => Some(self.going_on()),
-            None => {
-                is_own(&clip).then(|| format!("its clips are kept from {} on; --resume goes on there", clip.display()))
-            }
+            None => is_own(&clip).then(|| {
+                format!("the finished clips are saved, the first one in {}; resume with --resume", clip.display())
+            }),
         }
     }
 
-    /// Removes the files: the videos are written. A run that did not ask for any leaves another run's.
+    /// Removes the checkpoint after all files have been written. A run that did not request checkpoints does not remove
+    /// the checkpoint of another run.
     pub(crate) fn finish(&self) {
         if self.unasked.is_some() && open(&self.steps, &self.identity).is_err() {
             return;
         }
-        // There is none where no step was kept.
+        // Ignore the error: the file does not exist if no step was saved.
         let _ = std::fs::remove_file(&self.steps);
         (0..clips_of(&self.output)).rev().for_each(|at| self.remove_clip(at));
     }
@@ -359,18 +361,18 @@ fn wrong(path: &Path, reason: &str) -> PipelineError {
     PipelineError::File { path: path.into(), reason: reason.into() }
 }
 
-/// A file of a run, if it is of this one.
+/// Opens a checkpoint; returns an error if it belongs to another run.
 fn open(path: &Path, identity: &Identity) -> Result<Checkpoint> {
     let file = Checkpoint::open(path)?;
     match file.metadata("identity") {
-        None => Err(wrong(path, "holds no steps of a run")),
+        None => Err(wrong(path, "is not a checkpoint of a run")),
         Some(own) if own != identity.hash => {
-            let known = file.metadata("request").and_then(|text| what_differs(text, &identity.text));
+            let known = file.metadata("request").and_then(|text| first_difference(text, &identity.text));
             let known = known.map_or(String::new(), |what| format!(": {what}"));
             Err(wrong(
                 path,
                 &format!(
-                    "holds the steps of another request, model or release{known}; give what that run was given, or remove \
+                    "holds the steps of another request, model or release{known}; repeat that run's request, or remove \
                      the file"
                 ),
             ))
@@ -379,16 +381,16 @@ fn open(path: &Path, identity: &Identity) -> Result<Checkpoint> {
     }
 }
 
-/// The first key in which kept steps differ from this run, with both values.
-fn what_differs(kept: &str, own: &str) -> Option<String> {
+/// Describes the first key in which a checkpoint differs from this run, with both values.
+fn first_difference(kept: &str, own: &str) -> Option<String> {
     let read = |text: &str| serde_json::from_str(text).ok();
     let (key, kept, own) = difference(&read(kept)?, &read(own)?, "")?;
-    // Of a single video its keys are those of the configuration.
+    // For a single video, quote keys as in the configuration.
     let key = key.strip_prefix("requests[0].").unwrap_or(&key);
-    Some(format!("{key} is {} there, {} here", short(&kept), short(&own)))
+    Some(format!("{key} was {}, is now {}", short(&kept), short(&own)))
 }
 
-/// Files that the run of a video's kept steps or clips writes; none where nothing is kept.
+/// Returns the output files recorded in a video's checkpoint; an empty list if there is no checkpoint.
 pub(super) fn recorded_outputs(output: &Path) -> Vec<PathBuf> {
     let files = [path_of(output), path_of_clip(output, 0)].into_iter().filter(|path| path.is_file());
     let recorded = files.filter_map(|path| {
@@ -401,27 +403,27 @@ pub(super) fn recorded_outputs(output: &Path) -> Vec<PathBuf> {
 fn read_clip(path: &Path, identity: &Identity) -> Result<SavedClip> {
     let file = open(path, identity)?;
     let cut_tokens = file.metadata("cut_tokens").and_then(|text| serde_json::from_str::<Vec<usize>>(text).ok());
-    let cut_tokens = cut_tokens.ok_or_else(|| wrong(path, "holds no clip of a run"))?;
+    let cut_tokens = cut_tokens.ok_or_else(|| wrong(path, "is not a saved clip of a run"))?;
     let (mut frames, mut sounds) = (Vec::new(), Vec::new());
     for n in 0..cut_tokens.len() {
         match file.get(&format!("frames.{n}"))?.to_tensor()? {
             Tensor::U8(bytes) => frames.push(Frames::new(fixed(bytes)?)?),
-            _ => return Err(wrong(path, "holds frames that are no bytes")),
+            _ => return Err(wrong(path, "has frames that are not uint8")),
         }
         sounds.push(fixed(file.get(&format!("audio.{n}"))?.to_tensor()?.into_f32())?);
     }
     Ok(SavedClip { frames, sounds, cut_tokens, ends: ClipEnds::read(&file)? })
 }
 
-/// The clip that the steps of a file are of, and they.
+/// Reads the denoising state, and the index of its clip.
 fn read(path: &Path, identity: &Identity) -> Result<(usize, Saved)> {
     let wrong = |reason: &str| wrong(path, reason);
     let file = open(path, identity)?;
-    let about = |key: &str| file.metadata(key).ok_or_else(|| wrong("holds no steps of a run"));
-    let number = |key: &str| about(key)?.parse().map_err(|_| wrong("does not say how many steps it holds"));
-    let name = about("stage")?; // alias: the file's key for the phase
+    let about = |key: &str| file.metadata(key).ok_or_else(|| wrong("is not a checkpoint of a run"));
+    let number = |key: &str| about(key)?.parse().map_err(|_| wrong("has no valid step or clip number in its metadata"));
+    let name = about("stage")?; // the file's key for the phase
     let phase = [Phase::Denoise, Phase::Refine].into_iter().find(|phase| phase.name() == name);
-    let phase = phase.ok_or_else(|| wrong("is of no phase of a run"))?;
+    let phase = phase.ok_or_else(|| wrong("has an unknown 'stage' in its metadata"))?;
     let tensor = |name: &str| -> Result<Tensor> { Ok(file.get(name)?.to_tensor()?) };
     let carried = (0..).map(|i| format!("carried.{i}")).take_while(|name| file.contains(name));
     let carried = carried.map(|name| tensor(&name)).collect::<Result<_>>()?;
@@ -433,7 +435,7 @@ fn read(path: &Path, identity: &Identity) -> Result<(usize, Saved)> {
     Ok((number("clip")?, saved))
 }
 
-/// Identity of everything that a result depends on, input files and LoRAs by their content.
+/// Returns the identity of a run, including the content hashes of input files and LoRAs.
 fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<Identity> {
     let all = json!({
         "release": env!("CARGO_PKG_VERSION"),

@@ -1,4 +1,4 @@
-//! Compile report of a compilation.
+//! Creates the compile report of a compilation.
 
 use super::{Block, ChipRates, CollectiveEntry, Collectives, CompileReport, Needed, TensorPlacement, VERSION};
 use crate::nn::{Axis, Placement};
@@ -8,7 +8,6 @@ use crate::tune::cause::cause;
 use crate::tune::reason::reason;
 
 impl CompileReport {
-    /// Report of a compilation for a target.
     pub(crate) fn of(done: Compilation, target: &Target) -> CompileReport {
         let r = &done.report;
         let (layer, step) = (r.per_layer(), r.per_step());
@@ -50,7 +49,7 @@ impl CompileReport {
     }
 }
 
-/// Collectives of a program, equal ones as one entry.
+/// Lists the collectives of a program; equal collectives share an entry.
 fn list(done: &Compilation) -> Vec<CollectiveEntry> {
     let mut all: Vec<(_, CollectiveEntry)> = Vec::new();
     for c in &done.report.collectives {
@@ -82,7 +81,7 @@ fn list(done: &Compilation) -> Vec<CollectiveEntry> {
     all.into_iter().map(|(_, entry)| entry).collect()
 }
 
-/// Placement of a tensor, with its bytes per device.
+/// Describes the placement of a tensor, with its bytes per device.
 fn placement(p: &Placement, done: &Compilation) -> TensorPlacement {
     let parts: usize = p.sharding.0.iter().flatten().filter_map(|a| done.mesh.size(a)).product();
     TensorPlacement {

@@ -1,5 +1,4 @@
-//! Models that this program does not run, told by what only they have: of newer generations, so that none runs as an older
-//! one, and quantised by others.
+//! Detection of unsupported models: newer generations, which must not run as older ones, and quantized repacks.
 
 use std::path::Path;
 
@@ -10,13 +9,13 @@ use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
 use super::version::Version;
 
-/// The newest generation of those before LTX-2.5, which alone is run of what came since.
+/// The newest supported version below 2.5. Of later versions, only 2.5 is supported.
 const LAST_BEFORE_2_5: (u64, u64) = (2, 3);
 
-/// Where a header says its generation.
+/// Metadata key of the model's generation.
 pub(super) const VERSION: &str = "model_version";
 
-/// Classes of components in diffusers' layout.
+/// Supported classes of components in the diffusers layout.
 const CLASSES: [(Component, &[&str]); 10] = [
     (Component::Connectors, &["LTX2TextConnectors"]),
     (Component::Transformer, &["LTX2VideoTransformer3DModel"]),
@@ -30,7 +29,7 @@ const CLASSES: [(Component, &[&str]); 10] = [
     (Component::Vocoder, &["LTX2Vocoder", "LTX2VocoderWithBWE"]),
 ];
 
-/// Pipelines of diffusers that a folder is saved by.
+/// Supported diffusers pipelines in `model_index.json`.
 const PIPELINES: [&str; 9] = [
     "LTX2Pipeline",
     "LTX2ConditionPipeline",
@@ -43,17 +42,14 @@ const PIPELINES: [&str; 9] = [
     "LTX2VideoDiffusionDecodePipeline",
 ];
 
-/// Entries of a folder's index beside the components: what prompts are rewritten with, which no run asks for.
+/// Entries of `model_index.json` that are not components: they rewrite prompts and are not used by this program.
 const UNUSED: [&str; 2] = ["processor", "prompt_enhancer"];
 
 fn refused(path: &Path, mark: String) -> WeightsError {
     WeightsError::Newer { path: path.to_path_buf(), mark }
 }
 
-/// Refuses a single file of a newer generation, by its header.
-///
-/// # Errors
-/// As said, with the mark.
+/// Returns an error if the header of a single file specifies an unsupported generation.
 pub(super) fn refuse_file(checkpoint: &Checkpoint) -> Result<(), WeightsError> {
     let Some(version) = checkpoint.metadata(VERSION) else { return Ok(()) };
     let numbers = Version::numbers(version);
@@ -63,10 +59,7 @@ pub(super) fn refuse_file(checkpoint: &Checkpoint) -> Result<(), WeightsError> {
     }
 }
 
-/// Refuses the configuration of a newer component.
-///
-/// # Errors
-/// As said, with key and value.
+/// Returns an error if a component's configuration has an unsupported class.
 pub(super) fn refuse_config(path: &Path, component: Component, config: &Value) -> Result<(), WeightsError> {
     let known = CLASSES.iter().find(|(of, _)| *of == component).map_or(&[][..], |(_, classes)| classes);
     refuse_class(path, config, known)
@@ -80,10 +73,7 @@ fn refuse_class(path: &Path, config: &Value, known: &[&str]) -> Result<(), Weigh
     }
 }
 
-/// Refuses a folder whose index names a pipeline or parts of a newer model.
-///
-/// # Errors
-/// As said, with the entry.
+/// Returns an error if `model_index.json` has an unsupported pipeline or an unknown entry.
 pub(super) fn refuse_index(path: &Path, index: &Value) -> Result<(), WeightsError> {
     refuse_class(path, index, &PIPELINES)?;
     for (key, value) in index.as_object().into_iter().flatten() {
@@ -96,10 +86,7 @@ pub(super) fn refuse_index(path: &Path, index: &Value) -> Result<(), WeightsErro
     Ok(())
 }
 
-/// Refuses weights in the layouts of quantised repacks.
-///
-/// # Errors
-/// The first such tensor.
+/// Returns an error for the first tensor in the layout of a quantized repack.
 pub(super) fn refuse_repack(checkpoint: &Checkpoint) -> Result<(), WeightsError> {
     let whole = ["bf16", "f16", "f32", "f64", "f8_e4m3"];
     let weight = |key: &str, dtype: &str| key.ends_with(".weight") && !whole.contains(&dtype);

@@ -1,9 +1,9 @@
-//! Files that a run may replace, decided before it starts.
+//! The files that a run may replace, determined before the run starts.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Files and folders of frames that a run may replace; others of the same names stay, and are an error.
+/// Files and folders for frames that a run may replace. Any other existing output is an error.
 #[derive(Clone, Debug)]
 pub(crate) struct Replaceable {
     all: bool,
@@ -11,17 +11,17 @@ pub(crate) struct Replaceable {
 }
 
 impl Replaceable {
-    /// Whatever is there.
+    /// Returns a value that allows every existing file to be replaced.
     pub(crate) fn everything() -> Self {
         Replaceable { all: true, paths: Arc::new([]) }
     }
 
-    /// These files and folders.
+    /// Returns a value that allows these files and folders to be replaced.
     pub(super) fn these(paths: Vec<PathBuf>) -> Self {
         Replaceable { all: false, paths: paths.into() }
     }
 
-    /// Whether a file of this name is replaced.
+    /// Returns whether `path` may be replaced.
     pub(crate) fn has(&self, path: &Path) -> bool {
         self.all || self.paths.iter().any(|known| known == path)
     }

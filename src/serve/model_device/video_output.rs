@@ -1,4 +1,4 @@
-//! A video that is made, on its way to its files.
+//! A generated video, and the files that are written for it.
 
 use std::io;
 use std::path::Path;
@@ -14,33 +14,32 @@ use crate::media::{self, WavFormat, write_atomically};
 use crate::pipeline::options::GenerateOptions;
 use crate::pipeline::writer::{Made as Written, Written as Finished};
 
-/// A video with all that its files say.
-pub(super) struct ModelMade {
+/// A generated video with everything that is needed to write its files.
+pub(super) struct ModelVideo {
     written: Written,
     config: Config,
     warnings: Vec<String>,
-    /// The MP4 and its figures, once they are written: a later attempt writes the other files only.
+    /// Set once the MP4 is written. Later attempts then write only the other files.
     finished: Option<Finished>,
 }
 
-/// Writer of a file beside a video.
 type WriteFile<'a> = &'a dyn Fn() -> Result<(), PipelineError>;
 
-impl ModelMade {
+impl ModelVideo {
     pub(super) fn new(mut written: Written, config: Config, mut warnings: Vec<String>) -> Self {
         let cut = written.generated.cut_tokens;
         if cut > 0 {
-            warnings.push(format!("the prompt is too long: {cut} of its tokens were cut"));
+            warnings.push(format!("the prompt is too long; {cut} tokens were dropped"));
         }
         if let Some(Value::Object(sidecar)) = written.sidecar.as_mut().filter(|_| !warnings.is_empty()) {
             sidecar.insert("warnings".into(), warnings.clone().into());
         }
-        ModelMade { written, config, warnings, finished: None }
+        ModelVideo { written, config, warnings, finished: None }
     }
 
-    /// Writes the MP4 and its sidecar, then the files that only show or repeat what it has. A full disk is an error, as is a lack of
-    /// open files; whatever else
-    /// fails after the MP4 costs that file alone.
+    /// Writes the MP4 with its sidecar, and then the files that are derived from the video. Fails if the disk is full
+    /// or the process is out of file descriptors. Once the MP4 is written, any other error is logged, and only the file
+    /// that it concerns is missing.
     fn write_all(&mut self, folder: &Path) -> Result<&Finished, PipelineError> {
         self.written.path = folder.join("video.mp4");
         let finished = match self.finished.take() {
@@ -49,13 +48,15 @@ impl ModelMade {
                 let (finished, failed) = self.written.write(&self.config, &GenerateOptions::default()).parts();
                 match (finished, failed) {
                     (Some(finished), None) => finished,
-                    (Some(finished), Some(error)) if !is_passing(&error) => {
+                    (Some(finished), Some(error)) if !is_transient(&error) => {
                         tracing::error!("{}", one_line(&error));
                         finished
                     }
                     (_, Some(error)) => return Err(error),
                     (None, None) => {
-                        return Err(PipelineError::Bug("a video was neither written nor did it fail".into()));
+                        return Err(PipelineError::Bug(
+                            "writing a video returned neither a result nor an error".into(),
+                        ));
                     }
                 }
             }
@@ -71,7 +72,7 @@ impl ModelMade {
             [("thumb.jpg", &thumbnail), ("sprite.jpg", &sprites), ("audio.wav", &sound)];
         for (name, write) in files {
             match write() {
-                Err(error) if is_passing(&error) => return Err(error),
+                Err(error) if is_transient(&error) => return Err(error),
                 Err(error) => tracing::error!("{name}: {}", one_line(&error)),
                 Ok(()) => {}
             }
@@ -80,7 +81,7 @@ impl ModelMade {
     }
 }
 
-impl Made for ModelMade {
+impl Made for ModelVideo {
     fn keep(&mut self, folder: &Path) {
         self.written.path = folder.join("video.mp4");
         self.written.keep_beside();
@@ -89,7 +90,7 @@ impl Made for ModelMade {
     fn write(&mut self, folder: &Path) -> Result<Produced, Failure> {
         let Finished { video, figures, .. } = self.write_all(folder).map_err(|error| failure(&error))?;
         let (frames_sha256, samples_sha256) = (video.frames_sha256.clone(), video.samples_sha256.clone());
-        let timings = without_line(figures.clone());
+        let timings = without_timeline(figures.clone());
         let generated = &self.written.generated;
         let frames = &generated.frames;
         let bytes = ["video.mp4", "video.json", "thumb.jpg", "sprite.jpg", "audio.wav"];
@@ -108,25 +109,24 @@ impl Made for ModelMade {
     }
 }
 
-/// Figures without what only the sidecar has.
-fn without_line(mut figures: Value) -> Value {
+/// Removes the timings that only the sidecar contains.
+fn without_timeline(mut figures: Value) -> Value {
     if let Value::Object(all) = &mut figures {
         ["timeline", "programs"].iter().for_each(|key| drop(all.remove(*key)));
     }
     figures
 }
 
-/// Whether a disk has no room, or the process no open file left: a later attempt may go through.
-fn is_passing(error: &PipelineError) -> bool {
+/// Returns whether a later attempt may succeed because the disk is full or the process is out of file descriptors.
+fn is_transient(error: &PipelineError) -> bool {
     is_full(error) || is_caused_by_exhaustion(error)
 }
 
-/// Whether a disk has no room.
 fn is_full(error: &PipelineError) -> bool {
     let is_full = |kind: io::ErrorKind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
     match error {
         PipelineError::Media(media::Error::Io { source, .. }) => is_full(source.kind()),
-        // Its own words are all that ffmpeg leaves.
+        // ffmpeg reports a full disk only in its text output.
         PipelineError::Media(media::Error::Ffmpeg { tail, .. }) => tail.contains("No space left"),
         _ => false,
     }
@@ -134,7 +134,7 @@ fn is_full(error: &PipelineError) -> bool {
 
 fn failure(error: &PipelineError) -> Failure {
     if is_full(error) {
-        return Failure::new("storage_full", "the disk is full");
+        return Failure::new("storage_full", "the server's disk is full: delete videos, or try again later");
     }
     if is_caused_by_exhaustion(error) {
         return Failure::out_of_files();

@@ -1,9 +1,10 @@
-//! Values that somebody wrote and that change nothing: these are refused, with the reason.
+//! Rejects values that the user wrote but that have no effect, with the reason.
 //!
-//! Presets, shipped files and sidecars hold values of several pipelines, or of all keys; theirs are never refused. Some values of
-//! a user's file are not refused either, since other runs of the file read them: components, negative prompts, and conventions
-//! that `reference` sets. A value that holds without being written, or that switches something off, is accepted everywhere; only keys of
-//! [`ASKING`] are refused with any value of a flag or `--set`.
+//! Values of presets, shipped files and sidecars are never rejected, because these files set keys of several pipelines,
+//! or all keys. In the user's own files, components, negative prompts and keys that `reference` sets are not rejected
+//! either, because other runs with the same file may use them. A value that does not change the configuration, or that
+//! disables a feature, is accepted everywhere; only the keys in [`ALWAYS_CHECKED`] are rejected with any value in a
+//! flag or `--set`.
 
 use serde_json::Value;
 
@@ -15,20 +16,20 @@ use super::presets::is_shipped;
 use super::schema::Config;
 use super::tree::{Tree, are_same};
 
-/// Most characters of a value that an error repeats.
+/// Maximum number of characters of a value in an error.
 const SHOWN: usize = 60;
 
-/// Keys that ask for work by each of their values, also by the one that holds without being written.
-const ASKING: [&str; 1] = ["two_stage.upsample"];
+/// Keys that are rejected even if they are set to their default, because the user expects the value to have an effect.
+const ALWAYS_CHECKED: [&str; 1] = ["two_stage.upsample"];
 
-/// A written value without effect.
+/// Value that the user wrote and that has no effect.
 struct Fault {
     key: &'static str,
     origin: ValueOrigin,
     why: String,
 }
 
-/// Whether somebody wrote the value of a key on the command line or in a file of their own, for a row of a scope.
+/// Returns whether the user wrote the value of `key` on the command line, or in a file if the scope includes files.
 fn is_written(origin: &ValueOrigin, scope: Scope, key: &str) -> bool {
     match origin {
         ValueOrigin::Set | ValueOrigin::Flag(_) => true,
@@ -38,22 +39,23 @@ fn is_written(origin: &ValueOrigin, scope: Scope, key: &str) -> bool {
 }
 
 impl Loaded {
-    /// Refuses flags, `--set` pairs and values of the user's files that do not change the run.
+    /// Rejects flags, `--set` pairs and values of the user's files that have no effect on the run.
     ///
     /// # Errors
-    /// The first such value, with its key, where it was written, the reason, and what to do.
+    /// Returns an error for the first such value, with its key, origin, reason and fix.
     pub fn check_effect(&self) -> Result<(), ConfigError> {
-        if let Some((path, value)) = self.set_below("serve") {
+        if let Some((path, value)) = self.find_set_in_section("serve") {
             let why = format!("only ltx2 serve reads {path}; remove it");
             return Err(ConfigError::Value { key: "serve", value, origin: ValueOrigin::Set, why });
         }
         self.first_fault(|_| true, &is_written)
     }
 
-    /// Refuses flags and `--set` pairs of keys that a command does not read, for the reason `why`.
+    /// Rejects flags and `--set` pairs that set a key for which `is_read` returns false; `why` is the reason in the
+    /// error.
     ///
     /// # Errors
-    /// The first such value, with its key and where it was written.
+    /// Returns an error for the first such key, with its value and origin.
     pub(crate) fn check_read(&self, why: &str, is_read: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
         let mut leaves = Vec::new();
         self.tree.leaves(String::new(), &mut leaves);
@@ -67,13 +69,12 @@ impl Loaded {
         }
     }
 
-    /// The same of the fields of a request to the server, of those that `is_written` names.
+    /// Rejects fields of a server request that have no effect; `is_written` selects the fields to check.
     pub(crate) fn check_request_effect(&self, is_written: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
         self.first_fault(|_| true, &|origin, _, _| matches!(origin, ValueOrigin::Field(name) if is_written(name)))
     }
 
-    /// The same of a server's configuration, of what no request can change: a value is refused where none of the served pipelines
-    /// reads it.
+    /// Rejects values of a server's configuration that no served pipeline reads and no request can change.
     pub(crate) fn check_server_effect(&self) -> Result<(), ConfigError> {
         let served = [self.config.pipeline].into_iter().chain(self.config.serve.pipelines.iter().copied());
         let configs: Vec<Config> = served.map(|pipeline| Config { pipeline, ..self.config.clone() }).collect();
@@ -93,14 +94,14 @@ impl Loaded {
         let mut faults = Vec::new();
         for rule in RULES.iter().filter(|rule| is_checked(rule)) {
             for key in rule.keys {
-                if let Some(origin) = self.written_at(key, &|origin| written(origin, rule.scope, key))
+                if let Some(origin) = self.find_written_origin(key, &|origin| written(origin, rule.scope, key))
                     && let Some(why) = (rule.reason)(&facts, key)
                 {
                     faults.push(Fault { key, origin, why });
                 }
             }
         }
-        // A flag or field that writes several keys is refused where none of them has an effect.
+        // Reject a flag or field that sets several keys only if none of them has an effect.
         let mut leaves = Vec::new();
         self.tree.leaves(String::new(), &mut leaves);
         let has_other_effect = |fault: &Fault| {
@@ -124,13 +125,14 @@ impl Loaded {
         }
     }
 
-    /// Where a value at or below a key was written that asks for something other than what holds without it.
-    fn written_at(&self, key: &'static str, written: &dyn Fn(&ValueOrigin) -> bool) -> Option<ValueOrigin> {
+    /// Returns the origin of a value at or below `key` that was written, changes the configuration and does not disable
+    /// a feature.
+    fn find_written_origin(&self, key: &'static str, written: &dyn Fn(&ValueOrigin) -> bool) -> Option<ValueOrigin> {
         let tree = self.tree.get(key)?;
         if let Tree::Map(entries) = tree
             && entries.is_empty()
         {
-            // An empty map has no line of its own.
+            // An empty map has no values and therefore no origin in the tree.
             let is_base = matches!(self.below.get(key), Some(Tree::Map(_)));
             let top = matches!(self.layers.last().and_then(|layer| layer.get(key)), Some(Tree::Map(_)));
             let flag = self.sections.iter().find(|(path, _)| *path == key).map(|(_, flag)| ValueOrigin::Flag(flag));
@@ -145,15 +147,15 @@ impl Loaded {
         let found = leaves.into_iter().find(|(path, origin)| {
             let value = self.tree.get(path).map(Tree::to_value).unwrap_or_default();
             let base = self.below.get(path).map(Tree::to_value).unwrap_or_default();
-            let asks = ASKING.contains(&key) && !matches!(origin, ValueOrigin::File { .. });
+            let asks = ALWAYS_CHECKED.contains(&key) && !matches!(origin, ValueOrigin::File { .. });
             let holds = !asks && are_same(&value, &base);
             written(origin) && !holds && !is_off(path, &value) && !by_reference(&value)
         });
         found.map(|(_, origin)| origin.clone())
     }
 
-    /// Path and value of a key of a section that `--set` wrote.
-    fn set_below(&self, section: &str) -> Option<(String, String)> {
+    /// Returns the path and value of the first key in a section that `--set` sets.
+    fn find_set_in_section(&self, section: &str) -> Option<(String, String)> {
         let mut leaves = Vec::new();
         self.tree.get(section)?.leaves(section.into(), &mut leaves);
         let (path, _) = leaves.into_iter().find(|(_, origin)| **origin == ValueOrigin::Set)?;
@@ -162,7 +164,7 @@ impl Loaded {
     }
 }
 
-/// Whether a value switches off what its key is for.
+/// Returns whether a value disables the feature of its key.
 fn is_off(path: &str, value: &Value) -> bool {
     let number = match path.rsplit('.').next().unwrap_or(path) {
         "stg" | "rescale" | "skip" | "adain" | "tone_map" | "crf" | "temporal_rounds" | "generated_keyframes" => {
@@ -184,7 +186,7 @@ fn is_within(path: &str, key: &str) -> bool {
     path.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// A value on one line, cut where it is long.
+/// Formats a value on one line, truncated to [`SHOWN`] characters.
 fn shown(value: &Value) -> String {
     let text = match value {
         Value::String(text) => text.replace('\n', " "),
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn options_without_effect_are_refused_with_the_reason() {
+    fn options_without_effect_are_rejected_with_a_reason() {
         let (lora, stage) = ("tests/fixtures/lora/ic_tiny_a.safetensors", "stages: [2]");
         let lora = format!("model.loras=[{{path: {lora}, {stage}}}]");
         let chain = "request.chain={clip: 65, prompts: [b, c, d]}";
@@ -228,15 +230,19 @@ mod tests {
                 &["two_stage.adain=0.5"],
                 "two_stage.adain = 0.5 (--set): the pipeline text_to_video has one stage",
             ),
-            ("ltx2", &["dfr.sigmas=[0.5, 0.25]"], "dfr.sigmas = [0.5,0.25] (--set): only the pipeline dfr reads it"),
+            (
+                "ltx2",
+                &["dfr.sigmas=[0.5, 0.25]"],
+                "dfr.sigmas = [0.5,0.25] (--set): only the pipeline dfr uses this key",
+            ),
             ("ltx2", &["conditioning.reference_downscale_factor=2"], "there is no reference video"),
-            ("ltx2", &["conditioning.crf=20"], "conditioning.crf = 20 (--set): no image goes by it"),
+            ("ltx2", &["conditioning.crf=20"], "conditioning.crf = 20 (--set): no image uses it"),
             ("ltx2", &["request.num_frames=121", chain], "121 frames make 3 clips; remove 1"),
-            ("ltx2", &["request.chain={clip: 121}"], "121 frames are one clip, which has up to 121; remove it"),
-            ("ltx2", &["request.chain={}"], "request.chain = {} (--set): 121 frames are one clip"),
+            ("ltx2", &["request.chain={clip: 121}"], "121 frames fit in one clip of up to 121; remove it"),
+            ("ltx2", &["request.chain={}"], "request.chain = {} (--set): 121 frames fit in one clip"),
             ("ltx2", &["text.bos=always"], "text.bos = always (--set): prompts always begin with BOS"),
-            ("ltx2", &[&lora], "LoRA 1 is for stages [2], and the pipeline text_to_video has stage 1 alone"),
-            ("ltx2", &["model.upsampler=up"], "model.upsampler = up (--set): no stage upsamples in space"),
+            ("ltx2", &[&lora], "LoRA 1 is for stages [2], and the pipeline text_to_video has only stage 1"),
+            ("ltx2", &["model.upsampler=up"], "model.upsampler = up (--set): no stage uses spatial upsampling"),
             ("ltx2", &["model.weights_seed=3"], "the weights come from files; set model.weights to random"),
             ("ltx2", &["runtime.dtype=f32", "runtime.numerics=official"], "runtime.dtype is f32"),
             ("ltx2", &["runtime.platform=cpu", "runtime.memory_fraction=0.5"], "only cuda reads it"),
@@ -244,7 +250,7 @@ mod tests {
             ("ltx2_distilled", &["request.negative_prompt=blurry"], "no step reads the negative prompt"),
             ("ltx2", &["pipeline=text_to_audio", "request.width=512"], "the pipeline text_to_audio makes no video"),
             ("ltx2", &["sampler.step_noise=diffusers"], "no step draws noise"),
-            // The default of pipelines that have two stages.
+            // Rejected although it is the default of two-stage pipelines.
             ("ltx2", &["two_stage.upsample=[spatial_x2]"], "has one stage"),
         ] {
             let error = effect(file, set).expect_err(want).to_string();
@@ -254,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_hold_anyway_or_switch_off_are_accepted() {
+    fn default_and_disabling_values_are_accepted() {
         for (file, set) in [
             ("ltx2_full_guidance", &["guidance.video.stg=1", "guidance.stg_blocks=[29]"][..]),
             ("ltx2", &["guidance.video.stg=0", "guidance.rescale_scope=per_sample"]),
@@ -270,12 +276,12 @@ mod tests {
         }
     }
 
-    /// Shipped files are those of several pipelines and models.
+    /// Shipped files set keys of several pipelines and models.
     #[test]
-    fn shipped_files_are_never_refused() {
+    fn shipped_files_are_never_rejected() {
         for (name, _) in super::super::presets::CONFIGS {
             for set in [&[][..], &["pipeline=text_to_audio"], &["pipeline=two_stage"], &["reference=diffusers"]] {
-                // Some sizes are not those of two stages.
+                // Some sizes are invalid with two stages.
                 let Ok(loaded) = loaded(name, set) else { continue };
                 assert!(loaded.check_effect().is_ok(), "{name} {set:?}");
             }
@@ -284,13 +290,13 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_of_several_keys_is_refused_where_none_has_an_effect() {
+    fn shared_flag_is_rejected_if_none_of_its_keys_has_an_effect() {
         let given = |pipeline: &str, value: f64| {
             let mut given = CliOverrides { set: vec![format!("pipeline={pipeline}")], ..CliOverrides::default() };
             given.shared_flag("stg-scale", &["guidance.video.stg", "guidance.audio.stg"], Some(value));
             load(&given).expect("legal").check_effect()
         };
-        // The video's half of the flag does nothing there, the sound's does.
+        // Only the audio key of the flag has an effect.
         assert!(given("text_to_audio", 2.0).is_ok());
         let error = given("text_to_video", 2.0).expect_err("no blocks").to_string();
         assert!(
@@ -300,24 +306,27 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_section_of_a_flag_is_named_by_the_flag() {
+    fn empty_section_error_quotes_the_flag() {
         let mut given = CliOverrides::default();
         given.flag("chain", "request.chain", Some(json!({})));
         let error = load(&given).expect("legal").check_effect().expect_err("one clip").to_string();
-        assert!(error.starts_with("request.chain = {} (flag --chain): 121 frames are one clip"), "{error}");
+        assert!(error.starts_with("request.chain = {} (flag --chain): 121 frames fit in one clip"), "{error}");
     }
 
     #[test]
-    fn keys_that_a_command_does_not_read_are_refused() {
+    fn keys_that_a_command_does_not_read_are_rejected() {
         let own = loaded("ltx2", &["request.width=512", "runtime.platform=cpu"]).expect("legal");
         let error = own.check_read("not read", |path| path.starts_with("runtime.")).expect_err("a width").to_string();
         assert_eq!(error, "request.width = 512 (--set): not read; remove it");
         let own = loaded("ltx2", &["runtime.platform=cpu"]).expect("legal");
-        assert!(own.check_read("not read", |path| path.starts_with("runtime.")).is_ok(), "the file is not asked");
+        assert!(
+            own.check_read("not read", |path| path.starts_with("runtime.")).is_ok(),
+            "values of the file are not checked"
+        );
     }
 
     #[test]
-    fn an_edited_copy_of_a_shipped_file_is_the_user_s() {
+    fn edited_copy_of_a_shipped_file_is_a_user_file() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::create_dir(folder.path().join("configs")).expect("a folder");
         let path = folder.path().join("configs/ltx2_two_stage.yml");
@@ -333,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_the_user_are_refused_by_line_and_sidecars_are_not() {
+    fn ineffective_values_are_rejected_in_files_not_in_sidecars() {
         let folder = tempfile::tempdir().expect("a folder");
         let of = |name: &str, text: String| {
             let path = folder.path().join(name);
@@ -346,11 +355,11 @@ mod tests {
         let config = json!({"guidance": {"video": {"stg": 1}}, "two_stage": {"adain": 0.5}});
         assert!(of("out.json", json!({"config": config}).to_string()).is_ok());
         assert!(of("style.yml", "two_stage: {audio: stage_1}\nmodel: {upsampler: up}\n".into()).is_ok());
-        assert!(of("server.yml", "serve: {queue: 3}\n".into()).is_ok(), "a file may be that of a server too");
+        assert!(of("server.yml", "serve: {queue: 3}\n".into()).is_ok(), "a file may also configure a server");
     }
 
     #[test]
-    fn a_server_is_refused_what_none_of_its_pipelines_reads() {
+    fn server_rejects_values_that_no_served_pipeline_reads() {
         let effect = |pairs: &[&str]| {
             let set = pairs.iter().map(|pair| (*pair).to_string()).collect();
             load(&CliOverrides { set, ..CliOverrides::default() }).expect("legal").check_server_effect()
@@ -358,7 +367,7 @@ mod tests {
         let error = effect(&["two_stage.adain=0.5"]).expect_err("one stage").to_string();
         assert!(error.contains("the pipeline text_to_video has one stage"), "{error}");
         assert!(effect(&["two_stage.adain=0.5", "serve.pipelines=[two_stage]"]).is_ok());
-        // Requests decide about the rest.
+        // Requests can change these keys.
         assert!(effect(&["guidance.video.stg=1", "conditioning.crf=20", "request.negative_prompt=x"]).is_ok());
     }
 }

@@ -1,4 +1,5 @@
-//! Files of a header and a payload: a line of JSON that `head -1` shows, with the payload's length and the SHA-256 of both.
+//! Files with a header and a payload. The header is one line of JSON, readable with `head -1`, that contains the
+//! payload's length and a SHA-256 checksum of header and payload.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -12,30 +13,26 @@ use sha2::{Digest, Sha256};
 use crate::destination::{Destination, folder};
 use crate::{failpoint, temporaries};
 
-/// The first line.
 #[derive(Serialize, Deserialize)]
 struct HeaderLine<H> {
     #[serde(flatten)]
     header: H,
-    /// Of the payload.
+    /// Payload size in bytes.
     bytes: usize,
     #[serde(skip_serializing)]
     sha256: String,
 }
 
-/// Separator between the sealed part of the line and the seal.
+/// Separator between the checksummed part of the line and the checksum.
 const SEAL: &str = ",\"sha256\":\"";
 
-/// The hash of the line up to itself, and of the payload.
+/// Returns the SHA-256 of the line up to the checksum, and of the payload.
 fn seal(line: &str, payload: &[u8]) -> String {
     hex::encode(Sha256::new().chain_update(line).chain_update(payload).finalize())
 }
 
-/// Writes a file of `name` under a temporary name and renames it, so that another process sees all of it or nothing;
-/// returns its size.
-///
-/// # Errors
-/// A folder or a file that cannot be written.
+/// Writes a file under a temporary name and renames it, so that other processes never see an incomplete file. Returns
+/// its size in bytes. `name` identifies the fail points.
 pub(crate) fn write(path: &Path, name: &str, header: &impl Serialize, payload: &[u8]) -> std::io::Result<usize> {
     let line = json(&HeaderLine { header, bytes: payload.len(), sha256: String::new() });
     let line = line.trim_end_matches('}');
@@ -44,33 +41,35 @@ pub(crate) fn write(path: &Path, name: &str, header: &impl Serialize, payload: &
     Ok(line.len() + payload.len())
 }
 
-/// The header and the payload of a file's bytes.
+/// Parses a file's bytes into header and payload, checking length and checksum.
 pub(crate) fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), String> {
-    let end = bytes.iter().position(|b| *b == b'\n').ok_or("it has no header")?;
-    let text = std::str::from_utf8(&bytes[..end]).map_err(|e| format!("its header: {e}"))?;
-    let line: HeaderLine<H> = serde_json::from_str(text).map_err(|e| format!("its header: {e}"))?;
+    let end = bytes.iter().position(|b| *b == b'\n').ok_or("missing header line")?;
+    let text = std::str::from_utf8(&bytes[..end]).map_err(|e| format!("invalid header: {e}"))?;
+    let line: HeaderLine<H> = serde_json::from_str(text).map_err(|e| format!("invalid header: {e}"))?;
     let payload = &bytes[end + 1..];
     if line.bytes != payload.len() {
-        return Err(format!("it has {} of {} bytes", payload.len(), line.bytes));
+        return Err(format!("truncated payload: {} of {} bytes", payload.len(), line.bytes));
     }
     let sealed = text.rsplit_once(SEAL).map_or("", |(sealed, _)| sealed);
     if line.sha256 != seal(sealed, payload) {
-        return Err("its bytes are not those that were written".into());
+        return Err("checksum mismatch: the file is damaged".into());
     }
     Ok((line.header, payload))
 }
 
-/// Puts a file in the place of what has its path; a link stays, and leads to the file.
-///
-/// # Errors
-/// Those of the system; a path that is no file.
+/// Atomically replaces the file at `path`; a symbolic link stays and its target is replaced. Fails if `path` is a
+/// device or a pipe.
 pub(crate) fn replace(path: &Path, name: &str, parts: &[&[u8]]) -> std::io::Result<()> {
     let Destination::File(path) = Destination::of(path)? else {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is a device or a pipe"));
+        return Err(std::io::Error::new(
+            std::io::ErrorKind::InvalidInput,
+            "it is a device or a pipe; use a regular file",
+        ));
     };
     let folder = folder(&path);
     fs::create_dir_all(&folder)?;
-    // As any new file, not private as temporary ones: a folder may serve several users.
+    // The usual mode of new files rather than the private mode of temporary files, because several users may share the
+    // directory.
     let mode = fs::Permissions::from_mode(0o666);
     let mut file = tempfile::Builder::new().prefix(".ltx2-").permissions(mode).tempfile_in(&folder)?;
     temporaries::note(file.path());
@@ -82,15 +81,12 @@ pub(crate) fn replace(path: &Path, name: &str, parts: &[&[u8]]) -> std::io::Resu
     Ok(())
 }
 
-/// In hexadecimal digits.
+/// Returns the SHA-256 in hexadecimal.
 pub(crate) fn sha256(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-/// SHA-256 of a file, read a piece at a time.
-///
-/// # Errors
-/// A file that cannot be read.
+/// Returns the SHA-256 of a file in hexadecimal, reading it in pieces.
 pub(crate) fn sha256_file(path: &Path) -> std::io::Result<String> {
     let (mut file, mut digest, mut part) = (fs::File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
     loop {
@@ -101,9 +97,9 @@ pub(crate) fn sha256_file(path: &Path) -> std::io::Result<String> {
     }
 }
 
-/// JSON of a value that always has one.
+/// Serializes a value whose serialization cannot fail.
 pub(crate) fn json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("structs of texts and numbers have a JSON form")
+    serde_json::to_string(value).expect("structs of strings and numbers serialize to JSON")
 }
 
 #[cfg(test)]
@@ -116,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_found() {
+    fn damaged_files_are_detected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/x");
         let size = write(&path, "denoise", &Header { name: "denoise".into() }, b"code").unwrap();
@@ -124,12 +120,12 @@ mod tests {
         assert_eq!(size, bytes.len());
         let of = |bytes: &[u8]| read::<Header>(bytes).map(|(h, p)| (h.name, p.to_vec()));
         assert_eq!(of(&bytes), Ok(("denoise".into(), b"code".to_vec())));
-        assert_eq!(of(&bytes[..size - 1]), Err("it has 3 of 4 bytes".into()));
+        assert_eq!(of(&bytes[..size - 1]), Err("truncated payload: 3 of 4 bytes".into()));
         let changed = [&bytes[..size - 1], b"f"].concat();
-        assert_eq!(of(&changed), Err("its bytes are not those that were written".into()));
-        assert_eq!(of(&bytes[..9]), Err("it has no header".into()));
-        assert!(of(b"{}\ncode").is_err_and(|e| e.starts_with("its header: missing field")));
-        // No temporary file stays beside it.
+        assert_eq!(of(&changed), Err("checksum mismatch: the file is damaged".into()));
+        assert_eq!(of(&bytes[..9]), Err("missing header line".into()));
+        assert!(of(b"{}\ncode").is_err_and(|e| e.starts_with("invalid header: missing field")));
+        // No temporary file is left in the directory.
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! Bytes of tensors and metadata as the files store them, for fingerprints.
+//! Access to tensor bytes and metadata as stored in the files, for fingerprints.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,11 +7,11 @@ use std::os::unix::fs::FileExt;
 use super::{Checkpoint, WeightsError};
 
 impl Checkpoint {
-    /// Reads ranges of a tensor's bytes as its file stores them, of any element type; `ranges` gets the number of bytes. A
-    /// tensor that is computed from two is read from both.
+    /// Reads ranges of a tensor's stored bytes, whatever its element type. `ranges` returns the ranges to read for a
+    /// given number of stored bytes. If the tensor has row factors, the ranges of their bytes follow.
     ///
     /// # Errors
-    /// It is missing; a file that cannot be read or was written to since it was opened.
+    /// Returns an error if the tensor is missing, or if the file cannot be read or has changed since it was opened.
     pub(in crate::weights) fn read_stored(
         &self,
         name: &str,
@@ -33,7 +33,7 @@ impl Checkpoint {
         Ok(bytes)
     }
 
-    /// The files' free-form header metadata, sorted by key.
+    /// Returns the files' free-form header metadata, sorted by key.
     pub(in crate::weights) fn all_metadata(&self) -> BTreeMap<&str, &str> {
         let of_shards = self.shards.iter().filter_map(|shard| shard.header.metadata().as_ref());
         of_shards.flatten().map(|(key, value)| (key.as_str(), value.as_str())).collect()

@@ -1,4 +1,4 @@
-//! Parameters on their way: a thread of their own reads them and sends them to the devices in the order of use, while
+//! Loads parameters on a background thread: reads and uploads them in the order in which the programs use them, while
 //! programs compile and the first ones run.
 
 use std::collections::HashSet;
@@ -13,10 +13,11 @@ use crate::models::Network;
 use crate::nn::Param;
 use crate::runtime::{Engine, Parameters};
 
-/// Receiver of a load's progress: bytes so far, and in all; a load begins with 0 bytes.
+/// Progress callback; its arguments are the bytes loaded so far and the total bytes. The first call of a load reports 0
+/// bytes.
 pub type OnLoad = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
-/// Bytes that have been loaded, told to whoever shows them.
+/// Counts the loaded bytes and reports them to a callback.
 pub(super) struct Progress {
     done: AtomicU64,
     total: u64,
@@ -24,7 +25,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// The begin of a load of `total` bytes, where there are any.
+    /// Creates a counter for `total` bytes and reports 0 loaded bytes; reports nothing if `total` is 0.
     pub(super) fn new(told: Option<OnLoad>, total: usize) -> Self {
         let progress = Progress { done: AtomicU64::new(0), total: total as u64, told };
         if total > 0 {
@@ -41,18 +42,18 @@ impl Progress {
     }
 }
 
-/// How far the thread may go.
+/// How many parameters the load thread may load.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reach {
-    /// To the first program's parameters; whether there is room for more is not known yet.
+    /// Those of the first program; whether the others fit in device memory is not known yet.
     Undecided,
     First,
     All,
-    /// Not even to the end of what it is at.
+    /// No more parameters: the thread stops immediately, even during a load.
     Nowhere,
 }
 
-/// A gate that the thread passes before each program's parameters.
+/// Gate at which the load thread waits for permission before it loads each program's parameters.
 struct Gate {
     reach: Mutex<Reach>,
     moved: Condvar,
@@ -76,8 +77,9 @@ impl Gate {
         *self.reach.lock().unwrap_or_else(PoisonError::into_inner) == Reach::Nowhere
     }
 
-    /// Whether to go on; waits until it is known.
-    fn lets_pass(&self, is_first: bool) -> bool {
+    /// Returns whether the next program's parameters may be loaded; blocks until [`Ahead::decide`] is called, except
+    /// for the first program.
+    fn may_load(&self, is_first: bool) -> bool {
         let reach = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.moved.wait_while(reach, |reach| *reach == Reach::Undecided && !is_first);
         match *known.unwrap_or_else(PoisonError::into_inner) {
@@ -88,17 +90,18 @@ impl Gate {
     }
 }
 
-/// Parameters that a thread loads, program by program.
+/// Parameters that a background thread loads program by program.
 pub(super) struct Ahead {
     arrivals: Receiver<Result<Parameters>>,
-    /// Names of those that have not arrived.
+    /// Names of the parameters that have not been received from the thread yet.
     coming: HashSet<String>,
     gate: Arc<Gate>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Ahead {
-    /// Begins with the parameters of the first of `orders`, and goes on if `all` says so or [`Ahead::decide`] does.
+    /// Starts a thread that loads the parameters of the programs `orders`. Without `all`, the thread pauses after the
+    /// first program until [`Ahead::decide`] is called.
     pub(super) fn start(
         engine: Engine,
         files: Files,
@@ -109,7 +112,7 @@ impl Ahead {
         let coming = orders.iter().flat_map(|(_, params)| params.iter().map(|p| p.name.clone())).collect();
         let reach = if all { Reach::All } else { Reach::Undecided };
         let gate = Arc::new(Gate { reach: Mutex::new(reach), moved: Condvar::new() });
-        // What has arrived waits in the channel; nothing is held back.
+        // The channel has one slot per program, so the thread never blocks when it sends.
         let (sender, arrivals) = sync_channel(orders.len().max(1));
         let passes = gate.clone();
         let work = move || load(&engine, &files, &orders, &passes, &progress, &sender);
@@ -117,16 +120,16 @@ impl Ahead {
         Ahead { arrivals, coming, gate, thread }
     }
 
-    /// Lets it load all, or stops it behind the first program's parameters.
+    /// Lets the thread load the parameters of all programs if `all` is set; otherwise stops it after the first program.
     pub(super) fn decide(&self, all: bool) {
         self.gate.set(if all { Reach::All } else { Reach::First });
     }
 
-    /// Adds what has arrived, and waits for those of `wanted` that are on their way. What is not loaded here is left to the
-    /// caller.
+    /// Moves loaded parameters into `into`. Waits for those of `wanted` that the thread is loading; the caller must
+    /// load the rest of `wanted` itself.
     ///
     /// # Errors
-    /// The first of a parameter that cannot be loaded, once.
+    /// Returns the first load error, once.
     pub(super) fn take(&mut self, wanted: &[Param], into: &mut Parameters) -> Result<()> {
         loop {
             let waits = wanted.iter().any(|param| self.coming.contains(&param.name));
@@ -146,10 +149,11 @@ impl Ahead {
         }
     }
 
-    /// Adds all that is on its way, and no more where it is not known yet whether there is room.
+    /// Waits for all parameters that the thread is loading and moves them into `into`. Before [`Ahead::decide`] is
+    /// called, these are only the first program's parameters.
     ///
     /// # Errors
-    /// As [`Ahead::take`].
+    /// Same as [`Ahead::take`].
     pub(super) fn take_all(&mut self, into: &mut Parameters) -> Result<()> {
         self.gate.settle();
         for parameters in &self.arrivals {
@@ -161,11 +165,11 @@ impl Ahead {
 }
 
 impl Drop for Ahead {
-    /// A thread that uploads would outlive the devices.
+    /// Joins the thread, because it must not outlive the devices that it uploads to.
     fn drop(&mut self) {
         self.gate.set(Reach::Nowhere);
         if let Some(thread) = self.thread.take() {
-            // Its panic has been printed, and what it should have loaded is missed by name.
+            // The panic message has already been printed; the executor reports the missing parameters by name.
             let _ = thread.join();
         }
     }
@@ -180,7 +184,7 @@ fn load(
     arrived: &SyncSender<Result<Parameters>>,
 ) {
     for (i, (network, params)) in orders.iter().enumerate() {
-        if !gate.lets_pass(i == 0) {
+        if !gate.may_load(i == 0) {
             return;
         }
         let mut parameters = Parameters::default();
@@ -190,7 +194,7 @@ fn load(
         };
         let loaded = parameters.load(engine, &network.program, params, files, &told);
         let failed = loaded.is_err();
-        // Nobody waits for it any more where this fails.
+        // Sending fails if the receiver has been dropped.
         if arrived.send(loaded.map(|()| parameters).map_err(Into::into)).is_err() || failed {
             return;
         }

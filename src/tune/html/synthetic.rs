@@ -1,5 +1,5 @@
-//! Made-up results that a page has difficulties with: labels that are long or of equal length, values that are close or equal,
-//! failures, several groups, and as many tensors and collectives as a model has.
+//! Synthetic results that are hard to display: labels that are long or of equal length, values that are close or equal,
+//! failures, several groups, and as many tensors and collectives as in a real model.
 
 use crate::analysis::Predicted;
 use crate::config::Case;
@@ -34,7 +34,7 @@ const MODULES: [&str; 10] = [
 ];
 const BLOCK: &str = "transformer.transformer_blocks.*";
 
-/// Numbers from 0 to 1, the same in every run.
+/// Generates deterministic pseudo-random numbers from 0 to 1.
 struct Numbers(u64);
 
 impl Numbers {
@@ -44,7 +44,8 @@ impl Numbers {
     }
 }
 
-/// Label of a case; each fifth is too long for any plot, and neighbours differ at their ends alone.
+/// Returns the label of a case. Every fifth label is too long for any plot, and neighbouring labels differ only at
+/// their ends.
 fn label(n: usize) -> String {
     let (layout, mesh) = (LAYOUTS[n % LAYOUTS.len()], MESHES[n / LAYOUTS.len() % MESHES.len()]);
     match n % 5 {
@@ -91,7 +92,8 @@ fn compiled(target: &str, n: usize, numbers: &mut Numbers) -> CompileReport {
     f
 }
 
-/// Case `n` on a chip that is known: predicted, most of them measured; each eleventh equals the one before.
+/// Returns case `n` on a known chip: predicted, and usually measured. Every eleventh case has a fixed value, so that
+/// some cases are equal.
 fn on_tpu(n: usize, numbers: &mut Numbers) -> CaseResult {
     let mut f = compiled("tpu:v5p:2x2x2", n, numbers);
     f.chip = Some(ChipRates { name: "v5p".into(), peak: 4.59e14, bandwidth: 2.765e12 });
@@ -144,7 +146,7 @@ fn suggestion(change: &str, trade_off: TradeOff, before: f64, gain: f64, memory:
     }
 }
 
-/// Diagnosis whose costs have the unit of its base.
+/// Returns a diagnosis whose costs have the unit of the diagnosed case.
 fn diagnosis(row: &CaseResult) -> GroupDiagnosis {
     let base = row.report.clone().expect("a case that compiled");
     let cost = base.whole_cost();
@@ -165,7 +167,7 @@ fn diagnosis(row: &CaseResult) -> GroupDiagnosis {
     GroupDiagnosis { label: row.label.clone(), result: Ok(diagnosis) }
 }
 
-/// So many results: most on TPUs, a tenth on CPUs, of which no time is known; and some that failed.
+/// Returns groups with `count` results: most on TPUs, a tenth on CPUs without predicted times, and some failures.
 pub(super) fn groups(count: usize) -> Vec<Group> {
     let mut numbers = Numbers(7);
     let rows = (0..count).map(|n| match n % 20 {

@@ -1,4 +1,4 @@
-//! Fields of a request, each once, under its own name.
+//! The normalised fields of a request.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,21 @@ use super::read::{invalid, shown, structure, value};
 use super::table::{self, FieldKind, PATHS, Place, Spec, WRAPPERS};
 use crate::serve::error::ApiError;
 
-/// Fields in one form, whatever names and types the client wrote them with.
+/// YAML key and field name of each end of a retake's time span.
+pub(super) const ENDS: [(&str, &str); 2] = [("from", "start"), ("to", "end")];
+
+/// Fields of a request, with normalised values under canonical names.
 #[derive(Debug, Default)]
 pub(super) struct RequestFields {
-    /// By the fields' own names.
+    /// Field values by canonical name.
     pub(super) values: Map<String, Value>,
-    /// The client's names of them.
+    /// Name that the client used for each field, by canonical name.
     names: BTreeMap<&'static str, String>,
 }
 
 impl RequestFields {
-    /// Reads the fields of a body; of kinds that files belong to, as they stand.
-    ///
-    /// # Errors
-    /// `unknown_field`, `parameter_not_allowed`, `unsupported_parameter`, `invalid_value`, by the client's name.
+    /// Reads the fields of a body. Fields that contain files are kept unchanged. Errors contain the client's field
+    /// names.
     pub(super) fn read(fields: Map<String, Value>) -> Result<Self, ApiError> {
         let mut given = RequestFields::default();
         let mut wrapped = Vec::new();
@@ -33,7 +34,7 @@ impl RequestFields {
         }
         for (wrapper, inner) in wrapped {
             let Value::Object(inner) = structure(&wrapper, inner)? else {
-                return Err(invalid(&wrapper, "must be an object of fields"));
+                return Err(invalid(&wrapper, "must be an object whose members are fields"));
             };
             for (name, field) in inner.into_iter().filter(|(_, field)| !field.is_null()) {
                 given.add(&name, format!("{wrapper}.{}", plain(&name)), field)?;
@@ -53,7 +54,7 @@ impl RequestFields {
                 let first = self.name(spec.name);
                 return Err(invalid(
                     &shown_as,
-                    format!("is another name of {first}, which says something else; keep one"),
+                    format!("is an alias of {first}, which has a different value; remove one of them"),
                 ));
             }
             return Ok(());
@@ -63,76 +64,72 @@ impl RequestFields {
         Ok(())
     }
 
-    /// Turns `auto_duration` into the number of frames that it stands for.
-    ///
-    /// # Errors
-    /// A length beside it.
-    pub(super) fn spell_duration(&mut self) -> Result<(), ApiError> {
+    /// Replaces `auto_duration: true` by `num_frames: "auto"`. Fails if the request also sets a duration or number of
+    /// frames.
+    pub(super) fn expand_auto_duration(&mut self) -> Result<(), ApiError> {
         let Some((name, Value::Bool(true))) = self.take("auto_duration") else { return Ok(()) };
         let other =
             ["num_frames", "seconds"].into_iter().find(|own| self.get(own).is_some_and(|value| value != "auto"));
         if let Some(other) = other {
             let other = self.name(other);
-            return Err(invalid(&name, format!("predicts the length, and {other} gives it; keep one")));
+            return Err(invalid(&name, format!("predicts the length, but {other} sets it; remove one")));
         }
         self.put("num_frames", Some(name), "auto".into());
         Ok(())
     }
 
-    /// The client's name of a field.
+    /// Returns the name that the client used for a field.
     pub(super) fn name(&self, field: &'static str) -> String {
         self.names.get(field).cloned().unwrap_or_else(|| field.into())
     }
 
-    /// Whether the client wrote a field of this name.
-    pub(super) fn has_written(&self, name: &str) -> bool {
+    /// Returns whether the client sent a field under this name.
+    pub(super) fn uses_name(&self, name: &str) -> bool {
         self.names.values().any(|own| own == name)
     }
 
-    /// A field's value.
     pub(super) fn get(&self, field: &str) -> Option<&Value> {
         self.values.get(field)
     }
 
-    /// A field as text.
     pub(super) fn text(&self, field: &str) -> Option<&str> {
         self.get(field).and_then(Value::as_str)
     }
 
-    /// Takes a field out, with the client's name of it.
+    /// Removes a field. Returns the client's name for it and its value.
     pub(super) fn take(&mut self, field: &'static str) -> Option<(String, Value)> {
         Some((self.name(field), self.values.shift_remove(field)?))
     }
 
-    /// Puts a field in another form, with the client's name of it.
+    /// Sets the value of a field and the client's name for it. `None`: the canonical name.
     pub(super) fn put(&mut self, field: &'static str, name: Option<String>, value: Value) {
         self.values.insert(field.into(), value);
         self.names.insert(field, name.unwrap_or_else(|| field.into()));
     }
 }
 
-/// A name as errors show it.
+/// Shortens a name for error messages and removes control characters.
 pub(super) fn plain(name: &str) -> String {
     name.chars().take(64).filter(|c| !c.is_control()).collect()
 }
 
-/// The field of a name.
+/// Returns the table row for a field name. The error for an unknown name contains the most similar known name.
 fn known(name: &str, shown_as: &str) -> Result<&'static Spec, ApiError> {
     if let Some(spec) = table::find(name) {
         return Ok(spec);
     }
     if PATHS.contains(&name) {
-        let why = format!("{shown_as}: requests name no paths of the server; download the video by its id");
+        let why = format!("{shown_as}: requests cannot contain paths on the server; download the video by its id");
         return Err(ApiError::field("parameter_not_allowed", shown_as, why));
     }
     if WRAPPERS.contains(&name) {
-        return Err(invalid(shown_as, "stands at the top alone"));
+        return Err(invalid(shown_as, "must not be nested"));
     }
-    let why = format!("there is no field '{}'; did you mean '{}'?", plain(name), table::nearest(name));
+    let why = format!("unknown field '{}'; did you mean '{}'?", plain(name), table::nearest(name));
     Err(ApiError::field("unknown_field", shown_as, why))
 }
 
-/// Refuses a value that would mean something elsewhere.
+/// Rejects a field that this server does not support unless its value is one of `values`, which have no effect.
 fn neutral(values: &[&str], shown_as: &str, field: &Value) -> Result<(), ApiError> {
     let own = match value(shown_as, FieldKind::Word(64), field.clone()) {
         Ok(Value::String(text)) => text.to_ascii_lowercase(),
@@ -142,8 +139,8 @@ fn neutral(values: &[&str], shown_as: &str, field: &Value) -> Result<(), ApiErro
         return Ok(());
     }
     let why = match values {
-        [] => format!("{shown_as}: is not supported here; leave it out"),
-        _ => format!("{shown_as}: {} is not supported here; only {}", shown(field), values.join(", ")),
+        [] => format!("{shown_as}: not supported by this server; remove this field"),
+        _ => format!("{shown_as}: {} is not supported; supported: {}", shown(field), values.join(", ")),
     };
     Err(ApiError::field("unsupported_parameter", shown_as, why))
 }

@@ -1,0 +1,87 @@
+//! `request.reference_video`: shorthand for a `request.reference_videos` list of one item.
+
+use serde_json::{Value, json};
+
+use super::error::ConfigError;
+use super::yaml::{Data, Node};
+
+const LIST: &str = "reference_videos";
+const SINGLE: &str = "reference_video";
+
+/// Moves `request.reference_video` into `request.reference_videos`. `place` formats a line number for errors.
+///
+/// # Errors
+/// Returns an error if both keys are set.
+pub(super) fn expand(root: &mut Node, place: impl Fn(u64) -> String) -> Result<(), ConfigError> {
+    let Some(Data::Map(request)) = entry(root, "request").map(|node| &mut node.data) else { return Ok(()) };
+    let Some(found) = request.iter().position(|(name, _)| name == SINGLE) else { return Ok(()) };
+    if request.iter().any(|(name, _)| name == LIST) {
+        let place = place(request[found].1.line);
+        return Err(ConfigError::Both { place, first: "request.reference_videos", second: "request.reference_video" });
+    }
+    let (name, node) = &mut request[found];
+    *name = LIST.into();
+    let line = node.line;
+    let item = match &node.data {
+        Data::List(_) => return Ok(()),
+        Data::Scalar(Value::Null) => {
+            node.data = Data::List(Vec::new());
+            return Ok(());
+        }
+        Data::Scalar(_) => Data::Map(vec![("path".into(), node.clone())]),
+        Data::Map(_) => node.data.clone(),
+    };
+    node.data = Data::List(vec![Node { line, data: item }]);
+    Ok(())
+}
+
+fn entry<'a>(root: &'a mut Node, key: &str) -> Option<&'a mut Node> {
+    let Data::Map(entries) = &mut root.data else { return None };
+    entries.iter_mut().find(|(name, _)| name == key).map(|(_, node)| node)
+}
+
+/// Adds the shorthand to the JSON Schema of a run.
+pub(super) fn add_to(schema: &mut Value) {
+    let properties = &mut schema["$defs"]["Request"]["properties"];
+    let items = properties[LIST]["items"].clone();
+    let list = json!({"type": "array", "items": items});
+    properties[SINGLE] = json!({
+        "description": "Shorthand for `request.reference_videos`: a path, one item of the list, or the list.",
+        "anyOf": [{"type": ["string", "null"]}, items, list],
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::yaml::parse;
+
+    fn expanded(text: &str) -> Result<Value, String> {
+        let mut node = parse(text, "x.yml").expect("YAML");
+        expand(&mut node, |line| format!("x.yml:{line}")).map(|()| node.to_value()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn path_item_list_and_null_expand_to_a_list() {
+        let videos =
+            |text: &str| expanded(&format!("request: {{reference_video: {text}}}")).map(|all| all["request"].clone());
+        assert_eq!(videos("a.mp4"), Ok(json!({"reference_videos": [{"path": "a.mp4"}]})));
+        assert_eq!(
+            videos("{path: a, strength: 0.5}"),
+            Ok(json!({"reference_videos": [{"path": "a", "strength": 0.5}]}))
+        );
+        assert_eq!(videos("[{path: a}, {path: b}]"), Ok(json!({"reference_videos": [{"path": "a"}, {"path": "b"}]})));
+        assert_eq!(videos("null"), Ok(json!({"reference_videos": []})));
+    }
+
+    #[test]
+    fn setting_both_keys_is_an_error() {
+        assert_eq!(
+            expanded("request:\n  reference_videos: [{path: a}]\n  reference_video: b\n"),
+            Err("x.yml:3: 'request.reference_videos' and 'request.reference_video' are mutually exclusive; remove one"
+                .into())
+        );
+    }
+}
