@@ -1,21 +1,23 @@
-"""The Chromium and the axe of scripts/browser/setup.sh, for tests of pages: a server's, or a file.
+"""Opens pages in the Chromium that scripts/browser/setup.sh installed, with playwright.
 
     with Browser("target/browser") as browser:
         page = browser.open("http://127.0.0.1:8000/", color_scheme="dark")
-        page.click("#send")                      # what playwright's Page has
-        page.problems()                          # errors of its console, requests to elsewhere
+        page.click("#send")                      # any method of playwright's Page
+        page.problems()                          # console errors, foreign requests
 
-Its network ends at this machine. Rules of content security hold for the page as in any browser: what is asked of it here goes
-by the debugger.
+Only this machine can be reached.
 """
 
 import os
 import pathlib
+import sys
+import time
+import traceback
 import urllib.parse
 
 from playwright.sync_api import sync_playwright
 
-# WCAG 2.2 AA, and what axe's authors hold for good practice.
+# WCAG 2.2 AA and axe's best practices.
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 SHIFTS = """
 window.shifts = [];
@@ -27,7 +29,7 @@ new PerformanceObserver((list) => {
 
 
 class Page:
-    """A page of playwright's that remembers what it said and where it asked."""
+    """A playwright page that records console messages and requests."""
 
     def __init__(self, page, origin):
         self.page = page
@@ -42,24 +44,24 @@ class Page:
         return getattr(self.page, name)
 
     def foreign(self):
-        """Requests to another origin than the page's; a file may ask for nothing at all."""
+        """Returns requests to other origins; a file may request nothing."""
         own = [url for url in self.asked if not url.startswith(("data:", "blob:", "about:"))]
         return [url for url in own if origin_of(url) != self.origin]
 
     def problems(self, statuses=()):
-        """Errors and warnings of its console and requests to elsewhere. Chromium reports each answer with a status of 400 and
-        more as an error; those of `statuses`, which a test brings about, are none; 0 is a connection that is refused or cut."""
+        """Returns console errors, warnings and foreign requests. Ignores failed requests with one of `statuses`; 0 is a refused
+        connection."""
         shown = [f"{kind}: {text}" for kind, text in self.said if kind in ("error", "warning") and not meant(text, statuses)]
         return shown + [f"request to {url}" for url in self.foreign()]
 
     def axe(self, source):
-        """What axe finds wrong, as `rule: element`."""
+        """Returns axe's violations as `rule: element`."""
         self.page.evaluate(source)
         found = self.page.evaluate("(tags) => axe.run(document, { runOnly: tags, resultTypes: ['violations'] })", RULES)
         return [f"{v['id']}: {node['html'][:160]} {node['failureSummary'].splitlines()[-1].strip()}" for v in found["violations"] for node in v["nodes"]]
 
     def heap(self):
-        """Bytes of JavaScript that are still in use once the rest is collected."""
+        """Returns the bytes of JavaScript in use after garbage collection."""
         session = self.page.context.new_cdp_session(self.page)
         for _ in range(3):
             session.send("HeapProfiler.collectGarbage")
@@ -68,16 +70,16 @@ class Page:
         return int(used)
 
     def shift(self):
-        """Sum of the layout shifts that no input explains, with their elements."""
+        """Returns the sum of unexpected layout shifts and their elements."""
         shifts = self.page.evaluate("window.shifts")
         return sum(s["value"] for s in shifts), [s["nodes"] for s in shifts]
 
     def wide(self):
-        """Pixels by which the page is wider than its window."""
+        """Returns by how many pixels the page is wider than its window."""
         return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
     def shot(self, path, limit=150_000):
-        """Writes an image of the window."""
+        """Writes a screenshot."""
         path = pathlib.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=str(path), animations="disabled", caret="hide")
@@ -92,7 +94,7 @@ def origin_of(url):
 
 
 def meant(text, statuses):
-    """Whether a line of the console is about a status that the test brings about."""
+    """Returns whether a console message is about an expected status."""
     if not text.startswith("Failed to load resource:"):
         return False
     refused = 0 in statuses and "net::ERR_" in text
@@ -100,8 +102,6 @@ def meant(text, statuses):
 
 
 class Browser:
-    """The pinned Chromium in the folder that setup.sh made."""
-
     def __init__(self, folder):
         self.folder = pathlib.Path(folder).resolve()
         self.axe = (self.folder / "axe.min.js").read_text()
@@ -111,7 +111,7 @@ class Browser:
         own = {"FONTCONFIG_PATH": str(self.folder / "fontconfig"), "LD_LIBRARY_PATH": str(self.folder / "lib")}
         self.chromium = self.driver.chromium.launch(
             executable_path=str(self.folder / "chromium"),
-            # Names are not looked up, so nothing but this machine is reached.
+            # No host names resolve, so only this machine can be reached.
             args=["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"],
             env={**os.environ, **own},
         )
@@ -123,7 +123,7 @@ class Browser:
         self.driver.stop()
 
     def open(self, url, width=1280, height=860, **options):
-        """A page in a profile of its own, without cookies and storage of others."""
+        """Opens a page in a new browser context."""
         context = self.chromium.new_context(viewport={"width": width, "height": height}, **options)
         context.set_default_timeout(20_000)
         context.add_init_script(SHIFTS)
@@ -133,3 +133,49 @@ class Browser:
 
     def close(self, page):
         page.context.close()
+
+
+class Pages:
+    """Opens pages for test cases; the base class of their worlds."""
+
+    def __init__(self, browser):
+        self.browser, self.pages = browser, []
+
+    def open_url(self, url, **options):
+        page = self.browser.open(url, **options)
+        self.pages.append(page)
+        return page
+
+    def end(self, statuses=()):
+        """Closes the pages of a case; returns their problems."""
+        problems = [problem for page in self.pages for problem in page.problems(statuses)]
+        for page in self.pages:
+            self.browser.close(page)
+        self.pages.clear()
+        return problems
+
+
+def run_case(suite, function, world, out, statuses=()):
+    """Runs a test case and prints its result; returns whether it passed."""
+    started, problems, shows = time.monotonic(), [], ""
+    here, name = pathlib.Path(function.__code__.co_filename).parent, function.__name__
+    try:
+        shows = function(world)
+    except Exception as error:  # Other cases still run.
+        places = [(pathlib.Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+        place = next((f"{file.name}:{line}" for file, line in reversed(places) if file.parent == here), "")
+        problems.append(f"{place} {type(error).__name__}: {error}")
+        for number, page in enumerate(world.pages):
+            page.page.screenshot(path=str(out / f"{name}-{number}.png"))
+    problems += world.end(statuses)
+    print(f"test {suite}::{name} ... {'FAILED' if problems else 'ok'}")
+    for text in problems or [f"{shows} ({time.monotonic() - started:.1f} s)"]:
+        print(f"    {text}", flush=True)
+    return not problems
+
+
+def exit_with(results, out):
+    """Prints the summary that scripts/tests/tier.py counts; exits with 1 unless all cases passed."""
+    failed = results.count(False)
+    print(f"test result: {'FAILED' if failed else 'ok'}. {len(results) - failed} passed; {failed} failed; 0 ignored; details: {out}")
+    sys.exit(1 if failed or not results else 0)

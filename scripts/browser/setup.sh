@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The pinned Chromium, its driver and axe, if they are not there or have other versions: scripts/browser/setup.sh FOLDER
+# Installs the pinned Chromium, playwright and axe, if missing or outdated: scripts/browser/setup.sh FOLDER.
 #
-# All come from package registries with their checksums, and nothing is installed outside FOLDER: a Chromium of its own with a
-# font of its own draws the same page everywhere. Needs python3 with venv, and npm.
+# Everything comes from package registries with checksums and is installed only in FOLDER, with its own font, so that pages look the
+# same everywhere. Needs python3 with venv, and npm.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 wanted=$(cat "$here"/setup.sh "$here"/requirements.txt "$here"/packages.sha256 | sha256sum)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes fuzz/seeds/lora: updates of tests/fixtures/models/tiny_a in both conventions of keys. Needs nothing but Python."""
+"""Writes fuzz/seeds/lora: LoRAs of tests/fixtures/models/tiny_a with both key conventions."""
 
 import json
 import pathlib
@@ -8,13 +8,13 @@ import struct
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OUT = ROOT / "fuzz/seeds/lora"
 
-# Weight, rows and columns. By diffusers' names: a stream's attention, the other's feed-forward, a connector's attention.
+# Weight, rows and columns, by diffusers' names.
 DIFFUSERS = {
     "transformer.transformer_blocks.0.attn1.to_q": (32, 32),
     "transformer.transformer_blocks.1.audio_ff.net.0.proj": (64, 16),
     "connectors.video_connector.transformer_blocks.0.attn1.to_k": (24, 24),
 }
-# By Lightricks': one renamed, one not, a connector's, and the projection of the text.
+# By Lightricks' names.
 OFFICIAL = {
     "diffusion_model.adaln_single.linear": (192, 32),
     "diffusion_model.transformer_blocks.0.audio_to_video_attn.to_out.0": (32, 16),
@@ -24,12 +24,10 @@ OFFICIAL = {
 
 
 def number(dtype, value):
-    """A number of a type; bf16 is the upper half of an f32."""
     return {"F32": struct.pack("<f", value), "F16": struct.pack("<e", value), "BF16": struct.pack("<f", value)[2:]}[dtype]
 
 
 def values(dtype, shape, seed):
-    """Numbers without a pattern between -1 and 1."""
     count = 1
     for size in shape:
         count *= size
@@ -62,7 +60,7 @@ def main():
     metadata = {"format": "pt", "lora_adapter_metadata": json.dumps(adapter)}
     write("diffusers", DIFFUSERS, 2, "BF16", ("lora_A", "lora_B"), metadata=metadata)
     write("official", OFFICIAL, 1, "F32", ("lora_A", "lora_B"))
-    # Older trainers' names of the two matrices, and an alpha for each.
+    # Older trainers' names, with alphas.
     write("older", {key: OFFICIAL[key] for key in list(OFFICIAL)[:2]}, 3, "F16", ("lora_down", "lora_up"), alpha=1.5)
 
 

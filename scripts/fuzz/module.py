@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Makes a seed of an optimized module: scripts/fuzz/module.py IN.pb OUT.pb CHIP.
+"""Writes a fuzzing seed from an optimized module: scripts/fuzz/module.py IN.pb OUT.pb CHIP.
 
-Kept are the fields that crates/xla-analysis/src/proto.rs declares: what is damaged elsewhere nobody reads. A backend's notes, most of
-a TPU's module, stay where they are looked at: of loops, calls of libraries and started collectives. The byte ahead is
-fuzz/src/lib.rs's: the chip's number in the table of crates/xla-analysis/src/chip.rs, doubled, or 127 for none; and 1 where
-the module stands alone, without its configuration, as it is written for CHIP `-`. Needs nothing but Python.
+Keeps only the fields that crates/xla-analysis/src/proto.rs declares, and backend configurations only where they are read: on
+loops, library calls and started collectives. The first byte is for fuzz/src/lib.rs: the chip's number in
+crates/xla-analysis/src/chip.rs, doubled, or 127 for none, plus 1 if the module has no configuration (CHIP `-`).
 """
 
 import pathlib
@@ -22,7 +21,7 @@ NOTED = re.compile(rb"while|custom-call|.*-start")
 
 
 def declared():
-    """Of each message the fields that are read, and the message that each holds, if it holds one."""
+    """Returns the fields that are read of each message, with the message type of each field."""
     messages = {}
     text = (ROOT / "crates/xla-analysis/src/proto.rs").read_text()
     for name, body in re.findall(r"struct (\w+) \{(.*?)\n\}", text, re.S):
@@ -31,7 +30,7 @@ def declared():
             inner = re.search(r"\w+Proto", type_)
             found[int(tag)] = inner and inner.group()
             if kind == "map":
-                # An entry is a message of key and value.
+                # A map entry is a message of key and value.
                 found[int(tag)] = entry = f"{name}.{tag}"
                 messages[entry] = {1: None, 2: inner.group()}
     return messages
@@ -46,7 +45,7 @@ def kept(data, message):
         read = {number: inner for number, inner in read.items() if number != NOTES}
     known = ((number, value) for number, value in fields(data) if number in read)
     written = (field(n, kept(value, read[n]) if read[n] else value) for n, value in known)
-    # A map, which comes in another order each time.
+    # Maps have no stable order.
     return b"".join(sorted(written) if message == "ScheduleProto" else written)
 
 

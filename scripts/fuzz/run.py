@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Runs the readers of untrusted bytes under libFuzzer with AddressSanitizer, each until it has had so many runs or so much
-processor time, and measures which lines of its own files its corpus reaches. Writes benchmarks/fuzz.md.
+"""Fuzzes the readers of untrusted bytes under libFuzzer with AddressSanitizer; writes their line coverage to benchmarks/fuzz.md.
 
     scripts/fuzz/run.py [READER ...] [--runs N] [--seconds S] [--no-lines] [--write FILE]
 
-Needs the nightly toolchain with llvm-tools, and cargo-fuzz. Figures are kept in target/fuzz: a reader that is not run this time
-keeps its row; one without figures keeps that of the page.
+Needs the nightly toolchain with llvm-tools, and cargo-fuzz. Figures are kept in target/fuzz; readers that are not run keep their
+rows.
 """
 
 import argparse
@@ -21,16 +20,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "target/fuzz"
 TARGET = "x86_64-unknown-linux-gnu"
 BUILT = ROOT / "fuzz/target" / TARGET
-# Of its own lines a reader reaches at least this part, or the table lists the others.
+# The uncovered lines of a reader are printed if its corpus covers less than this share.
 ENOUGH = 0.8
 
-# Readers, the quickest first: folders of seeds, where they are not fuzz/seeds/READER, and the reader's own files.
+# Readers, fastest first: seed folders (default: fuzz/seeds/READER) and source files.
 READERS = {
     "query": ([], ["src/serve/query.rs"]),
     "mp4": ([], ["src/media/tables.rs", "src/media/edit_list.rs"]),
     "data_url": ([], ["src/serve/fields/media.rs"]),
     "form": ([], ["src/serve/form/multipart.rs", "src/serve/form/brackets.rs"]),
-    "request": ([], ["src/serve/form/json.rs", "src/serve/fields/read.rs", "src/serve/fields/given.rs"]),
+    "request": ([], ["src/serve/form/json.rs", "src/serve/fields/read.rs", "src/serve/fields/request_fields.rs"]),
     "words": ([], ["src/runtime/target.rs"]),
     "layout": (["shardings"], ["src/config/layout.rs"]),
     "config": (["configs", "fuzz/seeds/config"], ["src/config/yaml.rs", "src/config/tree.rs", "src/config/load.rs"]),
@@ -55,30 +54,27 @@ READERS = {
 
 
 def seeds(reader):
-    """Folders of whole inputs."""
     return [str(ROOT / folder) for folder in READERS[reader][0] or [f"fuzz/seeds/{reader}"]]
 
 
 def corpus(reader):
-    """The folder of what was found."""
     folder = ROOT / "fuzz/corpus" / reader
     folder.mkdir(parents=True, exist_ok=True)
     return str(folder)
 
 
 def cargo_fuzz(*arguments):
-    """cargo fuzz on the nightly toolchain."""
     subprocess.run(["cargo", "+nightly", "fuzz", *arguments], cwd=ROOT, check=True)
 
 
 def fuzz(reader, runs, seconds):
-    """Fuzzes until runs or seconds of processor time are over. Runs, seconds, edges."""
+    """Fuzzes for a number of runs or seconds of processor time; returns runs, seconds and edges."""
     done, spent, edges = 0, 0.0, 0
     log = FIGURES / f"{reader}.log"
     while done < runs and spent < seconds:
         before = os.times()
         command = [str(BUILT / "release" / reader), corpus(reader), *seeds(reader), f"-runs={runs - done}"]
-        # libFuzzer counts seconds on the wall: what a busy machine kept from it comes in another round.
+        # libFuzzer limits wall time; another round makes up for a busy machine.
         command += [f"-max_total_time={max(1, round(seconds - spent))}", "-max_len=300000", "-rss_limit_mb=4096"]
         command += [f"-artifact_prefix={FIGURES}/{reader}-", "-print_final_stats=1"]
         with log.open("w") as said:
@@ -94,8 +90,8 @@ def fuzz(reader, runs, seconds):
 
 
 def lines(reader):
-    """Of each of the reader's own files: lines, and those that the corpus does not reach."""
-    # Without optimizations: they are not what is measured, and most of the time of a second build.
+    """Returns the lines of each of the reader's files, and those that the corpus does not reach."""
+    # Without optimizations, to build faster.
     cargo_fuzz("coverage", "--dev", reader, corpus(reader), *seeds(reader))
     sysroot = subprocess.check_output(["rustc", "+nightly", "--print", "sysroot"], text=True).strip()
     tool = pathlib.Path(sysroot) / "lib/rustlib" / TARGET / "bin/llvm-cov"
@@ -117,7 +113,7 @@ def lines(reader):
 
 
 def ranges(numbers):
-    """1-3, 7."""
+    """Formats numbers like `1-3, 7`."""
     spans = []
     for number in numbers:
         if spans and spans[-1][1] == number - 1:
@@ -128,46 +124,38 @@ def ranges(numbers):
 
 
 def reached(figures):
-    """The part of its own lines that a reader reaches."""
+    """Returns the share of its own lines that a reader reaches."""
     all_lines = sum(total for total, _ in figures["lines"].values())
     return 1 - sum(len(none) for _, none in figures["lines"].values()) / all_lines
 
 
 def table(earlier):
-    """The page; rows of readers without figures are those of the earlier one."""
+    """Returns the page; readers without figures keep their earlier rows."""
     page = [
         "# Fuzzing",
         "",
-        "The readers of untrusted bytes (`fuzz/src/lib.rs`) under libFuzzer with AddressSanitizer and debug assertions:",
-        "`make fuzz`, or `scripts/fuzz/run.py READER --runs N --seconds S` for one. A reader is run two million times or for",
-        "1,200 s of processor time, whichever is over first; a row says what it really had. Edges are libFuzzer's. Lines are",
-        "those of the reader's own files that its corpus reaches; below the table are the others of readers with less than",
-        f"{ENOUGH:.0%}. `--no-lines` leaves them out.",
+        "`make fuzz` runs the fuzz targets of `fuzz/src/lib.rs`, each a parser of untrusted bytes, under libFuzzer with",
+        "AddressSanitizer and debug assertions; `scripts/fuzz/run.py READER --runs N --seconds S` runs one. A target runs for two",
+        "million inputs or 1,200 s of CPU time, whichever ends first. Lines are the share of the parser's own source lines that its",
+        f"corpus covers. Below {ENOUGH:.0%}, the script prints the uncovered lines; `--no-lines` skips the measurement.",
         "",
-        "| reader | runs | processor time, s | edges | its own lines | date |",
+        "| fuzz target | runs | CPU time, s | edges | lines covered | date |",
         "|---|---|---|---|---|---|",
     ]
-    rest = []
     for reader in READERS:
         kept = FIGURES / f"{reader}.json"
         if not kept.exists():
-            own = [line for line in earlier if line.startswith((f"| `{reader}` |", f"- `{reader}`: "))]
-            page += own[:1] or [f"| `{reader}` | not run | | | | |"]
-            rest += own[1:]
+            own = [line for line in earlier if line.startswith(f"| `{reader}` |")]
+            page += own or [f"| `{reader}` | not run | | | | |"]
             continue
         figures = json.loads(kept.read_text())
         part = f"{reached(figures):.0%}" if figures["lines"] else "not measured"
         row = [f"`{reader}`", f"{figures['runs']:,}", f"{figures['seconds']:.0f}", f"{figures['edges']:,}"]
         page.append(f"| {' | '.join(row)} | {part} | {figures['date']} |")
-        if figures["lines"] and reached(figures) < ENOUGH:
-            rest += [f"- `{reader}`: " + "; ".join(f"`{n}` {ranges(none)}" for n, (_, none) in figures["lines"].items() if none)]
-    if rest:
-        page += ["", "## Lines that are not reached", "", *rest]
     return "\n".join(page) + "\n"
 
 
 def main():
-    """Fuzzes, measures, writes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("readers", nargs="*", metavar="READER", help="all without one")
     parser.add_argument("--runs", type=int, default=2_000_000, help="runs of a reader")
@@ -187,6 +175,9 @@ def main():
         runs, seconds, edges = fuzz(reader, given.runs, given.seconds)
         print(f"{reader}: {runs} runs in {seconds:.0f} s, {edges} edges", flush=True)
         figures = {"runs": runs, "seconds": seconds, "edges": edges, "lines": {} if given.no_lines else lines(reader)}
+        if figures["lines"] and reached(figures) < ENOUGH:
+            missed = "; ".join(f"{name} {ranges(none)}" for name, (_, none) in figures["lines"].items() if none)
+            print(f"{reader}: uncovered: {missed}", flush=True)
         figures["date"] = datetime.date.today().isoformat()
         (FIGURES / f"{reader}.json").write_text(json.dumps(figures))
         given.write.write_text(table(given.write.read_text().splitlines() if given.write.exists() else []))

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes fuzz/seeds/module and fuzz/seeds/lora again: `make fuzz-seeds`. Compiles for chips that are not here, so it wants the
-# plugins of all three platforms (`ltx2 plugin install tpu`, `cuda`). What the modules hold, tests/it/fuzz_seeds.rs says.
+# Writes fuzz/seeds/module and fuzz/seeds/lora: `make fuzz-seeds`. Needs the plugins of all three platforms. tests/it/fuzz_seeds.rs
+# describes the modules.
 set -eu
 cd "$(dirname "$0")/../.."
 ltx2=${1:-target/debug/ltx2}

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""LTX-2.5's diffusion decoder beside diffusers' on one GPU: decoder_2_5.py MODEL LTX2 OUT [SIZE…]; a SIZE is WIDTHxHEIGHTxFRAMES.
+"""Compares LTX-2.5's diffusion decoder with diffusers' on one GPU: decoder_2_5.py MODEL LTX2 OUT [WIDTHxHEIGHTxFRAMES…].
 
-MODEL is a folder of full_model.py. Of each size, the same latents and noise: diffusers' decoder in f32 and in bf16, its attention
-(torch's flex) compiled and its masks kept; `ltx2 run` in bf16. A line says how far both bf16 runs are from f32 (relative L2) and
-diffusers' time; exit code 1 where ours is farther than 1.5 times theirs.
+MODEL is a folder that full_model.py wrote. For each size, decodes the same latents and noise by diffusers in f32 and in bf16
+(flex attention compiled, masks cached) and by `ltx2 run` in bf16. Prints the relative L2 of both bf16 runs from f32, and
+diffusers' time. Exit code 1 if ltx2 is more than 1.5 times as far from f32 as diffusers.
 """
 
 import functools
@@ -17,21 +17,20 @@ from diffusers.models.autoencoders import ltx2_diffusion_decoder
 from safetensors.torch import load_file, save_file
 from torch.nn.attention import flex_attention
 
-from peer_2_5 import size
-from peer_diffusers import median, release
+from peer import median, release
 
 LIMIT = 1.5
 
 
 def distance(a, b):
-    """Relative L2 of a from b."""
+    """Returns the relative L2 of a from b."""
     return ((a.double() - b.double()).norm() / b.double().norm()).item()
 
 
 def theirs(model, dtype, latents, noise, name):
-    """diffusers' video in f32 on the host, and its seconds."""
+    """Returns diffusers' video in f32 on the host and its seconds."""
     network = LTX2VideoDiffusionDecoderModel.from_pretrained(model / "diffusion_decoder", torch_dtype=dtype).to("cuda").eval()
-    # The decoder draws its noise itself; here it takes what ltx2 is given, too.
+    # Both decoders get the same noise.
     ltx2_diffusion_decoder.randn_tensor = lambda shape, **_: noise.to("cuda", dtype).reshape(shape)
     given = latents.to("cuda", dtype)
     seconds = median(name, lambda: network.decode(given, return_dict=False), 3)
@@ -44,7 +43,7 @@ def theirs(model, dtype, latents, noise, name):
 
 def main():
     model, ltx2, out = map(Path, sys.argv[1:4])
-    # A program for each shape and type; beyond the limit torch would attend without a kernel, all scores in memory.
+    # One program per shape and type. Beyond the limit, torch computes attention without a kernel and runs out of memory.
     torch._dynamo.config.recompile_limit = 64
     for name in ("create_block_mask", "flex_attention"):
         setattr(flex_attention, name, torch.compile(getattr(flex_attention, name), dynamic=False))
@@ -52,7 +51,8 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     source, agreed = torch.Generator().manual_seed(5), True
     for text in sys.argv[4:] or ["256x256x17"]:
-        frames, height, width, pixels = size(text)
+        width, height, pixels = (int(n) // unit for n, unit in zip(text.split("x"), (32, 32, 1)))
+        frames = (pixels - 1) // 8 + 1
         latents = torch.randn(1, 128, frames, height, width, generator=source).bfloat16().float()
         noise = torch.randn(1, 3, pixels, 32 * height, 32 * width, generator=source).bfloat16().float()
         exact, _ = theirs(model, torch.float32, latents, noise, f"{text}, f32")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes a random model of the published size: full_model.py 2.0|2.3|2.5 [FOLDER]; prints its path.
 
-Components are diffusers' and transformers' own classes on the configurations of src/models/presets, with bf16 numbers drawn on
-the GPU; save_pretrained writes them, one after the other. Exit code 4 if no folder has the space.
+Builds diffusers' and transformers' classes from src/models/presets with random bf16 weights on the GPU, one component at a time.
+Exit code 4 if no folder has the space.
 """
 
 import gc
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "oracle"))
 from tokenizer import save_tokenizer  # noqa: E402
 
-# Of the tokenizer; ids beyond it never occur.
+# Size of the tokenizer.
 VOCABULARY = 400
 
 GIB = 1 << 30
@@ -39,15 +39,14 @@ CLASSES = {
 
 
 def class_of(name, config):
-    """The class of a component."""
     if name == "vocoder":
         return LTX2VocoderWithBWE if "bwe_in_channels" in config else LTX2Vocoder
     return CLASSES[name]
 
 
-# What is too large to be made in f32 first; neither has tables that are stored.
+# Too large to build in f32 first.
 LARGE = ("transformer", "text_encoder")
-# The pipelines read text alone: the smallest towers that the classes take.
+# The smallest vision towers, as the pipelines only read text.
 VISION = {
     "gemma3": dict(
         hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
@@ -55,15 +54,15 @@ VISION = {
     ),
     "gemma4_unified": dict(mm_embed_dim=32, output_proj_dims=32, mm_posemb_size=8, patch_size=4),
 }
-# Gemma-4 does not divide scores by the root of a head's width: these norms learn to. At 1, scores of 22 make softmax a choice of
-# one token, which any rounding changes.
+# Gemma-4 does not scale its attention scores; without small norms, softmax would select one token, which
+# any rounding changes.
 UNSCALED = ("q_norm.weight", "k_norm.weight")
-# LTX-2.3's vocoder squares what it adds at every layer; without these nearly all of the sound is clipped to 1.
+# Without these factors LTX-2.3's vocoder clips nearly all samples.
 QUIETER = {"convs2": 0.3, "conv_out": 0.2}
 
 
 def built(name, config, device):
-    """A component on a device, with the tables that it makes itself."""
+    """Builds a component on a device."""
     with torch.device(device):
         if name == "text_encoder":
             kind, text = config["model_type"], config["text_config"]
@@ -78,13 +77,13 @@ def built(name, config, device):
 
 
 def filled(name, config):
-    """The same in bf16 on the GPU with random weights: matrices keep the size of what they multiply, norms are near 1."""
+    """Returns a component in bf16 on the GPU with random weights that keep activations in range."""
     network = built(name, config, "meta" if name in LARGE else "cpu").to(torch.bfloat16).eval()
-    # The upsampler's own table is made by a matmul of integers, which CUDA lacks.
+    # The upsampler builds its table by an integer matmul, which CUDA lacks.
     network = network.to_empty(device="cuda") if name in LARGE else network.to("cuda")
     source = torch.Generator("cuda").manual_seed(1)
     quieter = QUIETER if config.get("act_fn") == "snakebeta" else {}
-    # Gemma-3's norms multiply by one more than their weights.
+    # Gemma-3's norms multiply by 1 + weight.
     offset = config.get("model_type") == "gemma3"
     for key, tensor in network.named_parameters():
         if tensor.ndim >= 2:
@@ -97,7 +96,7 @@ def filled(name, config):
         else:
             tensor.normal_(0, 0.02, generator=source)
     for key, tensor in network.named_buffers():
-        # Zeros until a file fills them: the spectrogram between the two vocoders of LTX-2.3.
+        # Spectrogram tables of LTX-2.3's vocoder are zero by default.
         if key.endswith("layer_scalar"):
             tensor.uniform_(0.9, 1.1, generator=source)
         if key.endswith("basis"):
@@ -108,7 +107,7 @@ def filled(name, config):
 
 
 def place(need, wanted):
-    """The first folder that holds so many bytes."""
+    """Returns the first folder with enough space."""
     for folder in [wanted] if wanted else [Path("/dev/shm"), Path.cwd(), Path("/tmp")]:
         free = shutil.disk_usage(folder).free if folder.is_dir() else 0
         print(f"full_model.py: {folder}: {free / GIB:.0f} GiB free, {need / GIB:.0f} GiB needed", file=sys.stderr)
@@ -119,7 +118,6 @@ def place(need, wanted):
 
 
 def main():
-    """Sizes first, then component by component."""
     if len(sys.argv) not in (2, 3) or sys.argv[1] not in PRESETS:
         sys.exit(__doc__)
     generation, wanted = sys.argv[1], Path(sys.argv[2]) if len(sys.argv) == 3 else None

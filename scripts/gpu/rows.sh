@@ -1,10 +1,12 @@
-# Sourced by scripts whose arguments are LTX2 OUT [ROW…]: `row NAME GPUS ARGUMENTS…` calls their `measure NAME ARGUMENTS…`
-# where the row is wanted and this machine has so many GPUs, and says so where it has not.
+# Sourced by scripts whose arguments are LTX2 OUT [ROW…]. `row NAME GPUS ARGUMENTS…` calls their function
+# `measure NAME ARGUMENTS…` if the row was asked for and this machine has at least that many GPUs.
 ltx2=$1 out=$2
 shift 2
 wanted=" $* "
 mkdir -p "$out"
 gpus=$(nvidia-smi -L | wc -l)
+# NVLink multicast needs rights on the switch; nothing here uses it.
+export NCCL_NVLS_ENABLE=0
 row() {
     local name=$1 needed=$2
     shift 2

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a host with NVIDIA GPUs ready: scripts/gpu/setup.sh [LTX2]. Installs the plugins and shows what `ltx2` sees.
+# Prepares a host with NVIDIA GPUs: scripts/gpu/setup.sh [LTX2]. Installs the plugins and runs `ltx2 doctor`.
 set -euo pipefail
 ltx2=${1:-target/release/ltx2}
 command -v nvidia-smi > /dev/null || { echo "setup.sh: no nvidia-smi: install NVIDIA's driver (580 or newer, for CUDA 13)" >&2; exit 1; }

@@ -1,14 +1,12 @@
 #!/usr/bin/env bash
-# The full-size rehearsal of scripts/verify_real.sh on one GPU: scripts/gpu/verify_full.sh LTX2 [2.0|2.3|2.5] [OPTION…]
+# Runs scripts/verify_real.sh on a random model of the published size on one GPU: scripts/gpu/verify_full.sh LTX2 [2.0|2.3|2.5] [OPTION…]
 #
-# Writes a random model of the published size by diffusers' own save_pretrained, filled on the GPU, then compares ltx2 with the
-# reference on it in bf16; the limit is 1.5 times the distance of two runs of the reference with different attention kernels.
-# It says nothing about published weights. PYTHON (default python3) has torch and transformers; what it lacks of diffusers,
-# accelerate, ltx-core, ltx-pipelines, einops and scipy is taken from the wheels in WHEELS, without the network. WHERE is the
-# folder of the model (63 to 67 GiB), which is taken as a distilled one where its path says `distilled`; left out, the first of /dev/shm, the working folder and /tmp that holds it. Exit code 4:
-# none does.
+# Compares in bf16; the limit is 1.5 times the distance of two runs of the reference with different attention kernels.
+# PYTHON (default: python3) must have torch and transformers. The other packages of the reference are installed from the wheels
+# in WHEELS, if it is set. WHERE is the folder for the model (63 to 67 GiB); default: the first of /dev/shm, the working folder and
+# /tmp with enough space, else exit code 4. A path with `distilled` makes a distilled model.
 set -euo pipefail
-[ $# -ge 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 ltx2=$(realpath "$1")
 generation=${2:-2.0}
 shift $(($# < 2 ? $# : 2))
@@ -16,7 +14,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 out=${OUT:-out/verify-full}
 if [ -n "${WHEELS:-}" ]; then
-    # Not a venv: one made by the Python of another does not see that one's packages.
+    # Not a venv: it would not see the packages of a Python that is itself in a venv.
     "$python" -m pip install -q --no-deps --no-index --upgrade --target "$out/site" "$WHEELS"/*.whl
     PYTHONPATH=$(realpath "$out/site")${PYTHONPATH:+:$PYTHONPATH}
     export PYTHONPATH

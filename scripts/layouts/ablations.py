@@ -1,15 +1,13 @@
-"""The ablation in a page: each history layout next to the one that fixes it, and the collectives that the step removes.
-
-Called by `make ablations`; reads the results of experiments/ablation.yml and writes benchmarks/ablations.md.
-"""
+"""Writes the tables of benchmarks/ablations.md from the results of experiments/ablation.yml; `make ablations` runs it."""
 
 import argparse
 import json
 import pathlib
+import re
 import sys
 
 TARGETS = [("tpu:v5p:2x2x2", "v5p-8"), ("tpu:tpu7x:2x2x1", "TPU7x-8"), ("cuda:h200:1x1x4", "4 H200")]
-# Steps that follow each other: layout, what it does, what was published of it.
+# Consecutive steps: layout, description, published result.
 STEPS = [
     [
         ("before-385", "every weight sharded along the dimension that meets the residual stream",
@@ -39,7 +37,7 @@ def argument(command, flag):
 
 
 def read(path):
-    """Figures by target and layout, and measured seconds of a step by layout."""
+    """Returns figures by target and layout, and measured seconds per step by layout."""
     compiled, measured = {}, {}
     for line in path.read_text().splitlines():
         record = json.loads(line)
@@ -54,7 +52,7 @@ def read(path):
 
 
 def moved(figures):
-    """Runs and megabytes in a block by kind of collective and tensor, or name scope if none is known."""
+    """Returns runs and megabytes per block by kind of collective and by tensor (or name scope)."""
     sums = {}
     for c in figures["collectives"]["list"]:
         if c["per"] == "layer":
@@ -66,7 +64,7 @@ def moved(figures):
 
 
 def more(first, second):
-    """What the first moves more than the second, the largest first; below a megabyte only counted."""
+    """Lists what the first layout moves more than the second, largest first; counts items below 1 MB."""
     none = (0, 0.0)
     rest = {key: (n - second.get(key, none)[0], mb - second.get(key, none)[1]) for key, (n, mb) in first.items()}
     large = sorted(((mb, key, n) for key, (n, mb) in rest.items() if mb >= 1.0), reverse=True)
@@ -109,33 +107,13 @@ def main():
                if (target, layout) not in compiled]
     if missing:
         sys.exit(f"{args.results} lacks {', '.join(missing)}")
-    lines = [
-        "# Layout ablations: what each step saves",
-        "",
-        "The 19B denoising loop at 768x512x121 with a negative prompt, as libtpu and XLA's CUDA compiler make it (3 blocks; "
-        "figures of one block do not depend on their number): MB of collective output a block and device, `predicted` "
-        "milliseconds of a step by the roofline and link model of `ltx2 compile`; measured: milliseconds of a step on four "
-        "H200s, random weights.",
-        "",
-        *table(compiled, measured),
-        "",
-        "The published figures are of other programs on other chips: MaxDiffusion pull requests 385 and 414 and its own "
-        "compiled programs on TPU7x, SGLang pull request 23221, TensorRT-LLM pull request 13687. Compare the "
-        "steps, not the times.",
-        "",
-        "## Collectives that each step removes",
-        "",
-        "Collectives of a block by tensor, output megabytes and runs. For v5p libtpu turns a weight's gather into a chain of "
-        "collective permutes, each overlapped by a part of the matmul. The same with every tensor's place, and between any two "
-        "cases, is in the experiment's `report.html`.",
-        "",
-        *changes(compiled),
-        "",
-        "Made by `make ablations` from experiments/ablation.yml; measured on 2026-11-22 by the same with `--measure` "
-        "([data](calibration/ablation-4.jsonl)), 4 steps, the median of 3 runs.",
-        "",
-    ]
-    args.o.write_text("\n".join(lines))
+    text = args.o.read_text()
+    for mark, lines in (("steps", table(compiled, measured)), ("changes", changes(compiled))):
+        pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"
+        if not re.search(pattern, text, flags=re.S):
+            sys.exit(f"{args.o} has no <!-- {mark} --> … <!-- end -->")
+        text = re.sub(pattern, lambda m, lines=lines: m[1] + "\n".join(lines) + "\n" + m[2], text, flags=re.S)
+    args.o.write_text(text)
 
 
 if __name__ == "__main__":

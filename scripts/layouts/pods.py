@@ -1,8 +1,6 @@
-"""The tables of benchmarks/tpu.md beside its experiments: the text encoder on each slice, LTX-2.5's programs, and one video over
-ever more chips.
+"""Writes three tables of benchmarks/tpu.md from `ltx2 compile --json`; `make tpu-tables` runs it.
 
-Called by `make tpu-tables`; reads nothing but `ltx2 compile --json` and writes between the marks of benchmarks/tpu.md. Rows that
-were compiled before are taken from --cache, under their program's arguments and the program's own fingerprint.
+Reports are cached in --cache by arguments and by the binary's hash.
 """
 
 import argparse
@@ -14,7 +12,7 @@ import re
 import subprocess
 import sys
 
-# Slices by the names of their configurations, with their topologies.
+# Slices by configuration name.
 SLICES = {
     "v5e-16": "tpu:v5e:4x4",
     "v6e-8": "tpu:v6e:2x4",
@@ -24,7 +22,7 @@ SLICES = {
     "v5p-32": "tpu:v5p:2x4x4",
     "tpu7x-8": "tpu:tpu7x:2x2x1",
 }
-# Those with a file for LTX-2.5, and its programs with their names in the table.
+# Slices with a configuration for LTX-2.5, and its programs.
 SLICES_2_5 = ["v6e-8", "v5p-8", "tpu7x-8"]
 PROGRAMS_2_5 = {
     "denoise": "a step with guidance",
@@ -32,7 +30,7 @@ PROGRAMS_2_5 = {
     "video-decoder": "convolutional decoder",
     "diffusion-decoder": "diffusion decoder",
 }
-# One video over ever more chips, then many videos on as many: topology, videos at once, layout and mesh.
+# Topology, concurrent videos, layout and mesh.
 SCALE = [
     ("tpu:v5p:2x2x2", 1, "cfg-ulysses cfg=2,context=4"),
     ("tpu:v5p:2x2x4", 1, "cfg-ulysses cfg=2,context=8"),
@@ -55,7 +53,7 @@ STEPS = 40
 
 
 class Compiler:
-    """`ltx2 compile`, with what it said before."""
+    """Runs `ltx2 compile` and caches its reports."""
 
     def __init__(self, ltx2, cache):
         self.ltx2, self.cache = ltx2, cache
@@ -63,7 +61,7 @@ class Compiler:
         self.version = hashlib.sha256(pathlib.Path(ltx2).read_bytes()).hexdigest()
 
     def figures(self, target, program, arguments):
-        """What a program needs, or why it cannot be compiled."""
+        """Returns the report, or an error."""
         modules = ["--modules", str(self.cache / "modules")]
         command = [self.ltx2, "compile", *modules, "--target", target, "--program", program, *arguments]
         name = hashlib.sha256("\n".join([self.version, *command[1:]]).encode()).hexdigest()[:24]
@@ -84,13 +82,13 @@ def gib(figures):
 
 
 def parts(figures, scale=1.0):
-    """Predicted milliseconds: the step, and what it is made of."""
+    """Returns predicted milliseconds of the step and its parts."""
     ms = figures["predicted_ms"]
     return " | ".join(f"{ms[key] * scale:.1f}" for key in ("step", "compute", "memory", "collective"))
 
 
 def scale(compiler):
-    """1280x768x121 over up to 256 chips: predicted time of a video's steps, and videos per hour."""
+    """Returns the table of 1280x768x121 on up to 256 chips."""
     lines = [
         "| topology | chips | videos at once | layout, mesh | predicted ms a step | matmuls | memory | collectives | "
         f"s of {STEPS} steps | videos per hour | per hour and chip |",
@@ -115,7 +113,7 @@ def scale(compiler):
 
 
 def encoders(compiler):
-    """The text encoder on each slice: two prompts."""
+    """Returns the table of the text encoder on each slice."""
     lines = [
         "| slice | topology | GiB a device | MB moved | predicted ms | matmuls | memory | collectives |",
         "|---|---|---|---|---|---|---|---|",
@@ -130,7 +128,7 @@ def encoders(compiler):
 
 
 def newest(compiler):
-    """LTX-2.5 on the slices that have a file for it."""
+    """Returns the table of LTX-2.5 on the slices that have a configuration for it."""
     lines = [
         "| slice | program | GiB a device | of which temporaries | MB moved | predicted ms | matmuls | memory | collectives |",
         "|---|---|---|---|---|---|---|---|---|",

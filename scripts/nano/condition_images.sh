@@ -1,7 +1,5 @@
 #!/bin/sh
-# The images of docs/guides/pipelines.md: what the toy model makes of given sound, video and prompts. The commands under them are these.
-#
-#   scripts/nano/condition_images.sh [LTX2]          a binary other than target/release/ltx2
+# Makes the images of docs/guides/pipelines.md: scripts/nano/condition_images.sh [LTX2].
 set -eu
 cd "$(dirname "$0")/../.."
 ltx2=${1:-target/release/ltx2}

@@ -1,4 +1,4 @@
-"""The generator: prompt to latents, as LTX2Pipeline computes it, in a form that trains and samples in batches."""
+"""The generator, prompt to latents like LTX2Pipeline, for training and sampling in batches."""
 
 import numpy as np
 import torch
@@ -16,8 +16,6 @@ AUDIO_TOKENS = (world.MEL_FRAMES + 3) // 4
 
 
 class Generator(torch.nn.Module):
-    """Text encoder, connectors and transformer, trained together."""
-
     def __init__(self, folder, device):
         super().__init__()
         self.text = model.load(folder, "text_encoder", device)
@@ -28,7 +26,7 @@ class Generator(torch.nn.Module):
         self._positions()
 
     def _positions(self):
-        """Computes the rotary tables once: there are two grids, and a table a step is many small kernels."""
+        """Caches the rotary tables of both grids."""
         t = self.transformer
         device = next(t.parameters()).device
         videos = [t.rope.prepare_video_coords(1, *grid, device, fps=float(world.FPS)) for grid in (GRID, LARGE)]
@@ -48,11 +46,11 @@ class Generator(torch.nn.Module):
         self.video_coords, self.audio_coords = {video.shape[2]: video for video in videos}, audio
 
     def context(self, ids, mask):
-        """Token ids and mask [batch, tokens] to the two streams' contexts."""
+        """Returns the contexts of both streams for token ids and mask [batch, tokens]."""
         length, window = ids.shape[1], self.text.config.text_config.sliding_window
         row = torch.arange(length, device=ids.device)
         before = row[:, None] - row[None]
-        # A pad sees itself, so that no row of a softmax is empty; no word sees a pad.
+        # Padding attends only to itself, so that no softmax row is empty.
         seen = ((before >= 0) & mask.bool()[:, None, :]) | (before == 0)
         masks = {"full_attention": seen[:, None], "sliding_attention": (seen & (before < window))[:, None]}
         states = self.text.model.language_model(
@@ -61,10 +59,8 @@ class Generator(torch.nn.Module):
         return self.connectors(torch.stack(states, dim=-1).flatten(2, 3), mask)[:2]
 
     def velocity(self, video, audio, contexts, sigma, kept=None):
-        """Velocities of packed latents [batch, n, 32] and [batch, 26, 32] at noise level sigma [batch].
-
-        `kept` [batch, n] is 1 for tokens of a conditioning image, which have no noise.
-        """
+        """Returns velocities of packed latents [batch, n, 32] and [batch, 26, 32] at noise level sigma [batch]. `kept` [batch, n]
+        is 1 for tokens of a conditioning image, which have no noise."""
         batch, count = video.shape[:2]
         each = sigma[:, None].expand(-1, count) if kept is None else sigma[:, None] * (1 - kept)
         return self.transformer(
@@ -76,20 +72,19 @@ class Generator(torch.nn.Module):
 
 
 def tokens(folder, texts, device, length=model.TOKENS):
-    """Ids and mask of prompts, on the device."""
     ids, mask = encode(Tokenizer.from_file(f"{folder}/tokenizer/tokenizer.json"), texts, length)
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
 @torch.no_grad()
 def sample(generator, ids, mask, empty, steps, guidance, audio_guidance, seed):
-    """Packed latents of prompts by Euler steps along the reference's schedule; guidance in data space, as there."""
+    """Returns packed latents by Euler steps on the reference's schedule; guidance is applied to x0."""
     device, batch = ids.device, len(ids)
     noise = torch.Generator("cpu").manual_seed(seed)
     video = torch.randn(batch, GRID[0] * GRID[1] * GRID[2], 32, generator=noise).to(device)
     audio = torch.randn(batch, AUDIO_TOKENS, 32, generator=noise).to(device)
     scheduler = FlowMatchEulerDiscreteScheduler(**{k: v for k, v in model._SCHEDULER.items() if k[0] != "_"})
-    # The shift grows with the token count, here below the smallest it was made for.
+    # The shift depends on the token count, which is below its intended range.
     mu = 0.95 + (video.shape[1] - 1024) / (4096 - 1024) * (2.05 - 0.95)
     scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
     guided = guidance != 1 or audio_guidance != 1
@@ -109,7 +104,7 @@ def sample(generator, ids, mask, empty, steps, guidance, audio_guidance, seed):
 
 
 class Codec(torch.nn.Module):
-    """The autoencoders and the vocoder: clips to packed, normalised latents and back."""
+    """Autoencoders and vocoder: clips to packed, normalised latents and back."""
 
     def __init__(self, folder, device):
         super().__init__()
@@ -124,7 +119,7 @@ class Codec(torch.nn.Module):
         return (video - v.latents_mean) / v.latents_std, (audio - a.latents_mean) / a.latents_std
 
     def unpack(self, video, audio):
-        """Frames in 0..1 [batch, frames, height, width, 3] and samples at 48 kHz [batch, 2, n]."""
+        """Returns frames in 0..1 [batch, frames, height, width, 3] and samples at 48 kHz [batch, 2, n]."""
         v, a = self.vae, self.audio
         video = (video * v.latents_std + v.latents_mean).transpose(1, 2).unflatten(2, GRID)
         audio = (audio * a.latents_std + a.latents_mean).unflatten(2, (a.config.latent_channels, -1)).permute(0, 2, 1, 3)

@@ -1,4 +1,4 @@
-"""Log-mel spectrograms as LTX-2's audio encoder takes them, and the fixed bases of its vocoder."""
+"""Log-mel spectrograms of LTX-2's audio encoder, and the fixed bases of its vocoder."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ RATE, HOP, WINDOW, BINS = 16_000, 160, 1024, 64
 
 
 def slaney_filters(bins, transform, rate, top):
-    """Triangular filters on the Slaney scale, each of unit area: [bins, transform // 2 + 1]."""
+    """Returns triangular filters of unit area on the Slaney scale, [bins, transform // 2 + 1]."""
 
     def mel(hz):
         hz = torch.as_tensor(hz, dtype=torch.float64)
@@ -43,7 +43,7 @@ def log_mel(wave, frames):
 
 @torch.no_grad()
 def fill_stft(vocoder):
-    """Writes windowed Fourier bases and mel filters into the vocoder's buffers, which diffusers leaves at zero."""
+    """Fills the vocoder's Fourier bases and mel filters, which diffusers initialises to zero."""
     config = vocoder.config
     length, stft = config.filter_length, vocoder.mel_stft.stft_fn
     n = torch.arange(length, dtype=torch.float64)
@@ -51,7 +51,7 @@ def fill_stft(vocoder):
     window = torch.hann_window(config.window_length, dtype=torch.float64)
     window = F.pad(window, ((length - len(window)) // 2, (length - len(window) + 1) // 2))
     basis = torch.cat([angle.cos(), -angle.sin()]) * window
-    # Stored as bfloat16: train with what will be there.
+    # Rounded like the stored bfloat16 values.
     stft.forward_basis.copy_(basis[:, None].bfloat16())
     stft.inverse_basis.copy_(torch.linalg.pinv(basis).T[:, None].bfloat16())
     rate = config.input_sampling_rate
@@ -59,7 +59,7 @@ def fill_stft(vocoder):
 
 
 def spectral_loss(got, wanted, windows):
-    """Mean distance of magnitudes and of their logarithms over several window lengths; [..., samples] each."""
+    """Returns the mean distance of magnitudes and log magnitudes over several window lengths."""
     got, wanted = got.reshape(-1, got.shape[-1]), wanted.reshape(-1, wanted.shape[-1])
     total = 0.0
     for length in windows:
@@ -67,7 +67,7 @@ def spectral_loss(got, wanted, windows):
         a, b = (
             torch.stft(x, length, length // 4, window=window, center=True, return_complex=True).abs() for x in (got, wanted)
         )
-        # Sixty decibels below a tone nothing is heard; a lower floor would have most of the loss be about silence.
+        # A floor below -60 dB would make the loss mostly about silence.
         floor = 1e-4 * length
         ratio = a.clamp(min=floor).log() - b.clamp(min=floor).log()
         total = total + (a - b).abs().mean() / b.mean().clamp(min=floor) + 0.5 * ratio.abs().mean()
@@ -94,7 +94,7 @@ def _antialiased(x, alpha, beta, up, down):
 
 
 def quicken(vocoder, compiled):
-    """Replaces the activations of a vocoder in training by ones that compute the same faster."""
+    """Replaces a vocoder's activations by equal, faster ones for training."""
     kernel = torch.compile(_antialiased, dynamic=True) if compiled else _antialiased
     for module in vocoder.modules():
         if type(module).__name__ == "AntiAliasAct1d":

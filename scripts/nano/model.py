@@ -1,4 +1,4 @@
-"""The nano model: LTX-2.3's classes at small widths, and how they are built, written and read in the diffusers layout."""
+"""The toy model: LTX-2.3's classes at small widths; builds, writes and reads the diffusers layout."""
 
 import json
 import pathlib
@@ -103,7 +103,7 @@ _INDEX = {
 
 
 def _text_encoder():
-    """Gemma 3 with a stub of a vision tower, which the class requires and nothing uses."""
+    """Returns Gemma 3 with a stub of the unused vision tower."""
     vision = dict(
         hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
         num_channels=3, vision_use_head=False,
@@ -116,7 +116,7 @@ def _text_encoder():
 
 
 def build(part, seed=0):
-    """A component in float32 with weights to start training from."""
+    """Returns a component in float32 with initial weights."""
     torch.manual_seed(seed)
     if part == "text_encoder":
         return _text_encoder()
@@ -141,7 +141,7 @@ _MEL_MEAN, _MEL_SPREAD = -8.0, 3.2
 
 @torch.no_grad()
 def _centre(*convolutions):
-    """Makes layers that read spectrograms see them with mean 0 and spread 1 at first."""
+    """Normalises spectrograms to mean 0 and deviation 1 in the layers that read them."""
     for layer in convolutions:
         layer.weight.div_(_MEL_SPREAD)
         layer.bias.sub_(_MEL_MEAN * layer.weight.flatten(1).sum(1))
@@ -149,7 +149,7 @@ def _centre(*convolutions):
 
 @torch.no_grad()
 def _calm(transformer):
-    """Starts plainly: no shifts or scales yet, every branch let in by half, velocities of zero."""
+    """Initialises to no shifts or scales, half-open gates, and zero velocities."""
     for name, parameter in transformer.named_parameters():
         if name.endswith("scale_shift_table"):
             parameter.zero_()
@@ -163,7 +163,7 @@ def _calm(transformer):
 
 
 def load(folder, part, device="cpu"):
-    """A component of a written model in float32; fresh where the folder lacks it or a tensor has another shape."""
+    """Loads a component in float32; missing tensors and tensors of another shape keep their initial values."""
     model = build(part)
     path = pathlib.Path(folder) / part if folder else None
     files = sorted(path.glob("*.safetensors")) if path else []
@@ -185,7 +185,7 @@ _SPELLING = {"model.language_model.": "language_model.model.", "model.vision_tow
 
 
 def _old_name(name):
-    """The published repositories' spelling of a text encoder's tensor."""
+    """Returns a tensor name in the spelling of published repositories."""
     for new, old in _SPELLING.items():
         if name.startswith(new):
             return old + name[len(new):]
@@ -200,7 +200,7 @@ def _new_name(name):
 
 
 def save(folder, part, model, tensors=None):
-    """Writes a component in bfloat16, in files below `MAX_SHARD` bytes; `tensors` stand in for the model's own."""
+    """Writes a component in bfloat16, in files below `MAX_SHARD` bytes; `tensors` replace the model's."""
     path = pathlib.Path(folder) / part
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
@@ -238,7 +238,7 @@ def save(folder, part, model, tensors=None):
 
 
 def _plain_text(config):
-    """Both spellings of the positions' settings, so that releases old and new read the same model."""
+    """Adds both spellings of the RoPE settings for old and new releases."""
     return {
         **config, "dtype": "bfloat16", "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window_pattern": 6,
@@ -246,27 +246,9 @@ def _plain_text(config):
 
 
 def save_frame(folder):
-    """Writes what is not weights: index, scheduler, tokenizer."""
+    """Writes index, scheduler and tokenizer."""
     folder = pathlib.Path(folder)
     (folder / "scheduler").mkdir(parents=True, exist_ok=True)
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(_SCHEDULER, indent=2) + "\n")
     (folder / "model_index.json").write_text(json.dumps(_INDEX, indent=2) + "\n")
     save_tokenizer(folder / "tokenizer")
-
-
-if __name__ == "__main__":
-    import sys
-
-    total = 0
-    for part in (*PARTS, "latent_upsampler"):
-        model = build(part)
-        count = sum(t.numel() for t in model.state_dict().values())
-        total += count
-        print(f"{part:18} {count:>10,}")
-        if part == "vae":
-            print("   encoder", sum(p.numel() for p in model.encoder.parameters()))
-        if len(sys.argv) > 1:
-            save(sys.argv[1], part, model)
-    if len(sys.argv) > 1:
-        save_frame(sys.argv[1])
-    print(f"{'all':18} {total:>10,}  {2 * total / 1e6:.1f} MB in bfloat16")

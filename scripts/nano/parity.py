@@ -1,9 +1,8 @@
-"""Clips of held-out prompts by `ltx2` and by diffusers, from the same weights and noise: how far apart they are, and the
-scores of both.
+"""Compares held-out clips by ltx2 and by diffusers from the same weights and noise, and scores both.
 
     python parity.py assets/nano target/release/ltx2 --count 24 [--dtype bf16]
 
-With `--reference FILE`, diffusers' frames and samples of the first prompt are kept for tests/cli/nano_quality.rs.
+`--reference FILE` writes diffusers' frames and samples of the first prompt for tests/cli/nano_quality.rs.
 """
 
 import argparse
@@ -29,10 +28,10 @@ def psnr(a, b):
 
 
 def reference(pipe, prompt, noise, audio_noise):
-    """Diffusers' frames [1, frames, 3, height, width] in 0..1 and samples [1, 2, n] of unpacked noise."""
+    """Returns diffusers' frames [1, frames, 3, height, width] in 0..1 and samples [1, 2, n] for unpacked noise."""
     vae, audio = pipe.vae, pipe.audio_vae
     wide = (1, -1, 1, 1, 1)
-    # The pipeline takes noise as latents that it normalises first.
+    # The pipeline takes noise as latents and normalises them.
     video = noise * vae.latents_std.view(wide) + vae.latents_mean.view(wide)
     packed = audio_noise.permute(0, 2, 1, 3).flatten(2) * audio.latents_std + audio.latents_mean
     sound = packed.unflatten(2, audio_noise.shape[1::2]).permute(0, 2, 1, 3)
@@ -46,7 +45,6 @@ def reference(pipe, prompt, noise, audio_noise):
 
 
 def generate(program, model, prompts, dtype, folder):
-    """The dumps of a run of all prompts."""
     lines = folder / "prompts.txt"
     lines.write_text("".join(f"{p['prompt']}\n" for p in prompts))
     subprocess.run(

@@ -1,7 +1,7 @@
-"""Writes what the tests ask for, all of it held out from training: prompts.py FOLDER
+"""Writes the held-out prompts of the tests: prompts.py FOLDER.
 
-prompts.json: prompts with what is to be seen and heard, of which any eight in a row have every motion once.
-first.png: the first frame of a clip of the second prompt, to be given to image_to_video.
+prompts.json: prompts with the expected contents; any eight consecutive ones have every motion once.
+first.png: the first frame of a clip of the second prompt, for image_to_video.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""What every training stage shares: time, learning rate, whole-step CUDA graphs, averaged weights, logs."""
+"""Shared by the training stages: options, time, learning rate, CUDA graphs, averaged weights, logs."""
 
+import argparse
 import json
 import math
 import os
@@ -13,8 +14,24 @@ from diffusers.models.autoencoders.autoencoder_kl_ltx2 import PerChannelRMSNorm
 from diffusers.models.autoencoders.autoencoder_kl_ltx2_audio import LTX2AudioPixelNorm
 
 
+def arguments(about, *more, **defaults):
+    """Parses the options that every stage has, with a stage's defaults, and the options in `more`."""
+    ask = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("source", help="model folder to start from, or an empty text")
+    ask.add_argument("target", help="model folder to write")
+    ask.add_argument("--steps", type=int, default=10**9)
+    for name, default in defaults.items():
+        ask.add_argument(f"--{name}", type=type(default), default=default)
+    for name, options in more:
+        ask.add_argument(name, **options)
+    return ask.parse_args()
+
+
+DECODER_ONLY = ("--decoder-only", dict(action="store_true", help="keep the latents as they are"))
+
+
 def setup(seed):
-    """The device, seeded, with fast float32 matmuls."""
+    """Returns the device, seeded, with fast float32 matmuls."""
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
@@ -25,21 +42,19 @@ def setup(seed):
 
 
 def _rms(x, eps):
-    """The autoencoders' norm over channels, in one pass over half-width tensors."""
+    """Computes the autoencoders' channel norm in one pass over half-precision tensors."""
     with torch.autocast(x.device.type, enabled=False):
         norm = torch.linalg.vector_norm(x, 2, 1, keepdim=True, dtype=torch.float32)
     return x * torch.rsqrt(norm.square() / x.shape[1] + eps).to(x.dtype)
 
 
 def half(device):
-    """Mixed precision on a GPU, plain float32 elsewhere unless NANO_HALF=1 asks to try it."""
+    """Returns mixed precision on a GPU, and elsewhere if NANO_HALF=1."""
     wanted = device.type == "cuda" or os.environ.get("NANO_HALF") == "1"
     return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
 
 
 class Log:
-    """JSON lines, appended to a file and printed."""
-
     def __init__(self, folder, stage):
         path = pathlib.Path(folder)
         path.mkdir(parents=True, exist_ok=True)
@@ -84,7 +99,7 @@ class Trainer:
         return {k: v.detach() for k, v in values.items()}
 
     def _capture(self):
-        """Three steps to settle allocations, then the graph. What fails is left out, and the program started over."""
+        """Runs three warm-up steps, then captures the graph. On failure, disables the feature and restarts the program."""
         try:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -106,7 +121,7 @@ class Trainer:
         return graph, values
 
     def _set_rate(self, step, share):
-        """Warm-up over steps, level for half of the time, then down to nothing unless it is to stay level."""
+        """Sets the rate: warm-up, constant for half of the time, then cosine decay unless `falls` is off."""
         fall = 0.5 + 0.5 * math.cos(math.pi * min(max(2 * share - 1, 0), 1)) if self.falls else 1.0
         rate = self.peak * min(1, (step + 1) / self.warm) * fall
         self.rate.fill_(rate)
@@ -116,7 +131,7 @@ class Trainer:
         return rate
 
     def run(self, most=10**9, every=None):
-        """Trains until the time is up or `most` steps are done; `every(step, share)` is called between steps."""
+        """Trains for the given time or `most` steps; calls `every(step, share)` between steps."""
         for p in self.parameters:
             p.grad = torch.zeros_like(p)
         graph = None
@@ -135,7 +150,7 @@ class Trainer:
             if every:
                 every(step, share)
             step += 1
-            # Reading a value waits for the device: seldom enough not to matter, often enough to keep time.
+            # Synchronises every 20 steps to keep the time limit.
             if step % 20 == 0 and self.cuda:
                 torch.cuda.synchronize()
             if step in (1, 50) or time.perf_counter() - shown > max(2.0, self.seconds / 40) or step == most:
@@ -149,14 +164,14 @@ class Trainer:
 
     @torch.no_grad()
     def settle(self):
-        """Puts the averaged weights into the model."""
+        """Copies the averaged weights into the model."""
         if self.decay > 0:
             for p, a in zip(self.parameters, self.averages):
                 p.copy_(a)
 
 
 def edges(x):
-    """Differences along width, height and time, of [batch, channels, time, height, width]."""
+    """Returns differences along width, height and time of [batch, channels, time, height, width]."""
     return x.diff(dim=4), x.diff(dim=3), x.diff(dim=2)
 
 

@@ -1,6 +1,6 @@
-"""Detectors: what a clip shows and sounds like, read from frames and samples alone, and how often that is what was asked.
+"""Detects what clips show and sound like, and scores how often that is what was requested.
 
-    python score.py MODEL --truth            # clips of the world itself, and through the autoencoders: the bounds
+    python score.py MODEL --truth            # the rendered clips, and through the autoencoders: upper bounds
     python score.py MODEL --count 96         # generated from held-out prompts
 """
 
@@ -13,7 +13,6 @@ import pathlib
 import numpy as np
 import torch
 
-import model
 import world
 from words import names, plain_caption
 
@@ -22,7 +21,7 @@ _BACKS = np.array(list(world.BACKGROUNDS.values())) / 255
 
 
 def see(frames):
-    """What moves in frames [time, height, width, 3] of 0..1: colour, motion, background, shape, times of bounces."""
+    """Detects colour, motion, background, shape and bounce times in frames [time, height, width, 3] of 0..1."""
     frames = np.asarray(frames, dtype=np.float64)
     back = np.median(frames, axis=(0, 2), keepdims=True)
     far = np.abs(frames - back).max(-1)
@@ -68,19 +67,19 @@ def _motion(there, cx, cy, area, strong):
 
 
 def _bounces(frames, cy):
-    """Times, in frames, of the sharp low points of a path."""
+    """Returns the frames of the sharp low points of a path."""
     low = cy.min() + 0.6 * np.ptp(cy)
     times = []
     for i in range(1, len(cy) - 1):
         if cy[i] >= cy[i - 1] and cy[i] > cy[i + 1] and cy[i] > low:
-            # Down and up again at one speed: where the two lines meet.
+            # Intersection of the falling and the rising line.
             speed = max(cy[i] - cy[i - 1], cy[i] - cy[i + 1], 1e-6)
             times.append(float(frames[i] + (cy[i + 1] - cy[i - 1]) / (2 * speed)))
     return times
 
 
 def _shape(mask):
-    """The outline that overlaps most with a mask, over centres and sizes that fit it."""
+    """Returns the shape whose outline overlaps most with a mask."""
     rows, columns = mask.any(1).nonzero()[0], mask.any(0).nonzero()[0]
     mid_x, mid_y = (columns[0] + columns[-1] + 1) / 2, (rows[0] + rows[-1] + 1) / 2
     span = (columns[-1] - columns[0] + 1 + rows[-1] - rows[0] + 1) / 2
@@ -99,7 +98,7 @@ def _shape(mask):
 
 
 def hear(samples, rate):
-    """Pitch class and onsets (seconds) of samples [2, n]; both empty for silence."""
+    """Returns pitch class and onsets (seconds) of samples [2, n]."""
     mono = np.asarray(samples, dtype=np.float64).mean(0)
     hop = rate // 200
     loud = np.sqrt(np.square(mono[: len(mono) // hop * hop]).reshape(-1, hop).mean(1))
@@ -108,7 +107,7 @@ def hear(samples, rate):
     spectrum = np.abs(np.fft.rfft(mono * np.hanning(len(mono))))
     lines = np.fft.rfftfreq(len(mono), 1 / rate)
     strength = [spectrum[np.abs(lines - p) < 0.12 * p].max() for p in world.PITCHES]
-    # Overtones of a low tone lie on the higher classes, never the other way round.
+    # Overtones of a low tone coincide with higher pitches.
     pitch = max(i for i, s in enumerate(strength) if s > 0.5 * max(strength))
     onsets, ready = [], True
     for i, level in enumerate(loud):
@@ -121,14 +120,14 @@ def hear(samples, rate):
 
 
 def judge(scene, frames, samples, rate):
-    """Which of the things asked for in `scene` are there: a dict of booleans, absent where it does not apply."""
+    """Returns which properties of `scene` are present; inapplicable ones are absent."""
     seen, heard = see(frames), hear(samples, rate)
     wanted = "silent" if scene["silent"] else dict(small="high", medium="middle", large="low")[scene["size"]]
     marks = {k: seen[k] == scene[k] for k in ("colour", "motion", "background", "shape")}
     marks["pitch"] = heard["pitch"] == wanted
     if scene["motion"] == "bounce" and not scene["silent"]:
         seconds = [b / world.FPS for b in seen["bounces"]]
-        # A bounce at the very end has no sound left to look for.
+        # A bounce at the end has no audible sound.
         seconds = [t for t in seconds if t < len(frames) / world.FPS - 0.06]
         near = [min((abs(t - o) for o in heard["onsets"]), default=math.inf) <= 1 / world.FPS for t in seconds]
         marks["beep"] = bool(near) and all(near) and len(heard["onsets"]) <= len(seconds) + 1
@@ -136,13 +135,12 @@ def judge(scene, frames, samples, rate):
 
 
 def table(results):
-    """Shares of right marks, and how many there were."""
     keys = sorted({k for marks in results for k in marks})
     return {k: (round(float(np.mean(v)), 4), len(v)) for k in keys if (v := [m[k] for m in results if k in m])}
 
 
 def test_scenes(count, seed=77):
-    """Held-out scenes, the same for every run of one count."""
+    """Returns held-out scenes, the same on every run."""
     return world.sample(count, torch.Generator().manual_seed(seed), held=True)
 
 
@@ -213,7 +211,7 @@ def main():
 
 
 def sheet(clips, path):
-    """Every fourth frame of some clips, a row each, as an image."""
+    """Writes an image with every fourth frame, one row per clip."""
     from PIL import Image
 
     rows = [np.concatenate(list(clip[::4]), 1) for clip in clips]

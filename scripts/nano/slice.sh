@@ -1,10 +1,9 @@
 #!/bin/bash
-# One slice of training: slice.sh STAGE SECONDS IN OUT
-#   STAGE  codec (both autoencoders and the vocoder), decoders (the same with latents kept), flow (the generator on IN's
-#          autoencoders), finish (flow, and beside it the video decoder for half of the time and the upsampler), all (codec
-#          for SPLIT of the time, then flow), or score
-#   IN     the model folder to go on from, - for none; OUT is a whole model folder again, with the logs as JSON lines
-# Environment: SPLIT (0.55), STEPS (at most so many steps a stage, for trying things out), EXTRA_FLOW, EXTRA_CODEC (options).
+# Trains for a while: slice.sh STAGE SECONDS IN OUT
+#   STAGE  codec (autoencoders and vocoder), decoders (the same with fixed latents), flow (the generator), finish (flow, the video
+#          decoder and the upsampler), all (codec for SPLIT of the time, then flow), or score
+#   IN     the model folder to start from, or -; OUT gets a complete model folder and the logs as JSON lines
+# Environment: SPLIT (0.55), STEPS (limit per stage), COUNT (clips to score), EXTRA_FLOW, EXTRA_CODEC, EXTRA_UPSAMPLER (options).
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 stage=$1 seconds=$2 in=$3 out=$4

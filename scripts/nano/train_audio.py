@@ -1,9 +1,5 @@
-"""Stage: the audio autoencoder and the vocoder, side by side, on sounds made on the device.
+"""Trains the audio autoencoder and the vocoder: train_audio.py IN OUT --seconds 300."""
 
-    python train_audio.py IN OUT --seconds 300
-"""
-
-import argparse
 import os
 import pathlib
 
@@ -13,11 +9,11 @@ import torch.nn.functional as F
 import model
 import world
 from mel import log_mel, quicken, spectral_loss
-from runtime import Log, Trainer, half, setup
+from runtime import DECODER_ONLY, Log, Trainer, arguments, half, setup
 
 
 def resampled(vocoder, low):
-    """Both stages of a vocoder on what the first one made; the second learns nothing of the first."""
+    """Returns the second stage's output; no gradient flows to the first stage."""
     low = low.detach()
     with torch.no_grad():
         mel = vocoder.mel_stft(low.flatten(0, 1))[0].unflatten(0, low.shape[:2]).transpose(2, 3)
@@ -26,15 +22,7 @@ def resampled(vocoder, low):
 
 
 def main():
-    ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("source"), ask.add_argument("target")
-    ask.add_argument("--seconds", type=float, default=300)
-    ask.add_argument("--steps", type=int, default=10**9)
-    ask.add_argument("--batch", type=int, default=32)
-    ask.add_argument("--rate", type=float, default=1e-3)
-    ask.add_argument("--seed", type=int, default=2)
-    ask.add_argument("--decoder-only", action="store_true", help="keep the latents as they are")
-    args = ask.parse_args()
+    args = arguments(__doc__, DECODER_ONLY, seconds=300.0, batch=32, rate=1e-3, seed=2)
     device = setup(args.seed)
     log = Log(args.target, "audio")
     vae = model.load(args.source, "audio_vae", device)
@@ -66,7 +54,7 @@ def main():
         mel = F.l1_loss(again, mels)
         rims = F.l1_loss(again.diff(dim=2), mels.diff(dim=2)) + F.l1_loss(again.diff(dim=3), mels.diff(dim=3))
         prior = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
-        # Half of the vocoder's inputs have been through the autoencoder, as all will be later.
+        # Half of the vocoder's inputs are autoencoded.
         some = args.batch // 2
         first = vocoder.vocoder(torch.cat([again[:some].detach(), mels[some:]]))
         one = spectral_loss(first, low, (256, 512, 1024, 2048)) + 10 * F.l1_loss(first, low)

@@ -1,9 +1,5 @@
-"""Stage: text encoder, connectors and transformer together, by flow matching on latents of clips drawn on the device.
+"""Trains text encoder, connectors and transformer by flow matching: train_flow.py IN OUT --seconds 300 [--wait DIR]."""
 
-    python train_flow.py IN OUT --seconds 300 [--wait DIR]
-"""
-
-import argparse
 import math
 import os
 import pathlib
@@ -18,15 +14,14 @@ import model
 import world
 from flow import AUDIO_TOKENS, GRID, LARGE, Codec, Generator
 from mel import log_mel
-from runtime import Log, Trainer, half, setup
+from runtime import Log, Trainer, arguments, half, setup
 from words import captions, encode
 
 CAPTIONS = 4
 """Paraphrases kept for every clip of the bank."""
 
-
 class Bank:
-    """Latents and captions of the latest clips, overwritten in a ring while training goes on."""
+    """Ring buffer of latents and captions of recent clips."""
 
     def __init__(self, size, grid, codec, tokenizer, device, seed):
         self.size, self.codec, self.tokenizer, self.device = size, codec, tokenizer, device
@@ -55,7 +50,7 @@ class Bank:
 
 
 class Batch:
-    """Latents, captions and noise of one size, drawn anew in place before each step."""
+    """Latents, captions and noise of one size, redrawn in place before each step."""
 
     def __init__(self, count, grid, device):
         self.video = torch.randn(count, math.prod(grid), 32, device=device)
@@ -78,15 +73,15 @@ class Batch:
         which = torch.randint(CAPTIONS, (count,), device=device)
         self.ids.copy_(torch.where(chance(0.12), self.nothing, bank.ids[rows, which]))
         self.noise[0].normal_(), self.noise[1].normal_()
-        # Some clips have their first frame given, as image_to_video has it.
+        # 15 % of clips have a clean first frame, for image_to_video.
         self.kept.copy_(chance(0.15) * self.first)
-        # Most where the schedule spends its steps: a logit-normal draw, shifted towards noise.
+        # Logit-normal noise levels, shifted towards noise like the schedule.
         odds = torch.exp(torch.randn(count, device=device) + 0.6)
         wide = torch.rand(count, device=device)
         self.sigma.copy_(torch.where(chance(0.2)[:, 0], wide, odds / (1 + odds)).clamp(0.002, 1))
 
     def losses(self, generator, contexts):
-        """Squared errors of both streams' velocities; what is given counts for nothing."""
+        """Returns squared velocity errors of both streams, ignoring conditioning tokens."""
         s = self.sigma[:, None, None]
         free = (1 - self.kept)[..., None]
         video = self.video + s * free * (self.noise[0] - self.video)
@@ -97,18 +92,11 @@ class Batch:
 
 
 def main():
-    ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("source"), ask.add_argument("target")
-    ask.add_argument("--seconds", type=float, default=300)
-    ask.add_argument("--until", type=float, help="stop at this time of the clock instead, in seconds since 1970")
-    ask.add_argument("--steps", type=int, default=10**9)
-    ask.add_argument("--batch", type=int, default=256)
-    ask.add_argument("--large", type=int, default=16, help="clips of the second stage's size beside them in a step")
-    ask.add_argument("--bank", type=int, default=16_384)
-    ask.add_argument("--rate", type=float, default=1.5e-3)
-    ask.add_argument("--seed", type=int, default=3)
-    ask.add_argument("--wait", help="folder whose autoencoders another process is still training")
-    args = ask.parse_args()
+    args = arguments(
+        __doc__, ("--until", dict(type=float, help="stop at this Unix time instead of after --seconds")),
+        ("--wait", dict(help="folder whose autoencoders another process is still training")),
+        seconds=300.0, batch=256, large=16, bank=16_384, rate=1.5e-3, seed=3,
+    )
     device = setup(args.seed)
     log = Log(args.target, "flow")
     model.save_frame(args.target)
@@ -138,7 +126,7 @@ def main():
         time.sleep(0.2)
     codec = Codec(args.wait or args.source, device)
     tokenizer = Tokenizer.from_file(f"{args.target}/tokenizer/tokenizer.json")
-    # A slice after others draws other clips than they did.
+    # Later slices draw other clips.
     before = pathlib.Path(args.target, "flow.jsonl").read_text().count('"done"')
     seed = args.seed + 1_000_000 * before
     banks = [

@@ -1,28 +1,15 @@
-"""Stage: the latent upsampler, on pairs of latents of one clip drawn small and drawn with twice the pixels each way.
-
-    python train_upsampler.py IN OUT --seconds 30
-"""
-
-import argparse
+"""Trains the latent upsampler on clips drawn at both sizes: train_upsampler.py IN OUT --seconds 30."""
 
 import torch
 import torch.nn.functional as F
 
 import model
 import world
-from runtime import Log, Trainer, half, setup
+from runtime import Log, Trainer, arguments, half, setup
 
 
 def main():
-    ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("source"), ask.add_argument("target")
-    ask.add_argument("--seconds", type=float, default=30)
-    ask.add_argument("--steps", type=int, default=10**9)
-    ask.add_argument("--batch", type=int, default=128)
-    ask.add_argument("--bank", type=int, default=8192)
-    ask.add_argument("--rate", type=float, default=2e-3)
-    ask.add_argument("--seed", type=int, default=4)
-    args = ask.parse_args()
+    args = arguments(__doc__, seconds=30.0, batch=128, bank=8192, rate=2e-3, seed=4)
     device = setup(args.seed)
     log = Log(args.target, "upsampler")
     vae = model.load(args.source, "vae", device).requires_grad_(False).to(memory_format=torch.channels_last_3d)

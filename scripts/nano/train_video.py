@@ -1,9 +1,5 @@
-"""Stage: the video autoencoder, on clips drawn on the device.
+"""Trains the video autoencoder: train_video.py IN OUT --seconds 300."""
 
-    python train_video.py IN OUT --seconds 300
-"""
-
-import argparse
 import pathlib
 
 import torch
@@ -11,17 +7,17 @@ import torch.nn.functional as F
 
 import model
 import world
-from runtime import Log, Trainer, edge_loss, half, setup
+from runtime import DECODER_ONLY, Log, Trainer, arguments, edge_loss, half, setup
 
 
 def moments(vae, clips):
-    """Means and logarithmic variances of the latents; one variance for all channels of a place."""
+    """Returns means and log variances of the latents, one variance per position."""
     mean, logvar = vae.encoder(clips).float().chunk(2, 1)
     return mean, logvar[:, :1].clamp(-12, 4)
 
 
 def windows(scenes, height, width, *images):
-    """Cuts a window out of every clip, at random around where its shape is halfway."""
+    """Crops a random window around each clip's moving shape."""
     cx, cy = (v[:, 0] for v in world.path(scenes, torch.tensor([world.FRAMES / 2], device=scenes.dice.device))[:2])
     shift = lambda size: (torch.rand(len(scenes), device=cx.device) - 0.5) * size
     left = (cx - width / 2 + shift(width)).long().clamp(0, world.WIDTH - width)
@@ -34,15 +30,7 @@ def windows(scenes, height, width, *images):
 
 
 def main():
-    ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("source"), ask.add_argument("target")
-    ask.add_argument("--seconds", type=float, default=300)
-    ask.add_argument("--steps", type=int, default=10**9)
-    ask.add_argument("--batch", type=int, default=32)
-    ask.add_argument("--rate", type=float, default=1e-3)
-    ask.add_argument("--seed", type=int, default=1)
-    ask.add_argument("--decoder-only", action="store_true", help="keep the latents as they are")
-    args = ask.parse_args()
+    args = arguments(__doc__, DECODER_ONLY, seconds=300.0, batch=32, rate=1e-3, seed=1)
     device = setup(args.seed)
     log = Log(args.target, "vae")
     vae = model.load(args.source, "vae", device)
@@ -52,7 +40,7 @@ def main():
     pool = world.sample(4096 if device.type == "cpu" else 400_000, torch.Generator().manual_seed(args.seed)).to(device)
 
     class View:
-        """So many windows of `height` x `width` pixels around the moving shape, of frames drawn at `scale`."""
+        """Random windows of `height` x `width` pixels around the moving shape, of frames drawn at `scale`."""
 
         def __init__(self, batch, height, width, scale=1):
             self.whole, self.scale = (height, width) == (scale * world.HEIGHT, scale * world.WIDTH), scale
@@ -67,7 +55,7 @@ def main():
             if not self.whole:
                 frames, cover = windows(scenes, *self.clips.shape[3:], frames, cover)
             self.clips.copy_(frames)
-            # The shape and a rim around it count more than the background that fills most of the frame.
+            # Weights the shape and its surroundings more than the background.
             self.weight.copy_(1 + 4 * F.max_pool3d(cover, (1, 7, 7), 1, (0, 3, 3)))
 
         def losses(self):
@@ -91,7 +79,7 @@ def main():
 
     @torch.no_grad()
     def measure(view):
-        """PSNR of frames, and mean and spread of their latents."""
+        """Returns the PSNR of frames, and mean and deviation of their latents."""
         count, total, square, error = 0, 0, 0, []
         for _ in range(4 if device.type == "cpu" else 64):
             view.draw()
@@ -106,12 +94,12 @@ def main():
 
     whole = View(args.batch, world.HEIGHT, world.WIDTH)
     if args.decoder_only:
-        # The second stage's size too, which takes only a decoder that has seen it.
+        # Also trains on the second stage's size.
         large = View(max(args.batch // 8, 1), 2 * world.HEIGHT, 2 * world.WIDTH, 2)
         steps = phase([whole, large], 0.7 * args.rate, args.seconds, True, args.steps)
         psnr = {"psnr": measure(whole)[0], "psnr_large": measure(large)[0]}
     else:
-        # Most of a frame is background: windows teach what a shape looks like at three times the pace, whole frames the rest.
+        # Windows around the shape train three times as fast; full frames follow.
         small = View(min(64, args.batch * 2), 64, 64)
         steps = phase([small], args.rate, 0.55 * args.seconds, False, args.steps)
         steps += phase([whole], 0.7 * args.rate, 0.45 * args.seconds, True, args.steps)

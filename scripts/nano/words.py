@@ -1,12 +1,12 @@
-"""Captions of the nano world: a grammar with paraphrases, and the tokenizer that reads them."""
+"""Captions of the toy world: a grammar with paraphrases, and its tokenizer."""
 
 import collections
-import json
+import pathlib
 import random
+import sys
 
-from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
-from tokenizers.models import BPE
-
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "oracle"))
+from tokenizer import write_tokenizer
 from world import BACKGROUNDS, COLOURS, MOTIONS, SHAPES, SIZES
 
 VOCABULARY = 704
@@ -42,7 +42,7 @@ _LEADS = ["a video of", "a clip:", "animation of", "we see", "here"]
 
 
 def caption(scene, draw):
-    """One caption for a scene given as a dict of names; `draw` is a random.Random."""
+    """Returns a random caption for a scene."""
     pick = draw.choice
     size, motion = scene["size"], scene["motion"]
     colour = lambda name: pick(_COLOUR.get(name, [name]))
@@ -70,7 +70,7 @@ def caption(scene, draw):
 
 
 def plain_caption(scene):
-    """The plainest caption that says all a test asks for."""
+    """Returns the plainest complete caption."""
     pitch = _PITCH[scene["size"]][0]
     sound = "silent" if scene["silent"] else f"{pitch} beeps" if scene["motion"] == "bounce" else f"a {pitch} hum"
     thing = f"a {scene['size']} {scene['colour']} {scene['shape']}"
@@ -78,7 +78,6 @@ def plain_caption(scene):
 
 
 def names(scenes):
-    """Scenes as dicts of names."""
     colours, backgrounds = tuple(COLOURS), tuple(BACKGROUNDS)
     columns = [getattr(scenes, k).tolist() for k in ("shape", "colour", "size", "motion", "background", "silent")]
     others = zip(scenes.other_colour.tolist(), scenes.other_shape.tolist())
@@ -93,7 +92,6 @@ def names(scenes):
 
 
 def captions(scenes, seed):
-    """A caption for every scene."""
     draw = random.Random(seed)
     return [caption(scene, draw) for scene in names(scenes)]
 
@@ -103,7 +101,7 @@ _IMAGE = ["<start_of_image>", "<end_of_image>", "<image_soft_token>"]
 
 
 def _corpus():
-    """Every word of the grammar as the tokenizer cuts them: with the space that follows, or bare at the end."""
+    """Returns the words of the grammar as the tokenizer splits them."""
     phrases = [*COLOURS, *BACKGROUNDS, *SIZES, *_LEADS, *_FORMS, *_OTHER, *_SILENT, *_PLACE, *_HUM, *_BEEP]
     for table in (_SHAPE, _COLOUR, _SIZE, _PITCH, _MOTION):
         phrases += [p for values in table.values() for p in values]
@@ -113,7 +111,7 @@ def _corpus():
 
 
 def _merges(words, room):
-    """Byte-pair merges learned on the words, most frequent pair first, ties broken by text."""
+    """Learns byte-pair merges, most frequent first, ties broken by text."""
     split = [tuple(word + "▁") for word in words] + [tuple(word) for word in words]
     merges = []
     while len(merges) < room:
@@ -136,7 +134,7 @@ def _merges(words, room):
 
 
 def save_tokenizer(folder):
-    """Writes a tokenizer of Gemma's make: BPE with byte fallback over "▁"-joined text, BOS in front, padding on the left."""
+    """Writes a Gemma-style tokenizer: BPE with byte fallback, BOS first, padding on the left."""
     alphabet = sorted(set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789▁.,;:!?'\"-()"))
     base = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *alphabet]
     room = VOCABULARY - len(base) - len(_IMAGE)
@@ -149,27 +147,11 @@ def save_tokenizer(folder):
         vocabulary[f"<unused{index}>"] = len(vocabulary)
     for token in _IMAGE:
         vocabulary[token] = len(vocabulary)
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=kept, fuse_unk=True, unk_token="<unk>", byte_fallback=True))
-    tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", pair="<bos> $A <bos>:1 $B:1", special_tokens=[("<bos>", 2)]
-    )
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens([*_SPECIAL, *_IMAGE])
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False) + "\n")
-    config = {
-        "add_bos_token": True, "add_eos_token": False, "bos_token": "<bos>", "clean_up_tokenization_spaces": False,
-        "eos_token": "<eos>", "mask_token": "<mask>", "model_max_length": 1024, "pad_token": "<pad>",
-        "padding_side": "left", "tokenizer_class": "GemmaTokenizer", "unk_token": "<unk>",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    return tokenizer
+    return write_tokenizer(folder, vocabulary, kept, [*_SPECIAL, *_IMAGE])
 
 
 def encode(tokenizer, texts, length):
-    """Ids and mask, [texts, length] lists: BOS in front, cut on the right, padded on the left."""
+    """Returns ids and masks, [texts, length]: BOS first, truncated on the right, padded on the left."""
     ids, masks = [], []
     for item in tokenizer.encode_batch([t.strip() for t in texts]):
         kept = item.ids[:length]

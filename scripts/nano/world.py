@@ -1,8 +1,8 @@
-"""The nano world: short clips of a flat shape that moves, and the sound it makes, drawn in batches on any device.
+"""The toy world: short clips of a moving flat shape and its sound, drawn in batches on any device.
 
-A clip is a row of `Scenes`. Everything heard follows from what is seen: pitch from size, timbre from shape, a beep at each
-bounce, loudness from growing and fading, the stereo side from where the shape is. All tones are multiples of 400 Hz with
-phases locked to the clip's clock, so that a spectrogram determines its waveform.
+Sound follows from the picture: pitch from size, timbre from shape, a beep at each bounce, loudness from growing and fading,
+stereo
+position from x. All tones are multiples of 400 Hz with fixed phases, so that a spectrogram determines its waveform.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ _NAMES, _BACK = tuple(COLOURS), tuple(BACKGROUNDS)
 
 @dataclasses.dataclass
 class Scenes:
-    """A batch of clips: indices into the lists above, and what no caption says. Every field is [batch]."""
+    """A batch of clips: indices into the lists above and unnamed parameters. Every field is [batch]."""
 
     shape: torch.Tensor
     colour: torch.Tensor
@@ -62,12 +62,12 @@ class Scenes:
 
 
 def held_out(shape, colour, motion):
-    """Whether a combination is kept out of training: 32 of 256, every shape, colour and motion among them."""
+    """Returns whether a combination is excluded from training: 32 of 256."""
     return (shape * 5 + colour * 3 + motion * 7 + shape * motion + colour * motion) % 32 < 5
 
 
 def sample(count, generator, held=False):
-    """Random scenes on the CPU; `held` draws only combinations that training never sees."""
+    """Draws scenes on the CPU; `held` draws only held-out combinations."""
     draw = lambda high, n=count: torch.randint(high, (n,), generator=generator)
     shape, colour, motion = draw(4), draw(8), draw(8)
     for _ in range(200):
@@ -96,7 +96,7 @@ def _between(dice, low, high):
 
 
 def path(s, times):
-    """Centre x, centre y, radius and opacity at frame `times` [n]: each [batch, n]."""
+    """Returns centre x, centre y, radius and opacity at frame `times` [n], each [batch, n]."""
     t, d = times[None], s.dice[:, :, None]
     share = (t / (FRAMES - 1)).clamp(max=1.1)
     base = torch.tensor(RADII, device=t.device)[s.size][:, None] * _between(d[:, 0], 0.95, 1.05)
@@ -123,29 +123,28 @@ def path(s, times):
 
 
 def _period(s):
-    """Frames from bounce to bounce."""
     return _between(s.dice[:, 4:5], 8, 11)
 
 
 def _phase(s):
-    """Where in its arc a bouncing shape starts: between just risen and the top."""
+    """Returns the position in its arc at which a bouncing shape starts."""
     return _between(s.dice[:, 5:6], 0.2, 0.6)
 
 
 def bounce_times(s):
-    """Frame numbers at which a bouncing shape touches the floor, [batch, 4]; infinity where it does not."""
+    """Returns the frames at which a shape touches the floor, [batch, 4]; infinity if it does not."""
     hits = (torch.arange(1, 5, device=s.dice.device)[None] - _phase(s)) * _period(s)
     real = (hits < FRAMES - 0.5) & (s.motion == MOTIONS.index("bounce"))[:, None]
     return torch.where(real, hits, torch.full_like(hits, math.inf))
 
 
 def _distance(shape, x, y, r):
-    """Signed distance to the outline of a shape of radius r, negative inside. Shapes of one radius look equally big."""
+    """Returns the signed distance to the outline of a shape of radius r, negative inside."""
     length = (x * x + y * y).sqrt()
     circle = length - r
     square = torch.maximum(x.abs(), y.abs()) - 0.88 * r
     triangle = torch.maximum(y - 0.62 * r, 0.866 * x.abs() - 0.5 * y - 0.62 * r)
-    # A star is ten mirrored wedges; each one's edge runs from the tip at 1.2 r to the notch at 0.52 r.
+    # A star is ten mirrored wedges from the tip at 1.2 r to the notch at 0.52 r.
     wedge = math.pi / 5
     turn = ((torch.atan2(x, -y) + wedge) % (2 * wedge) - wedge).abs()
     along, aside = 0.52 * math.cos(wedge) - 1.2, 0.52 * math.sin(wedge)
@@ -155,10 +154,8 @@ def _distance(shape, x, y, r):
 
 
 def render(s, times=None, scale=1):
-    """Frames [batch, 3, frames, height, width] in -1..1 and the moving shape's coverage [batch, 1, frames, height, width].
-
-    `scale` draws the same frame with so many times the pixels each way.
-    """
+    """Returns frames [batch, 3, frames, height, width] in -1..1 and the moving shape's coverage; `scale` multiplies the pixels per
+    side."""
     device = s.dice.device
     times = torch.arange(FRAMES, device=device, dtype=torch.float32) if times is None else times
     cx, cy, r, opacity = (v[:, :, None, None] for v in path(s, times))
@@ -170,7 +167,7 @@ def render(s, times=None, scale=1):
     colours = torch.tensor(list(COLOURS.values()), device=device) / 127.5 - 1
     back = torch.tensor(list(BACKGROUNDS.values()), device=device) / 127.5 - 1
     pick = lambda i: i.clamp(min=0)[:, None, None, None]
-    # Brighter above, darker below; a bouncing shape has a floor to bounce on.
+    # Brighter at the top, darker at the bottom, with a floor for bouncing shapes.
     light = 0.10 - 0.2 * y / HEIGHT
     floor = 0.12 * (y - FLOOR).clamp(0, 1)[None] * (s.motion == MOTIONS.index("bounce"))[:, None, None]
     frames = (back[s.background][:, :, None, None] + light - floor[:, None])[:, :, None]
@@ -185,7 +182,7 @@ def render(s, times=None, scale=1):
 
 
 def _tables(rate, device):
-    """One 400 Hz period of every (shape, size), [4, 3, rate / 400]: sine, odd harmonics, soft odd harmonics, all."""
+    """Returns one 400 Hz period of every (shape, size), [4, 3, rate / 400]."""
     n = torch.arange(rate // 400, device=device) / rate
     rows = []
     for shape in range(4):
@@ -200,7 +197,7 @@ def _tables(rate, device):
 
 
 def sound(s, rate=16_000):
-    """Stereo samples [batch, 2, n] at 16 or 48 kHz."""
+    """Returns stereo samples [batch, 2, n] at 16 or 48 kHz."""
     device = s.dice.device
     n = torch.arange(SAMPLES * (rate // 16_000), device=device)
     seconds = n / rate
@@ -220,7 +217,7 @@ def sound(s, rate=16_000):
 
 
 def _at(values, seconds):
-    """Values at whole frames [batch, frames], read between them at `seconds`."""
+    """Interpolates values [batch, frames] at `seconds`."""
     place = (seconds * FPS).clamp(max=values.shape[1] - 1.001)
     low = place.floor().long()
     return values[:, low] + (values[:, low + 1] - values[:, low]) * (place - low)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes tests/fixtures/samplers/ancestral_loops.json: ancestral Euler on latents of both streams, with the steps of both
-references and their draws. Usage: ancestral.py FOLDER, of Lightricks' repository at 400fd31.
+"""Writes tests/fixtures/samplers/ancestral_loops.json: ancestral Euler by both references; argument: Lightricks' checkout at
+400fd31.
 
-The velocity is 0.3 times the latents. `official`: a generator seeded 10000 behind the request's, which draws video's noise
-before audio's, in f32 or bf16; the last step draws none. `diffusers`: the request's generator goes on.
+The velocity is 0.3 times the latents. `official`: a generator seeded with the request's seed + 10000 draws video noise before
+audio
+noise, in f32 or bf16, none in the last step. `diffusers`: the request's generator continues.
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from diffusers import LTXEulerAncestralRFScheduler
 sys.path.insert(0, str(Path(sys.argv[1]) / "packages/ltx-core/src"))
 from ltx_core.components.diffusion_steps import EulerAncestralDiffusionStep  # noqa: E402
 
-OUT = Path(__file__).parents[2] / "tests/fixtures/samplers/ancestral_loops.json"
+from common import FIXTURES, write_json  # noqa: E402
+
 SIGMAS = [1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0]
 TOKENS = [[6, 4], [5, 7]]
 SEED = 21
@@ -65,8 +66,7 @@ def main():
         }
         for draws, eta, latents in made
     ]
-    text = json.dumps(loops, separators=(",", ":")).replace('{"draws"', '\n{"draws"')
-    OUT.write_text(text + "\n")
+    write_json(FIXTURES / "samplers" / "ancestral_loops.json", loops, ('{"draws"',))
 
 
 if __name__ == "__main__":

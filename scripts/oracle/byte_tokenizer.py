@@ -1,9 +1,6 @@
-#!/usr/bin/env python3
-"""Writes tests/fixtures/tokenizer/ids.json, and the tokenizer `merges` beside it.
+"""Writes tests/fixtures/tokenizer/ids.json and the tokenizer `merges`: token ids by transformers' AutoTokenizer.
 
-`bytes` is the tokenizer that this project writes for random models: it lies there already, and is what
-`ltx2 init --preset nano DIR` puts into DIR/tokenizer. `merges` is a Gemma-style BPE trained here, with turn markers as
-added tokens. For both, transformers' AutoTokenizer gives the ids as the LTX-2 pipeline asks for them.
+`bytes` is the tokenizer that `ltx2 init --preset nano` writes; `merges` is a Gemma-style BPE with turn markers, trained here.
 """
 
 import json
@@ -15,7 +12,9 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, GemmaTokenizerFast
 
-OUT = Path(__file__).parents[2] / "tests/fixtures/tokenizer"
+from common import FIXTURES, write_json
+
+OUT = FIXTURES / "tokenizer"
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
 TEXT = """A red fox runs through the snow while the camera follows it from the side; the snow crunches under its feet.
 Rain falls on the roof of a small house. A woman opens the window and sings, softly, to the street below.
@@ -49,7 +48,7 @@ def train(directory: Path) -> None:
     tokenizer = Tokenizer.from_str(json.dumps(data))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.post_processor = processors.TemplateProcessing("<bos> $A", "<bos> $A <bos>:1 $B:1", [("<bos>", 2)])
-    # Settings that a file may carry and that must not count: the caller's length does.
+    # Padding settings in the file must be ignored.
     tokenizer.enable_padding(pad_id=0, pad_token="<pad>")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -83,9 +82,7 @@ def main() -> None:
     versions = {"transformers": transformers.__version__, "tokenizers": tokenizers.__version__}
     data = {"script": "scripts/oracle/byte_tokenizer.py", "versions": versions, "seed": None}
     data["tokenizers"] = [reference("bytes"), reference("merges")]
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace('{"prompt"', '\n{"prompt"')
-    (OUT / "ids.json").write_text(text + "\n")
+    write_json(OUT / "ids.json", data, ('{"prompt"',))
 
 
-if __name__ == "__main__":
-    main()
+COMPONENTS = {"ids": main}

@@ -1,4 +1,4 @@
-"""LTX-2.5 whole: a model whose parts in the form of LTX-2.3 are links to that one's, and its pipelines of one and two passes."""
+"""Writes LTX-2.5's model, whose parts that equal LTX-2.3's are links, and its requests in one and two passes."""
 
 import shutil
 from contextlib import contextmanager, nullcontext
@@ -8,7 +8,7 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler, LTX2DFRPipeline, LTX2LatentUpsamplePipeline, LTX2Pipeline, LTX2VideoDiffusionDecodePipeline,
     LTX2VideoDiffusionDecoderModel, LTXEulerAncestralRFScheduler,
 )
-from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, LTX2TextConnectors
+from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel
 from diffusers.pipelines.ltx2.utils import DISTILLED_SIGMA_VALUES
 from transformers import AutoTokenizer
 
@@ -34,20 +34,8 @@ _LINKS = {
 }
 
 
-def _connectors():
-    c = models.TRANSFORMER["dit_2_5"]
-    return LTX2TextConnectors(
-        caption_channels=_TEXT["hidden_size"], text_proj_in_factor=_TEXT["num_hidden_layers"] + 1,
-        video_connector_num_attention_heads=2, video_connector_attention_head_dim=10, video_connector_num_layers=1,
-        video_connector_num_learnable_registers=4, video_gated_attn=True, audio_connector_num_attention_heads=2,
-        audio_connector_attention_head_dim=6, audio_connector_num_layers=1, audio_connector_num_learnable_registers=4,
-        audio_gated_attn=True, rope_type="split", per_modality_projections=True,
-        video_hidden_dim=c["cross_attention_dim"], audio_hidden_dim=c["audio_cross_attention_dim"], proj_bias=True,
-    )
-
-
 def save():
-    """The text encoder and its connectors in bfloat16, and links to the parts of other models."""
+    """Writes the text encoder and connectors in bfloat16, and links to other models' parts."""
     folder = MODELS / NAME
     if keeps(folder):
         return
@@ -58,7 +46,9 @@ def save():
     text = cases_gemma4.text_encoder(NAME, _TEXT, models.VOCABULARY).to(torch.bfloat16)
     text.save_pretrained(folder / "text_encoder")
     (folder / "text_encoder" / "generation_config.json").unlink(missing_ok=True)
-    connectors = randomise(_connectors(), f"{NAME}/connectors").to(torch.bfloat16)
+    dit = models.TRANSFORMER["dit_2_5"]
+    connectors = cases_gemma4.connectors(_TEXT, (10, 6), (dit["cross_attention_dim"], dit["audio_cross_attention_dim"]))
+    connectors = randomise(connectors, f"{NAME}/connectors").to(torch.bfloat16)
     connectors.save_pretrained(folder / "connectors")
     read = lambda part: models.load(_LINKS[part], part)
     LTX2Pipeline(
@@ -70,7 +60,7 @@ def save():
 
 @contextmanager
 def marked(network):
-    """Has the transformer mark the tokens of the first latent frame, as Lightricks' pipelines do."""
+    """Makes the transformer mark the tokens of the first latent frame, like Lightricks' pipelines."""
     own = network.forward
 
     def forward(hidden_states, *rest, num_frames, height, width, **more):
@@ -87,9 +77,8 @@ def marked(network):
         network.forward = own
 
 
-def _ancestral(seed):
-    """The scheduler with draws of Lightricks' loop: one generator of both streams, behind the request's seed."""
-    source = torch.Generator("cpu").manual_seed(seed + 10_000)
+def ancestral(source):
+    """Returns the scheduler with noise of one generator for both streams."""
 
     class Drawn(LTXEulerAncestralRFScheduler):
         def set_timesteps(self, sigmas, device=None, mu=None):
@@ -115,7 +104,7 @@ def _arguments(request, scheduler_sigmas):
 
 
 def _decoded(pipeline, video, audio):
-    """Frames and samples of final latents, as the pipeline's own end makes them."""
+    """Returns final latents with their frames and samples, decoded like at the end of the pipeline."""
     frames = pipeline.vae.decode(video, None, return_dict=False)[0]
     frames = pipeline.video_processor.postprocess_video(frames, output_type="pt")
     samples = pipeline.vocoder(pipeline.audio_vae.decode(audio, return_dict=False)[0])
@@ -135,7 +124,6 @@ def _one_pass(pipeline, request):
 
 
 def diffusion_decoder():
-    """A decoder with latents of its own mean and deviation."""
     name = "diffusion_d"
     decoder = randomise(LTX2VideoDiffusionDecoderModel(**cases_diffusion_decoder.CONFIGS[name]), name)
     decoder.latents_mean.copy_(torch.tensor([0.25, -0.5]))
@@ -144,8 +132,7 @@ def diffusion_decoder():
 
 
 def _by_diffusion(pipeline, request):
-    """One pass whose video is decoded by diffusion, whole or in tiles: its noise is what the generator gives behind that of the
-    pass. The decoder has latents of its own mean and deviation; other weights are drawn by seed, and not stored."""
+    """Runs one pass and decodes by diffusion, whole or in tiles, with noise of the same generator."""
     source = torch.Generator("cpu").manual_seed(request["seed"])
     video, _ = _latents(pipeline, request, source)
     decoder = diffusion_decoder()
@@ -156,6 +143,10 @@ def _by_diffusion(pipeline, request):
             **{f"tile_sample_min_{axis}": size for axis, (size, _) in sizes.items()},
             **{f"tile_sample_stride_{axis}": size - overlap for axis, (size, overlap) in sizes.items()},
         )
+    return decode_by_diffusion(pipeline, decoder, video, source)
+
+
+def decode_by_diffusion(pipeline, decoder, video, source):
     vae = pipeline.vae
     plain = pipeline._normalize_latents(video, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
     decode = LTX2VideoDiffusionDecodePipeline(diffusion_decoder=decoder, scheduler=pipeline.scheduler)
@@ -163,12 +154,18 @@ def _by_diffusion(pipeline, request):
     return {"latents.video": video, "video": frames}
 
 
+def upsampled(pipeline, video):
+    upsample = LTX2LatentUpsamplePipeline(pipeline.vae, models.load("upsampler_plain", "latent_upsampler"))
+    return upsample(latents=video, output_type="latent", return_dict=False)[0]
+
+
 def _two_passes(pipeline, request):
-    """Eight ancestral steps at half size, or two thirds, three plain ones at full size; noise of both from one generator."""
+    """Runs eight ancestral steps at a half or two thirds of the size, then three Euler steps at full size."""
     times, of = (3, 2) if "upsampler" in request else (2, 1)
     half = dict(request, **{side: request[side] // times * of for side in ("width", "height")})
     source = torch.Generator("cpu").manual_seed(request["seed"])
-    pipeline.scheduler = _ancestral(request["seed"])
+    # Seeded like Lightricks' loop.
+    pipeline.scheduler = ancestral(torch.Generator("cpu").manual_seed(request["seed"] + 10_000))
     video, audio = pipeline(
         generator=source, output_type="latent", width=half["width"], height=half["height"],
         **_arguments(half, DISTILLED_SIGMA_VALUES + [0.0]),
@@ -202,8 +199,7 @@ def _two_passes(pipeline, request):
 
 
 def _two_passes_by_itself(pipeline, request):
-    """The same as diffusers' own pages have it: plain steps in both passes, of the model's scheduler and of one that takes noise
-    levels as they are, and noise by the pipeline where it is given latents."""
+    """Runs two passes of plain steps like diffusers' documentation, whose pipeline draws the second pass's noise."""
     half = dict(request, width=request["width"] // 2, height=request["height"] // 2)
     source = torch.Generator("cpu").manual_seed(request["seed"])
     video, audio = pipeline(
@@ -211,8 +207,7 @@ def _two_passes_by_itself(pipeline, request):
         **_arguments(half, DISTILLED_SIGMA_VALUES),
     )
     first = {"stage_1.latents.video": video, "stage_1.latents.audio": audio}
-    upsample = LTX2LatentUpsamplePipeline(pipeline.vae, models.load("upsampler_plain", "latent_upsampler"))
-    larger = upsample(latents=video, output_type="latent", return_dict=False)[0]
+    larger = upsampled(pipeline, video)
     pipeline.scheduler = verbatim_scheduler()
     video, audio = pipeline(
         generator=source, output_type="latent", width=request["width"], height=request["height"], latents=larger,
@@ -222,8 +217,7 @@ def _two_passes_by_itself(pipeline, request):
 
 
 def _beside_a_generated_frame(pipeline, request):
-    """A pass by diffusers' pipeline of generated keyframes: one of 25 frames has such a one at its end. Noise is that of its whole
-    sequence, the generated frame's behind the video's own."""
+    """Runs one pass by `LTX2DFRPipeline`, which generates a keyframe at frame 24."""
     parts = {name: part for name, part in pipeline.components.items() if name != "scheduler"}
     whole = LTX2DFRPipeline(scheduler=verbatim_scheduler(), **parts)
     made = whole(
@@ -264,7 +258,7 @@ _CASES = {
         dict(_COMMON, width=64, height=64, num_frames=25, seed=7, guidance={"video": _NEUTRAL, "audio": _NEUTRAL}),
     ),
 }
-# They mark what they mark.
+# diffusers marks frames by itself.
 _BY_THEMSELVES = (_two_passes_by_itself, _beside_a_generated_frame)
 _STRIDES = {"video": (1, 4, 1, 9, 9), "audio": (1, 1, 53)}
 

@@ -1,15 +1,11 @@
-"""Whole runs of diffusers' own pipelines with conditions of a strength below 1, with another motion speed, with ancestral steps in
-two passes, and with a tokenizer that adds no BOS. Each case has its request in this project's settings."""
+"""Writes requests by diffusers' pipelines: strengths below 1, another motion speed, ancestral steps, a tokenizer without BOS."""
 
 import json
 import tempfile
 from pathlib import Path
 
 import torch
-from diffusers import (
-    LTX2ConditionPipeline, LTX2ImageToVideoPipeline, LTX2InContextPipeline, LTX2LatentUpsamplePipeline, LTX2Pipeline,
-    LTX2VideoDiffusionDecodePipeline, LTXEulerAncestralRFScheduler,
-)
+from diffusers import LTX2ConditionPipeline, LTX2ImageToVideoPipeline, LTX2InContextPipeline, LTX2Pipeline
 from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from diffusers.pipelines.ltx2.pipeline_ltx2_ic_lora import LTX2ReferenceCondition
 from diffusers.pipelines.ltx2.utils import DISTILLED_SIGMA_VALUES, STAGE_2_DISTILLED_SIGMA_VALUES
@@ -26,12 +22,12 @@ _PRESETS = {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3", "tiny_2_5": "ltx2_5_distille
 _RESCALED = {"video": _neutral(3.0, modality=3.0, rescale=0.7), "audio": _neutral(7.0, modality=2.0, rescale=0.4)}
 _FULL = {stream: _neutral(cfg, stg=1.0, modality=3.0, rescale=0.7) for stream, cfg in (("video", 3.0), ("audio", 7.0))}
 _PLAIN = {"video": _neutral(), "audio": _neutral()}
-# Their names, frames and strengths; the second is appended to the video's tokens.
+# Name, frame and strength; the second is appended to the video's tokens.
 _IMAGES = [("frame.png", 0, 0.8), ("shapes.png", 1, 0.5)]
 
 
 def _pattern():
-    """Nine frames of 32 x 32, the pattern `square` of cases_references.py."""
+    """Returns the pattern `square` of cases_references.py."""
     f, y, x, c = torch.meshgrid(*(torch.arange(n) for n in (9, 32, 32, 3)), indexing="ij")
     pixels = ((f * 11 + y * 5 + x * 3 + c * 40 + len("square") * 17) % 256).to(torch.uint8)
     return [Image.fromarray(frame.numpy()) for frame in pixels]
@@ -42,7 +38,6 @@ def _open(name):
 
 
 def _conditions(images):
-    """Frame f is latent frame (f + 7) / 8: the first is 0."""
     return [LTX2VideoCondition(_open(name), (frame + 7) // 8, strength, crf=0) for name, frame, strength in images]
 
 
@@ -55,7 +50,6 @@ def _pipeline(kind, name):
 
 
 def _keys(asked, *more):
-    """A request in this project's settings."""
     names = ("prompt", "negative_prompt", "seed", "width", "height", "num_frames", "frame_rate", "max_sequence_length")
     keys = [f"request.{key}={asked[key]}" for key in names]
     keys += [f"guidance.{s}.{key}={value}" for s, values in asked["guidance"].items() for key, value in values.items()]
@@ -86,7 +80,7 @@ def _one_pass(case, name, kind, asked, *more, references=(), **arguments):
 
 
 def one_pass():
-    """Guidance with rescaled deviations, which read the clean predictions of known tokens too."""
+    """Writes cases with rescaled guidance, whose deviation also covers known tokens."""
     asked = _request(width=96, height=64, num_frames=9, steps=2, guidance=_RESCALED, sigma_shift="diffusers")
     first = dict(asked, images=[("frame.png", 0, 1.0)])
     _one_pass("first", "tiny_a", LTX2ImageToVideoPipeline, first, image=_open("frame.png"), image_crf=0)
@@ -119,19 +113,14 @@ def _half(asked):
     return dict(asked, width=asked["width"] // 2, height=asked["height"] // 2)
 
 
-def _upsampled(pipeline, video):
-    upsample = LTX2LatentUpsamplePipeline(pipeline.vae, models.load("upsampler_plain", "latent_upsampler"))
-    return upsample(latents=video, output_type="latent", return_dict=False)[0]
-
-
 def two_passes():
-    """Eight steps at half size and three behind the upsampler, from images of a strength below 1 in both."""
+    """Writes two passes of eight and three steps, both from images with strength below 1."""
     name, asked = cases_2_5.NAME, dict(cases_2_5._DISTILLED, images=_IMAGES)
     pipeline = _pipeline(LTX2ConditionPipeline, name)
     source = torch.Generator("cpu").manual_seed(asked["seed"])
     video, audio = pipeline(generator=source, **_arguments(_half(asked), DISTILLED_SIGMA_VALUES))
     first = {"stage_1.latents.video": video, "stage_1.latents.audio": audio}
-    larger = _upsampled(pipeline, video)
+    larger = cases_2_5.upsampled(pipeline, video)
     pipeline.scheduler = verbatim_scheduler()
     video, audio = pipeline(
         generator=source, latents=larger, audio_latents=audio, noise_scale=STAGE_2_DISTILLED_SIGMA_VALUES[0],
@@ -142,38 +131,24 @@ def two_passes():
 
 
 def ancestral():
-    """Ancestral steps in two passes of eight steps and of three, then the diffusion decoder: one generator makes all noise. diffusers'
-    pipelines give their scheduler no generator; here it has the call's, as in LTX2DFRPipeline."""
+    """Writes two ancestral passes and the diffusion decoder. The scheduler gets the call's generator, as in LTX2DFRPipeline."""
     name, asked = cases_2_5.NAME, dict(cases_2_5._DISTILLED, width=64, height=64)
     pipeline = models.load_pipeline(name)
     source = torch.Generator("cpu").manual_seed(asked["seed"])
-
-    class Drawn(LTXEulerAncestralRFScheduler):
-        def set_timesteps(self, sigmas, device=None, mu=None):
-            super().set_timesteps(sigmas=sigmas, device=device)
-
-        def step(self, model_output, timestep, sample, return_dict=True):
-            return super().step(model_output, timestep, sample, generator=source, return_dict=return_dict)
-
-    pipeline.scheduler = Drawn(eta=1.0)
+    pipeline.scheduler = cases_2_5.ancestral(source)
     video, audio = pipeline(generator=source, **_arguments(_half(asked), DISTILLED_SIGMA_VALUES + [0.0]))
     outputs = {"stage_1.latents.video": video, "stage_1.latents.audio": audio}
     video, audio = pipeline(
-        generator=source, latents=_upsampled(pipeline, video), audio_latents=audio,
+        generator=source, latents=cases_2_5.upsampled(pipeline, video), audio_latents=audio,
         noise_scale=STAGE_2_DISTILLED_SIGMA_VALUES[0], **_arguments(asked, STAGE_2_DISTILLED_SIGMA_VALUES + [0.0]),
     )
-    decoder = cases_2_5.diffusion_decoder()
-    vae = pipeline.vae
-    plain = pipeline._normalize_latents(video, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
-    decode = LTX2VideoDiffusionDecodePipeline(diffusion_decoder=decoder, scheduler=pipeline.scheduler)
-    frames = decode(plain, generator=source, output_type="pt", return_dict=False)[0]
-    outputs |= {"latents.video": video, "latents.audio": audio, "video": frames}
+    outputs |= {"latents.audio": audio} | cases_2_5.decode_by_diffusion(pipeline, cases_2_5.diffusion_decoder(), video, source)
     kinds = ["sampler.kind=euler_ancestral", "two_stage.sampler=euler_ancestral", "sampler.sigma_shift=official"]
     _write("ancestral", name, _keys(asked, "model.decoder=diffusion", *kinds), outputs, asked["seed"])
 
 
 def without_bos():
-    """A prompt and an empty negative one by a tokenizer whose file adds no BOS, as transformers 5 saves it by default."""
+    """Writes a case whose tokenizer file adds no BOS, which is how transformers 5 saves it."""
     asked = _request(width=96, height=64, num_frames=9, steps=3, sigma_shift="diffusers", negative_prompt="")
     pipeline = _pipeline(LTX2Pipeline, "tiny_a")
     with tempfile.TemporaryDirectory() as folder:

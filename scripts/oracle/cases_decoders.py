@@ -1,4 +1,4 @@
-"""Fixtures of the video VAE (both ways), the audio VAE decoder and the vocoder."""
+"""Writes the video VAE, the audio VAE decoder, the vocoder and the upsamplers."""
 
 import json
 
@@ -8,13 +8,13 @@ from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline
 import models
 from common import randn, relative_l2, show, write_case
 
-# Odd strides meet every phase of the power-of-two upsampling: a large output is stored thinned.
+# Odd strides meet every phase of the power-of-two upsampling.
 STRIDES = {"video": (1, 1, 1, 5, 7), "audio": (1, 1, 7)}
 FULL_LIMIT = 24_000
 
 
 def thin(outputs, all_strides=STRIDES, limit=FULL_LIMIT):
-    """Replaces an output of more than `limit` bytes by `<name>.strided`; returns the outputs and the metadata that says so."""
+    """Thins outputs of more than `limit` bytes to `<name>.strided`; returns the outputs and metadata about it."""
     kept, extra = {}, {}
     for name, tensor in outputs.items():
         if name in all_strides and tensor.numel() * 4 > limit:
@@ -27,7 +27,7 @@ def thin(outputs, all_strides=STRIDES, limit=FULL_LIMIT):
     return kept, extra
 
 
-# Norms over two channels: the reference's own bfloat16 and float32 are further from exact than in any published model.
+# Norms over two channels amplify rounding more than in any published model.
 NARROW = {"tiny_2_3"}
 
 
@@ -41,7 +41,7 @@ def _write(component, case, inputs, outputs, model, seed, scalars=None, again=No
 
 
 def video_decoder():
-    """Un-normalised latents to the decoder's own output, `[B, 3, F, H, W]`, not yet mapped to 0..1."""
+    """Latents, not normalised, to frames `[B, 3, F, H, W]` in -1..1."""
     cases = [
         ("tiny_a", "tiny_a", (1, 8, 2, 2, 3)),
         ("tiny_a_one_frame", "tiny_a", (1, 8, 1, 3, 2)),
@@ -66,7 +66,7 @@ def video_decoder():
 
 
 def video_encoder():
-    """Frames in -1..1 to the distribution's mean, not normalised."""
+    """Frames in -1..1 to the mean of the latent distribution, not normalised."""
     cases = [
         ("tiny_a_image", "tiny_a", (1, 3, 1, 64, 32)),
         ("tiny_b", "tiny_b", (1, 3, 5, 16, 32)),
@@ -85,7 +85,7 @@ def video_encoder():
 
 
 def audio_decoder():
-    """Un-normalised latents `[B, C, L, M]` to log-mel `[B, channels, 4L-3, mel_bins]`."""
+    """Latents `[B, C, L, M]`, not normalised, to log-mel `[B, channels, 4L-3, mel_bins]`."""
     cases = [
         ("tiny_a", "tiny_a", (1, 2, 5, 2)),
         ("tiny_a_one", "tiny_a", (2, 2, 1, 2)),
@@ -102,7 +102,7 @@ def audio_decoder():
 
 
 def vocoder():
-    """Log-mel `[B, channels, T, mel_bins]` to samples; `clamp` limits the first of two stages, as Lightricks' code does."""
+    """Log-mel `[B, channels, T, mel_bins]` to samples. `clamp` limits the first of two stages, like Lightricks' code."""
     cases = [
         ("tiny_a", "tiny_a", (1, 2, 5, 8), None),
         ("tiny_a_one", "tiny_a", (2, 2, 1, 8), None),
@@ -122,7 +122,6 @@ def vocoder():
 
 
 def upsampler():
-    """Un-normalised latents to latents of another size."""
     cases = [
         ("rational", "upsampler_rational", (1, 8, 3, 2, 3)),
         ("plain", "upsampler_plain", (2, 2, 2, 3, 2)),
@@ -137,7 +136,6 @@ def upsampler():
 
 
 def duration_head():
-    """Text contexts of both streams to seconds."""
     all_sizes = {"duration_head": (2, 8, 8), "duration_head_queries": (1, 5, 3), "duration_head_narrow": (3, 2, 6)}
     for index, (name, (batch, video, audio)) in enumerate(all_sizes.items()):
         config = models.DURATION_HEAD[name]
@@ -150,8 +148,7 @@ def duration_head():
 
 
 def filters():
-    """What diffusers' upsampling pipeline does to upsampled latents where asked to: Lightricks' packages have no such
-    filters, up to 1.2.0."""
+    """The filters of diffusers' upsampling pipeline; Lightricks' packages have none."""
     pipeline = LTX2LatentUpsamplePipeline
     latents, reference = randn(520, "latents", 2, 4, 3, 4, 6, scale=1.7) + 0.4, randn(520, "reference", 2, 4, 3, 2, 3) - 0.2
     outputs = {f"adain.{factor}": pipeline.adain_filter_latent(None, latents, reference, factor) for factor in (0.3, 1.0)}

@@ -1,7 +1,6 @@
-"""DFR of LTX-2.5: two passes that generate keyframes beside the video, and temporal rounds, by diffusers' pipelines.
+"""Writes LTX-2.5's DFR by diffusers: two passes that generate keyframes, then temporal rounds, with one noise generator.
 
-One generator makes the noise of all passes. `official` has Lightricks' rounds in them: no attention between the streams, positions
-at the round's own frame rate up to 60.
+`official` has rounds like Lightricks: no attention between the streams, positions at the round's frame rate up to 60.
 """
 
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from cases_decoders import thin
 from cases_text import NEGATIVE, POSITIVE
 from common import FIXTURES, MODELS, randomise, show, write_case
 
-# The temporal upsampler's configuration; its weights are drawn by seed, and not stored.
+# The temporal upsampler, whose weights are drawn by seed.
 TEMPORAL = dict(
     in_channels=2, mid_channels=32, num_blocks_per_stage=0, spatial_upsample=False, temporal_upsample=True,
     use_rational_resampler=False,
@@ -32,14 +31,13 @@ _PARTS = ("vae", "audio_vae", "text_encoder", "tokenizer", "connectors", "transf
 
 
 def save():
-    """The upsampler's configuration alone."""
     folder = MODELS / TEMPORAL_NAME / models.TEMPORAL
     LTX2LatentUpsamplerModel(**TEMPORAL).save_config(folder)
 
 
 @contextmanager
 def _rounds_of(form, network):
-    """Has rounds be those of a reference."""
+    """Patches the temporal rounds to match the given reference."""
     if form == "diffusers":
         yield
         return
@@ -53,7 +51,7 @@ def _rounds_of(form, network):
 
 
 def _conditions(request):
-    """Images at latent indices: a frame f of the request is index (f - 1) / 8 + 1, the first is 0."""
+    """Returns the image conditions; frame f is latent index (f + 7) / 8."""
     of = lambda image: LTX2VideoCondition(
         frames=Image.open(FIXTURES / "images" / image["name"]), index=(image["frame"] + 7) // 8, strength=image["strength"], crf=0
     )

@@ -1,4 +1,4 @@
-"""Fixtures of LTX-2.5's diffusion decoder. Only configurations are stored: tests draw weights and noise by seed, as here."""
+"""Writes LTX-2.5's diffusion decoder. Only configs are stored; tests draw weights and noise by seed."""
 
 import json
 import shutil
@@ -8,9 +8,9 @@ from diffusers import LTX2VideoDiffusionDecoderModel
 
 from common import MODELS, keeps, randn, randomise, show, write_case
 
-# `diffusion_a` has the topology of the published decoder. `diffusion_b` has fewer stages, no RoPE in time, windows of even
-# sizes, and takes steps by velocities. `diffusion_c` takes steps by clean videos, and its windows span more frames.
-# `diffusion_d` has the ratios of LTX-2's latents, for whole pipelines.
+# `diffusion_a` has the published topology. `diffusion_b` has fewer stages, no RoPE in time, even windows, and predicts
+# velocities. `diffusion_c` predicts clean videos and has windows of more frames.
+# `diffusion_d` has LTX-2's compression ratios, for pipelines.
 CONFIGS = {
     "diffusion_a": dict(
         latent_channels=4, patch_size=2, decoder_head_dim=16, decoder_stage_channels=(64, 32, 16, 16, 16),
@@ -43,7 +43,6 @@ STRIDES = {"video": (1, 1, 1, 5, 7)}
 
 
 def configuration(name):
-    """A model folder without weights."""
     folder = MODELS / name
     if keeps(folder):
         return
@@ -52,8 +51,8 @@ def configuration(name):
 
 
 def _padded(latents, least):
-    """Lightricks' padding of latents that are smaller than a window: the last frame, and both edges of rows and columns.
-    Returns what lies before the content."""
+    """Pads latents that are smaller than a window, like Lightricks: repeats the last frame and both edges. Returns the padding
+    before."""
     before = []
     for axis, size in enumerate(least):
         missing = max(0, size - latents.shape[axis + 2])
@@ -65,7 +64,7 @@ def _padded(latents, least):
 
 
 def diffusion_decoder():
-    """Un-normalised latents to video, whole; `least` are the latents up to which smaller ones were padded."""
+    """Latents, not normalised, to video. Latents smaller than `least` are padded to it."""
     cases = [
         ("diffusion_a", "diffusion_a", (1, 4, 3, 5, 6), None),
         ("diffusion_a_small", "diffusion_a", (1, 4, 1, 2, 1), (3, 3, 3)),

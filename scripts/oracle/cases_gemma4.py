@@ -1,4 +1,4 @@
-"""Fixtures of LTX-2.5's text encoder: Gemma 4 and the text projection behind it."""
+"""Writes LTX-2.5's text encoder: Gemma 4 and its text projection."""
 
 import json
 import re
@@ -16,8 +16,8 @@ from common import FIXTURES, MODELS, generator, keeps, randn, randomise, relativ
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
-# `gemma4_a` has the topology of the 12B. `gemma4_b` has other numbers wherever the class allows it, and layers in no pattern.
-# `gemma4_c` has projections of its own for the values of full layers, and RoPE of every pair there.
+# `gemma4_a` has the topology of the 12B. `gemma4_b` has other numbers and irregular layer types.
+# `gemma4_c` has value projections in full layers, and full RoPE there.
 GEMMA4 = {
     "gemma4_a": dict(
         hidden_size=24, intermediate_size=32, num_hidden_layers=12, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
@@ -43,30 +43,30 @@ GEMMA4 = {
         },
     ),
 }
-# The published 12B, of which only the configuration is written.
+# The published 12B; only its configuration is written.
 _PUBLISHED = dict(
     hidden_size=3840, intermediate_size=15360, num_hidden_layers=48, num_attention_heads=16, num_key_value_heads=8,
     attention_k_eq_v=True, num_global_key_value_heads=1, final_logit_softcapping=30.0,
 )
-# Written in the publisher's spelling of what full layers have otherwise.
+# Written in the publisher's spelling of the full layers' options.
 _PUBLISHED_SPELLING = {"gemma4_b"}
 _VOCABULARY = 96
 
 
-def _connectors(text):
-    """The smallest connectors behind these hidden states: their projections are what the text encoder runs."""
+def connectors(text, heads=(8, 4), hidden=(16, 8)):
+    """Returns the smallest connectors for these hidden states; head dimensions and widths of video and audio."""
     return LTX2TextConnectors(
         caption_channels=text["hidden_size"], text_proj_in_factor=text["num_hidden_layers"] + 1,
-        video_connector_num_attention_heads=2, video_connector_attention_head_dim=8, video_connector_num_layers=1,
+        video_connector_num_attention_heads=2, video_connector_attention_head_dim=heads[0], video_connector_num_layers=1,
         video_connector_num_learnable_registers=4, video_gated_attn=True, audio_connector_num_attention_heads=2,
-        audio_connector_attention_head_dim=4, audio_connector_num_layers=1, audio_connector_num_learnable_registers=4,
-        audio_gated_attn=True, rope_type="split", per_modality_projections=True, video_hidden_dim=16, audio_hidden_dim=8,
-        proj_bias=True,
+        audio_connector_attention_head_dim=heads[1], audio_connector_num_layers=1, audio_connector_num_learnable_registers=4,
+        audio_gated_attn=True, rope_type="split", per_modality_projections=True, video_hidden_dim=hidden[0],
+        audio_hidden_dim=hidden[1], proj_bias=True,
     )
 
 
 def text_encoder(name, text, vocabulary=_VOCABULARY):
-    """The smallest towers beside the text stack, as the published repository has them."""
+    """Returns the text stack with the smallest vision and audio towers."""
     config = Gemma4UnifiedConfig(
         text_config=dict(text, vocab_size=vocabulary, max_position_embeddings=256),
         vision_config=dict(mm_embed_dim=4, output_proj_dims=4, mm_posemb_size=4, patch_size=2),
@@ -75,7 +75,7 @@ def text_encoder(name, text, vocabulary=_VOCABULARY):
     model = randomise(Gemma4UnifiedForConditionalGeneration(config), f"{name}/text_encoder")
     for key, tensor in model.state_dict().items():
         if key.endswith("norm.weight"):
-            # Norms multiply by their weight itself, which other generations of Gemma do not.
+            # Norms multiply by weight; other Gemma generations multiply by 1 + weight.
             tensor.copy_(1.0 + 0.25 * torch.randn(tensor.shape, generator=generator(name, key)))
         elif key.endswith("layer_scalar"):
             tensor.copy_(0.5 + torch.rand(tensor.shape, generator=generator(name, key)))
@@ -83,7 +83,7 @@ def text_encoder(name, text, vocabulary=_VOCABULARY):
 
 
 def _in_published_spelling(path, config):
-    """Rewrites config.json: transformers saves an entry for each full layer."""
+    """Rewrites config.json, where transformers saves an entry per full layer."""
     data = json.loads(path.read_text())
     del data["text_config"]["per_layer_config"]
     for key in ("num_global_key_value_heads", "global_head_dim"):
@@ -92,13 +92,12 @@ def _in_published_spelling(path, config):
 
 
 def save(name):
-    """Writes the two components of a model, in bfloat16 as they are published."""
     folder = MODELS / name
     if keeps(folder):
         return
     shutil.rmtree(folder, ignore_errors=True)
-    connectors = randomise(_connectors(GEMMA4[name]), f"{name}/connectors")
-    connectors.to(torch.bfloat16).save_pretrained(folder / "connectors")
+    joined = randomise(connectors(GEMMA4[name]), f"{name}/connectors")
+    joined.to(torch.bfloat16).save_pretrained(folder / "connectors")
     text_encoder(name, GEMMA4[name]).to(torch.bfloat16).save_pretrained(folder / "text_encoder")
     (folder / "text_encoder" / "generation_config.json").unlink(missing_ok=True)
     if name in _PUBLISHED_SPELLING:
@@ -129,7 +128,7 @@ def _case(name, case, lengths, total, keep):
 
 
 def _published_tensors(config, path):
-    """Names and shapes of the published model's tensors, a row for those that differ in the layer's number alone."""
+    """Writes names and shapes of the published model's tensors, one row for all layers with the same shape."""
     with torch.device("meta"):
         state = Gemma4UnifiedForConditionalGeneration(config).state_dict()
     rows = {}
@@ -145,7 +144,7 @@ def _published_tensors(config, path):
 
 
 def gemma4():
-    """Prompts longer than the window with pads of different number in one batch. Compare unmasked rows only."""
+    """Prompts longer than the window, with different padding in one batch. Compare only unmasked rows."""
     published, folder = Gemma4UnifiedConfig(text_config=_PUBLISHED, vision_config={}, audio_config={}), MODELS / "gemma4_12b"
     published.save_pretrained(folder / "text_encoder")
     _published_tensors(published, folder / "text_encoder" / "tensors.tsv")
@@ -157,12 +156,12 @@ def gemma4():
 # Values of `add_bos_token` and `add_eos_token` in tokenizer_config.json.
 _FLAGS = [{}, {"add_bos_token": True, "add_eos_token": False}, {"add_bos_token": False}, {"add_eos_token": True}]
 _BOS_PROMPTS = ["a red fox", "", "<bos> twice", "the waves " * 4]
-# `post_processor` of the fixture differs between releases of transformers that save a tokenizer.
+# Releases of transformers save different post-processors.
 _TRANSFORMERS = "5.24.0"
 
 
 def _saved(source, **more):
-    """tokenizer.json and tokenizer_config.json of a Gemma tokenizer that transformers builds from a vocabulary and saves."""
+    """Returns tokenizer.json and tokenizer_config.json as transformers saves them."""
     data = json.loads((source / "tokenizer.json").read_text())
     with tempfile.TemporaryDirectory() as folder:
         GemmaTokenizer(vocab=data["model"]["vocab"], merges=[], **more).save_pretrained(folder)
@@ -170,7 +169,7 @@ def _saved(source, **more):
 
 
 def _template(*pieces):
-    """A post-processor that puts special tokens around the text, which is `A`."""
+    """Returns a post-processor that adds special tokens to the text `A`."""
     piece = lambda name: {"Sequence": {"id": name, "type_id": 0}} if name in "AB" else {"SpecialToken": {"id": name, "type_id": 0}}
     ids = {"<eos>": 1, "<bos>": 2}
     special = {n: {"id": n, "ids": [ids[n]], "tokens": [n]} for n in ids if n in pieces}
@@ -179,7 +178,7 @@ def _template(*pieces):
 
 
 def bos():
-    """Ids as the pipelines ask for them, from tokenizer files that differ in post-processor and flags."""
+    """Writes token ids for tokenizer files with different post-processors and flags."""
     if transformers.__version__ != _TRANSFORMERS:
         print(f"tokenizer/bos: kept, transformers {_TRANSFORMERS} makes it")
         return

@@ -1,22 +1,17 @@
 #!/usr/bin/env python3
-"""Fixtures of passes that start from a given video, and of sound alone: latents after every step, masks, and of some frames and samples.
+"""Writes passes that start from an input video, and audio-only passes: latents after every step, masks, some frames and samples.
 
-    cases_given_video.py --official FOLDER     of a checkout of Lightricks/LTX-2, package 1.2.0: `given_video`
-    cases_given_video.py                       of the wheels 1.0.0: `given_video_1_0`
+    cases_given_video.py --official FOLDER     release 1.2.0: `given_video`
+    cases_given_video.py                       release 1.0.0: `given_video_1_0`
 
-`retake*` are their `RetakePipeline` and `text_to_audio` is their `T2AOneStagePipeline` (1.2.0 alone has one), whole. They have no pipeline
-for the others, which are assembled of that `RetakePipeline`'s parts: encoders, states, conditionings, noiser, guiders, transformer and
-loop are theirs; the masks of sound that a clip goes on behind, or leads up to, are ours. The files' `assembled` says which.
+`retake*` and `text_to_audio` are Lightricks' pipelines. The other cases, which Lightricks lacks, are assembled from the parts of
+`RetakePipeline` with this project's audio masks; their metadata has `assembled`.
 """
 
-import argparse
 import dataclasses
 import importlib
 import math
-import shutil
-import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 from unittest.mock import patch
 
 import official_pipelines
@@ -24,40 +19,40 @@ import torch
 
 from cases_decoders import thin
 from cases_official import SOUND, UPSAMPLERS, Model, keys, request, scales
-from common import CASES, fix_numerics, show, write_case
+from common import show, write_case
 
 _FRAMES, _HEIGHT, _WIDTH, _RATE, _SAMPLES = 17, 64, 96, 24.0, 11333
 _STRIDES = {"video": (1, 4, 1, 17, 17), "audio": (1, 1, 37)}
-# The presets' own, of blocks that the fixture models have.
+# The presets' guidance, with a block that the fixture models have.
 _FULL = {
     "video": scales(cfg=3.0, stg=1.0, modality=3.0, rescale=0.7, stg_blocks=[1]),
     "audio": scales(cfg=7.0, stg=1.0, modality=3.0, rescale=0.7, stg_blocks=[1]),
 }
-# What is given is guided by nothing.
+# Input streams have no guidance.
 _SOUND_ONLY = {"video": scales(), "audio": _FULL["audio"]}
-# Without video there is no pass without it.
+# Audio-only passes have no modality guidance.
 _ALONE = {"video": scales(), "audio": {**_FULL["audio"], "modality": 1.0}}
 
 
 def frames():
-    """A pattern of bytes, `[frames, height, width, 3]`."""
+    """Returns a pattern of bytes, `[frames, height, width, 3]`."""
     f, y, x, c = torch.meshgrid(*(torch.arange(n) for n in (_FRAMES, _HEIGHT, _WIDTH, 3)), indexing="ij")
     return (f * 11 + y * 5 + x * 3 + c * 40) % 256
 
 
 def samples():
-    """A pattern of samples at 16 kHz, `[1, 2, n]`."""
+    """Returns a pattern of samples at 16 kHz, `[1, 2, n]`."""
     c, n = torch.meshgrid(torch.arange(2), torch.arange(_SAMPLES), indexing="ij")
     return (((n * 7919 + c * 104729) % 2001 - 1000).float() / 4000)[None]
 
 
 def pixels(of=slice(None)):
-    """The frames as they go into the video encoder."""
+    """Returns the frames in -1..1, `[1, 3, frames, height, width]`."""
     return frames()[of].permute(3, 0, 1, 2)[None].float() / 127.5 - 1
 
 
 class Sound:
-    """A mask of audio tokens that lie wholly within a span of seconds, whose latents stay."""
+    """Conditioning that keeps the audio tokens which lie entirely within a span of seconds."""
 
     def __init__(self, start, end):
         self.start, self.end = start, end
@@ -71,7 +66,7 @@ class Sound:
 
 
 class Noise(official_pipelines.Noise):
-    """Draws of a pass without video, too."""
+    """Noise source that also supports passes without video."""
 
     def randn(self, *shape, generator, **more):
         if self.sound is None:
@@ -80,7 +75,7 @@ class Noise(official_pipelines.Noise):
 
 
 class Given(official_pipelines.Run):
-    """A request through one of their pipelines, or through parts of `RetakePipeline`."""
+    """One request by Lightricks' pipelines, or assembled from the parts of `RetakePipeline`."""
 
     def __init__(self, model, asked, sizes):
         alone = asked["kind"] == "text_to_audio"
@@ -93,18 +88,18 @@ class Given(official_pipelines.Run):
 
     def _arguments(self, _upsampler):
         own = {"loras": (), "device": torch.device("cpu")}
-        # Theirs of 1.2.0 is meant for distilled checkpoints unless it is said.
+        # 1.2.0 assumes a distilled checkpoint by default.
         return own if self.wheels or self.request["pipeline"] == "text_to_audio" else {**own, "distilled": False}
 
     def _of_checkout(self, model, *more):
-        # Its map of the audio's keys alone has no caption projection, which LTX-2.0 reads text through.
+        # The audio-only key map lacks the caption projection of LTX-2.0.
         if self.request["pipeline"] == "text_to_audio" and self.request["caption_projection"]:
             transformer = importlib.import_module("ltx_core.model.transformer")
             self.module.LTXV_AUDIO_ONLY_MODEL_COMFY_RENAMING_MAP = transformer.LTXV_MODEL_COMFY_RENAMING_MAP
         return super()._of_checkout(model, *more)
 
     def _media(self, stack):
-        """Has them read the pattern in a file's place."""
+        """Makes the pipelines read the patterns instead of files."""
         sound = self.types.Audio(samples(), 16000) if self.request["sound"] else None
         pixel_shape = self.types.VideoPixelShape(1, _FRAMES, _HEIGHT, _WIDTH, _RATE)
         given = {"get_videostream_metadata": lambda *_, **__: pixel_shape}
@@ -121,7 +116,7 @@ class Given(official_pipelines.Run):
                 stack.enter_context(patch.object(module, name, function))
 
     def _keep_masks(self, stack):
-        """Keeps the mask of each stream as the loop gets it; a stream that they freeze starts from itself, not from noise at level 0."""
+        """Records the mask of each stream. A frozen stream starts from its latents instead of from noise at level 0."""
         blocks = self.module if self.wheels else importlib.import_module("ltx_pipelines.utils.blocks")
         names = ("noise_video_state", "noise_audio_state") if self.wheels else ("_build_state",)
         for name in names:
@@ -160,7 +155,7 @@ class Given(official_pipelines.Run):
         )
 
     def _encoded(self, of, delay=0, start=0):
-        """Video latents of some frames, and audio latents of the sound from frame `start` on, behind `delay` frames of silence."""
+        """Returns latents of the video frames `of`, and of the sound from frame `start`, after `delay` frames of silence."""
         count = lambda n: round(n / _RATE * 16000)
         sound = torch.nn.functional.pad(samples()[..., count(start):], (count(delay), 0))[..., : count(self.frames)]
         sound = self.types.Audio(torch.nn.functional.pad(sound, (0, count(self.frames) - sound.shape[-1])), 16000)
@@ -172,7 +167,7 @@ class Given(official_pipelines.Run):
         return self.pipeline.image_conditioner(lambda own: own(pixels(of))), self.pipeline.audio_conditioner(heard)
 
     def _assembled(self):
-        """What they have no pipeline for."""
+        """Runs requests for which Lightricks has no pipeline."""
         r, n = self.request, self.frames
         by_index = importlib.import_module("ltx_core.conditioning").VideoConditionByLatentIndex
         if r["kind"] == "audio_to_video":
@@ -184,7 +179,7 @@ class Given(official_pipelines.Run):
         if r["kind"] == "video_to_audio":
             video, _ = self._encoded(slice(None))
             region = self.module.TemporalRegionMask(0.0, 0.0, _RATE)
-            # 1.0.0 knows no frozen stream: a region without duration keeps it, at each step's noise level.
+            # 1.0.0 has no frozen streams; an empty region keeps the stream at each step's noise level.
             kept = dict(conditionings=[region]) if self.wheels else dict(frozen=True)
             return self._pass(dict(initial_latent=video, **kept), {}, given="video")
         overlap = r["overlap"]
@@ -193,13 +188,13 @@ class Given(official_pipelines.Run):
             items = by_index(video, 1.0, 0), Sound(0.0, overlap / _RATE)
         else:
             video, audio = self._encoded(slice(overlap), delay=n - overlap)
-            # The first latent stands for one frame, and the places that are led up to are of eight.
+            # The first latent covers one frame, the target positions eight.
             video = video[:, :, 1:]
             items = by_index(video, 1.0, (n - 1) // 8 + 1 - video.shape[2]), Sound((n - overlap + 1) / _RATE, float("inf"))
         return self._pass(dict(conditionings=[items[0]]), dict(conditionings=[items[1]], initial_latent=audio))
 
     def _pass(self, video, audio, given=None):
-        """Their states, guiders, transformer and loop; a stream that is given has the prompt in the negative branch, too."""
+        """Runs one denoising pass; an input stream gets the prompt in the negative branch too."""
         r, positive, negative = self.request, *self.contexts
         guiders = importlib.import_module("ltx_core.components.guiders")
         guider = [
@@ -230,20 +225,20 @@ class Given(official_pipelines.Run):
 
 
 def retake(start, end, anew=True):
-    """A request of `RetakePipeline` and its setting: a span, and whether it is made anew in sound, too."""
+    """Returns the request of a retake and its settings."""
     span = f"{{from: {start}" + (f", to: {end}" if end else "") + ("" if anew else ", audio: false") + "}"
     return dict(kind="retake", span=(start, end or 99.0), anew=anew), ["pipeline=retake", f"request.retake={span}"]
 
 
 def extend(overlap, before=False):
-    """A request of eight frames more, and its setting."""
+    """Returns the request of an extension by eight frames and its settings."""
     more = f"{{seconds: {8 / _RATE}, overlap: {overlap}" + (", at: start" if before else "") + "}"
     kind = "extend_before" if before else "extend"
     return dict(kind=kind, overlap=overlap, num_frames=overlap + 8), ["pipeline=extend", f"request.extend={more}"]
 
 
 def cases(wheels):
-    """Name, request, settings, and whether frames and sound are kept."""
+    """Yields name, request, settings, and whether to keep frames and samples."""
     to_sound = dict(kind="video_to_audio", sound=False, guidance=_SOUND_ONLY), ["pipeline=video_to_audio"]
     yield "retake", *retake(0.3, 0.4), not wheels
     yield "extend", *extend(9), not wheels
@@ -268,7 +263,6 @@ def cases(wheels):
 
 
 def write(model, component, source):
-    """All cases of a fixture model."""
     for name, more, settings, decode in cases(component.endswith("_1_0")):
         asked = request("image_to_video", num_frames=_FRAMES, width=_WIDTH, height=_HEIGHT, steps=3, guidance=_FULL)
         asked = {**asked, "sound": True, "caption_projection": model.name == "tiny_a", **more}
@@ -287,14 +281,14 @@ def write(model, component, source):
             kept = made_of.get(asked["kind"], ["video", "audio"])
             outputs |= model.decoded(steps[-1], sizes[0], kept)
         outputs, extra = thin({k: v.contiguous() for k, v in outputs.items()}, _STRIDES, limit=0)
-        # Guidance of streams that are not made changes nothing here, so that the settings can be the preset's.
+        # Guidance of input streams has no effect, so the settings can be the preset's.
         told = {**asked, "guidance": asked["guidance"] if component.endswith("_1_0") else _FULL}
         reference = "official_1_0" if component.endswith("_1_0") else "official"
         own = [key for key in keys(told, reference) if not key.startswith(("pipeline=", "request.num_frames", "request.frame_rate"))]
         if not any("extend" in key for key in settings):
             own.append(f"request.num_frames={asked['num_frames']}")
         scalars = {
-            "preset": {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3"}[model.name], "common": [*own, *settings], "keys": {"": []},
+            "preset": official_pipelines.PRESETS[model.name], "common": [*own, *settings], "keys": {"": []},
             "upsampler": UPSAMPLERS[model.name],
         }
         assembled = {} if asked["kind"] in ("retake", "text_to_audio") else {"assembled": "true"}
@@ -306,19 +300,11 @@ def write(model, component, source):
 
 
 def main():
-    """The cases of both fixture models by one version."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--official", metavar="FOLDER", help="a checkout of Lightricks/LTX-2 at 400fd31")
-    folder = parser.parse_args().official
-    fix_numerics()
-    official_pipelines.find_packages(folder)
-    component, source = ("given_video", "1.2.0 (400fd31)") if folder else ("given_video_1_0", "1.0.0")
-    shutil.rmtree(CASES / component, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in UPSAMPLERS:
-            write(Model(name, Path(scratch)), component, source)
+    folder = official_pipelines.prepare(__doc__).official
+    component, source = ("given_video", official_pipelines.RELEASE) if folder else ("given_video_1_0", "1.0.0")
+    official_pipelines.clear(component)
+    official_pipelines.for_each_model(Model, lambda model: write(model, component, source))
 
 
 if __name__ == "__main__":
-    with torch.no_grad():
-        main()
+    main()

@@ -1,25 +1,17 @@
 #!/usr/bin/env python3
-"""Writes tests/fixtures/cases/official_by_step: every step of Lightricks' own image-to-video pipeline, of a checkout of their
-repository (1.2.0), with guidance that changes from step to step, with their other guiders, and with their other loops; of some also
-frames and samples.
+"""Writes image-to-video requests with step-dependent guidance and with Lightricks' other guiders and loops (release 1.2.0)."""
 
-Pipelines, guiders, loops and steps are theirs; their guiders that no pipeline uses replace the term of the negative prompt.
-"""
-
-import argparse
 import functools
 import importlib
 import json
-import shutil
-import tempfile
-from pathlib import Path
+from contextlib import nullcontext
 from unittest.mock import patch
 
 import cases_official
 import official_pipelines
 from cases_decoders import thin
 from cases_official import Model, image, request, scales
-from common import CASES, fix_numerics, show, write_case
+from common import show, write_case
 
 COMPONENT = "official_by_step"
 _DECODED = ("apg", "cfg_pp")
@@ -32,17 +24,16 @@ _CFG = {"video": scales(cfg=3.0, rescale=0.5), "audio": scales(cfg=5.0)}
 
 
 def by_step(video, audio):
-    """Full guidance with more keys of either stream."""
     return {"video": {**_GUIDED["video"], **video}, "audio": {**_GUIDED["audio"], **audio}}
 
 
 def gradient_estimation(gamma):
-    """Their gradient-estimating loop in Euler's place."""
+    """Replaces the Euler loop by Lightricks' gradient-estimating loop."""
     return lambda own: functools.partial(own.gradient_estimating_euler_denoising_loop, ge_gamma=gamma)
 
 
 def cfg_pp(eta, seed):
-    """Their CFG++ loop and step in Euler's place, in float32, with noise of this project's seed."""
+    """Replaces the Euler loop and step by Lightricks' CFG++, in float32, seeded like ltx2."""
 
     def loop(own):
         step = importlib.import_module("ltx_core.components.diffusion_steps").EulerCfgPpDiffusionStep(eta=eta)
@@ -55,7 +46,7 @@ def cfg_pp(eta, seed):
 
 
 def guided_by(kind, **settings):
-    """Has their guider `kind` make the term of the negative prompt, one of each stream for each pass."""
+    """Makes Lightricks' guider `kind` compute the negative-prompt term, one guider per stream."""
     guiders = importlib.import_module("ltx_core.components.guiders")
     of_scale = {}
 
@@ -71,7 +62,7 @@ def guided_by(kind, **settings):
 
 
 def table(model):
-    """Requests by name: theirs, settings of this project beside those of guidance, and a patch."""
+    """Returns requests by name, each with settings of ltx2 and a patch."""
     levels = {
         "video": [dict(sigma=1.0), dict(sigma=0.95, stg=0.0), dict(sigma=0.8, cfg=1.0, stg=0.0, modality=1.0, rescale=0.0)],
         "audio": [dict(sigma=0.97), dict(sigma=0.9, cfg=1.0, stg=0.0)],
@@ -105,7 +96,6 @@ def table(model):
 
 
 def keys(asked, more):
-    """A request as settings of this project."""
     plain = {stream: {k: v for k, v in own.items() if k != "by_sigma"} for stream, own in asked["guidance"].items()}
     settings = cases_official.keys({**asked, "guidance": plain}, "official")
     for stream, own in asked["guidance"].items():
@@ -114,33 +104,27 @@ def keys(asked, more):
     return settings + [f"{key}={value}" for key, value in more.items()]
 
 
-def main():
-    """A case for each model."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--official", metavar="FOLDER", required=True, help="a checkout of Lightricks/LTX-2 at 400fd31")
-    fix_numerics()
-    official_pipelines.find_packages(parser.parse_args().official)
-    shutil.rmtree(CASES / COMPONENT, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in ("tiny_a", "tiny_2_3"):
-            model, outputs, settings, kept = Model(name, Path(scratch)), {}, {}, {}
-            for case, (asked, more, guider) in table(name).items():
-                with guider() if guider else tempfile.TemporaryDirectory():
-                    made = model.run(asked, decode=case in _DECODED)
-                wanted = lambda key: key in _STRIDES or key.startswith("step_") and not key.startswith("step_0")
-                own = {f"{case}.{key}": value.contiguous() for key, value in made.items() if wanted(key)}
-                own, extra = thin(own, {f"{case}.{key}": strides for key, strides in _STRIDES.items()}, limit=0)
-                outputs |= own
-                kept |= extra
-                settings[f"{case}."] = keys(asked, more)
-            preset = {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3"}[name]
-            scalars = {"preset": preset, "common": [], "keys": settings, "upsampler": cases_official.UPSAMPLERS[name]}
-            write_case(
-                COMPONENT, f"{name}_steps", {}, outputs, script=__file__, model=name, seed=4, scalars=scalars,
-                extra={"ltx-pipelines": "1.2.0 (400fd31)", **kept},
-            )
-            show(f"{COMPONENT}/{name}_steps: {len(outputs)} tensors", *list(outputs.values())[-2:])
+def write(model):
+    outputs, settings, kept = {}, {}, {}
+    for case, (asked, more, guider) in table(model.name).items():
+        with guider() if guider else nullcontext():
+            made = model.run(asked, decode=case in _DECODED)
+        wanted = lambda key: key in _STRIDES or key.startswith("step_") and not key.startswith("step_0")
+        own = {f"{case}.{key}": value.contiguous() for key, value in made.items() if wanted(key)}
+        own, extra = thin(own, {f"{case}.{key}": strides for key, strides in _STRIDES.items()}, limit=0)
+        outputs |= own
+        kept |= extra
+        settings[f"{case}."] = keys(asked, more)
+    preset, upsampler = official_pipelines.PRESETS[model.name], cases_official.UPSAMPLERS[model.name]
+    scalars = {"preset": preset, "common": [], "keys": settings, "upsampler": upsampler}
+    write_case(
+        COMPONENT, f"{model.name}_steps", {}, outputs, script=__file__, model=model.name, seed=4, scalars=scalars,
+        extra={"ltx-pipelines": official_pipelines.RELEASE, **kept},
+    )
+    show(f"{COMPONENT}/{model.name}_steps: {len(outputs)} tensors", *list(outputs.values())[-2:])
 
 
 if __name__ == "__main__":
-    main()
+    official_pipelines.prepare(__doc__, required=True)
+    official_pipelines.clear(COMPONENT)
+    official_pipelines.for_each_model(Model, write)

@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
-"""Fixtures of conditioning images: files as Lightricks' code reads them, H.264 there and back, and a request that starts
-from one.
+"""Writes image conditioning: files as Lightricks reads them, H.264 round trips, and a request from an image.
 
-Reading is compared with release 1.2.0, which is on no index: LTX_OFFICIAL names a folder of its source, `packages` in it.
-Without that, those files stay as they are.
+Reading files needs release 1.2.0: LTX_OFFICIAL is the `packages` folder of a checkout. Without it, those cases are kept.
 """
 
 import io
@@ -28,7 +26,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "tests" / "fixtures" / "images"
 
 
 def smooth_and_sharp(height, width):
-    """Gradients, waves, an edge: bytes of whole numbers alone, the same everywhere."""
+    """Returns gradients, waves and an edge from integer arithmetic."""
     y, x = np.mgrid[0:height, 0:width]
     disc = ((x - width * 2 // 5) ** 2 + (y - height // 2) ** 2 < 300) * 220 + 30
     waves = (x * x // 7 + y * 3) % 97 + (x * y // 5) % 61
@@ -36,7 +34,7 @@ def smooth_and_sharp(height, width):
 
 
 def through_h264():
-    """Lightricks' own round trip by PyAV. The slices of a frame follow from its height and the number of cores."""
+    """Encodes and decodes by Lightricks' PyAV code. The slices of a frame depend on its height and the number of cores."""
     from ltx_pipelines.utils.media_io import encode_single_frame, preprocess
 
     from common import show, write_case
@@ -56,8 +54,8 @@ def through_h264():
 
 
 def image_to_video():
-    """diffusers' pipeline from a first frame, put through H.264 at the default quality. The file has the video's size: that
-    pipeline scales otherwise than Lightricks' code."""
+    """Writes a request from a first frame that was compressed by H.264. The file has the video's size, as diffusers resizes
+    differently."""
     from diffusers import LTX2ImageToVideoPipeline
 
     import models
@@ -66,7 +64,7 @@ def image_to_video():
 
     file = FOLDER / "frame.png"
     Image.fromarray(smooth_and_sharp(64, 96)).save(file, optimize=True)
-    # Without rescaling: diffusers takes the frame's tokens into its deviations otherwise than Lightricks.
+    # No rescaling, for which diffusers and Lightricks treat the frame differently.
     guidance = {"video": _neutral(4.0), "audio": _neutral(3.0)}
     request = _request(width=96, height=64, num_frames=9, steps=2, guidance=guidance)
     request |= dict(images=[dict(path="frame.png", frame=0, strength=1.0, crf=33)], cross_timestep="cross")
@@ -83,7 +81,7 @@ def _chunk(kind, data):
 
 
 def _deep_png(path):
-    """16 bits a channel, which Pillow does not write."""
+    """Writes a PNG with 16 bits per channel, which Pillow cannot."""
     values = [(i * 9973 + c * 4001) % 65536 for i in range(12) for c in range(3)]
     rows = b"".join(b"\0" + struct.pack(">12H", *values[row * 12 : row * 12 + 12]) for row in range(3))
     parts = [(b"IHDR", struct.pack(">IIBBBBB", 4, 3, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
@@ -91,7 +89,7 @@ def _deep_png(path):
 
 
 def wide_gamut(grey=False):
-    """An ICC profile by hand: a curve of gamma 2.2, and the primaries of Adobe RGB (1998) at D50."""
+    """Returns an ICC profile with gamma 2.2 and the primaries of Adobe RGB (1998) at D50."""
     s15 = lambda v: struct.pack(">i", round(v * 65536))
     xyz = lambda *v: b"XYZ \0\0\0\0" + b"".join(map(s15, v))
     curve = b"curv\0\0\0\0" + struct.pack(">IH", 1, round(2.2 * 256)) + b"\0\0"
@@ -112,7 +110,7 @@ def wide_gamut(grey=False):
 
 
 def write_files():
-    """Small images of every kind that is read in its own way."""
+    """Writes small images for every way in which images are read."""
     image = Image.fromarray(smooth_and_sharp(10, 14))
     ramp = Image.fromarray(np.tile(np.arange(0, 252, 18, dtype=np.uint8), (10, 1)))
     alpha = image.copy()
@@ -135,8 +133,7 @@ def write_files():
 
 
 def decoded():
-    """Every file of [`write_files`] by the release's own function, in a process of its own: it is another version of the
-    packages that the other cases import."""
+    """Reads all files by release 1.2.0, in a separate process because the other cases import 1.0.0."""
     from common import show, write_case
 
     official = os.environ.get("LTX_OFFICIAL")
@@ -153,9 +150,8 @@ def decoded():
 
 
 def decode_with(packages, out):
-    """Pixels of the files by the release in `packages`."""
     sys.path[:0] = [str(Path(packages) / name / "src") for name in ("ltx-core", "ltx-pipelines")]
-    # For EXR files alone.
+    # Needed only for EXR files.
     sys.modules["OpenImageIO"] = MagicMock()
     from ltx_pipelines.utils.media_io.decode import decode_image
 
@@ -164,7 +160,6 @@ def decode_with(packages, out):
 
 
 def images():
-    """All of them."""
     through_h264()
     image_to_video()
     decoded()

@@ -1,8 +1,4 @@
-"""Fixtures of LoRAs merged into weights by both references' own loaders.
-
-diffusers: the file's names converted, an adapter injected and fused. Lightricks 1.2.0: the loader's `fuse_loras.py`, read from
-the folder of their repository; 1.0.0: the package on PyPI, which merges several LoRAs in another way and takes bf16 weights alone.
-"""
+"""Writes LoRAs merged by both references' loaders: diffusers, Lightricks 1.2.0 (from the checkout) and 1.0.0 (bf16 weights only)."""
 
 import importlib.util
 import json
@@ -26,9 +22,9 @@ MODULES = [
     ("transformer_blocks.0.attn1.to_q", "transformer_blocks.0.attn1.to_q"),
     ("transformer_blocks.1.audio_attn1.to_q", "transformer_blocks.1.audio_attn1.to_q"),
 ]
-# Ranks of a file's updates; 384 is that of the published LoRAs.
+# Ranks per file; the published LoRAs have 384.
 RANKS = {"plain": [4, 16, 384], "wide": [8, 8, 12], "alpha": [4, 16, 8], "peft": [4, 16, 8]}
-# Case: files with their strengths.
+# Files and strengths of each case.
 CASES = {
     "one": [("plain", 0.7)],
     "two": [("plain", 0.7), ("wide", -0.4)],
@@ -36,20 +32,19 @@ CASES = {
     "alpha": [("alpha", 1.0)],
     "peft": [("peft", 0.8)],
 }
-# Lightricks' loader reads no names of diffusers, diffusers' refuses an alpha among the tensors.
+# Lightricks' loader does not read diffusers' keys; diffusers' rejects alpha tensors.
 UNREAD = {"official": ["peft"], "official_1_0": ["peft"], "diffusers": ["alpha"]}
-# Cases that weights in f32 are merged in too.
+# Cases that are also merged into f32 weights.
 SINGLE = ["two", "peft"]
 
 
 def _shapes():
-    """Shapes of the weights."""
     model = LTX2VideoTransformer3DModel.from_pretrained(MODEL)
     return [tuple(model.get_submodule(name).weight.shape) for _, name in MODULES]
 
 
 def _pairs(file, dtype, names, prefix):
-    """Matrices of one file: A of size 1, B so that an update is about as large as a weight."""
+    """Returns the matrices of a file; B is scaled so that an update is about as large as a weight."""
     tensors = {}
     for (official, name), rank, (rows, columns) in zip(MODULES, RANKS[file], _shapes(), strict=True):
         module = f"{prefix}.{official if names == 'official' else name}"
@@ -59,7 +54,7 @@ def _pairs(file, dtype, names, prefix):
 
 
 def write_files():
-    """The LoRAs: both key conventions, ranks a layer, both element types, alphas among the tensors and in the header."""
+    """Writes LoRAs with both key conventions, several ranks and element types, and alphas as tensors and in the header."""
     write_safetensors(FOLDER / "plain.safetensors", _pairs("plain", torch.bfloat16, "official", "diffusion_model"))
     write_safetensors(FOLDER / "wide.safetensors", _pairs("wide", torch.float32, "official", "diffusion_model"))
     alphas = {f"diffusion_model.{official}.alpha": torch.tensor(6.0) for official, _ in MODULES}
@@ -80,7 +75,6 @@ def write_files():
 
 
 def _diffusers(case, dtype):
-    """Weights after `fuse_lora`."""
     model = LTX2VideoTransformer3DModel.from_pretrained(MODEL, torch_dtype=dtype)
     for i, (file, _) in enumerate(CASES[case]):
         path = FOLDER / f"{file}.safetensors"
@@ -93,7 +87,6 @@ def _diffusers(case, dtype):
 
 
 def _official(fuse, case, dtype):
-    """Weights after Lightricks' `apply_loras`."""
     model = LTX2VideoTransformer3DModel.from_pretrained(MODEL, torch_dtype=dtype)
     weights = {f"{official}.weight": model.get_submodule(name).weight.data for official, name in MODULES}
     cpu = torch.device("cpu")
@@ -107,7 +100,6 @@ def _official(fuse, case, dtype):
 
 
 def make_lora(repository):
-    """Everything, with Lightricks' repository in a folder."""
     path = Path(repository) / FUSE
     spec = importlib.util.spec_from_file_location("fuse_loras", path)
     fuse = importlib.util.module_from_spec(spec)

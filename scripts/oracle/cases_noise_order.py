@@ -1,7 +1,6 @@
-"""Noise that diffusers' pipelines start their passes from, by themselves: a first pass from scratch, a second from its latents."""
+"""Writes the initial noise of diffusers' pipelines: of a first pass, and of a second pass from latents."""
 
 import hashlib
-import json
 
 import torch
 from diffusers import LTX2ConditionPipeline, LTX2ImageToVideoPipeline, LTX2Pipeline
@@ -9,15 +8,15 @@ from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from PIL import Image
 
 import models
-from common import FIXTURES
+from common import FIXTURES, write_json
 
 SEED, FRAMES, RATE = 11, 9, 24.0
-# Of the first pass; the second has twice as much.
+# Size of the first pass; the second is twice as large.
 WIDTH, HEIGHT = 96, 64
 
 
 def _pass(pipeline, source, scale, dtype, given):
-    """Noise of a pass as packed tokens: `scale` times the size, from zero latents where that is not 1."""
+    """Returns the noise of a pass as packed tokens, at `scale` times the size."""
     width, height = WIDTH * scale, HEIGHT * scale
     frames = (FRAMES - 1) // pipeline.vae_temporal_compression_ratio + 1
     ratio, config = pipeline.vae_spatial_compression_ratio, pipeline.audio_vae.config
@@ -29,7 +28,7 @@ def _pass(pipeline, source, scale, dtype, given):
         num_channels_latents=config.latent_channels, audio_latent_length=length, num_mel_bins=config.mel_bins, generator=source
     )
     if scale > 1:
-        # What latents hold does not matter where noise is all that is left of them.
+        # Latents are irrelevant at noise level 1.
         shape = (1, channels, frames, height // ratio, width // ratio)
         bins = config.mel_bins // pipeline.audio_vae_mel_compression_ratio
         video |= dict(latents=torch.zeros(shape, dtype=dtype), noise_scale=1.0)
@@ -51,12 +50,12 @@ def _case(name, kind, dtype):
     if kind == "first":
         given = dict(image=torch.zeros(1, 3, HEIGHT, WIDTH))
     if kind == "later":
-        # A strength of 0 leaves the noise of its tokens.
+        # Strength 0 keeps the noise.
         given = dict(conditions=[LTX2VideoCondition(image, 1, strength=0.0, crf=0)], frame_rate=RATE, noise_scale=1.0)
     source = torch.Generator("cpu").manual_seed(SEED)
     passes = [_pass(pipeline, source, scale, dtype, given) for scale in (1, 2)]
     if kind == "first":
-        # Its first frame is no noise.
+        # The first frame has no noise.
         tokens = [(HEIGHT * scale // 32) * (WIDTH * scale // 32) for scale in (1, 2)]
         passes = [(video[:, own:], audio) for (video, audio), own in zip(passes, tokens)]
     drawn = [{"video": _described(video), "audio": _described(audio)} for video, audio in passes]
@@ -72,8 +71,7 @@ def noise_order():
         )
     ]
     meta = dict(script="scripts/oracle/cases_noise_order.py", seed=SEED, num_frames=FRAMES, frame_rate=RATE, width=WIDTH, height=HEIGHT)
-    text = json.dumps({**meta, "cases": cases}, separators=(",", ":")).replace('{"model"', '\n{"model"')
-    (FIXTURES / "noise" / "diffusers.json").write_text(text + "\n")
+    write_json(FIXTURES / "noise" / "diffusers.json", {**meta, "cases": cases}, ('{"model"',))
     print(f"noise_order: {len(cases)} cases")
 
 

@@ -1,18 +1,11 @@
 #!/usr/bin/env python3
-"""Fixtures of whole requests by Lightricks' own pipelines: latents after every step of every pass. To a given sound also some of the
-frames, by diffusers' decoder, and of the samples that their pipeline returns.
+"""Writes requests by Lightricks' pipelines with the latents after every step.
 
-    cases_official.py --official FOLDER     of a checkout of Lightricks/LTX-2, package 1.2.0: `reference: official`
-    cases_official.py                       of the wheels 1.0.0: `reference: official_1_0`
-
-Two runs, for one process can import one version.
+    cases_official.py --official FOLDER     release 1.2.0: `reference: official`
+    cases_official.py                       release 1.0.0: `reference: official_1_0`
 """
 
-import argparse
 import json
-import shutil
-import tempfile
-from pathlib import Path
 
 import official_pipelines
 import torch
@@ -22,24 +15,22 @@ import models
 from cases_decoders import thin
 from cases_text import NEGATIVE, POSITIVE, encode, tokenize
 from cases_transformer import inputs_for, run, scalars_for
-from common import CASES, FIXTURES, REPOSITORY, fix_numerics, relative_l2, show, write_case
+from common import FIXTURES, REPOSITORY, relative_l2, show, write_case
 from official_file import write_model, write_upsampler
 
 IMAGE = FIXTURES / "images" / "shapes.png"
 SOUND = FIXTURES / "sounds" / "given.flac"
 UPSAMPLERS = {"tiny_a": "upsampler_rational", "tiny_2_3": "upsampler_plain"}
-_GENERATIONS = {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3"}
 _PRESETS = {
     "image_to_video": "", "two_stage": "_two_stage", "keyframes": "_two_stage", "distilled": "_distilled", "hq": "_hq",
     "audio_to_video": "_two_stage",
 }
 _LENGTH = 64
-# Of what is kept of frames and samples.
+# Strides of the stored frames and samples.
 _STRIDES = {"video": (1, 4, 1, 9, 9), "audio": (1, 1, 37)}
 
 
 def write_image():
-    """A small image of smooth and sharp parts, 40 x 30."""
     IMAGE.parent.mkdir(parents=True, exist_ok=True)
     pixels = [
         (255 * x // 39, 255 * y // 29, 220 if (x - 12) ** 2 + (y - 15) ** 2 < 60 else 30) for y in range(30) for x in range(40)
@@ -50,17 +41,15 @@ def write_image():
 
 
 def scales(cfg=1.0, stg=0.0, modality=1.0, rescale=0.0, stg_blocks=()):
-    """Guidance of a stream; nothing by default."""
     return dict(cfg=cfg, stg=stg, modality=modality, rescale=rescale, stg_blocks=list(stg_blocks))
 
 
 def image(frame, strength=1.0):
-    """The fixture image at a frame."""
     return dict(path=IMAGE, frame=frame, strength=strength)
 
 
 def request(pipeline, **more):
-    """A request of the smallest size at which height, width and time differ."""
+    """Returns a request of the smallest size whose height, width and time differ."""
     size = (96, 64) if pipeline == "image_to_video" else (128, 64)
     known = dict(
         pipeline=pipeline, prompt=POSITIVE, negative_prompt=NEGATIVE, seed=4, width=size[0], height=size[1], num_frames=9,
@@ -70,7 +59,7 @@ def request(pipeline, **more):
 
 
 class Model:
-    """A fixture model as both sides read it: diffusers' text, Lightricks' files, latent sizes."""
+    """A fixture model in the formats of both sides."""
 
     runs = official_pipelines.Run
 
@@ -92,7 +81,7 @@ class Model:
         official_pipelines.set_channels(self.channels, self.bins, self.sound)
 
     def sizes(self, request):
-        """Unpacked latents of each pass."""
+        """Returns the latent shapes of each pass."""
         frames = (request["num_frames"] - 1) // 8 + 1
         length = round(request["num_frames"] / request["frame_rate"] * 25)
         once = [32] if request["pipeline"] == "image_to_video" else [64, 32]
@@ -100,7 +89,7 @@ class Model:
         return [((1, self.channels, frames, *hw), (1, self.sound, length, self.bins)) for hw in size]
 
     def unpacked(self, tokens, shapes):
-        """Packed normalised tokens of both streams as a dump has them."""
+        """Unpacks normalised tokens of both streams to latents as in a dump."""
         video, audio = (t.float() for t in tokens)
         (_, c, f, h, w), (_, channels, length, bins) = shapes
         video = video[:, : f * h * w].transpose(1, 2).reshape(1, c, f, h, w)
@@ -109,7 +98,7 @@ class Model:
         return {"latents.video": video, "latents.audio": audio.reshape(1, length, channels, bins).transpose(1, 2)}
 
     def decoded(self, tokens, shapes, streams=("video", "audio")):
-        """Frames and samples of packed normalised tokens of some streams."""
+        """Decodes normalised tokens to frames and samples."""
         (_, c, f, h, w), (_, channels, length, bins) = shapes
         unpack = {
             "video": lambda: tokens[0][:, : f * h * w].transpose(1, 2).reshape(1, c, f, h, w),
@@ -119,8 +108,7 @@ class Model:
         return official_pipelines.decoded(self.path, vocoder, **{name: unpack[name]() for name in streams})
 
     def run(self, request, decode=False):
-        """Latents of a request by the names of a dump: after every step, 0 being the noised start, and at the end; frames and samples,
-        too, where asked for."""
+        """Returns latents by the names of a dump, after every step and at the end; with `decode`, also frames and samples."""
         sizes = self.sizes(request)
         theirs = self.runs(self.path, self.upsampler, request, self.contexts, sizes)
         passes, kept = theirs()
@@ -129,13 +117,13 @@ class Model:
             for step, tokens in enumerate(steps):
                 named = self.unpacked(tokens, shapes).items()
                 outputs.update({f"{prefix}step_{step}.{name}": value for name, value in named})
-        # Sound that is given is not decoded.
+        # Input sound is not decoded.
         sound = kept["audio"].transpose(1, 2).flatten(2) if "audio" in kept else passes[-1][-1][1]
         final = [kept["video"].flatten(2).transpose(1, 2), sound]
         outputs.update(self.unpacked(final, sizes[-1]))
         if decode:
             outputs |= self.decoded(final, sizes[-1])
-        outputs.update({"stage_2.noise.video": drawn for drawn in theirs.noise.drawn[1:]})
+        outputs.update({"stage_2.noise.video": video for video, _ in theirs.noise.drawn[1:]})
         if request["audio"] and not theirs.wheels:
             frames = self.vae.decode(outputs["latents.video"], None, return_dict=False)[0]
             outputs["video"] = (frames / 2 + 0.5).clamp(0, 1).transpose(1, 2)
@@ -144,7 +132,7 @@ class Model:
 
 
 def keys(request, reference):
-    """The request as settings of this project."""
+    """Returns the request as settings of ltx2."""
     settings = {f"request.{key}": request[key] for key in ("prompt", "negative_prompt", "seed", "width", "height")}
     settings |= {f"request.{key}": request[key] for key in ("num_frames", "frame_rate")}
     pipeline = request["pipeline"] if request["images"] or request["pipeline"] != "image_to_video" else "text_to_video"
@@ -189,7 +177,7 @@ OFFICIAL = {
     "keyframes": request("keyframes", guidance=_CFG, images=[image(0), image(8, 0.6)]),
     "audio": _GIVEN,
 }
-# Where 1.0.0 differs: other noise levels between the streams and of sound that is given, keyframes of eight frames, another
+# 1.0.0 differs in the noise levels between the streams and of input sound, keyframes of eight frames, and the
 # noiser.
 OFFICIAL_1_0 = {
     "image_cross": _IMAGE,
@@ -199,7 +187,7 @@ OFFICIAL_1_0 = {
     "audio": _GIVEN,
 }
 
-# Terms of guidance that are on, different by stream; blocks of the perturbed branch by stream.
+# Values of the guidance terms for video and audio; perturbed blocks per stream.
 _TERMS = {
     "cfg": (3.0, 5.0), "stg": (1.0, 0.75), "modality": (2.5, 3.0), "rescale": (0.7, 0.4),
 }
@@ -208,7 +196,6 @@ _PERTURBED = {"stg": _BOTH, "cfg_stg": _VIDEO, "stg_modality": _AUDIO, "cfg_stg_
 
 
 def guided(terms, blocks=None):
-    """Guidance of both streams with some terms on."""
     blocks = blocks or _PERTURBED.get("_".join(t for t in terms if t != "rescale"), (None, None))
     streams = {}
     for at, stream in enumerate(("video", "audio")):
@@ -218,7 +205,7 @@ def guided(terms, blocks=None):
 
 
 def subsets():
-    """Guidance by name: every subset of the terms, then terms of one stream alone."""
+    """Returns guidance by name: every subset of the terms, then terms of one stream."""
     table = {}
     for bits in range(16):
         terms = [term for at, term in enumerate(_TERMS) if bits >> at & 1]
@@ -231,7 +218,7 @@ def subsets():
 
 
 def write(component, case, model, tables, reference, source):
-    """Runs requests of one case: `{prefix: request}`, written as one file."""
+    """Runs the requests `{prefix: request}` and writes them to one file."""
     outputs, settings = {}, {}
     for prefix, asked in tables.items():
         made = model.run(asked)
@@ -242,7 +229,7 @@ def write(component, case, model, tables, reference, source):
     outputs, kept = thin(outputs, _STRIDES, limit=0)
     common = [key for key in next(iter(settings.values())) if all(key in own for own in settings.values())]
     settings = {prefix: [key for key in own if key not in common] for prefix, own in settings.items()}
-    preset = _GENERATIONS[model.name] + _PRESETS[next(iter(tables.values()))["pipeline"]]
+    preset = official_pipelines.PRESETS[model.name] + _PRESETS[next(iter(tables.values()))["pipeline"]]
     scalars = {"preset": preset, "common": common, "keys": settings, "upsampler": UPSAMPLERS[model.name]}
     write_case(
         component, f"{model.name}_{case}", {}, outputs, script=__file__, model=model.name, seed=4, scalars=scalars,
@@ -252,7 +239,7 @@ def write(component, case, model, tables, reference, source):
 
 
 def cross_timestep(model, kinds):
-    """A forward in which own, cross and gate_only all differ: 1.2.0's is gate_only, 1.0.0's cross, and own diffusers'."""
+    """Writes a forward pass in which own, cross and gate_only differ; own is diffusers', the others Lightricks'."""
     shape, seed = dict(frames=2, height=2, width=3, audio_frames=6), 61
     own = models.load(model.name, "transformer")
     values = inputs_for(models.TRANSFORMER[model.name], seed=seed, batch=1, text=8, **shape)
@@ -285,30 +272,26 @@ def cross_timestep(model, kinds):
 
 
 def main():
-    """The cases of one version."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--official", metavar="FOLDER", help="a checkout of Lightricks/LTX-2 at 400fd31")
-    parser.add_argument("--only", nargs="+", help="these cases alone; all others stay as they are")
-    given = parser.parse_args()
+    only = ("--only", dict(nargs="+", help="write only these cases"))
+    given = official_pipelines.prepare(__doc__, False, only)
     folder, wanted = given.official, given.only
-    fix_numerics()
-    official_pipelines.find_packages(folder)
     write_image()
     component, table = ("official", OFFICIAL) if folder else ("official_1_0", OFFICIAL_1_0)
-    source = "1.2.0 (400fd31)" if folder else "1.0.0"
+    source = official_pipelines.RELEASE if folder else "1.0.0"
     if not wanted:
-        shutil.rmtree(CASES / component, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in UPSAMPLERS:
-            model = Model(name, Path(scratch))
-            if not wanted:
-                cross_timestep(model, ("own", "gate_only") if folder else ("cross",))
-            for case, asked in table.items():
-                if not wanted or case in wanted:
-                    write(component, case, model, {"": asked}, component, source)
-            if folder and not wanted:
-                tables = {f"{k}.": request("image_to_video", guidance=g) for k, g in subsets().items()}
-                write("official_guidance", "subsets", model, tables, component, source)
+        official_pipelines.clear(component)
+
+    def run(model):
+        if not wanted:
+            cross_timestep(model, ("own", "gate_only") if folder else ("cross",))
+        for case, asked in table.items():
+            if not wanted or case in wanted:
+                write(component, case, model, {"": asked}, component, source)
+        if folder and not wanted:
+            tables = {f"{k}.": request("image_to_video", guidance=g) for k, g in subsets().items()}
+            write("official_guidance", "subsets", model, tables, component, source)
+
+    official_pipelines.for_each_model(Model, run)
 
 
 if __name__ == "__main__":

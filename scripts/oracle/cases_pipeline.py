@@ -1,4 +1,4 @@
-"""Fixtures of sampling (sigmas, noise, guidance, Euler) and of the whole text-to-video pipeline."""
+"""Writes sampling (sigmas, noise, guidance, Euler) and text-to-video requests."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from common import as_list, generator, randn, relative_l2, show, write_case
 
 
 def official_sigmas(steps, tokens=4096, base=0.95, largest=2.05, terminal=0.1):
-    """The schedule of the official pipelines: `steps + 1` values, anchored at 4096 tokens, ending 0.1, 0."""
+    """Returns the official schedule: `steps + 1` values, shifted for 4096 tokens, ending with 0.1 and 0."""
     shift = math.exp(base + (largest - base) / (4096 - 1024) * (tokens - 1024))
     sigmas = torch.linspace(1.0, 0.0, steps + 1)
     sigmas = torch.where(sigmas != 0, shift / (shift + (1 / sigmas - 1)), torch.zeros(()))
@@ -28,7 +28,7 @@ def official_sigmas(steps, tokens=4096, base=0.95, largest=2.05, terminal=0.1):
 
 
 def verbatim_scheduler():
-    """A scheduler that uses the sigmas it is given."""
+    """Returns a scheduler that does not change its sigmas."""
     return FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=False, shift=1.0, shift_terminal=None)
 
 
@@ -40,7 +40,7 @@ def _scheduler_sigmas(scheduler, steps, tokens):
 
 
 def sigmas():
-    """Schedules by token count and step count, and the fixed one of the official pipelines."""
+    """Writes schedules of both conventions."""
     for name in ("tiny_a", "tiny_b"):
         scheduler = FlowMatchEulerDiscreteScheduler(**models.SCHEDULER[name])
         for steps, tokens in ((2, 6), (3, 12), (8, 6144), (30, 15360), (40, 4096)):
@@ -58,7 +58,7 @@ def sigmas():
 
 
 def noise():
-    """torch.randn of one CPU generator, several draws in a row: small, odd and vectorised sizes differ in algorithm."""
+    """Writes consecutive draws of one generator; sizes select different algorithms."""
     shapes = [(1,), (5,), (15,), (16,), (17,), (31, 3), (1, 8, 2, 2, 3), (1, 2, 9, 2), (7,), (1, 6, 3, 2, 4), (333,)]
     for seed in (0, 10, 2**40 + 3):
         source = torch.Generator("cpu").manual_seed(seed)
@@ -71,7 +71,7 @@ def noise():
 
 
 def guide(latents, sigma, cond, uncond, perturbed, isolated, scales):
-    """Guidance in x0 space as the pipeline writes it; returns the guided x0 and the velocity for the scheduler."""
+    """Applies guidance to x0 like the pipeline; returns the guided x0 and the velocity."""
     x0 = {k: latents - v * sigma for k, v in dict(c=cond, u=uncond, p=perturbed, m=isolated).items()}
     guided = x0["c"] + (scales["cfg"] - 1) * (x0["c"] - x0["u"])
     guided = guided + scales["stg"] * (x0["c"] - x0["p"]) + (scales["modality"] - 1) * (x0["c"] - x0["m"])
@@ -81,7 +81,7 @@ def guide(latents, sigma, cond, uncond, perturbed, isolated, scales):
 
 
 def guidance():
-    """One guided Euler step; rescale is per sample, so the batch of 2 differs from two batches of 1 in nothing."""
+    """Writes guided Euler steps. Rescaling is per sample."""
     table = {
         "cfg": dict(cfg=4.0, stg=0.0, modality=1.0, rescale=0.0),
         "cfg_rescale": dict(cfg=3.0, stg=0.0, modality=1.0, rescale=0.7),
@@ -109,7 +109,7 @@ def guidance():
 
 
 def noise_shapes(pipeline, request):
-    """Unpacked latents of a request: the video's, the audio's."""
+    """Returns the latent shapes of video and audio."""
     frames = (request["num_frames"] - 1) // pipeline.vae_temporal_compression_ratio + 1
     ratio = pipeline.vae_spatial_compression_ratio
     video = (1, pipeline.transformer.config.in_channels, frames, request["height"] // ratio, request["width"] // ratio)
@@ -120,14 +120,14 @@ def noise_shapes(pipeline, request):
 
 
 def draw_noise(pipeline, request):
-    """The noise the pipeline is going to draw: video first, then audio, unpacked, float32."""
+    """Returns the noise that the pipeline will draw: video, then audio, float32."""
     source = torch.Generator("cpu").manual_seed(request["seed"])
     video, audio = noise_shapes(pipeline, request)
     return torch.randn(video, generator=source), torch.randn(audio, generator=source)
 
 
 def run_pipeline(pipeline, request, **more):
-    """The reference's own call with `more` arguments, twice: once for latents, once for frames and samples."""
+    """Runs the pipeline twice: for latents, and for frames and samples."""
     guidance_values = request["guidance"]
     arguments = dict(
         prompt=request["prompt"], negative_prompt=request["negative_prompt"], width=request["width"],
@@ -211,7 +211,7 @@ _CASES = {
 }
 
 
-# Of each model a case with every row and column, though not every frame.
+# One case per model keeps all rows and columns.
 _WHOLE = {
     "tiny_a_plain": {}, "tiny_b_cfg": {"video": (1, 2, 1, 1, 1)},
     "tiny_2_3_guided": {"video": (1, 8, 1, 1, 1), "audio": STRIDES["audio"]},
@@ -220,14 +220,13 @@ _ROUNDINGS = 6
 
 
 def shifted(tensor, turn):
-    """A tensor that differs by a quarter of what bfloat16 keeps, which float32 hardly sees."""
+    """Changes a tensor by up to a quarter of bfloat16's precision."""
     return tensor * (1 + 2.0**-9 * (torch.rand(tensor.shape, generator=generator(turn, "rounding")) - 0.5))
 
 
 @contextmanager
 def rounded_otherwise(turn):
-    """The same run with other roundings: one of two attention kernels, and noise that is shifted. Threads and the choice of
-    matmul library change no bit at these sizes."""
+    """Runs the body with another attention kernel and slightly changed noise, which changes the rounding."""
     draw = torch.randn
     kernel = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION)[turn % 2]
     with patch("torch.randn", lambda *shape, **more: shifted(draw(*shape, **more), turn)), sdpa_kernel(kernel):
@@ -235,8 +234,7 @@ def rounded_otherwise(turn):
 
 
 def spreads(name, request, outputs, strides):
-    """How far the reference's own bfloat16 runs are from its float32 run in what is stored: the mean, and the largest
-    over the mean."""
+    """Returns mean and relative maximum of the distances of bfloat16 runs from the float32 run."""
     half, distances = models.load_pipeline(name, torch.bfloat16), {k: [] for k in _NAMES}
     for turn in range(_ROUNDINGS):
         with rounded_otherwise(turn):
@@ -250,7 +248,7 @@ def spreads(name, request, outputs, strides):
 
 
 def pipeline():
-    """Prompt to frames and samples; the spread is that of the reference's own bfloat16 runs from the same noise."""
+    """Writes complete requests with the spread of the reference's bfloat16 runs."""
     for case, (name, request) in _CASES.items():
         whole = models.load_pipeline(name)
         noise_video, noise_audio = draw_noise(whole, request)

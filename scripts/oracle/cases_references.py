@@ -1,17 +1,12 @@
 #!/usr/bin/env python3
-"""Fixtures of reference videos: latents after every step of Lightricks' `ICLoraPipeline` and of diffusers' in-context pipeline, frames
-and samples of one case each, and what Lightricks' conditionings make of positions, levels and attention.
+"""Writes requests with reference videos by Lightricks' `ICLoraPipeline` and diffusers, and the states of Lightricks' conditionings.
 
     cases_references.py --official FOLDER     a checkout of Lightricks/LTX-2 at 400fd31
 
-Frames come from patterns in the place of files. The LoRAs are ours, of one rank, in Lightricks' names; the references' scale is in
-their headers, or is not.
+Videos are patterns. The LoRAs have rank 1; some have the references' scale in their headers.
 """
 
-import argparse
 import importlib
-import json
-import shutil
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,16 +21,16 @@ import models
 from cases_decoders import thin
 from cases_official import UPSAMPLERS, Model, image, keys, request
 from cases_pipeline import _neutral, _request, run_pipeline
-from common import CASES, FIXTURES, REPOSITORY, fix_numerics, randn, show, write_case, write_safetensors
+from common import FIXTURES, REPOSITORY, randn, show, write_case, write_safetensors
 
 _DISTILLED = [1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0]
-# Frames, height and width of the patterns: wide, tall, and one of shades.
+# Frames, height and width of the patterns.
 _STRIDES = {"video": (1, 4, 1, 17, 17), "audio": (1, 1, 101)}
 SIZES = {"wide": (17, 48, 80), "tall": (12, 70, 50), "mask": (9, 64, 64), "square": (9, 32, 32)}
 
 
 def frames(name):
-    """A pattern of bytes, `[frames, height, width, 3]`."""
+    """Returns a pattern of bytes, `[frames, height, width, 3]`."""
     f, y, x, c = torch.meshgrid(*(torch.arange(n) for n in (*SIZES[name], 3)), indexing="ij")
     return ((f * 11 + y * 5 + x * 3 + c * 40 + len(name) * 17) % 256).to(torch.uint8)
 
@@ -45,7 +40,7 @@ def _decoded(path, frame_cap=None, **_):
 
 
 def lora(model, scale):
-    """A LoRA of one rank on two matrices."""
+    """Writes a LoRA of rank 1 on two matrices."""
     path = FIXTURES / "lora" / (f"ic_{model}.safetensors" if scale else f"ic_{model}_plain.safetensors")
     weights, tensors = models.load(model, "transformer").state_dict(), {}
     for module in ("transformer_blocks.0.attn1.to_q", "transformer_blocks.1.ff.net.2"):
@@ -58,7 +53,7 @@ def lora(model, scale):
 
 
 class InContext(official_pipelines.Run):
-    """A request through their pipeline with references."""
+    """A request with reference videos by Lightricks' pipeline."""
 
     def __init__(self, model, asked, path, sizes):
         self.lora = path
@@ -87,13 +82,11 @@ class InContext(official_pipelines.Run):
 
 
 def references(asked):
-    """The references of a request as this project's setting; paths are names of patterns."""
     more = {"attention_strength": asked["attention"]} | ({"attention_mask": asked["mask"]} if asked["mask"] else {})
     return [{**video, **more} for video in asked["references"]]
 
 
 def official(model, case, asked, path):
-    """Runs a request and writes its steps."""
     asked = request("distilled", **{"attention": 1.0, "mask": None, "skip": False, **asked})
     sizes = model.sizes(asked)[: 1 if asked["skip"] else 2]
     passes, kept = InContext(model, {**asked, "pipeline": "ic_lora"}, path, sizes)()
@@ -105,22 +98,22 @@ def official(model, case, asked, path):
     if case == "half":
         outputs |= model.decoded(passes[-1][-1], sizes[-1])
     outputs, kept_of = thin({name: value.contiguous() for name, value in outputs.items()}, _STRIDES, limit=0)
-    # What is decoded is what the last step ends with.
+    # The decoder gets the latents of the last step.
     assert torch.equal(kept["video"].flatten(2).transpose(1, 2), passes[-1][-1][0][:, : kept["video"][0, 0].numel()])
     own = [key for key in keys(asked, "official") if not key.startswith("pipeline=")]
     if asked["skip"]:
         own = [key for key in own if not key.startswith(("request.width", "request.height"))]
         own += ["pipeline=text_to_video", f"request.width={asked['width'] // 2}", f"request.height={asked['height'] // 2}"]
     else:
-        own.append("pipeline=ic_lora")
+        own.append("pipeline=in_context")
     file = str(path.relative_to(REPOSITORY))
     own.append(f"model.loras=[{{path: {file}}}]")
-    write(case, model.name, own, references(asked), outputs, "1.2.0 (400fd31)", asked["seed"], kept_of)
+    write(case, model.name, own, references(asked), outputs, official_pipelines.RELEASE, asked["seed"], kept_of)
 
 
 def write(case, name, own, videos, outputs, source, seed, more=None):
     scalars = {
-        "preset": {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3", "tiny_2_5": "ltx2_5"}[name] + ("_distilled" if source else ""), "common": own,
+        "preset": (official_pipelines.PRESETS | {"tiny_2_5": "ltx2_5"})[name] + ("_distilled" if source else ""), "common": own,
         "keys": {"": []}, "references": videos, "upsampler": UPSAMPLERS.get(name),
     }
     extra = {**({"ltx-pipelines": source} if source else {}), **(more or {})}
@@ -129,12 +122,11 @@ def write(case, name, own, videos, outputs, source, seed, more=None):
 
 
 def video(path, strength=1.0):
-    """A reference."""
     return dict(path=path, strength=strength)
 
 
 def by_lightricks(folder):
-    """Whole runs: with the second stage and without, references of the stage's size and of half of it, with weighed attention."""
+    """Writes requests with one and two stages, with reference videos at full and half size, and with attention weights."""
     both = [video("wide"), video("tall", 0.75)]
     half = dict(width=128, height=128, num_frames=9, references=both, skip=True)
     for name in UPSAMPLERS:
@@ -149,8 +141,8 @@ def by_lightricks(folder):
 
 
 def by_diffusers(name, cases):
-    """Their pipeline with guidance, attention on and off: what lies between is -10000 (1 - m) there, 0 in all but name. With LTX-2.5's
-    transformer the first frame of the video is marked, and no reference's, as Lightricks' conditionings do it."""
+    """Writes requests with attention to the reference on and off. diffusers adds -10000 (1 - m), which is off for any other weight.
+    LTX-2.5 gets Lightricks' marker of the first frame."""
     from diffusers import LTX2InContextPipeline
     from diffusers.pipelines.ltx2.pipeline_ltx2_ic_lora import LTX2ReferenceCondition
 
@@ -191,8 +183,8 @@ def by_diffusers(name, cases):
 
 
 def states():
-    """What conditionings make of a state: positions, levels and attention. 9 frames of 64 x 64 at 24 a second; an image before
-    references, weights by token and none, scales of both kinds."""
+    """Writes positions, noise levels and attention of Lightricks' conditionings: images before references, weights per token, both
+    scales."""
     of = lambda name: importlib.import_module(f"ltx_core.{name}")
     conditioning, shapes = of("conditioning"), of("types")
     shape = shapes.VideoLatentShape(1, 2, 2, 2, 2)
@@ -220,26 +212,17 @@ def states():
         if state.attention_mask is not None:
             outputs[f"{name}.attention"] = state.attention_mask[0].contiguous()
     write_case(
-        "reference_states", "states", {}, outputs, script=__file__, model="none", seed=0, extra={"ltx-core": "1.2.0 (400fd31)"}
+        "reference_states", "states", {}, outputs, script=__file__, model="none", seed=0, extra={"ltx-core": official_pipelines.RELEASE}
     )
     print(f"reference_states: {len(outputs)} tensors")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--official", metavar="FOLDER", required=True, help="a checkout of Lightricks/LTX-2 at 400fd31")
-    fix_numerics()
-    official_pipelines.find_packages(parser.parse_args().official)
-    for component in ("references", "reference_states"):
-        shutil.rmtree(CASES / component, ignore_errors=True)
-    states()
-    by_diffusers("tiny_2_3", {"diffusers": 1.0, "diffusers_off": 0.0})
-    by_diffusers(cases_2_5.NAME, {"diffusers": 1.0})
-    with tempfile.TemporaryDirectory() as scratch:
-        by_lightricks(Path(scratch))
-    print(json.dumps(SIZES))
-
-
 if __name__ == "__main__":
+    official_pipelines.prepare(__doc__, required=True)
+    official_pipelines.clear("references", "reference_states")
     with torch.no_grad():
-        main()
+        states()
+        by_diffusers("tiny_2_3", {"diffusers": 1.0, "diffusers_off": 0.0})
+        by_diffusers(cases_2_5.NAME, {"diffusers": 1.0})
+        with tempfile.TemporaryDirectory() as scratch:
+            by_lightricks(Path(scratch))

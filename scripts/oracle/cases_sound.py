@@ -1,7 +1,6 @@
-"""Fixtures of sound that is given: samples to the log-mel spectrogram, and that to latents.
+"""Writes audio conditioning: samples to log-mel by Lightricks' `AudioProcessor`, log-mel to latents by diffusers.
 
-The spectrogram is of Lightricks' package (its `AudioProcessor`, by torchaudio), the latents of diffusers' audio VAE. Where a
-fixture model is one that Lightricks publishes, their encoder on the same weights gives the same (checked as cases are made).
+For published topologies, checks that Lightricks' encoder with the same weights gives the same.
 """
 
 import math
@@ -20,14 +19,14 @@ OFFICIAL = ("tiny_a", "tiny_2_3")
 
 
 def sound(seed, rate, samples):
-    """Two channels: a tone in noise, and a rising tone in noise."""
+    """Returns two channels: a tone and a rising tone, both with noise."""
     t = torch.arange(samples, dtype=torch.float64) / rate
     tones = torch.stack([torch.sin(2 * math.pi * 440 * t), torch.sin(2 * math.pi * (300 + 4000 * t) * t)]).float()
     return (0.3 * tones + randn(seed, "noise", 2, samples, scale=0.05))[None]
 
 
 def mel():
-    """Samples `[B, channels, n]` of a rate to those at 16 kHz and to log-mel `[B, channels, frames, 64]`."""
+    """Samples `[B, channels, n]` to 16 kHz and to log-mel `[B, channels, frames, 64]`."""
     rates = [(16000, 850), (44100, 1600), (48000, 1700), (22050, 750), (8000, 280)]
     for index, (rate, samples) in enumerate(rates):
         seed = 700 + index
@@ -41,7 +40,6 @@ def mel():
 
 
 def _official(name, mel_bins):
-    """Lightricks' encoder with a fixture model's weights."""
     config, weights = models.AUDIO_VAE[name], models.load(name, "audio_vae").state_dict()
     encoder = AudioEncoder(
         ch=config["base_channels"], ch_mult=(1, 2, 4), num_res_blocks=config.get("num_res_blocks", 2), attn_resolutions=set(),
@@ -60,7 +58,7 @@ def _packed(latents):
 
 
 def audio_encoder():
-    """Log-mel `[B, channels, frames, bins]` to the distribution's mean `[B, C, L, M]`, not normalised."""
+    """Log-mel `[B, channels, frames, bins]` to the mean of the distribution `[B, C, L, M]`, not normalised."""
     cases = [
         ("tiny_a", "tiny_a", (1, 2, 17, 8)),
         ("tiny_a_even", "tiny_a", (2, 2, 12, 8)),
@@ -84,7 +82,7 @@ def audio_encoder():
 
 
 def given_sound():
-    """Samples of a rate to normalised tokens `[1, L, C·M]`, by Lightricks' spectrogram and encoder."""
+    """Samples to normalised tokens `[1, L, C·M]` by Lightricks' code."""
     for index, name in enumerate(OFFICIAL):
         given = sound(740 + index, 22050, 1800)
         tokens = _packed(encode_audio(Audio(given, 22050), _official(name, models.AUDIO_VAE[name]["mel_bins"])))

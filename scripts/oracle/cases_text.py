@@ -1,4 +1,4 @@
-"""Fixtures of the text side: tokenizer, Gemma 3, connectors."""
+"""Writes tokenizer, Gemma 3 and connectors."""
 
 import math
 
@@ -24,7 +24,7 @@ _PROMPTS = [
 
 
 def tokenize(name, prompts, length):
-    """Ids and mask the way the pipeline asks for them."""
+    """Returns ids and mask like the pipeline."""
     tokenizer = AutoTokenizer.from_pretrained(MODELS / name / "tokenizer")
     tokenizer.padding_side = "left"
     batch = tokenizer(
@@ -35,7 +35,7 @@ def tokenize(name, prompts, length):
 
 
 def tokenizer():
-    """Ids and masks of awkward prompts at two lengths: the short one cuts."""
+    """Writes ids of unusual prompts at two lengths, one of which truncates."""
     for length in (64, 16):
         ids, mask = tokenize("tiny_a", _PROMPTS, length)
         write_case(
@@ -46,7 +46,7 @@ def tokenizer():
 
 
 def project(connectors, states, mask, padding="left"):
-    """The normalised stack and its projection: of LTX-2.3 the video and the audio one side by side."""
+    """Returns the normalised stack and its projection; LTX-2.3's two projections are concatenated."""
     config = connectors.config
     if not config.per_modality_projections:
         normed = per_layer_masked_mean_norm(states, mask.sum(dim=-1), device="cpu", padding_side=padding)
@@ -58,7 +58,7 @@ def project(connectors, states, mask, padding="left"):
 
 
 def encode(encoder, connectors, ids, mask):
-    """The raw stack `[B, T, D*(L+1)]` that the pipeline calls prompt_embeds, and what the text projection makes of it."""
+    """Returns the hidden states `[B, T, D*(L+1)]`, normalised, and projected."""
     states = torch.stack(encoder(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states, dim=-1)
     normed, projected = project(connectors, states, mask)
     return {"prompt_embeds": states.flatten(2, 3), "projected": projected, "normalised": normed}
@@ -82,7 +82,7 @@ def _encoder_case(name, case, prompts, length, keep):
 
 
 def text_encoder():
-    """Gemma 3 with prompts longer than the window, pads of different number in one batch. Compare unmasked rows only."""
+    """Prompts longer than the window, with different padding in one batch. Compare only unmasked rows."""
     everything = ("prompt_embeds", "projected", "normalised")
     for name in models.WHOLE:
         _encoder_case(name, f"{name}_short", [NEGATIVE, ""], 16, everything)
@@ -94,7 +94,7 @@ def _connector_case(name, case, lengths, total, padding="left", seed=5):
     config = models.CONNECTORS[name]
     channels, layers = config["caption_channels"], config["text_proj_in_factor"]
     states = randn(seed, f"{case}/states", len(lengths), total, channels, layers)
-    # Layers of a language model differ in scale and centre, which the normalisation has to undo per layer.
+    # Layers differ in scale and mean, which the normalisation removes.
     states = states * torch.linspace(0.3, 3.0, layers) + torch.linspace(-1.0, 1.0, layers)
     mask = torch.zeros(len(lengths), total, dtype=torch.int64)
     for row, length in enumerate(lengths):
@@ -115,7 +115,7 @@ def _connector_case(name, case, lengths, total, padding="left", seed=5):
 
 
 def connectors():
-    """Mixed lengths in one batch, with registers (all, none, one modality), split and interleaved RoPE."""
+    """Mixed lengths in one batch, with and without registers, split and interleaved RoPE."""
     _connector_case("tiny_a", "tiny_a_mixed", [5, 16, 1], 16)
     _connector_case("tiny_a", "tiny_a_one", [8], 24)
     _connector_case("tiny_b", "tiny_b_mixed", [3, 12], 12)

@@ -1,4 +1,4 @@
-"""Fixtures of a decoded video in tiles of the official splitters and ramps, each decoded by diffusers."""
+"""Writes a video decoded in tiles."""
 
 import torch
 from official_pipelines import find_packages
@@ -19,7 +19,7 @@ from ltx_core.model.video_vae.video_vae import (  # noqa: E402
 
 
 def tiled():
-    """A decoded video by tiles of the official splitters and ramps, each decoded by diffusers."""
+    """Decodes tiles with Lightricks' boundaries and ramps by diffusers."""
     vae = models.load_pipeline("tiny_a").vae
     latents = randn(31, "latents", 1, vae.config.latent_channels, 5, 5, 3)
     size = [round(2 * n / 5) for n in latents.shape[3:]]

@@ -1,4 +1,4 @@
-"""Fixtures of the transformer: RoPE tables, timestep embedding, one block, the whole network."""
+"""Writes the transformer: RoPE tables, timestep embedding, one block, the complete network."""
 
 import torch
 from diffusers.models.transformers.transformer_ltx2 import LTX2AudioVideoRotaryPosEmbed
@@ -11,7 +11,7 @@ _SEED = 7
 
 def inputs_for(config, *, seed, batch, frames, height, width, audio_frames, text, per_token=False, masked=False,
                marked=False):
-    """Random arguments of the transformer's forward, with every optional one that the case asks for."""
+    """Returns random arguments of the transformer's forward."""
     in_channels, audio_in = config["in_channels"], config["audio_in_channels"]
     projected = config.get("use_prompt_embeddings", True)
     text_width = config["caption_channels"] if projected else config["cross_attention_dim"]
@@ -44,14 +44,13 @@ def inputs_for(config, *, seed, batch, frames, height, width, audio_frames, text
 
 
 def scalars_for(*, frames, height, width, audio_frames, fps=24.0, **more):
-    """The non-tensor arguments, under the names the command line uses."""
+    """Returns the non-tensor arguments by the names that ltx2 uses."""
     return {
         "num_frames": frames, "height": height, "width": width, "fps": fps, "audio_num_frames": audio_frames, **more
     }
 
 
 def run(model, values, scalars):
-    """The reference forward with `stg_blocks` spelled its own way."""
     arguments = dict(scalars)
     if "stg_blocks" in arguments:
         arguments["spatio_temporal_guidance_blocks"] = arguments.pop("stg_blocks")
@@ -60,7 +59,7 @@ def run(model, values, scalars):
 
 
 def _cast(values, dtype):
-    """bfloat16 arguments except what the reference always keeps in float32."""
+    """Casts arguments to bfloat16 except those that the reference keeps in float32."""
     keep = ("timestep", "audio_timestep", "sigma", "audio_sigma", "video_coords", "audio_coords")
     return {k: v.to(dtype) if v.is_floating_point() and k not in keep else v for k, v in values.items()}
 
@@ -96,7 +95,7 @@ _CASES = [
 
 
 def transformer():
-    """The whole network; `bf16_spread.*` is the reference's own distance between bfloat16 and float32."""
+    """Writes the complete network; `bf16_spread.*` is the distance of its bfloat16 run from its float32 run."""
     for index, (case, name, batch, shape, text, options, more) in enumerate(_CASES):
         seed, options = _SEED + index, dict(options)
         partial = options.pop("partial", False)
@@ -116,7 +115,7 @@ def transformer():
 
 
 def _explicit_coords():
-    """Coordinates handed in rather than derived, shifted in time as appended tokens are."""
+    """Passes coordinates explicitly, shifted in time like those of appended tokens."""
     name, shape = "tiny_a", _SHAPE_2
     model = models.load(name, "transformer")
     values = inputs_for(models.TRANSFORMER[name], seed=99, batch=1, text=8, **shape)
@@ -130,7 +129,7 @@ def _explicit_coords():
 
 
 def _generated_keyframes():
-    """Slots that the model fills, behind the video's tokens: each at the time of one frame, marked as the first frame is."""
+    """Appends keyframes to generate: each at the time of one frame, marked like the first frame."""
     name, shape, fps = "dit_2_5", _SHAPE_1, 24.0
     size = shape["height"] * shape["width"]
     model, own = models.load(name, "transformer"), shape["frames"] * size
@@ -148,7 +147,7 @@ def _generated_keyframes():
 
 
 def block():
-    """One block alone: everything that reaches block 0 of a whole forward, and what leaves it."""
+    """Writes inputs and outputs of block 0 in a forward pass."""
     for name, shape, options in (
         ("tiny_a", _SHAPE_2, {}), ("tiny_b", _SHAPE_3, {"per_token": True}), ("tiny_2_3", _SHAPE_2, {"per_token": True})
     ):
@@ -172,7 +171,7 @@ def block():
 
 
 def adaln():
-    """Timestep embedding: the sinusoid, the embedded timestep, the modulation rows."""
+    """Writes the sinusoid, the embedded timestep and the modulation rows."""
     for name in models.WHOLE:
         model = models.load(name, "transformer")
         timestep = torch.tensor([0.0, 0.1, 1.0, 37.5, 421.875, 994.957, 1000.0])
@@ -202,14 +201,14 @@ _TABLES = {
         dim=24, num_attention_heads=2, modality="audio", rope_type="interleaved", scale_factors=(4,), sampling_rate=8000,
         hop_length=100, double_precision=False, base_num_frames=24,
     ),
-    # Cross-modal tables read the time axis alone, on both sides.
+    # Cross-modal tables use only the time axis.
     "cross_video": dict(dim=64, num_attention_heads=4, modality="video", rope_type="split", cross=True),
     "cross_audio": dict(dim=64, num_attention_heads=2, modality="audio", rope_type="split", scale_factors=(4,), cross=True),
 }
 
 
 def rope():
-    """cos and sin of the video, audio and cross-modal tables, with the interval bounds they come from."""
+    """Writes cos and sin of the video, audio and cross-modal tables."""
     for case, config in _TABLES.items():
         config = dict(config)
         cross = config.pop("cross", False)

@@ -1,26 +1,21 @@
 #!/usr/bin/env python3
-"""Fixtures of two passes with other upsampling between them than twice the size, by the wheels 1.0.0: `cases_upsampling.py`.
+"""Writes two-pass requests with other upsampling factors than two, by Lightricks 1.0.0.
 
-Pipelines, networks, upsamplers, conditionings, noiser, guider and loops are Lightricks'. Ours is what their pipelines have no
-place for: sizes of the first pass, frames of its images, several upsamplers in turn, and behind upsampling in time the sound of
-the first pass, which the second keeps at noise level 0, as rounds of LTX-2.5 do. Weights of upsamplers are drawn by seed.
+This project chooses the first pass's size and frames, chains upsamplers, and keeps the first pass's sound after temporal
+upsampling.
 """
 
 import importlib
 import json
-import shutil
-import tempfile
-from pathlib import Path
 
 import official_pipelines
-import torch
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel
 
 import cases_official
 import models
 from cases_decoders import thin
-from cases_official import UPSAMPLERS, image, keys, request, scales
-from common import CASES, fix_numerics, randomise, show, write_case
+from cases_official import image, keys, request, scales
+from common import randomise, show, write_case
 
 _ROWS = {"spatial_x2": (2, 1), "spatial_x1_5": (3, 2), "temporal_x2": (1, 1)}
 _MOST_FRAMES = 60.0
@@ -28,7 +23,7 @@ _STRIDES = {"video": (1, 8, 1, 17, 17), "audio": (1, 1, 211)}
 
 
 def upsampler(name, kind):
-    """Configuration of a fixture model's upsampler, and the seed of its weights."""
+    """Returns the configuration of an upsampler and the seed of its weights."""
     own = dict(in_channels=models.VAE[name]["latent_channels"], mid_channels=32, num_blocks_per_stage=0)
     own |= {
         "spatial_x2": dict(use_rational_resampler=False),
@@ -39,7 +34,6 @@ def upsampler(name, kind):
 
 
 def their_upsampler(name, kind):
-    """Lightricks' network with the drawn weights."""
     config, seed = upsampler(name, kind)
     drawn = randomise(LTX2LatentUpsamplerModel(**config), seed)
     theirs = {"rational_resampler": config["use_rational_resampler"], "spatial_scale": config.get("rational_spatial_scale", 2.0)}
@@ -50,7 +44,7 @@ def their_upsampler(name, kind):
 
 
 def first(asked):
-    """Width, height, frames and frame rate of the first pass."""
+    """Returns width, height, frames and frame rate of the first pass."""
     width, height, frames, rate = (asked[key] for key in ("width", "height", "num_frames", "frame_rate"))
     for kind in asked["upsample"]:
         times, of = _ROWS[kind]
@@ -61,7 +55,7 @@ def first(asked):
 
 
 class Run(official_pipelines.Run):
-    """One request whose passes lie further apart, or nearer."""
+    """A request whose passes differ by other factors than two."""
 
     def _of_wheels(self, model, upsampler, sizes):
         pipeline = super()._of_wheels(model, upsampler, sizes)
@@ -76,7 +70,7 @@ class Run(official_pipelines.Run):
             pixels(1, asked["num_frames"], asked["height"], asked["width"], rate),
         ]
         whole = pixels(1, asked["num_frames"], asked["height"], asked["width"], asked["frame_rate"])
-        # The sound of both passes is as long as the finished video.
+        # Both passes have sound for the complete video.
         self.sounds, own = types.AudioLatentShape, types.AudioLatentShape.from_video_pixel_shape
         self.own_length = own
         self.sounds.from_video_pixel_shape = staticmethod(lambda _: own(whole))
@@ -103,7 +97,7 @@ class Run(official_pipelines.Run):
         return latent
 
     def _in_time(self, images):
-        """Images of a pass: the first has every other frame."""
+        """Returns a pass's images; the first pass has every second frame."""
         if self.in_time and self.passes_begun == 0:
             return [own._replace(frame_idx=own.frame_idx // 2) for own in images]
         return images
@@ -131,7 +125,7 @@ class Run(official_pipelines.Run):
 
 
 class Model(cases_official.Model):
-    """A fixture model whose passes have sizes of their own."""
+    """A fixture model whose pass sizes follow from the upsamplers."""
 
     runs = Run
 
@@ -142,14 +136,13 @@ class Model(cases_official.Model):
         return [((1, *video), (1, self.sound, length, self.bins)) for video in latents]
 
     def decoded(self, outputs):
-        """Frames and samples of final latents, by diffusers' decoders."""
         frames = self.vae.decode(outputs["latents.video"], None, return_dict=False)[0]
         samples = models.load(self.name, "vocoder")(self.audio_vae.decode(outputs["latents.audio"], return_dict=False)[0])
         return {"video": (frames / 2 + 0.5).clamp(0, 1).transpose(1, 2).contiguous(), "audio": samples}
 
 
 _GUIDED = {"video": scales(cfg=3.0, modality=3.0, rescale=0.45), "audio": scales(cfg=7.0, modality=3.0, rescale=1.0)}
-# At 45 frames a second the first pass' own frames would have a longer sound; 72 are more than positions are made for.
+# 45 frames/s would give the first pass longer sound; 72 exceeds the maximum of the positions.
 _CASES = {
     "x1_5": request("two_stage", guidance=_GUIDED, images=[image(0)], width=96, height=96, upsample=["spatial_x1_5"]),
     "temporal_x1_5": request(
@@ -165,12 +158,11 @@ _DECODED = "temporal_x1_5"
 
 
 def write(model, case, asked):
-    """Runs a case of a fixture model."""
     asked = {**asked, "model": model.name}
     outputs = model.run(asked)
     if case == _DECODED:
         outputs |= model.decoded(outputs)
-    # The last step's are those that are decoded; sound that the second pass keeps is the first one's.
+    # Skips duplicates: final latents, and sound that the second pass keeps.
     kept_sound = "temporal_x2" in asked["upsample"]
     twice = lambda name: name.startswith("latents.") or kept_sound and name.startswith("stage_2.") and name.endswith("audio")
     outputs = {name: value for name, value in outputs.items() if not twice(name) and "noise" not in name}
@@ -178,8 +170,7 @@ def write(model, case, asked):
     settings = [*keys(asked, "official_1_0"), f"two_stage.upsample={json.dumps(asked['upsample'])}"]
     parts = {"temporal_latent_upsampler" if kind == "temporal_x2" else "latent_upsampler": upsampler(model.name, kind)
              for kind in asked["upsample"]}
-    preset = {"tiny_a": "ltx2_two_stage", "tiny_2_3": "ltx2_3_two_stage"}[model.name]
-    scalars = {"preset": preset, "common": settings, "keys": {"": []}, "upsamplers": parts}
+    scalars = {"preset": f"{official_pipelines.PRESETS[model.name]}_two_stage", "common": settings, "keys": {"": []}, "upsamplers": parts}
     write_case(
         "upsampling", f"{model.name}_{case}", {}, kept, script=__file__, model=model.name, seed=asked["seed"],
         scalars=scalars, extra={"ltx-pipelines": "1.0.0", **extra},
@@ -188,17 +179,10 @@ def write(model, case, asked):
 
 
 def main():
-    """The cases of both fixture models."""
-    fix_numerics()
-    official_pipelines.find_packages()
-    shutil.rmtree(CASES / "upsampling", ignore_errors=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in UPSAMPLERS:
-            model = Model(name, Path(scratch))
-            for case, asked in _CASES.items():
-                write(model, case, asked)
+    official_pipelines.prepare(__doc__)
+    official_pipelines.clear("upsampling")
+    official_pipelines.for_each_model(Model, lambda model: [write(model, case, asked) for case, asked in _CASES.items()])
 
 
 if __name__ == "__main__":
-    with torch.no_grad():
-        main()
+    main()

@@ -1,4 +1,4 @@
-"""Shared by the oracle scripts: determinism, random weights that are nothing's identity, the fixture file format."""
+"""Shared by the oracle scripts: determinism, random weights, the fixture file format."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ CASES = FIXTURES / "cases"
 
 
 def fix_numerics():
-    """One thread and deterministic kernels: the same bytes on every run of one machine."""
+    """Selects one thread and deterministic kernels, so that runs on one machine give the same bytes."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.set_grad_enabled(False)
@@ -33,23 +33,23 @@ def fix_numerics():
 
 
 def generator(seed, name):
-    """A CPU generator that depends on the seed and on a name, and on nothing drawn before."""
+    """Returns a CPU generator seeded by seed and name."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:7], "little"))
 
 
 def randn(seed, name, *shape, scale=1.0):
-    """Normal numbers of a shape, a function of seed and name alone."""
+    """Returns normal values that depend only on seed and name."""
     return torch.randn(*shape, generator=generator(seed, name)) * scale
 
 
 def rand(seed, name, *shape):
-    """Uniform numbers in [0, 1), a function of seed and name alone."""
+    """Returns uniform values in [0, 1) that depend only on seed and name."""
     return torch.rand(*shape, generator=generator(seed, name))
 
 
 def _value(name, tensor, seed):
-    """A value for one weight that keeps activations near 1 and makes no parameter an identity."""
+    """Returns a weight that keeps activations near 1 and is not neutral."""
     shape, last = tuple(tensor.shape), name.rsplit(".", 1)[-1]
     draw = torch.randn(shape, generator=generator(seed, name))
     if last == "timestep_scale_multiplier":
@@ -59,7 +59,7 @@ def _value(name, tensor, seed):
     if last == "latents_mean":
         return 0.5 * draw
     if last == "filter":
-        # A low-pass filter that is none lets the waveform grow at every activation.
+        # Without a low-pass filter the waveform would grow at every activation.
         return tensor * (1 + 0.1 * draw)
     if last == "mel_basis":
         return draw.abs() / math.sqrt(shape[1])
@@ -80,7 +80,7 @@ def _value(name, tensor, seed):
     if tensor.ndim >= 2:
         fan_in = math.prod(shape[1:])
         if "upsamplers" in name and tensor.ndim == 3:
-            # Transposed convolution, [in, out, kernel]: about half the taps meet a sample.
+            # Transposed convolution, [in, out, kernel]: about half of the taps apply to a sample.
             fan_in = shape[0] * shape[2] / 4
         gain = {2: 1.0, 3: 1.42}.get(tensor.ndim, 1.3)
         if name == "decoder.conv_out.conv.weight" and tensor.ndim == 5:
@@ -103,7 +103,7 @@ _DTYPES = {
 
 
 def write_safetensors(path, tensors, metadata=None):
-    """Writes a safetensors file whose bytes depend on its content alone (keys sorted, header padded to 8)."""
+    """Writes a safetensors file whose bytes depend only on its content (sorted keys, header padded to 8)."""
     header, blobs, offset = {}, [], 0
     if metadata:
         header["__metadata__"] = {key: str(metadata[key]) for key in sorted(metadata)}
@@ -128,18 +128,17 @@ _ONLY_MISSING = False
 
 
 def only_missing():
-    """From now on files and models that are there are kept as they are."""
+    """Keeps existing files and models from now on."""
     global _ONLY_MISSING
     _ONLY_MISSING = True
 
 
 def keeps(path):
-    """Whether what is at a path stays."""
     return _ONLY_MISSING and Path(path).exists()
 
 
 def write_case(component, case, inputs, outputs, *, script, model, seed, scalars=None, extra=None):
-    """Writes tests/fixtures/cases/<component>/<case>.safetensors with `in.*`, `out.*` and its provenance."""
+    """Writes tests/fixtures/cases/<component>/<case>.safetensors with `in.*`, `out.*` and metadata."""
     if keeps(CASES / component / f"{case}.safetensors"):
         return
     tensors = {f"in.{key}": value for key, value in inputs.items()}
@@ -160,18 +159,26 @@ def write_case(component, case, inputs, outputs, *, script, model, seed, scalars
     write_safetensors(CASES / component / f"{case}.safetensors", tensors, metadata)
 
 
+def write_json(path, data, breaks=()):
+    """Writes compact JSON with a line break before every occurrence of the `breaks`."""
+    text = json.dumps(data, separators=(",", ":"))
+    for mark in breaks:
+        text = text.replace(mark, "\n" + mark)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
 def relative_l2(actual, expected):
-    """|actual - expected| / |expected|, in float64."""
+    """Returns |actual - expected| / |expected|, computed in float64."""
     actual, expected = actual.double(), expected.double()
     return (torch.linalg.vector_norm(actual - expected) / torch.linalg.vector_norm(expected).clamp_min(1e-30)).item()
 
 
 def show(label, *tensors):
-    """One progress line with the spread of each tensor, to see at a glance that activations stay near 1."""
+    """Prints the standard deviation of each tensor."""
     spreads = " ".join(f"{t.float().std(correction=0).item():.3f}" for t in tensors if t.is_floating_point())
     print(f"{label}: std {spreads}", flush=True)
 
 
 def as_list(tensor):
-    """Floats of a small tensor, for JSON."""
     return [float(x) for x in np.asarray(tensor, dtype=np.float64).reshape(-1)]

@@ -1,16 +1,15 @@
-#!/usr/bin/env python3
-"""Writes tests/fixtures/dfr/layout.json: diffusers' canvas of each number of frames, and the tiles of two temporal rounds on it.
+"""Writes tests/fixtures/dfr/layout.json: diffusers' canvas for each number of frames, and the tiles of two temporal rounds.
 
-A case is a line: frames asked for, frames of the canvas, its keyframes, and for each round a list of tiles: first latent frame, the
-one behind the last, latent frames dropped, first and last frame, keyframes of the round before, keyframes that the tile generates.
+A line has: requested frames, frames of the canvas, keyframes, and per round the tiles: first latent frame, end, dropped latent
+frames,
+first and last frame, keyframes of the previous round, keyframes to generate.
 """
 
 import json
-from pathlib import Path
 
 from diffusers.pipelines.ltx2.dfr_layout import resolve_canvas, temporal_tile_plan
 
-OUT = Path(__file__).parents[2] / "tests/fixtures/dfr/layout.json"
+from common import FIXTURES
 
 
 def case(frames):
@@ -29,10 +28,8 @@ def case(frames):
 
 def main():
     cases = [case(frames) for frames in [*range(9, 202, 8), 241, 257, 481]]
-    OUT.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(cases, separators=(",", ":")).replace("]],[", "]],\n[")
-    OUT.write_text(text + "\n")
+    (FIXTURES / "dfr" / "layout.json").write_text(text + "\n")
 
 
-if __name__ == "__main__":
-    main()
+COMPONENTS = {"dfr_layout": main}

@@ -1,4 +1,4 @@
-"""A drawn request by diffusers' own pipelines: from text, from a first frame, from frames anywhere."""
+"""Runs a drawn request by diffusers' pipelines."""
 
 from contextlib import contextmanager, nullcontext
 
@@ -13,7 +13,7 @@ from cases_pipeline import draw_noise, run_pipeline
 
 @contextmanager
 def noise_as_drawn(drawn):
-    """Keeps what the pipeline from frames anywhere draws: whole sequences of tokens, the video's with what is appended."""
+    """Records the noise that the pipeline draws."""
     own = pipeline_ltx2_condition.randn_tensor
 
     def draw(*shape, **more):
@@ -28,7 +28,7 @@ def noise_as_drawn(drawn):
 
 
 def _merge(model):
-    """Has the transformer carry its LoRAs, merged by `fuse_lora` in the stored type."""
+    """Merges the LoRAs into the transformer by `fuse_lora` in the stored type."""
     if not model.loras:
         return
     stored = {"f32": torch.float32, "bf16": torch.bfloat16}[model.request["stored"]]
@@ -44,7 +44,7 @@ def _merge(model):
 
 
 def run(model, dtype):
-    """Noise, final latents, frames and samples."""
+    """Returns noise, final latents, frames and samples."""
     request = dict(model.request, stg_blocks=model.request["stg_blocks"]["video"])
     _merge(model)
     pipeline, more, order, drawn = model.pipeline, {}, nullcontext(), []

@@ -1,4 +1,4 @@
-"""The networks of a drawn model alone: random inputs of each, and what the reference makes of them."""
+"""Runs the networks of a drawn model on random inputs."""
 
 from contextlib import contextmanager
 
@@ -10,7 +10,6 @@ from common import randn
 
 
 def transformer(model, draw):
-    """Random shapes, masks, per-token timesteps and flags of one forward."""
     config, batch = model.config["transformer"], draw.randint(1, 2)
     shape = dict(frames=draw.randint(1, 3), height=draw.randint(1, 4), width=draw.randint(1, 4), audio_frames=draw.randint(1, 9))
     newest = {"marked": draw.random() < 0.7} if config.get("use_keyframes_abs_pos_embedding") else {}
@@ -28,7 +27,6 @@ def transformer(model, draw):
 
 
 def connectors(model, draw):
-    """Left-padded rows of different lengths."""
     config, total, batch = model.config["connectors"], 16 * draw.randint(1, 3), draw.randint(1, 3)
     states = randn(model.seed, "states", batch, total, config["caption_channels"] * config["text_proj_in_factor"])
     mask = torch.zeros(batch, total, dtype=torch.int64)
@@ -39,7 +37,7 @@ def connectors(model, draw):
 
 
 def text_encoder(model, draw):
-    """Random ids; rows of pads are not compared. Both the raw stack and its projection are accepted."""
+    """Draws ids. Padding rows are not compared; both the stack and its projection are accepted."""
     total, batch = 16 * draw.randint(1, 3), 2
     mask = torch.zeros(batch, total, dtype=torch.int64)
     for row in range(batch):
@@ -50,7 +48,7 @@ def text_encoder(model, draw):
 
 
 def video_decoder(model, draw):
-    """Un-normalised latents; reflect padding needs two rows and two columns."""
+    """Draws latents, not normalised, of at least two rows and columns, which reflect padding needs."""
     config = model.config["vae"]
     latents = randn(
         model.seed, "latents", draw.randint(1, 2), config["latent_channels"], draw.randint(1, 3), draw.randint(2, 4),
@@ -60,7 +58,6 @@ def video_decoder(model, draw):
 
 
 def audio_decoder(model, draw):
-    """Un-normalised latents of any length."""
     config = model.config["audio_vae"]
     latents = randn(
         model.seed, "latents", draw.randint(1, 2), config["latent_channels"], draw.randint(1, 9), config["mel_bins"] // 4
@@ -70,7 +67,7 @@ def audio_decoder(model, draw):
 
 @contextmanager
 def limited(vocoder, clamp):
-    """A vocoder of two stages whose first is limited to -1..1, as Lightricks' code does, or is not."""
+    """Limits the first of two vocoder stages to -1..1, like Lightricks' code, or does not."""
     stage = vocoder.vocoder if hasattr(vocoder, "bwe_generator") else None
     own = stage and stage.final_act_fn
     if stage:
@@ -83,7 +80,6 @@ def limited(vocoder, clamp):
 
 
 def vocoder(model, draw):
-    """Log-mel of any length; the reference limits nothing between two stages unless told to."""
     mel = randn(model.seed, "mel", draw.randint(1, 2), 2, draw.randint(1, 9), model.config["audio_vae"]["mel_bins"])
     part, clamp = model.parts["vocoder"], draw.random() < 0.5
     with limited(part, clamp):
@@ -92,7 +88,6 @@ def vocoder(model, draw):
 
 
 def video_encoder(model, draw):
-    """Frames of a legal number and size, -1..1; latents are un-normalised."""
     config = model.config["vae"]
     space, time = config["spatial_compression_ratio"], config["temporal_compression_ratio"]
     frames = 1 + time * draw.randint(0, 2)
@@ -101,7 +96,6 @@ def video_encoder(model, draw):
 
 
 def upsampler(model, draw):
-    """Latents of any size; beside the model's own, kinds that no pipeline here has between its passes."""
     channels = model.config["latent_upsampler"]["in_channels"]
     latents = randn(model.seed, "latents", 1, channels, draw.randint(1, 3), draw.randint(2, 4), draw.randint(1, 4))
     return {"latents": latents}, {}, {"latents": model.upsampler(latents)}, None

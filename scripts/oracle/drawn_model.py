@@ -1,4 +1,4 @@
-"""A drawn model, in memory and on disk: seven components, upsampler, LoRAs, images, and the YAML of its request."""
+"""A drawn model in memory and on disk, with upsampler, LoRAs, images and the YAML of its request."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from models import COMPONENTS as PARTS
 from models import build, build_text_encoder
 from tokenizer import save_tokenizer
 
-# Linear maps of every kind that a LoRA may update, by diffusers' names, and the segments that Lightricks calls otherwise.
+# Linear layers that a LoRA may update, by diffusers' names; layers outside of blocks with Lightricks' names.
 LORA_MODULES = (
     "attn1.to_q", "attn1.to_out.0", "audio_attn1.to_v", "attn2.to_k", "audio_to_video_attn.to_q", "video_to_audio_attn.to_v",
     "ff.net.2", "audio_ff.net.0.proj",
@@ -28,10 +28,10 @@ LORA_OUTER = {
 
 
 class Model:
-    """A random model and what a request adds to it."""
+    """A random model with the files that its request needs."""
 
     def __init__(self, seed, config, request, folder, coarse=False):
-        """`coarse` weights have one bit of mantissa, and images no noise: they pack into a quarter."""
+        """With `coarse`, weights have one mantissa bit and images no noise, which compresses to a quarter."""
         self.coarse = coarse
         self.config, self.seed, self.request, self.folder = config, seed, request, folder
         self._save({name: build(name, config[name], seed) for name in PARTS})
@@ -40,7 +40,6 @@ class Model:
         self.loras = [self._lora(index, lora) for index, lora in enumerate(request["loras"])]
 
     def _save(self, parts):
-        """Writes the components as published ones are written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         save_tokenizer(self.folder / "tokenizer", self.config["vocabulary"])
         of_2_5 = "use_keyframes_abs_pos_embedding" in self.config["transformer"]
@@ -60,8 +59,7 @@ class Model:
         save_tokenizer(self.folder / "tokenizer", self.config["vocabulary"])
 
     def _gemma4(self, text):
-        """Gemma-4 does not divide scores by the root of a head's width: these norms learn to. Without it softmax chooses one token,
-        another with another rounding."""
+        """Returns a Gemma 4 with small query and key norms, as its scores are not divided by the root of the head size."""
         encoder = cases_gemma4.text_encoder(str(self.seed), text, self.config["vocabulary"])
         for key, tensor in encoder.state_dict().items():
             if key.endswith(("q_norm.weight", "k_norm.weight")):
@@ -69,18 +67,16 @@ class Model:
         return encoder
 
     def load(self, dtype):
-        """Reads the model back in an element type, the way a user would: tables that are no weights keep theirs."""
+        """Reads the model in an element type."""
         self.pipeline = LTX2Pipeline.from_pretrained(self.folder, dtype=dtype)
         self.pipeline.set_progress_bar_config(disable=True)
         self.parts = {name: getattr(self.pipeline, name).eval() for name in (*PARTS, "text_encoder")}
         self.upsampler = LTX2LatentUpsamplerModel.from_pretrained(self.folder / "latent_upsampler", dtype=dtype).eval()
 
     def sound(self, latents):
-        """Samples of a sound's latents."""
         return self.parts["vocoder"](self.parts["audio_vae"].decode(latents, return_dict=False)[0])
 
     def _image(self, index, image):
-        """Smooth colours with a little noise, in a file."""
         noise = randn(self.seed, f"image {index}", image["height"], image["width"], 3) * (0 if self.coarse else 12)
         smooth = randn(self.seed, f"colours {index}", 1, 3, 4, 4) * 60 + 120
         smooth = torch.nn.functional.interpolate(smooth, (image["height"], image["width"]), mode="bilinear")[0].permute(1, 2, 0)
@@ -89,7 +85,7 @@ class Model:
         return path
 
     def _lora(self, index, lora):
-        """Pairs of matrices for some of the transformer's linear maps, under the file's names."""
+        """Writes matrices for some linear layers."""
         weights, pairs, modules = self.parts["transformer"].state_dict(), {}, []
         blocks = [f"transformer_blocks.{b}.{m}" for b in range(self.config["transformer"]["num_layers"]) for m in LORA_MODULES]
         source = generator(self.seed, f"lora {index}")
@@ -114,7 +110,7 @@ class Model:
         return path
 
     def yaml(self, path):
-        """The request as a configuration; paths are relative to the file."""
+        """Writes the request as a configuration with paths relative to the file."""
         r = self.request
         here = lambda file: str(file.relative_to(path.parent))
         guidance = {stream: dict(r["guidance"][stream]) for stream in ("video", "audio")}

@@ -1,4 +1,4 @@
-"""What a seed asks for: one request, drawn from everything that changes numbers, and the features it has by name."""
+"""Draws a request from a seed, and names its features."""
 
 import random
 
@@ -12,7 +12,7 @@ SECOND = [0.909375, 0.725, 0.421875, 0.0]
 
 
 def guidance(draw, of, layers):
-    """Scales of the terms of each stream, and the blocks that STG perturbs, the same in both streams or others."""
+    """Draws the guidance scales of both streams and the blocks that STG perturbs."""
     scales = {
         stream: NEUTRAL | {term: draw.choice(_SCALES[term]) for term in subset}
         for stream, subset in zip(("video", "audio"), of["guidance"])
@@ -25,8 +25,8 @@ def guidance(draw, of, layers):
 
 
 def images(draw, of, time):
-    """Frames that are given: the first, others, or both. diffusers' later ones are where a latent begins, `time` frames each,
-    and wholly known: from others it makes x0 by the step's own noise level, where Lightricks' code has the frame's."""
+    """Draws image conditions. For diffusers, later ones are where a latent begins and have strength 1, as it handles others
+    differently."""
     if not of["images"]:
         return []
     starts = range(1, of["num_frames"], time if of["reference"] == "diffusers" else 1)
@@ -41,8 +41,7 @@ def images(draw, of, time):
 
 
 def loras(draw, of):
-    """Files of either convention, for one stage or both. Lightricks' loader knows no alpha, of diffusers' names alone the header
-    has one; diffusers refuses an alpha among the tensors."""
+    """Draws LoRA files. Lightricks' loader has no alpha; diffusers reads alpha only from the header."""
     files = []
     for index in range(of["loras"]):
         keys, scaled = of["file"] if index == 0 else (draw.choice(["diffusers", "lightricks"]), draw.random() < 0.5)
@@ -56,7 +55,7 @@ def loras(draw, of):
 
 
 def as_lightricks(config):
-    """A configuration with what Lightricks' code has always: registers in both connectors, a causal first frame."""
+    """Sets what Lightricks' code always has: registers in both connectors, a causal first frame."""
     for stream in ("video", "audio"):
         key = f"{stream}_connector_num_learnable_registers"
         config["connectors"][key] = config["connectors"][key] or 8
@@ -64,29 +63,29 @@ def as_lightricks(config):
 
 
 def as_diffusers(config):
-    """A configuration without what diffusers' pipelines from frames forget: the factor of the frames' latents."""
+    """Removes the latent scaling factor, which diffusers' image pipelines ignore."""
     config["vae"]["scaling_factor"] = 1.0
 
 
 def whole(seed, config):
-    """The request of a seed for a model's configuration, as plain values."""
+    """Returns the request of a seed as plain values."""
     draw, of = random.Random(f"{seed}/request"), row(seed)
     space, time = config["vae"]["spatial_compression_ratio"], config["vae"]["temporal_compression_ratio"]
     two, diffusers = of["pipeline"] in TWO_PASSES, of["reference"] == "diffusers"
     step = 64 if two else 32
-    # Reflect padding needs two rows and two columns of latents, in the smaller pass too.
+    # Reflect padding needs two rows and columns of latents, also in the smaller pass.
     least = max(step, 2 * space * (2 if two else 1))
     sizes = [least, least, least + step] if two else [least, least + step, least + 2 * step]
     scales, blocks = guidance(draw, of, config["transformer"]["num_layers"])
     width, height, given = draw.choice(sizes), draw.choice(sizes), images(draw, of, time)
     if diffusers and of["images"] == "first":
-        # Its pipeline from a first frame scales that otherwise than Lightricks' code.
+        # diffusers resizes the first frame differently from Lightricks.
         given[0] |= dict(width=width, height=height)
     files, layout = loras(draw, of), of["layout"]
-    # 1.0.0 merges into no other weights than bfloat16.
+    # 1.0.0 merges only into bfloat16 weights.
     stored = "bf16" if files and of["reference"] == "official_1_0" else draw.choice(["f32", "bf16"])
     newest, sampler, eta = random.Random(f"{seed}/ancestral"), of["sampler"], None
-    # diffusers' pipelines draw from no generator in their steps.
+    # diffusers' pipelines have no generator in their steps.
     if "use_keyframes_abs_pos_embedding" in config["transformer"] and sampler == "euler" and not diffusers:
         sampler, eta = newest.choice([("euler", None), ("euler_ancestral", 1.0), ("euler_ancestral", 0.5)])
     return dict(
@@ -113,7 +112,7 @@ def _guidance_features(request):
 
 
 def features(request, generation, published, upsampler):
-    """What a request has, by name: the line of a seed, and what the summary counts."""
+    """Yields the names of the features that a request has."""
     yield from (generation, "flags of the generation" if published else "flags drawn", request["pipeline"])
     yield from (f"by {request['reference']}", f"{request['pipeline']} by {request['reference']}")
     yield from (request["sampler"], request["dtype"], f"stored {request['stored']}")

@@ -1,5 +1,4 @@
-"""What is counted of a seed's request: one row of a table of a hundred, the same in every hundred seeds, so that any hundred in
-a row have each row once and what a row has as often as the table. All else is drawn from the seed."""
+"""Deals the counted features of requests to 100 rows; seed n has row n % 100. Everything else is drawn from the seed."""
 
 import random
 from itertools import combinations
@@ -7,11 +6,11 @@ from itertools import combinations
 TERMS = ("cfg", "stg", "modality", "rescale")
 SUBSETS = [subset for size in range(len(TERMS) + 1) for subset in combinations(TERMS, size)]
 TWO_PASSES = ("two_stage", "hq", "distilled", "keyframes")
-# diffusers' own pipelines make a video from text or from frames; everything else follows ltx-pipelines.
+# diffusers has pipelines from text and from images; everything else follows ltx-pipelines.
 KINDS = [(p, release) for p in ("text_to_video", "image_to_video", *TWO_PASSES) for release in ("official", "official_1_0")]
 KINDS += [("text_to_video", "diffusers"), ("image_to_video", "diffusers")]
 UPSAMPLERS = ("rational", "plain", "frames")
-# Every shipped layout with meshes of two to eight devices; `replicated` is what a request without a layout runs on.
+# Every shipped layout with meshes of two to eight devices; without a layout, requests use `replicated`.
 LAYOUTS = {
     "sequence": ["context=2", "context=8"], "ulysses": ["context=2", "context=4"], "ring": ["context=2", "context=4"],
     "hybrid": ["context=4", "context=8"], "cfg": ["cfg=2", "cfg=4"], "cfg-ulysses": ["cfg=2,context=2", "cfg=2,context=4"],
@@ -19,15 +18,15 @@ LAYOUTS = {
     "before-385": ["context=4"], "ffn-matched": ["context=2"], "qkv-unsharded": ["context=4"],
     "out-unsharded": ["context=2"], "tensor-gathered-ffn": ["tensor=2"], "rope-gathered": ["context=4"],
 }
-# These add sums in bf16 that one device makes in one piece: up to three times as far from f32 as the reference's own runs, so
-# their bf16 has no limit by these. docs/guides/layouts.md.
+# Split sums in bf16 are up to three times as far from f32 as the reference's runs, so bf16 is not limited:
+# docs/guides/layouts.md.
 SUM_PARTS = ("ring", "hybrid", "before-385", "ffn-matched", "qkv-unsharded", "out-unsharded")
-# Run alone beside a request.
+# Networks that are also run alone.
 NETWORKS = [
     ("transformer", "connectors"), ("text-encoder", "video-decoder"), ("audio-decoder", "vocoder"),
     ("video-encoder", "upsampler"),
 ]
-# Takes turns by the seed itself; periods without a common factor, so that hundreds of seeds differ in what meets what.
+# Repeats with the seed; coprime periods vary the combinations.
 TURNS = {
     "published": (True, False, False), "generation": ("2.0", "2.3", "2.3", "2.0", "2.3", "2.0", "2.3"),
     "dtype": ("f32",) * 3 + ("bf16",) + ("f32",) * 3 + ("bf16",) + ("f32",) * 2 + ("bf16",),
@@ -36,7 +35,7 @@ TURNS = {
 
 
 def _deal(rows, name, *values):
-    """Gives the values to the rows in equal numbers, in an order of their own."""
+    """Assigns the values to the rows in equal numbers, shuffled."""
     dealt = [values[n % len(values)] for n in range(len(rows))]
     random.Random(name).shuffle(dealt)
     for row, value in zip(rows, dealt):
@@ -44,7 +43,7 @@ def _deal(rows, name, *values):
 
 
 def _pairs(count):
-    """Terms of the video and of the sound: every subset as often, in more than half of the pairs the same of both."""
+    """Returns pairs of guidance terms for video and audio: every subset equally often, mostly the same in both."""
     same, draw = 3, random.Random("guidance")
     rest = [SUBSETS[n % len(SUBSETS)] for n in range(2 * (count - same * len(SUBSETS)))]
     draw.shuffle(rest)
@@ -54,8 +53,8 @@ def _pairs(count):
 
 
 def _allowed(row, video, audio):
-    """diffusers takes an audio scale of 0 for one that was not given, and the video's in its place. From frames, its deviations
-    for rescaling include what it makes of the given ones, where Lightricks' have the frames themselves."""
+    """Returns whether diffusers supports the terms: it treats an audio scale of 0 as unset, and rescales with the input frames'
+    predictions."""
     if row["reference"] != "diffusers":
         return True
     return {"stg", "rescale"} & set(video) <= set(audio) and (row["pipeline"] == "text_to_video" or "rescale" not in video)
@@ -83,7 +82,7 @@ def _table():
     _deal(where(lambda row: not long(row)), "num_frames", 1, 9, 17)
     _deal(where(two), "upsampler", *UPSAMPLERS)
     _deal(rows, "loras", 0, 1, 0, 1, 2)
-    # What the (first) file is like: whose names, and whether it has an alpha.
+    # Key convention of the first file, and whether it has an alpha.
     _deal(where(lambda row: row["loras"]), "file", *[(keys, alpha) for keys in ("diffusers", "lightricks") for alpha in (0, 1)])
     _deal(rows, "networks", *NETWORKS)
     guided = where(lambda row: row["pipeline"] != "distilled")
@@ -101,17 +100,16 @@ _TABLE = _table()
 
 
 def row(seed):
-    """What is counted of a seed."""
+    """Returns the counted features of a seed."""
     of = _TABLE[seed % len(_TABLE)] | {name: values[seed % len(values)] for name, values in TURNS.items()}
     return of | ({"dtype": "f32"} if of["layout"] in SUM_PARTS else {})
 
 
 def stream_guided(subset):
-    """Name of a stream's terms, of which a seed has two."""
     return f"a stream guided by {'+'.join(subset) or 'nothing'}"
 
 
-# How many of a hundred seeds have a feature, at the least: ten, but for those of which there are too many.
+# Minimum number of seeds in 100 that have a feature.
 LEAST = dict.fromkeys(
     [
         "2.0", "2.3", "flags of the generation", "flags drawn", "f32", "bf16", "stored f32", "stored bf16", "euler", "res_2s",

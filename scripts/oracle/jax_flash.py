@@ -1,8 +1,6 @@
-"""JAX's flash attention for TPUs as Mosaic text, with operands and JAX's own results, for tests/mosaic.
+"""Writes JAX's flash attention for TPUs as Mosaic text, with operands and results, for tests/it/mosaic: jax_flash.py FOLDER.
 
-    python scripts/oracle/jax_flash.py FOLDER
-
-Needs jax 0.10 (CPU); nothing it writes is kept in the repository.
+Needs jax 0.10 on a CPU.
 """
 
 import base64
@@ -20,7 +18,7 @@ from jax._src.lib.mlir import ir, passmanager
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu import flash_attention as fa
 
-# name, [rows, heads, queries, keys, width], [block of queries, of keys, of keys a step], element type, causal, bias
+# name, [batch, heads, queries, keys, width], [query block, major key block, key block], element type, causal, bias
 CASES = [
     ("one-step", [1, 2, 128, 128, 128], [128, 128, 128], "float32", False, False),
     ("steps", [2, 2, 256, 512, 128], [128, 256, 128], "float32", False, False),
@@ -32,7 +30,7 @@ CASES = [
 
 
 def kernel_text(function, arguments):
-    """The kernel of the only call in the lowered function, its version's encoding undone."""
+    """Returns the Mosaic text of the only kernel in the lowered function."""
     lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
     config = re.search(r'backend_config = "((?:[^"\\]|\\.)*)"', lowered).group(1)
     config = re.sub(r"\\([0-9A-F]{2})", lambda m: chr(int(m.group(1), 16)), config)

@@ -1,13 +1,10 @@
-#!/usr/bin/env python3
-"""Writes tests/fixtures/latents/latents.json: shapes, packing, normalisation and token bounds from diffusers.
+"""Writes tests/fixtures/latents/latents.json: shapes, packing, normalisation and token bounds by diffusers.
 
-Tensors are stored as the sha256 of their little-endian float32 bytes and, where small, as the bits of all values.
-Inputs are torch.randn draws of the given seed, which the tests draw again.
+Tensors are stored as sha256 of their float32 bytes, small ones also as bits. Inputs are torch.randn draws, which the tests
+repeat.
 """
 
 import hashlib
-import json
-from pathlib import Path
 
 import diffusers
 import numpy as np
@@ -15,7 +12,8 @@ import torch
 from diffusers import LTX2Pipeline
 from diffusers.models.transformers.transformer_ltx2 import LTX2AudioVideoRotaryPosEmbed
 
-OUT = Path(__file__).parents[2] / "tests/fixtures/latents/latents.json"
+from common import FIXTURES, write_json
+
 SEED = 7
 
 
@@ -77,7 +75,7 @@ def audio_coords(batch: int, length: int, rate=16000, hop=160, scale=4, patch_t=
 
 
 def audio_length(num_frames: int, fps: float, rate=16000, hop=160, ratio=4) -> dict:
-    # The pipeline's expression, with Python's rounding of ties to even.
+    # The pipeline's expression; Python rounds ties to even.
     length = round(num_frames / fps * (rate / hop / float(ratio)))
     rates = {"sampling_rate": rate, "hop_length": hop, "temporal_compression": ratio}
     return {"num_frames": num_frames, "frame_rate": fps, **rates, "length": length}
@@ -116,12 +114,8 @@ def main() -> None:
             ]
         ],
     }  # fmt: skip
-    text = json.dumps(data, separators=(",", ":"))
-    for key in ('{"shape":[', '{"latents"', '{"batch"', '{"num_frames"'):
-        text = text.replace(key, "\n" + key)
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(text + "\n")
+    breaks = ('{"shape":[', '{"latents"', '{"batch"', '{"num_frames"')
+    write_json(FIXTURES / "latents" / "latents.json", data, breaks)
 
 
-if __name__ == "__main__":
-    main()
+COMPONENTS = {"latents": main}

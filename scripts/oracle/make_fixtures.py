@@ -1,39 +1,31 @@
 #!/usr/bin/env python3
-"""Regenerates tests/fixtures from the reference code bases. Usage: make_fixtures.py [--only NAME ...] [--missing]
-[--official FOLDER]"""
+"""Regenerates tests/fixtures by diffusers, transformers and ltx-core 1.0.0."""
 
 import argparse
+import importlib
 import shutil
 
-import cases_2_5
-import cases_by_diffusers
-import cases_decoders
-import cases_dfr
-import cases_diffusion_decoder
-import cases_gemma4
-import cases_images
 import cases_lora
-import cases_noise_order
-import cases_pipeline
-import cases_sound
-import cases_text
-import cases_tiles
-import cases_transformer
 import models
 from common import CASES, FIXTURES, fix_numerics, only_missing
 
+MODULES = (
+    "cases_transformer", "cases_text", "cases_gemma4", "cases_decoders", "cases_sound", "cases_diffusion_decoder", "cases_pipeline",
+    "cases_noise_order", "cases_2_5", "cases_by_diffusers", "cases_dfr", "cases_tiles", "cases_images", "byte_tokenizer", "dfr_layout",
+    "latents", "noise", "schedules", "sigmas",
+)
 LIMIT, FILE_LIMIT = 10 * 1024 * 1024, 1024 * 1024
 
 
 def write_models():
-    """Every tiny model; the cases read them back from disk."""
+    """Writes the fixture models, which the cases read back."""
     for name in models.WHOLE:
         models.save_whole(name)
     models.save_variants()
 
 
 def check_sizes():
-    """The tree is part of the repository: it has to stay small."""
+    """Fails if the fixtures are too large for the repository."""
     sizes = {path: path.stat().st_size for path in FIXTURES.rglob("*") if path.is_file()}
     for path, size in sizes.items():
         if size >= FILE_LIMIT:
@@ -45,26 +37,13 @@ def check_sizes():
 
 
 def main():
-    """Models first, then each component's cases."""
-    components = {
-        **cases_transformer.COMPONENTS,
-        **cases_text.COMPONENTS,
-        **cases_gemma4.COMPONENTS,
-        **cases_decoders.COMPONENTS,
-        **cases_sound.COMPONENTS,
-        **cases_diffusion_decoder.COMPONENTS,
-        **cases_pipeline.COMPONENTS,
-        **cases_noise_order.COMPONENTS,
-        **cases_2_5.COMPONENTS,
-        **cases_by_diffusers.COMPONENTS,
-        **cases_dfr.COMPONENTS,
-        **cases_tiles.COMPONENTS,
-        **cases_images.COMPONENTS,
-    }
+    components = {}
+    for module in MODULES:
+        components |= importlib.import_module(module).COMPONENTS
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=["models", "lora", *components], help="rewrite these alone")
-    parser.add_argument("--missing", action="store_true", help="write what is not there, keep what is")
-    parser.add_argument("--official", help="Lightricks' repository at 400fd31, for lora")
+    parser.add_argument("--only", nargs="+", choices=["models", "lora", *components], help="write only these")
+    parser.add_argument("--missing", action="store_true", help="keep existing files")
+    parser.add_argument("--official", help="checkout of Lightricks/LTX-2 at 400fd31, for lora")
     options = parser.parse_args()
     wanted = options.only
     fix_numerics()

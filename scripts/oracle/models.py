@@ -1,9 +1,4 @@
-"""The tiny models: configs, builders, and how they are written in the diffusers layout.
-
-`tiny_a` has the topology and the flags of LTX-2.0 at reduced widths and depths, `tiny_2_3` those of LTX-2.3; `tiny_b` has
-other numbers wherever the classes allow it, so that nothing of the real model's numbers can be assumed. The variants are
-single components.
-"""
+"""The fixture models: configs, builders and writers. README.md says what each stands for."""
 
 import json
 import shutil
@@ -36,7 +31,7 @@ TRANSFORMER = {
         audio_attention_head_dim=8, audio_cross_attention_dim=16, num_layers=3, caption_channels=24,
         rope_type="split", rope_double_precision=True,
     ),
-    # Video and audio head counts differ: the video side of the cross-modal tables is split by the VIDEO heads.
+    # Video and audio head counts differ; the video side of the cross-modal tables is divided by the video heads.
     "tiny_b": dict(
         in_channels=6, out_channels=6, num_attention_heads=4, attention_head_dim=6, cross_attention_dim=24,
         vae_scale_factors=[4, 16, 16], pos_embed_max_pos=16, base_height=1024, base_width=512, audio_in_channels=8,
@@ -52,7 +47,7 @@ TRANSFORMER = {
         audio_cross_attn_mod=True, num_layers=3, caption_channels=24, rope_type="split", rope_double_precision=True,
         use_prompt_embeddings=False, perturbed_attn=True,
     ),
-    # Class defaults of rope; block norms with weights, attention without biases, gated feed-forward.
+    # Default RoPE, block norms with weights, attention without biases, gated feed-forward.
     "dit_interleaved": dict(
         in_channels=4, out_channels=5, num_attention_heads=2, attention_head_dim=8, cross_attention_dim=16,
         audio_in_channels=4, audio_out_channels=3, audio_num_attention_heads=2, audio_attention_head_dim=4,
@@ -66,7 +61,7 @@ TRANSFORMER = {
         audio_cross_attention_dim=8, num_layers=3, use_prompt_embeddings=False, perturbed_attn=True, ff_bias=False,
         attention_out_bias=False, activation_fn="linear-silu", rope_type="split", rope_double_precision=False,
     ),
-    # LTX-2.5: its switches; its variant whose text keys no step changes, with unequal heads; audio maps without biases too.
+    # LTX-2.5; a variant whose text keys do not depend on the step; a variant without audio biases.
     "dit_2_5": dict(
         _2_5, in_channels=2, out_channels=2, num_attention_heads=2, attention_head_dim=10, cross_attention_dim=20,
         audio_in_channels=4, audio_out_channels=4, audio_num_attention_heads=2, audio_attention_head_dim=6,
@@ -93,7 +88,7 @@ CONNECTORS = {
         audio_connector_num_attention_heads=2, audio_connector_attention_head_dim=12, audio_connector_num_layers=2,
         audio_connector_num_learnable_registers=8, connector_rope_base_seq_len=4096, rope_type="split",
     ),
-    # Registers for audio only: the video connector masks its pads instead.
+    # Registers for audio only; the video connector masks padding.
     "tiny_b": dict(
         caption_channels=20, text_proj_in_factor=9, video_connector_num_attention_heads=5,
         video_connector_attention_head_dim=4, video_connector_num_layers=1,
@@ -163,7 +158,7 @@ VAE = {
 }
 
 AUDIO_VAE = {
-    # Stand-ins for 128 = 8 * 16: base_channels equals latent_channels * mel_bins / 4.
+    # base_channels must equal latent_channels * mel_bins / 4 (published: 128 = 8 * 16).
     "tiny_a": dict(base_channels=4, latent_channels=2, mel_bins=8, resolution=32),
     "tiny_b": dict(
         base_channels=8, latent_channels=2, mel_bins=16, resolution=32, ch_mult=[1, 1, 2], num_res_blocks=1,
@@ -189,13 +184,13 @@ VOCODER = {
         resnet_kernel_sizes=[3, 5], resnet_dilations=[[1, 2], [1, 3, 4]], leaky_relu_negative_slope=0.2,
         final_act_fn="clamp", final_bias=False, output_sampling_rate=8000,
     ),
-    # Both stages; the spectrogram between them has a size of its own.
+    # Two stages with a different spectrogram between them.
     "tiny_2_3": dict(
         in_channels=16, hidden_channels=64, resnet_dilations=[[1, 3, 5], [1, 3], [1]], bwe_in_channels=12,
         bwe_hidden_channels=32, bwe_resnet_dilations=[[1], [1, 3], [1, 3, 5]], filter_length=96, hop_length=80,
         window_length=96, num_mel_channels=6,
     ),
-    # A spectrogram between the stages whose frames do not divide the waveform; plain snakes, odd lengths, other ratio.
+    # Spectrogram frames that do not divide the waveform, plain snakes, odd lengths, another ratio.
     "vocoder_bwe_odd": dict(
         in_channels=6, hidden_channels=4, upsample_kernel_sizes=[7], upsample_factors=[5], resnet_kernel_sizes=[3],
         resnet_dilations=[[1, 2]], act_fn="snake", antialias=False, antialias_kernel_size=8, final_act_fn="tanh",
@@ -204,14 +199,14 @@ VOCODER = {
         bwe_antialias_ratio=3, bwe_final_act_fn="clamp", filter_length=11, hop_length=4, window_length=12,
         num_mel_channels=5, input_sampling_rate=1000, output_sampling_rate=2000,
     ),
-    # An odd kernel less stride adds a sample, an even resnet kernel pads unevenly.
+    # Kernel minus stride is odd, which adds a sample; an even kernel pads unevenly.
     "vocoder_odd": dict(
         in_channels=6, hidden_channels=10, out_channels=3, upsample_kernel_sizes=[7, 5], upsample_factors=[4, 3],
         resnet_kernel_sizes=[4], resnet_dilations=[[1, 2, 3]], final_act_fn=None,
     ),
 }
 
-# 32 groups are normalised, so that 32 channels are the fewest.
+# Group norm needs at least 32 channels.
 LATENT_UPSAMPLER = {
     # The resampler of 2.0, and of 2.3.
     "upsampler_rational": dict(in_channels=8, mid_channels=32, num_blocks_per_stage=1, use_rational_resampler=True),
@@ -222,7 +217,7 @@ LATENT_UPSAMPLER = {
     "upsampler_temporal": dict(
         in_channels=4, mid_channels=32, num_blocks_per_stage=0, spatial_upsample=False, temporal_upsample=True
     ),
-    # Frame by frame; two channels a group.
+    # Per frame; two channels per group.
     "upsampler_frames": dict(
         in_channels=3, mid_channels=64, num_blocks_per_stage=0, dims=2, use_rational_resampler=False
     ),
@@ -267,11 +262,11 @@ SCHEDULER = {
 VOCABULARY = 400
 SEEDS = {"tiny_a": 11, "tiny_b": 22, "tiny_2_3": 23}
 WHOLE = ("tiny_a", "tiny_b", "tiny_2_3")
-# Published weights are bfloat16 and the big parts are sharded; the reference computes on them in float32.
+# Like published weights: bfloat16 and sharded.
 STORED_BF16 = {"tiny_a", "tiny_2_3"}
 SHARDED = {"tiny_a"}
 
-# Of text contexts as wide as those of the smallest LTX-2.5; with several queries; with one head and a wide MLP.
+# Contexts as wide as tiny_2_5's; several queries; one head and a wide MLP.
 DURATION_HEAD = {
     "duration_head": dict(
         video_cross_attention_dim=20, audio_cross_attention_dim=12, pooler_hidden_dim=8, num_pooler_heads=4, mlp_hidden_dim=6
@@ -285,7 +280,7 @@ DURATION_HEAD = {
         mlp_hidden_dim=16,
     ),
 }
-# The folder of the upsampler in time.
+# Folder of the temporal upsampler.
 TEMPORAL = "temporal_latent_upsampler"
 
 _CLASSES = {
@@ -301,18 +296,16 @@ COMPONENTS = tuple(c for c, (_, configs) in _CLASSES.items() if set(WHOLE) <= se
 
 
 def class_of(component, config):
-    """The class a configuration is of: bandwidth extension makes another vocoder."""
     extended = component == "vocoder" and "bwe_in_channels" in config
     return LTX2VocoderWithBWE if extended else _CLASSES[component][0]
 
 
 def seed_of(name):
-    """The seed of a model's weights: fixed by its name."""
     return SEEDS.get(name, 33 + sum(name.encode()) % 1000)
 
 
 def build(component, config, seed):
-    """A component with random weights, float32, eval."""
+    """Returns a component with random weights in float32."""
     model = randomise(class_of(component, config)(**config).to(torch.float32), f"{seed}/{component}")
     if isinstance(model, LTX2VocoderWithBWE):
         damp(model)
@@ -320,7 +313,7 @@ def build(component, config, seed):
 
 
 def damp(vocoder):
-    """Samples that mostly stay in -1..1, where the two stages end: a sum of periodic activations grows from block to block."""
+    """Scales weights so that samples mostly stay in -1..1; periodic activations add up over the blocks."""
     for generator in (vocoder.vocoder, vocoder.bwe_generator):
         generator.conv_out.weight *= 0.3 * 0.6 ** len(generator.upsamplers)
         for name, tensor in generator.state_dict().items():
@@ -329,7 +322,7 @@ def damp(vocoder):
 
 
 def build_text_encoder(config, seed, vocabulary=VOCABULARY):
-    """Gemma 3 with a stub of a vision tower, as the published repository has one."""
+    """Returns Gemma 3 with a stub of the vision tower."""
     text = dict(config, vocab_size=vocabulary, max_position_embeddings=256)
     vision = dict(
         hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
@@ -345,7 +338,7 @@ def build_text_encoder(config, seed, vocabulary=VOCABULARY):
 
 
 def _restore_old_style(path, config):
-    """Rewrites a text encoder's config.json in the spelling of 2025, which published repositories still have."""
+    """Rewrites config.json in the spelling of 2025."""
     data = json.loads(path.read_text())
     text = data["text_config"]
     for key in ("layer_types", "rope_parameters", "_sliding_window_pattern"):
@@ -356,7 +349,7 @@ def _restore_old_style(path, config):
 
 
 def save_whole(name):
-    """Writes a whole model: seven components, tokenizer, scheduler, model_index.json."""
+    """Writes a complete model."""
     folder, seed = MODELS / name, seed_of(name)
     if keeps(folder):
         return
@@ -384,14 +377,14 @@ def save_whole(name):
 
 
 def shard(folder, model):
-    """Rewrites a component in shards with an index, as the 19B transformer is stored."""
+    """Rewrites a component in shards with an index, like the 19B transformer."""
     for file in folder.glob("*.safetensors"):
         file.unlink()
     model.save_pretrained(folder, max_shard_size="100KB")
 
 
 def save_variants():
-    """Writes the single-component variants, in bfloat16 to keep the tree small."""
+    """Writes the single-component models in bfloat16."""
     for component, (_, configs) in _CLASSES.items():
         for name in configs:
             if name not in WHOLE:
@@ -406,7 +399,6 @@ def save_variants():
 
 
 def load(name, component, dtype=torch.float32):
-    """Reads one component of a fixture model the way a user would."""
     if component == "text_encoder":
         return Gemma3ForConditionalGeneration.from_pretrained(MODELS / name / component, dtype=dtype).eval()
     kind = class_of(component, _CLASSES[component][1][name])
@@ -414,7 +406,6 @@ def load(name, component, dtype=torch.float32):
 
 
 def load_pipeline(name, dtype=torch.float32):
-    """Reads a whole fixture model."""
     pipeline = LTX2Pipeline.from_pretrained(MODELS / name, dtype=dtype)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

@@ -1,18 +1,14 @@
-#!/usr/bin/env python3
-"""Writes tests/fixtures/noise/randn.json and randn_bf16.json: what torch's CPU generator draws.
+"""Writes tests/fixtures/noise/randn.json and randn_bf16.json: draws of torch's CPU generator.
 
-Each case is one generator and the tensors drawn from it in turn: the sha256 of all little-endian bytes and
-the bits of a few values at either end (to see *where* a difference starts). Needs torch on x86-64 with AVX2 or AVX-512.
+Each case has the sha256 of consecutive draws and the bits of their first and last values. Needs x86-64 with AVX2 or AVX-512.
 """
 
 import hashlib
-import json
-from pathlib import Path
 
 import numpy as np
 import torch
 
-OUT = Path(__file__).parents[2] / "tests/fixtures/noise/randn.json"
+from common import FIXTURES, write_json
 
 
 def draw(generator: torch.Generator, shape: list[int], dtype: torch.dtype) -> dict:
@@ -31,12 +27,9 @@ def case(seed: int, shapes: list[list[int]], dtype: torch.dtype = torch.float32)
     return {"seed": seed, "draws": [draw(generator, shape, dtype) for shape in shapes]}
 
 
-def write(path: Path, cases: list[dict], capability: str) -> None:
+def write(name: str, cases: list[dict], capability: str) -> None:
     meta = {"script": "scripts/oracle/noise.py", "versions": {"torch": torch.__version__, "cpu_capability": capability}}
-    # One draw a line keeps the file readable and small.
-    text = json.dumps({**meta, "cases": cases}, separators=(",", ":")).replace('{"shape"', '\n{"shape"')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n")
+    write_json(FIXTURES / "noise" / name, {**meta, "cases": cases}, ('{"shape"',))
 
 
 def main() -> None:
@@ -54,10 +47,9 @@ def main() -> None:
         case((1 << 64) - 1, [[16], [15]]),
         case(0xDEAD_BEEF_CAFE_F00D, [[64], [1]]),
     ]
-    write(OUT, cases, capability)
+    write("randn.json", cases, capability)
     narrow = [case(10_010, [[1, 6144, 8], [1, 126, 8], [40], [9], [17]], torch.bfloat16), case(3, [[20]], torch.bfloat16)]
-    write(OUT.with_name("randn_bf16.json"), narrow, capability)
+    write("randn_bf16.json", narrow, capability)
 
 
-if __name__ == "__main__":
-    main()
+COMPONENTS = {"randn": main}

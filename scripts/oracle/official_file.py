@@ -1,7 +1,4 @@
-"""Models as Lightricks publishes them: one file, its own tensor names, the networks described in the header.
-
-The text encoder stays where it is. Only the topologies that Lightricks publishes have such a description.
-"""
+"""Writes models in Lightricks' single-file format, without the text encoder. Supports only published topologies."""
 
 import json
 
@@ -11,7 +8,7 @@ from safetensors.torch import load_file
 import models
 from common import MODELS, write_safetensors
 
-# Names by whole dotted segments, diffusers' to Lightricks'.
+# diffusers' to Lightricks' names, by dotted segment.
 TRANSFORMER = {
     "proj_in": "patchify_proj", "audio_proj_in": "audio_patchify_proj", "time_embed": "adaln_single",
     "audio_time_embed": "audio_adaln_single", "prompt_adaln": "prompt_adaln_single",
@@ -42,7 +39,7 @@ def _renamed(name, names):
 
 
 def _vae(name, down_blocks):
-    """Stages at even places of one list, changes of resolution at odd ones; the decoder's middle comes first."""
+    """Returns the name in one list that alternates stages and changes of resolution."""
     side, *parts = name.split(".")
     if side not in ("encoder", "decoder") or parts[0] not in ("mid_block", "down_blocks", "up_blocks"):
         return STATISTICS.get(name, name)
@@ -56,7 +53,7 @@ def _vae(name, down_blocks):
 
 
 def key(component, name, configs):
-    """Lightricks' name of a component's tensor."""
+    """Returns Lightricks' name of a tensor."""
     if component == "transformer":
         return f"model.diffusion_model.{_renamed(name, TRANSFORMER)}"
     if component == "connectors" and "text_proj_in." in name:
@@ -71,7 +68,7 @@ def key(component, name, configs):
 
 
 def _transformer(t, connectors):
-    """The transformer's section, and what it says of the connectors."""
+    """Returns the section of transformer and connectors."""
     newer = not t["use_prompt_embeddings"]
     section = {
         "_class_name": "AVTransformer3DModel", "activation_fn": t["activation_fn"], "attention_bias": t["attention_bias"],
@@ -108,7 +105,6 @@ def _transformer(t, connectors):
 
 
 def _video(vae):
-    """The video autoencoder's two lists of blocks."""
     stage = lambda layers: ["res_x", {"num_layers": layers}]
     encoder, entering = [stage(vae["layers_per_block"][0])], vae["latent_channels"]
     for kind, width, layers in zip(vae["downsample_type"], vae["block_out_channels"], vae["layers_per_block"][1:]):
@@ -119,7 +115,7 @@ def _video(vae):
     for kind, factor, residual, layers in changes:
         decoder += [[CHANGES[kind], {"multiplier": factor, "residual": residual}], stage(layers)]
     padding = {side: vae[f"{side}_spatial_padding_mode"] for side in ("encoder", "decoder")}
-    # LTX-2.3's files have one word for both.
+    # LTX-2.3's files have one key for both.
     one = {"spatial_padding_mode": padding["encoder"]} if padding["encoder"] == padding["decoder"] else None
     return {
         "_class_name": "CausalVideoAutoencoder", "dims": 3, "in_channels": 3, "out_channels": 3,
@@ -132,7 +128,6 @@ def _video(vae):
 
 
 def _audio(audio):
-    """The audio autoencoder's section."""
     dd = {
         "double_z": True, "mel_bins": audio["mel_bins"], "z_channels": audio["latent_channels"],
         "resolution": audio["resolution"], "downsample_time": False, "in_channels": audio["in_channels"],
@@ -160,7 +155,7 @@ def _generator(v, prefix=""):
 
 
 def _vocoder(v):
-    """One generator, or two and the spectrogram between them."""
+    """Returns one generator, or two with the spectrogram between them."""
     if "bwe_in_channels" not in v:
         return {"resblock": "1", **_generator(v)}
     newer = {
@@ -174,7 +169,7 @@ def _vocoder(v):
 
 
 def header(configs):
-    """The description of the networks that Lightricks' files carry."""
+    """Returns the network description in the header of Lightricks' files."""
     return {
         "transformer": _transformer(configs["transformer"], configs["connectors"]), "vae": _video(configs["vae"]),
         "audio_vae": _audio(configs["audio_vae"]), "vocoder": _vocoder(configs["vocoder"]),
@@ -183,12 +178,11 @@ def header(configs):
 
 
 def configs_of(model):
-    """The configurations of a diffusers folder."""
     return {name: json.loads((model / name / "config.json").read_text()) for name in FOLDERS}
 
 
 def upsampler_header(config):
-    """The description of a latent upsampler, whose tensors have one name in both layouts."""
+    """Returns the description of a latent upsampler; its tensors have the same names in both layouts."""
     return {
         **{key: config[key] for key in ("in_channels", "mid_channels", "num_blocks_per_stage")}, "dims": 3,
         "spatial_upsample": True, "temporal_upsample": False, "spatial_scale": 2.0,
@@ -197,12 +191,11 @@ def upsampler_header(config):
 
 
 def write(path, tensors, header):
-    """One file with a description of its networks."""
     write_safetensors(path, tensors, {"config": json.dumps(header)})
 
 
 def convert(model, target):
-    """Writes `target` from the five folders of a model; numbers and their types stay."""
+    """Writes the five components of a diffusers folder to one file."""
     configs, tensors = configs_of(model), {}
     for component in FOLDERS:
         for file in sorted((model / component).glob("*.safetensors")):
@@ -215,7 +208,7 @@ def convert(model, target):
 
 
 def write_model(path, name):
-    """Writes a fixture model's transformer and encoders in float32; the numbers are the fixture's, exactly."""
+    """Writes a fixture model's transformer and encoders in float32."""
     configs, tensors = configs_of(MODELS / name), {}
     for component in ("transformer", "vae", "audio_vae"):
         for own, tensor in models.load(name, component).state_dict().items():
@@ -224,6 +217,5 @@ def write_model(path, name):
 
 
 def write_upsampler(path, name):
-    """Writes a fixture's latent upsampler in float32."""
     tensors = {k: v.to(torch.float32) for k, v in models.load(name, "latent_upsampler").state_dict().items()}
     write(path, tensors, upsampler_header(models.LATENT_UPSAMPLER[name]))

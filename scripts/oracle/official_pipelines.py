@@ -1,19 +1,22 @@
-"""Lightricks' own pipelines on fixture models: of a checkout of their repository, or of the published wheels.
+"""Runs Lightricks' pipelines of a checkout or of the installed wheels on fixture models. README.md lists what is replaced."""
 
-Pipelines, blocks, networks, video encoder, upsampler, conditionings, noiser, guider, schedules, loops and steps are theirs.
-Ours are: the text contexts (diffusers' connectors), the noise that the noiser mixes in, float32 where a pipeline says
-bfloat16, the number of latent channels where 128 is a default, and no decoding.
-"""
-
+import argparse
 import functools
 import importlib
+import shutil
 import sys
+import tempfile
 import types
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import torch
 
+from common import CASES, fix_numerics
+
+# Fixture models and their presets.
+PRESETS = {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3"}
+RELEASE = "1.2.0 (400fd31)"
 PIPELINES = {
     "image_to_video": ("ti2vid_one_stage", "TI2VidOneStagePipeline"),
     "two_stage": ("ti2vid_two_stages", "TI2VidTwoStagesPipeline"),
@@ -27,8 +30,8 @@ PIPELINES = {
 
 
 def find_packages(folder=None):
-    """Readies the import of the packages: a checkout's, or the installed ones."""
-    # They import it for images alone that nothing here reads.
+    """Makes the packages of a checkout, or the installed ones, importable."""
+    # Needed only for EXR files.
     sys.modules.setdefault("OpenImageIO", MagicMock())
     for package in ("ltx-core", "ltx-pipelines") if folder else ():
         source = Path(folder).resolve() / "packages" / package / "src"
@@ -37,8 +40,31 @@ def find_packages(folder=None):
         sys.path.insert(0, str(source))
 
 
+def prepare(about, required=False, *more):
+    """Parses --official and the options in `more`, fixes numerics and finds the packages; returns the arguments."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--official", metavar="FOLDER", required=required, help="a checkout of Lightricks/LTX-2 at 400fd31")
+    for name, options in more:
+        parser.add_argument(name, **options)
+    given = parser.parse_args()
+    fix_numerics()
+    find_packages(given.official)
+    return given
+
+
+def for_each_model(kind, run):
+    with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
+        for name in PRESETS:
+            run(kind(name, Path(scratch)))
+
+
+def clear(*components):
+    for component in components:
+        shutil.rmtree(CASES / component, ignore_errors=True)
+
+
 class Torch:
-    """torch as a module of theirs sees it, with some names replaced."""
+    """The module torch with some names replaced."""
 
     def __init__(self, **replaced):
         self.__dict__.update(replaced)
@@ -48,34 +74,36 @@ class Torch:
 
 
 class Noise:
-    """Draws of the noiser: each pass' video and audio unpacked, then the appended tokens, where theirs are packed."""
+    """Draws each pass's video and audio noise unpacked, then that of appended tokens, and returns it packed."""
 
-    def __init__(self, sizes):
-        self.passes, self.audio, self.drawn = iter(sizes), None, []
+    def __init__(self, sizes, own=None):
+        """With `own`, draws from this generator instead of the noiser's, and converts to the noiser's device and type."""
+        self.passes, self.audio, self.drawn, self.own = iter(sizes), None, [], own
 
-    def randn(self, *shape, generator, **_):
-        """Noise of a packed state `[1, n, c]`: video's, then audio's."""
+    def randn(self, *shape, generator=None, device=None, dtype=None, **_):
+        """Returns the noise of a packed state `[1, n, c]`, first the video's, then the audio's."""
+        generator = self.own or generator
         if self.audio is not None:
             packed, self.audio = self.audio, None
         else:
             video, audio = (torch.randn(size, generator=generator) for size in next(self.passes))
-            self.drawn.append(video)
+            self.drawn.append((video, audio))
             video = video.flatten(2).transpose(1, 2)
             extra = shape[1] - video.shape[1]
             packed = torch.cat([video, torch.randn(1, extra, shape[2], generator=generator)], 1) if extra else video
             self.audio = audio.transpose(1, 2).flatten(2)
         assert packed.shape == shape, (packed.shape, shape)
-        return packed
+        return packed.to(device, dtype) if self.own else packed
 
 
 class Steps:
-    """The latents that every step of every pass begins with, and those it ends with, packed."""
+    """Records the packed latents at the start of every step and at the end of every pass."""
 
     def __init__(self):
         self.passes = []
 
     def wrap(self, loop, stride=1, **fixed):
-        """A loop that keeps them: of every evaluation, or of every second where a step has two."""
+        """Returns a loop that records; with `stride` 2, every second evaluation."""
         state = importlib.import_module("ltx_core.types").LatentState
 
         @functools.wraps(loop)
@@ -95,7 +123,7 @@ class Steps:
 
 
 def set_channels(video, bins, audio):
-    """Latent sizes of the fixture model in place of the published ones'."""
+    """Sets the fixture model's latent sizes as defaults."""
     shapes = importlib.import_module("ltx_core.types")
     of_video, of_audio = shapes.VideoLatentShape.from_pixel_shape, shapes.AudioLatentShape.from_video_pixel_shape
     of_video.__defaults__ = (video, of_video.__defaults__[1])
@@ -103,7 +131,7 @@ def set_channels(video, bins, audio):
 
 
 def gate_by_own_level():
-    """Has the gates between the streams see their stream's own noise levels, as in the release of January 2026."""
+    """Computes cross-modal gates from the stream's own noise level, like the release of January 2026."""
     name = "MultiModalTransformerArgsPreprocessor"
     preprocessor = getattr(importlib.import_module("ltx_core.model.transformer.transformer_args"), name)
     prepare = preprocessor._prepare_cross_attention_timestep
@@ -117,7 +145,7 @@ def gate_by_own_level():
 
 
 def velocity(model, streams):
-    """A forward of their transformer: latents, scalar and per-token noise levels, positions and text of each stream."""
+    """Runs the transformer on latents, noise levels, positions and text of each stream."""
     transformer = importlib.import_module("ltx_core.model.transformer")
     builder = importlib.import_module("ltx_core.loader.single_gpu_model_builder").SingleGPUModelBuilder
     network = builder(
@@ -129,7 +157,6 @@ def velocity(model, streams):
 
 
 def _built(model, package, configurator, filter_of_keys):
-    """A network of their file, in float32."""
     package = importlib.import_module(f"ltx_core.model.{package}")
     builder = importlib.import_module("ltx_core.loader.single_gpu_model_builder").SingleGPUModelBuilder
     made = builder(
@@ -140,8 +167,8 @@ def _built(model, package, configurator, filter_of_keys):
 
 
 def decoded(model, vocoder, video=None, audio=None):
-    """Frames `[1, f, 3, h, w]`, 0..1, and samples `[1, channels, n]` of normalised latents, by their decoders; the vocoder is given, for
-    theirs is of the published sizes alone."""
+    """Decodes normalised latents to frames `[1, f, 3, h, w]` in 0..1 and samples. The vocoder is diffusers', as Lightricks' has
+    fixed sizes."""
     made = {}
     if video is not None:
         frames = _built(model, "video_vae", "VideoDecoderConfigurator", "VAE_DECODER_COMFY_KEYS_FILTER")(video)
@@ -152,7 +179,7 @@ def decoded(model, vocoder, video=None, audio=None):
 
 
 def guider_parameters(s):
-    """The guider of a stream's scales: of all noise levels, or of each up to a bound."""
+    """Returns guidance parameters for all noise levels, or per noise level."""
     guiders = importlib.import_module("ltx_core.components.guiders")
     own = lambda s: guiders.MultiModalGuiderParams(
         cfg_scale=s["cfg"], stg_scale=s["stg"], modality_scale=s["modality"], rescale_scale=s["rescale"],
@@ -164,7 +191,7 @@ def guider_parameters(s):
 
 
 class Run:
-    """One request through one of their pipelines."""
+    """One request by one of Lightricks' pipelines."""
 
     def __init__(self, model, upsampler, request, contexts, sizes):
         self.request, self.contexts, self.steps, self.kept = request, contexts, Steps(), {}
@@ -178,7 +205,7 @@ class Run:
         self.pipeline = (self._of_wheels if self.wheels else self._of_checkout)(str(model), str(upsampler), sizes)
 
     def _loops(self, *modules):
-        """Has them record; a second-order step evaluates twice and rounds to the model's type."""
+        """Makes the loops record. A second-order step evaluates twice."""
         own = importlib.import_module("ltx_pipelines.utils.samplers")
         own.tqdm = iter
         for module in modules:
@@ -195,7 +222,6 @@ class Run:
         self.kept[name] = latents.clone()
 
     def _arguments(self, upsampler):
-        """What the constructors of two stages take beside the model."""
         loras = importlib.import_module("ltx_core.loader")
         none = loras.LoraPathStrengthAndSDOps("", 0.0, loras.LTXV_LORA_COMFY_RENAMING_MAP)
         arguments = {"loras": (), "device": torch.device("cpu")}
@@ -237,7 +263,7 @@ class Run:
         return pipeline
 
     def __call__(self):
-        """Runs it: latents of every pass and step, and those that are decoded, normalised."""
+        """Returns the latents of every step of every pass, and the decoder's inputs."""
         r = self.request
         images = importlib.import_module("ltx_pipelines.utils.args").ImageConditioningInput
         arguments = {key: r[key] for key in ("prompt", "seed", "height", "width", "num_frames", "frame_rate")}
@@ -258,7 +284,7 @@ class Run:
 
 
 class _Decoder:
-    """Keeps what it is given to decode."""
+    """Records its input."""
 
     def __init__(self, about, keep):
         self.__dict__.update(vars(about))

@@ -1,4 +1,4 @@
-"""A drawn request by ltx-pipelines' own states, conditionings, guiders and loops, on diffusers' networks."""
+"""Runs a drawn request by ltx-pipelines' states, conditionings, guiders and loops on diffusers' networks."""
 
 import math
 import sys
@@ -14,12 +14,13 @@ from diffusers.models.transformers.transformer_ltx2 import LTX2PerturbedAttnProc
 
 from drawn_request import DISTILLED, NEUTRAL, SECOND
 from drawn_table import TWO_PASSES
+from official_pipelines import guider_parameters
 
-# What the official packages import for files of media alone; nothing here reads such.
+# Imported by the packages for media files, which are not read here.
 for name in ("av", "torchaudio", "torchaudio.transforms", "torchaudio.functional"):
     sys.modules.setdefault(name, MagicMock())
 from ltx_core.components.diffusion_steps import EulerDiffusionStep, Res2sDiffusionStep  # noqa: E402
-from ltx_core.components.guiders import MultiModalGuider, MultiModalGuiderParams  # noqa: E402
+from ltx_core.components.guiders import MultiModalGuider  # noqa: E402
 from ltx_core.components.noisers import GaussianNoiser  # noqa: E402
 from ltx_core.components.schedulers import LTX2Scheduler  # noqa: E402
 from ltx_core.conditioning import VideoConditionByKeyframeIndex, VideoConditionByLatentIndex  # noqa: E402
@@ -41,7 +42,7 @@ _GATES = {"av_cross_attn_video_a2v_gate": "audio", "av_cross_attn_audio_v2a_gate
 
 @contextmanager
 def replaced(module, forward):
-    """A module whose forward is another function."""
+    """Replaces the forward of a module."""
     own = module.forward
     module.forward = partial(forward, own)
     try:
@@ -51,10 +52,10 @@ def replaced(module, forward):
 
 
 class Velocity:
-    """diffusers' transformer with the arguments of Lightricks'."""
+    """diffusers' transformer with the interface of Lightricks'."""
 
     def __init__(self, transformer, cross_timestep, fps, first_frame):
-        """`first_frame` tokens are marked where the model marks any, as since LTX-2.5."""
+        """The first `first_frame` tokens are marked if the model has such a marker."""
         self.transformer, self.cross_timestep, self.fps, self.first_frame = transformer, cross_timestep, fps, first_frame
         for block in transformer.transformer_blocks:
             for name in _SELF_ATTENTION.values():
@@ -74,7 +75,7 @@ class Velocity:
                 attention = getattr(self.transformer.transformer_blocks[block], _SELF_ATTENTION[kind])
                 stack.enter_context(replaced(attention, lambda own, *a, **k: own(*a, **{**k, "all_perturbed": True})))
             if self.cross_timestep == "gate_only":
-                # Lightricks' since May 2026: scale and shift from the stream's own levels, the gate from the other's.
+                # Lightricks since May 2026: the stream's own level for scale and shift, the other's for the gate.
                 for name, other in _GATES.items():
                     scale = self.transformer.config.cross_attn_timestep_scale_multiplier / 1000
                     other = levels[other] * scale
@@ -95,7 +96,7 @@ class Velocity:
 
 
 class Encoder:
-    """diffusers' video encoder and its latents' statistics, as `VideoEncoder`."""
+    """diffusers' video encoder with the interface of `VideoEncoder`."""
 
     def __init__(self, vae):
         self.vae, self.per_channel_statistics = vae, self
@@ -112,7 +113,7 @@ class Encoder:
 
 
 class OneFrame(VideoConditionByKeyframeIndex):
-    """An appended image as Lightricks' code has it since 1.2.0: it spans one frame (1.0.0: eight), and starts as zeros."""
+    """An appended image since 1.2.0: it spans one frame instead of eight and starts from zeros."""
 
     def apply_to(self, latent_state, latent_tools):
         state = super().apply_to(latent_state, latent_tools)
@@ -123,7 +124,7 @@ class OneFrame(VideoConditionByKeyframeIndex):
 
 
 class FloatPositions(VideoLatentTools):
-    """Positions in f32 whatever the latents' type, as since 1.2.0."""
+    """Positions in f32 for any latent type, since 1.2.0."""
 
     def create_initial_state(self, device, dtype, initial_latent=None):
         state = super().create_initial_state(device, dtype, initial_latent)
@@ -131,14 +132,14 @@ class FloatPositions(VideoLatentTools):
 
 
 class KeptLatent(VideoConditionByLatentIndex):
-    """A replaced frame as since 1.2.0: known, but the latents stay what the pass before made."""
+    """A replaced frame since 1.2.0: marked as known, with the latents of the previous pass."""
 
     def apply_to(self, latent_state, latent_tools):
         return replace(super().apply_to(latent_state, latent_tools), latent=latent_state.latent)
 
 
 class BlendNoiser(GaussianNoiser):
-    """Noise into the latents first, the known tokens over them by their strength, as since 1.2.0."""
+    """Since 1.2.0: mixes noise into the latents, then blends in the known tokens by strength."""
 
     def __call__(self, state, scale):
         noise = torch.randn(*state.latent.shape)
@@ -146,7 +147,7 @@ class BlendNoiser(GaussianNoiser):
         return replace(state, latent=torch.lerp(state.clean_latent.float(), latent, state.denoise_mask).to(state.latent.dtype))
 
 
-# What of 1.0.0 another release does otherwise.
+# Differences of each release from 1.0.0.
 SINCE = {"official_1_0": dict(noiser=GaussianNoiser), "official": dict(
     noiser=BlendNoiser, VideoConditionByKeyframeIndex=OneFrame, VideoConditionByLatentIndex=KeptLatent,
     VideoLatentTools=FloatPositions,
@@ -154,7 +155,7 @@ SINCE = {"official_1_0": dict(noiser=GaussianNoiser), "official": dict(
 
 
 def _merged(weights, loras):
-    """Weights with updates as since 1.2.0: all in bfloat16, the first strength with its matrix, each sum rounded."""
+    """Merges LoRAs like 1.2.0: in bfloat16, rounding every sum."""
     half, merged = (lambda tensor: tensor.to(torch.bfloat16).float()), {}
     for name, weight in weights.items():
         stem, delta = name.removesuffix(".weight"), None
@@ -169,7 +170,7 @@ def _merged(weights, loras):
 
 
 def _merged_1_0(weights, loras):
-    """Weights with updates by the loader of 1.0.0, which takes bfloat16."""
+    """Merges LoRAs by the loader of 1.0.0, in bfloat16."""
     cpu = torch.device("cpu")
     state = lambda tensors: StateDict(tensors, cpu, 0, set())
     touched = {key.replace(".lora_A.", ".") for tensors, _ in loras for key in tensors}
@@ -182,14 +183,14 @@ MERGES = {"official": _merged, "official_1_0": _merged_1_0}
 
 
 class Noise:
-    """Lightricks' noiser, with noise in this project's order: the video's own tokens, the sound, then what is appended."""
+    """Lightricks' noiser with noise in the order of ltx2: video, audio, appended tokens."""
 
     def __init__(self, noiser, generator, dtype, device):
         self.noiser, self.generator, self.dtype, self.device = noiser(None), generator, dtype, device
         self.waiting, self.drawn = [], {}
 
     def stage(self, video, audio, appended):
-        """Draws a pass's noise: shapes of latents, and how many tokens of images follow them."""
+        """Draws the noise of a pass."""
         draw = lambda *shape: torch.randn(shape, generator=self.generator)
         self.drawn = {"noise.video": draw(*video.to_torch_shape()), "noise.audio": draw(*audio.to_torch_shape())}
         tokens = self.drawn["noise.video"].flatten(2).transpose(1, 2)
@@ -203,7 +204,7 @@ class Noise:
 
 
 class HostNoise:
-    """The second-order sampler's noise, drawn by generators of the host whatever the device: the same numbers on both."""
+    """Noise of the second-order sampler, drawn on the host so that it is the same on every device."""
 
     def __init__(self):
         self.generators = {}
@@ -215,16 +216,15 @@ class HostNoise:
 
 
 class AncestralLoop:
-    """The loop of Lightricks' since 1.2.0 that draws noise in its steps: a generator of its own, in the latents' type, the video's
-    before the sound's; known tokens are set before the step, and behind it where noise disturbed them. The step is diffusers'
-    scheduler's."""
+    """Lightricks' ancestral loop since 1.2.0: its own generator, video before audio, known tokens restored before and after the
+    step."""
 
     def __init__(self, seed, eta, dtype):
         self.source, self.dtype = torch.Generator("cpu").manual_seed(seed + 10_000), dtype
         self.scheduler = LTXEulerAncestralRFScheduler(eta=eta)
 
     def _draw(self, shape, device=None, **_):
-        # In bf16 torch draws the rounded numbers of f32 since 2.12, but for a tail; before, it drew others.
+        # Since torch 2.12 bf16 draws are rounded f32 draws, except for a tail.
         drawn = torch.float32 if math.prod(shape) % 16 == 0 else self.dtype
         return torch.randn(*shape, generator=self.source, dtype=drawn).to(self.dtype).float().to(device)
 
@@ -265,7 +265,7 @@ class Reference:
         self.since = dict(SINCE[self.request["reference"]])
         generator = torch.Generator("cpu").manual_seed(self.request["seed"])
         self.noise = Noise(self.since.pop("noiser"), generator, dtype, self.device)
-        # Merging changes them; a copy of a large model is kept only where there is something to merge.
+        # A copy, as merging changes them; only if there are LoRAs.
         weights = self.pipeline.transformer.state_dict()
         self.weights = {k: v.to("cpu", copy=True) for k, v in weights.items()} if model.loras else {}
         self.texts = [self._text(self.request[key]) for key in ("prompt", "negative_prompt")]
@@ -274,7 +274,7 @@ class Reference:
         tokenizer = self.pipeline.tokenizer
         begins = tokenizer("a").input_ids[0] == tokenizer.bos_token_id
         if self.pipeline.text_encoder.config.model_type == "gemma4_unified" and not begins:
-            # Lightricks' code has every prompt of LTX-2.5 begin with it, whatever the tokenizer does.
+            # Lightricks' code adds BOS to every prompt of LTX-2.5.
             prompt = tokenizer.bos_token + prompt.strip()
         embeds, mask, _, _ = self.pipeline.encode_prompt(
             prompt, do_classifier_free_guidance=False, max_sequence_length=self.request["max_sequence_length"],
@@ -284,14 +284,14 @@ class Reference:
         return {"video": video, "audio": audio}
 
     def _merge(self, stage):
-        """The transformer with its LoRAs of a stage: names by diffusers, updates and sums by the release's loader."""
+        """Merges the LoRAs of a stage by the release's loader."""
         if not self.weights:
             return
         loras = []
         for file, lora in zip(self.model.loras, self.request["loras"]):
             if stage in lora["stages"]:
                 tensors = {k.removeprefix("transformer."): v for k, v in LTX2Pipeline.lora_state_dict(str(file)).items()}
-                # The loaders know no alpha; names that they do not read are diffusers', which has one.
+                # The loaders ignore alpha; diffusers' keys have one.
                 scaled = lora.get("alpha") and lora["keys"] == "diffusers"
                 loras.append((tensors, lora["strength"] * (lora["alpha"] / lora["rank"] if scaled else 1)))
         merged = MERGES[self.request["reference"]](self.weights, loras)
@@ -300,7 +300,6 @@ class Reference:
         self.pipeline.transformer.load_state_dict(self.weights | merged)
 
     def _conditionings(self, shape):
-        """The images as this pipeline's conditionings."""
         if not self.request["images"]:
             return []
         pairs = zip(self.model.images, self.request["images"])
@@ -318,16 +317,12 @@ class Reference:
             return helpers.simple_denoising_func(positive["video"], positive["audio"], x0)
         guiders = []
         for stream in ("video", "audio"):
-            s = r["guidance"][stream]
-            params = MultiModalGuiderParams(
-                cfg_scale=s["cfg"], stg_scale=s["stg"], modality_scale=s["modality"], rescale_scale=s["rescale"],
-                stg_blocks=r["stg_blocks"][stream],
-            )
+            params = guider_parameters({**r["guidance"][stream], "stg_blocks": r["stg_blocks"][stream]})
             guiders.append(MultiModalGuider(params, negative[stream]))
         return helpers.multi_modal_guider_denoising_func(*guiders, positive["video"], positive["audio"], x0)
 
     def stage(self, *pass_of):
-        """One pass by the reference's release, with sizes that Lightricks' code takes from the published models."""
+        """Runs one pass with the release's behaviour and the model's sizes."""
         since = dict(self.since, AudioLatentShape=SimpleNamespace(from_video_pixel_shape=self.audio_shape))
         tools = since.get("VideoLatentTools", VideoLatentTools)
         since["VideoLatentTools"] = partial(tools, scale_factors=self.components.video_scale_factors)
@@ -335,7 +330,7 @@ class Reference:
             return self._stage(*pass_of)
 
     def _stage(self, number, divisor, sigmas, before=None, scale=1.0):
-        """Latents of both streams, normalised."""
+        """Returns the normalised latents of both streams."""
         r = self.request
         self._merge(number)
         pixels = VideoPixelShape(1, r["num_frames"], r["height"] // divisor, r["width"] // divisor, r["frame_rate"])
@@ -368,7 +363,7 @@ class Reference:
         return video.latent, audio.latent
 
     def run(self):
-        """Noise, final latents, frames and samples."""
+        """Returns noise, final latents, frames and samples."""
         r, outputs = self.request, {}
         if r["pipeline"] in TWO_PASSES:
             sigmas = torch.tensor([*DISTILLED, 0.0]) if r["pipeline"] == "distilled" else None

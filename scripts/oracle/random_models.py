@@ -1,4 +1,4 @@
-"""One random tiny configuration of every component, drawn from a seed, consistent enough to run as one model."""
+"""Draws a tiny, consistent configuration of every component from a seed."""
 
 import random
 
@@ -7,12 +7,12 @@ from models import VOCABULARY
 
 _ACTIVATIONS = ["gelu-approximate"] * 3 + ["gelu", "geglu", "geglu-approximate", "swiglu", "linear-silu"]
 _DOWN = "LTX2VideoDownBlock3D"
-# Multiples: 80, 160 and 240 samples a mel frame: 8, 16 and 24 kHz, which every audio encoder takes.
+# Products of 80, 160 and 240 samples per mel frame: 8, 16 and 24 kHz.
 _VOCODER_FACTORS = [[10, 8], [8, 5, 4], [6, 5, 2, 2, 2], [5, 4, 2, 2, 2], [16, 15]]
 
 
 def _heads(draw, width):
-    """A head count that leaves an even head width."""
+    """Draws a head count with an even head width."""
     return draw.choice([h for h in (1, 2, 3, 4, 5, 6) if width % (2 * h) == 0])
 
 
@@ -25,7 +25,6 @@ def _rope(draw, published):
 
 
 def transformer(draw, latent, audio_width, caption, ratios, published):
-    """Widths, heads, depths and flags of the transformer."""
     rope = _rope(draw, published)
     heads, head_dim = draw.randint(1, 4), 2 * draw.randint(2, 8)
     if heads * head_dim < 6:
@@ -33,7 +32,7 @@ def transformer(draw, latent, audio_width, caption, ratios, published):
     audio_heads, audio_head_dim = heads, 2 * draw.randint(1, 6)
     if not published and draw.random() < 0.4:
         audio_heads = draw.randint(1, 4)
-        # The video side of the split cross-modal tables is cut into the video heads.
+        # The video side of the split cross-modal tables is divided by the video heads.
         audio_head_dim = 2 * heads * draw.randint(1, 2)
     width, audio = heads * head_dim, audio_heads * audio_head_dim
     config = dict(
@@ -55,7 +54,7 @@ def transformer(draw, latent, audio_width, caption, ratios, published):
 
 
 def newer_transformer(config, widths):
-    """LTX-2.3: gates, modulated text attention, contexts as wide as the streams. LTX-2.5 alone has no biases of video's."""
+    """Adds LTX-2.3's gates, modulated text attention, and contexts as wide as the streams."""
     config.update(
         ff_bias=True, gated_attn=True, cross_attn_mod=True, audio_gated_attn=True, audio_cross_attn_mod=True, use_prompt_embeddings=False,
         perturbed_attn=True, cross_attention_dim=widths[0], audio_cross_attention_dim=widths[1],
@@ -64,7 +63,7 @@ def newer_transformer(config, widths):
 
 
 def newest_transformer(draw, config, published):
-    """LTX-2.5: no biases in the video's feed-forward, a mark on single frames; the text's scales may be constants."""
+    """Adds LTX-2.5's marker of single frames; removes biases of the video feed-forward."""
     config.update(ff_bias=False, use_keyframes_abs_pos_embedding=True)
     if not published and draw.random() < 0.25:
         config["use_prompt_adaln_single"] = False
@@ -72,7 +71,7 @@ def newest_transformer(draw, config, published):
 
 
 def newer_connectors(draw, config, widths):
-    """LTX-2.3: a projection for each connector, connectors as wide as the streams, gates."""
+    """Adds LTX-2.3's projection per connector, stream widths and gates."""
     config.update(
         per_modality_projections=True, proj_bias=draw.random() < 0.8, video_hidden_dim=widths[0], audio_hidden_dim=widths[1]
     )
@@ -85,7 +84,7 @@ def newer_connectors(draw, config, widths):
 
 
 def newer_vocoder(draw, mel, published):
-    """LTX-2.3: periodic activations, and a second stage whose factors are a hop times the growth of the rate."""
+    """Returns LTX-2.3's vocoder: periodic activations and a second stage."""
 
     def generator(channels, factors):
         count = draw.randint(1, 3)
@@ -113,7 +112,7 @@ def newer_vocoder(draw, mel, published):
 
 
 def connectors(draw, caption, layers, published):
-    """Both connectors; register counts divide 16, so that any multiple of 16 tokens works."""
+    """Draws both connectors. Register counts divide 16, so that any multiple of 16 tokens works."""
     registers = [8, 16] if published else [None, 4, 8, 16]
     config = dict(
         caption_channels=caption, text_proj_in_factor=layers + 1,
@@ -132,7 +131,7 @@ _PRODUCTS = {"spatial": 4, "temporal": 2, "spatiotemporal": 8}
 
 
 def encoder(draw, latent, kinds):
-    """Down blocks that undo a decoder's up blocks, in any order; a block's width is its stride's product times a divisor."""
+    """Draws down blocks that invert a decoder's up blocks in any order."""
     kinds, widths, entering = draw.sample(kinds, len(kinds)), [], latent
     for kind in kinds:
         product = _PRODUCTS[kind]
@@ -147,7 +146,7 @@ def encoder(draw, latent, kinds):
 
 
 def upsampler(draw, latent, kind):
-    """The resampler of 2.0 or of 2.3, or one that works frame by frame, where none is given any; 32 groups are normalised."""
+    """Draws the resampler of 2.0 or 2.3, or one per frame. Group norm needs 32 channels."""
     kind = kind or draw.choice(UPSAMPLERS)
     return kind, dict(
         in_channels=latent, mid_channels=32, num_blocks_per_stage=draw.randint(0, 1), dims=2 if kind == "frames" else 3,
@@ -156,7 +155,7 @@ def upsampler(draw, latent, kind):
 
 
 def vae(draw, latent, published):
-    """A decoder of one to three up blocks and its encoder; returns the config and (time, height, width) ratios."""
+    """Draws a decoder with up to three up blocks and its encoder; returns the config and (time, height, width) ratios."""
     count = draw.randint(1, 3)
     width = draw.choice([16, 24, 32]) if count == 3 else draw.choice([8, 16])
     kinds, factors, residuals, widths = [], [], [], []
@@ -174,7 +173,7 @@ def vae(draw, latent, published):
         kinds.append(kind), factors.append(factor), widths.append(target)
         previous = target // factor
     halvings = sum(k != "temporal" for k in kinds)
-    # A ratio of at least 8 keeps the smallest legal frame at a handful of tokens.
+    # A ratio of at least 8 limits the smallest valid frame to a few tokens.
     patch = 4 if published else draw.choice([p for p in (1, 2, 4) if p * 2**halvings >= 8] or [4])
     space = patch * 2**halvings
     time = 2 ** sum(k != "spatial" for k in kinds)
@@ -191,7 +190,7 @@ def vae(draw, latent, published):
 
 
 def audio_vae(draw, published):
-    """The audio decoder; base_channels = latent_channels * mel_bins / 4 so that the statistics fit."""
+    """Draws the audio autoencoder; its statistics need base_channels = latent_channels * mel_bins / 4."""
     latent, mel = draw.choice([1, 2, 4]), draw.choice([8, 12, 16])
     config = dict(latent_channels=latent, mel_bins=mel, resolution=32, ch_mult=[1, draw.choice([1, 2]), draw.choice([1, 2])])
     config["num_res_blocks"] = draw.randint(1, 2)
@@ -207,7 +206,7 @@ def audio_vae(draw, published):
 
 
 def vocoder(draw, mel, published):
-    """Kernels are stride plus an even number, as the published ones."""
+    """Draws a vocoder whose kernels exceed the strides by an even number."""
     factors = draw.choice(_VOCODER_FACTORS)
     count = draw.randint(1, 3)
     config = dict(
@@ -233,7 +232,6 @@ def _product(values):
 
 
 def gemma(draw, width):
-    """Gemma 3 of a given width; the pattern is a list of layer types or a period."""
     kv = draw.choice([1, 2])
     heads = kv * draw.choice([h for h in (1, 2) if width % (kv * h) == 0])
     layers = draw.randint(2, 8)
@@ -252,7 +250,6 @@ def gemma(draw, width):
 
 
 def gemma4(draw, width, published):
-    """Gemma 4 of a given width: layers of two shapes, full ones with or without projections of their own for the values."""
     full, sliding = "full_attention", "sliding_attention"
     kv = draw.choice([1, 2])
     heads, layers = kv * draw.choice([1, 2]), draw.randint(2, 8)
@@ -270,7 +267,7 @@ def gemma4(draw, width, published):
     )
     if config["attention_k_eq_v"]:
         config["num_global_key_value_heads"] = draw.choice([n for n in (1, 2) if heads % n == 0])
-    # The class makes the last layer a full one.
+    # The class requires full attention in the last layer.
     period = draw.randint(2, 6)
     kinds = [full if (layer + 1) % period == 0 else sliding for layer in range(layers)]
     if not published and draw.random() < 0.5:
@@ -280,7 +277,6 @@ def gemma4(draw, width, published):
 
 
 def scheduler(draw):
-    """With and without the shift that follows the token count."""
     dynamic = draw.random() < 0.6
     return dict(
         use_dynamic_shifting=dynamic, shift_terminal=0.1 if dynamic else None, shift=1.0 if dynamic else draw.choice([1.0, 2.5]),
@@ -290,7 +286,7 @@ def scheduler(draw):
 
 
 def whole(seed, published, generation, upsampler_kind=None):
-    """Configs of one model. `published`: sizes vary, flags stay those of the generation, 2.0, 2.3 or 2.5."""
+    """Draws the configs of a model. `published`: sizes vary, flags are those of the generation."""
     draw = random.Random(seed)
     caption, latent = draw.choice([12, 16, 20, 24, 36]), draw.choice([3, 4, 8])
     vae_config, ratios = vae(draw, latent, published)
@@ -305,7 +301,7 @@ def whole(seed, published, generation, upsampler_kind=None):
         voice = newer_vocoder(draw, audio["mel_bins"], published)
         joined, dit = newer_connectors(draw, joined, widths), newer_transformer(dit, widths)
     if generation == "2.5":
-        # Of its own source: what the other generations draw stays as it is.
+        # A separate source, so that draws of other generations do not change.
         newest = random.Random(f"{seed}/2.5")
         dit, text = newest_transformer(newest, dit, published), gemma4(newest, caption, published)
         joined["text_proj_in_factor"] = text["num_hidden_layers"] + 1

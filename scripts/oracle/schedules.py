@@ -1,18 +1,12 @@
-#!/usr/bin/env python3
-"""Writes tests/fixtures/sigmas/schedules.json: ltx-core's schedules that depend on the number of steps alone.
+"""Writes tests/fixtures/sigmas/schedules.json: ltx-core's schedules that depend only on the number of steps, with nine digits."""
 
-Numbers carry nine digits, which name a float32 exactly.
-"""
-
-import json
 from importlib.metadata import version
-from pathlib import Path
 
 from ltx_core.components.schedulers import BetaScheduler, LinearQuadraticScheduler
 
+from common import FIXTURES, write_json
 from sigmas import digits
 
-OUT = Path(__file__).parents[2] / "tests/fixtures/sigmas/schedules.json"
 STEPS = (1, 2, 3, 7, 8, 20, 40, 256)
 
 
@@ -24,11 +18,8 @@ def main() -> None:
     others = BetaScheduler()
     others.shift = 1.2
     data["beta_of_others"] = [digits(others.execute(n, alpha=0.9, beta=0.4)) for n in STEPS]
-    text = json.dumps(data, separators=(",", ":"))
-    for name in ("linear_quadratic", "beta", "beta_of_others"):
-        text = text.replace(f'"{name}"', f'\n"{name}"')
-    OUT.write_text(text + "\n")
+    breaks = ('"linear_quadratic"', '"beta"', '"beta_of_others"')
+    write_json(FIXTURES / "sigmas" / "schedules.json", data, breaks)
 
 
-if __name__ == "__main__":
-    main()
+COMPONENTS = {"schedules": main}

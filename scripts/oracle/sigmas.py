@@ -1,14 +1,10 @@
-#!/usr/bin/env python3
-"""Writes tests/fixtures/sigmas/sigmas.json: noise schedules of both conventions.
+"""Writes tests/fixtures/sigmas/sigmas.json: noise schedules of both conventions, with nine digits.
 
-`diffusers`: FlowMatchEulerDiscreteScheduler driven as the LTX-2 pipeline drives it. `official`: the published formula
-in torch, one operation a line; where the `ltx-core` package is installed its scheduler must give the same bits.
-Numbers carry nine digits, which name a float32 exactly.
+`diffusers`: FlowMatchEulerDiscreteScheduler as the LTX-2 pipeline uses it. `official`: the published formula in torch, checked
+against `ltx-core`.
 """
 
-import json
 import math
-from pathlib import Path
 
 import diffusers
 import numpy as np
@@ -16,9 +12,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.ltx2.pipeline_ltx2 import calculate_shift
 
-OUT = Path(__file__).parents[2] / "tests/fixtures/sigmas/sigmas.json"
+from common import FIXTURES, write_json
 
-# Published schedules, to six digits: the formula below must give them.
+# Published schedules with six digits.
 GOLDEN = {
     (30, 4096): {1: 0.994957, 10: 0.930994, 20: 0.766363, 28: 0.266120, 29: 0.1, 30: 0.0},
     (40, 4096): {1: 0.996449, 10: 0.955593, 20: 0.876908, 38: 0.233936, 39: 0.1},
@@ -87,12 +83,7 @@ def main() -> None:
     versions = {"torch": torch.__version__, "diffusers": diffusers.__version__, "numpy": np.__version__}
     meta = {"script": "scripts/oracle/sigmas.py", "versions": versions, "seed": None}
     data = {**meta, "official": [official(*c) for c in counts], "diffusers": cases}
-    text = json.dumps(data, separators=(",", ":"))
-    for key in ('{"steps"', '{"config"', '"diffusers":['):
-        text = text.replace(key, "\n" + key)
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(text + "\n")
+    write_json(FIXTURES / "sigmas" / "sigmas.json", data, ('{"steps"', '{"config"', '"diffusers":['))
 
 
-if __name__ == "__main__":
-    main()
+COMPONENTS = {"sigmas_json": main}

@@ -1,4 +1,4 @@
-"""A small Gemma-style tokenizer: BPE over "▁"-joined text with byte fallback, <pad> 0, <eos> 1, <bos> 2, BOS added."""
+"""A small Gemma-style tokenizer: BPE over "▁"-joined text with byte fallback; <pad> 0, <eos> 1, <bos> 2; adds BOS."""
 
 import collections
 import json
@@ -15,7 +15,7 @@ _TEXT = (
 
 
 def _learn_merges(words, count):
-    """Plain byte-pair merging with ties broken by text, so that the result never changes."""
+    """Learns byte-pair merges; ties are broken by text."""
     words = {tuple(word): number for word, number in words.items()}
     merges = []
     while len(merges) < count:
@@ -59,14 +59,19 @@ def save_tokenizer(folder, size):
         vocabulary[token] = len(vocabulary)
     if len(vocabulary) != size:
         raise ValueError(f"the corpus yields {len(vocabulary)} tokens, {size} wanted")
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=kept, fuse_unk=True, unk_token="<unk>", byte_fallback=True))
+    write_tokenizer(folder, vocabulary, kept, _SPECIAL + ["<start_of_image>", "<end_of_image>", "<image_soft_token>"])
+
+
+def write_tokenizer(folder, vocabulary, merges, special):
+    """Writes tokenizer.json and tokenizer_config.json of a Gemma-style BPE; returns the tokenizer."""
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, fuse_unk=True, unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A", pair="<bos> $A <bos>:1 $B:1", special_tokens=[("<bos>", 2)]
     )
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens(_SPECIAL + ["<start_of_image>", "<end_of_image>", "<image_soft_token>"])
+    tokenizer.add_special_tokens(special)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False) + "\n")
     config = {
@@ -75,3 +80,4 @@ def save_tokenizer(folder, size):
         "padding_side": "left", "tokenizer_class": "GemmaTokenizer", "unk_token": "<unk>",
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return tokenizer

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The venv of the pinned reference, if it is not there or has other versions: scripts/oracle/venv.sh FOLDER
+# Creates the venv of the pinned reference, if missing or outdated: scripts/oracle/venv.sh FOLDER.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 wanted=$(cat "$here"/requirements*.txt | sha256sum)

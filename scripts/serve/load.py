@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Runs the server's load and fault tests one at a time and writes their figures beside the goals. `make serve-load` runs it.
+"""Runs the server's load and fault tests one at a time and writes their figures next to the goals: `make serve-load`.
 
     load.py -o benchmarks/serving.md [--figures-only]
 
-A figure is a line that a test of `cargo test --test serve` notes (tests/serve/figures.rs); a test without figures is a line with its
-outcome and seconds. Exit code 1 if a test fails or a goal is missed.
+Figures come from tests/serve/figures.rs. Exit code 1 if a test fails or a goal is missed.
 """
 
 import argparse
@@ -19,24 +18,23 @@ from datetime import date
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# What tests are of, by what their names begin with. Others are part of `make test` alone.
+# Faults by test name prefix.
 FAULTS = json.loads((Path(__file__).parent / "faults.json").read_text())
 
 
 # Tests that stop a process at a moment of its work, which only development builds can: all others run as the server is installed.
-STOPPED = ("nano::", "crash::")
+STOPPED = ("nano::", "crash::", "command::")
 
-# Lines in which a test says what it measured.
+# Measurements in the output of tests.
 MEASURED = re.compile(r"^measured: |: p50 .*p99 | are there after ")
 
 
 def lines(file):
-    """JSON lines of a file that may not be there."""
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def run(filters, folder):
-    """Runs tests in full, one at a time; figures, and what became of each test."""
+    """Runs tests in full, one at a time; returns figures, results and messages."""
     figures, log = folder / "figures", folder / "log"
     command = ["cargo", "test", "--locked", "--test", "serve"]
     env = os.environ | {"LTX2_TEST_FULL": "1", "LTX2_SERVE_FIGURES": str(figures), "LTX2_TEST_LOG": str(log)}
@@ -56,7 +54,6 @@ def run(filters, folder):
 
 
 def processor():
-    """The processor's name, and how many there are."""
     names = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return f"{os.cpu_count()} cores, {names[0] if names else platform.machine()}"
 
@@ -66,7 +63,6 @@ def table(rows):
 
 
 def page(figures, log, said):
-    """The page of both tables."""
     word = lambda met: "yes" if met else "**no**"  # noqa: E731
     goals = [("measured", "goal", "figure", "met"), ("---", "---", "---", "---")]
     goals += [(row["what"], row["goal"], row["figure"], word(row["met"])) for row in figures]
@@ -78,15 +74,15 @@ def page(figures, log, said):
         faults.append((what, f"`serve {name}`", "; ".join(said.get(name, [])), seconds, word(good)))
     return f"""# The server under load
 
-`make serve-load`, {date.today().isoformat()}, {processor()}, release build, one test at a time ({" and ".join(f"`{name}`" for name in STOPPED)} are of a development build, which alone stops at a
-moment that a test names). All traffic is on
-loopback, client and server in one process; the device follows a script, so these are the server's own costs. The state is on a
-disk of memory: a disk's own sync comes on top of each create and each change of status ([4 ms](../docs/decisions/serving.md)). Memory is
-that of the test's process, which limits its heaps as `ltx2 serve` does; `serve memory::` measures the server with the toy model.
+`make serve-load`, {date.today().isoformat()}, {processor()}, release build, one test at a time. ({", ".join(f"`{name}`" for name in STOPPED)} use a
+development build, in which a test can stop the process at a given point.) Client and server share one process and talk over
+loopback. A scripted device replaces the model, so the figures are the server's overhead. The state folder is on a RAM disk; on
+other disks, each create and each change of status also waits for a sync. Memory is that of the test process, which limits its
+heaps like `ltx2 serve`; `cargo test --test serve memory::` measures the server with the toy model.
 
 ## Goals
 
-Times are the median, then that which 99 % stay below.
+Times are the median and the 99th percentile.
 
 {table(goals)}
 
@@ -94,7 +90,7 @@ Times are the median, then that which 99 % stay below.
 
 {table(faults)}
 
-A test's name is one of `LTX2_TEST_FULL=1 cargo test --test serve NAME`.
+Run one test with `LTX2_TEST_FULL=1 cargo test --test serve NAME`.
 """
 
 

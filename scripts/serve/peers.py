@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
-"""Runs the example clients of SGLang, vLLM-Omni and TensorRT-LLM, unchanged but for the address, against `ltx2 serve` on the toy
-model. `make serve-sdk PEERS=FOLDER` runs it.
+"""Runs the example clients of SGLang, vLLM-Omni and TensorRT-LLM, with another address, against `ltx2 serve` on the toy model.
 
     peers.py --ltx2 target/debug/ltx2 --peers FOLDER [--config FILE] [--record FILE] [--only NAME]
 
-FOLDER has a checkout of each project, by the project's name; nothing of them is in this repository. A missing file fails the run.
-Without FOLDER every example is printed as ignored, which a tier counts, or fails where LTX2_REQUIRE names `peers`. Exit code 1 if an
-example fails.
+FOLDER has a checkout of each project, named like the project. Without FOLDER every example is ignored, or fails if LTX2_REQUIRE
+has `peers`. Exit code 1 if an example fails.
 """
 
 import argparse
@@ -22,7 +20,7 @@ from pathlib import Path
 import recorded
 from server import Checks, Proxy, Server, equal, png
 
-# Checkouts at which the examples ran last, and what of them was there.
+# Commits at which the examples passed last.
 KNOWN = {
     "TensorRT-LLM": "async_video_gen.py at 1e720cb9, sync_video_gen.py at 222982db, delete_video.py at 9496bfa2",
     "vllm-omni": "run_curl_ltx2.sh at 884a45d0, LTX-2.md at 010bffc4",
@@ -36,7 +34,7 @@ SECONDS = 1500
 
 
 class Peers:
-    """Where the examples are, where they run, and the address they are given."""
+    """Runs the examples in a working folder, against an address."""
 
     def __init__(self, folder, work, port):
         self.folder, self.work, self.address = Path(folder), Path(work), f"http://127.0.0.1:{port}"
@@ -48,15 +46,10 @@ class Peers:
         return found
 
     def run(self, command, **environment):
-        """Runs an example in the working folder; what it says."""
-        done = subprocess.run(
-            [str(part) for part in command],
-            cwd=self.work,
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
+        """Runs an example in the working folder; returns its stdout."""
+        command = [str(part) for part in command]
+        env = os.environ | environment
+        done = subprocess.run(command, cwd=self.work, env=env, capture_output=True, text=True, timeout=SECONDS)
         said = (done.stdout + done.stderr)[-1500:]
         assert done.returncode == 0, f"exit code {done.returncode}: {said}"
         return done.stdout
@@ -67,40 +60,38 @@ class Peers:
         equal(file.read_bytes()[4:8], b"ftyp", f"the first bytes of {name}")
 
     def readdressed(self, text):
-        """Text with the one change: the address."""
+        """Returns text with the address of this server."""
         return re.sub(r"http://(?:localhost|127\.0\.0\.1):\d+", self.address, text)
+
+
+def tensorrt(peers, script, output, *more):
+    example = peers.file("TensorRT-LLM", f"{SERVE}/{script}")
+    peers.run([sys.executable, example, "--base-url", f"{peers.address}/v1", *more])
+    peers.is_video(output)
+
+
+def from_image(output):
+    return ["--mode", "ti2v", "--image", "input_image.png", "--output", output]
 
 
 def tensorrt_async(peers):
     """TensorRT-LLM: async_video_gen.py, text to video"""
-    peers.run([sys.executable, peers.file("TensorRT-LLM", f"{SERVE}/async_video_gen.py"), "--base-url", f"{peers.address}/v1"])
-    peers.is_video("output_async.mp4")
+    tensorrt(peers, "async_video_gen.py", "output_async.mp4")
 
 
 def tensorrt_async_image(peers):
     """TensorRT-LLM: async_video_gen.py, with an image"""
-    example = peers.file("TensorRT-LLM", f"{SERVE}/async_video_gen.py")
-    peers.run(
-        [sys.executable, example, "--base-url", f"{peers.address}/v1", "--mode", "ti2v", "--image", "input_image.png"]
-        + ["--output", "ti2v_async.mp4"]
-    )
-    peers.is_video("ti2v_async.mp4")
+    tensorrt(peers, "async_video_gen.py", "ti2v_async.mp4", *from_image("ti2v_async.mp4"))
 
 
 def tensorrt_sync(peers):
     """TensorRT-LLM: sync_video_gen.py, as JSON"""
-    peers.run([sys.executable, peers.file("TensorRT-LLM", f"{SERVE}/sync_video_gen.py"), "--base-url", f"{peers.address}/v1"])
-    peers.is_video("output_sync.mp4")
+    tensorrt(peers, "sync_video_gen.py", "output_sync.mp4")
 
 
 def tensorrt_sync_image(peers):
     """TensorRT-LLM: sync_video_gen.py, as a form with an image"""
-    example = peers.file("TensorRT-LLM", f"{SERVE}/sync_video_gen.py")
-    peers.run(
-        [sys.executable, example, "--base-url", f"{peers.address}/v1", "--mode", "ti2v", "--image", "input_image.png"]
-        + ["--output", "ti2v_sync.mp4"]
-    )
-    peers.is_video("ti2v_sync.mp4")
+    tensorrt(peers, "sync_video_gen.py", "ti2v_sync.mp4", *from_image("ti2v_sync.mp4"))
 
 
 def tensorrt_delete(peers):
@@ -116,7 +107,7 @@ def vllm_omni_script(peers):
 
 
 def blocks(text, language):
-    """Fenced blocks of a language."""
+    """Returns the fenced code blocks of a language."""
     return re.findall(rf"^```{language}[^\n]*\n(.*?)^```", text, re.M | re.S)
 
 
@@ -126,7 +117,7 @@ def vllm_omni_recipe(peers):
     requests = [block for block in blocks(page, "bash") if "/v1/videos" in block]
     assert requests, "no request in the recipe"
     for block in requests:
-        # The page leaves the image's path to its reader.
+        # The recipe leaves the image's path open.
         block = block.replace("/absolute/path/to/reference.png", str(peers.work / "input_image.png"))
         peers.run(["bash", "-ec", peers.readdressed(block).replace("curl ", "curl -sS --fail-with-body ", 1)])
         peers.is_video(re.search(r"-o (\S+\.mp4)", block)[1])
@@ -141,7 +132,7 @@ def videos_of_sglang(peers):
 def sglang_python(peers):
     """SGLang: the Python of its video API's page"""
     create, *rest = blocks(videos_of_sglang(peers), "python")
-    # The page's blocks are one program but for the id, which it leaves to its reader.
+    # The blocks are one program; the id is left open.
     program = peers.work / "sglang_page.py"
     program.write_text(peers.readdressed("\n".join([create, "video_id = video.id", *rest])))
     said = peers.run([sys.executable, program])
@@ -154,11 +145,11 @@ def sglang_curl(peers):
     commands = blocks(videos_of_sglang(peers), "bash")
     assert len(commands) >= 5, commands
     made, order = [], []
-    # The page downloads last what it cancels and deletes before.
+    # The page cancels and deletes before it downloads.
     for command in commands:
         order.append((0 if "POST" in command and "cancel" not in command else 1 if "/content" in command else 2, command))
     for _, command in sorted(order, key=lambda pair: pair[0]):
-        # A server here fetches nothing from elsewhere: that request has to be refused with a reason.
+        # ltx2 does not fetch remote images: it must refuse this request with a reason.
         is_remote = "https://" in command
         if "<VIDEO_ID>" in command:
             command = command.replace("<VIDEO_ID>", made[0] if "/content" in command else made[-1])
@@ -180,21 +171,12 @@ def sglang_curl(peers):
     peers.is_video("output.mp4")
 
 
-CHECKS = [
-    tensorrt_async,
-    tensorrt_async_image,
-    tensorrt_sync,
-    tensorrt_sync_image,
-    tensorrt_delete,
-    vllm_omni_script,
-    vllm_omni_recipe,
-    sglang_python,
-    sglang_curl,
-]
+CHECKS = [tensorrt_async, tensorrt_async_image, tensorrt_sync, tensorrt_sync_image, tensorrt_delete]
+CHECKS += [vllm_omni_script, vllm_omni_recipe, sglang_python, sglang_curl]
 
 
 def without_peers():
-    """Reports each example as a test that did not run, in the form that `scripts/tests/tier.py` counts; the exit code."""
+    """Prints each example as ignored, in the form that `scripts/tests/tier.py` counts; returns the exit code."""
     is_required = "peers" in os.environ.get("LTX2_REQUIRE", "").split(",")
     for check in CHECKS:
         project = check.__doc__.split(":")[0]
@@ -220,8 +202,7 @@ def main():
         work = Path(folder) / "work"
         work.mkdir()
         (work / "input_image.png").write_bytes(png(64, 64))
-        # Their examples name models of their own.
-        # A published size takes a processor minutes, for which their synchronous examples wait.
+        # The examples name their own models. Their sizes take minutes on a CPU.
         flags = ["--any-model", "--warm", "none", "--set", "sampler.steps=4", "--sync-timeout", f"{SECONDS}s"]
         with Server(arguments.ltx2, folder, *flags, config=arguments.config) as server, Proxy(server.port) as proxy:
             peers = Peers(arguments.peers, work, proxy.port)
@@ -232,7 +213,7 @@ def main():
                 checks.run(check, peers)
                 calls.append((check.__name__, proxy.calls[start:]))
             if checks.failed:
-                print(server.said())
+                print(server.tail())
     if arguments.record:
         recorded.write(arguments.record, "examples of SGLang, vLLM-Omni and TensorRT-LLM", calls)
     return checks.end("peers")

@@ -1,15 +1,15 @@
-"""Requests of clients as facts for `cargo test --test serve recorded::`: what they send, and the shape of what they are answered.
+"""Writes the requests of clients and the shapes of answers for `cargo test --test serve recorded::`.
 
-A file has the client's name and a list of checks, each with its calls in order:
+A file has the client's name and a list of checks with their calls:
 
-  method, path, headers         as sent, where they are not the file's `headers`; `{v1}` is the id of a video that an earlier answer gave
-  body, or form                 as sent; a form's fields in order, of files also name and type; `{png}` is the image of `png(64, 64)`
-  binds                         the name that the answer's id (or a list's `last_id`) has from here on
-  status, kind                  of the answer; its media type, where it is not JSON
+  method, path, headers         as sent; headers only if they differ from the file's; `{v1}` is the id of an earlier video
+  body, or form                 as sent; form fields in order, files with name and type; `{png}` is `png(64, 64)`
+  binds                         the name of the answer's id, or of a list's `last_id`
+  status, kind                  of the answer; its media type unless it is JSON
   says                          headers of the answer that clients act on
-  answer                        shape of a JSON answer: words for types, but for the values that clients act on; by its name in `shapes`
-                                where several answers have it
-  until                         asked again until the answer's status, or that of the first in a list, is this
+  answer                        shape of a JSON answer: type names, except values that clients act on; repeated ones by name in
+`shapes`
+  until                         repeat the request until the answer has this status
 """
 
 import json
@@ -19,21 +19,21 @@ from pathlib import Path
 
 from server import png
 
-# What of a request matters to a server, beside its body.
+# Recorded request headers.
 HEADERS = ["accept", "authorization", "content-type", "idempotency-key", "range", "x-stainless-poll-helper"]
-# Headers of answers that clients act on, with their values; a poll's depend on the moment.
+# Recorded answer headers that clients act on.
 SAYS = ["openai-poll-after-ms", "www-authenticate", "x-should-retry"]
 # Values that clients act on.
 KEPT = {"object", "code", "param", "type", "deleted"}
-# Objects whose keys a client does not know.
+# Objects whose keys are not recorded.
 OPAQUE = {"defaults", "limits", "metadata", "size_aliases", "timings"}
-# Timed against a device, the same requests at once, or with files of what was made: not for replaying.
+# Checks that depend on timing, concurrency or generated files.
 LEFT_OUT = {"a_full_queue_is_waited_for", "the_async_client_works", "videos_are_edited_and_extended"}
 IMAGE = png(64, 64)
 
 
 def shape(value, key=None):
-    """A JSON value with words for types."""
+    """Returns a JSON value with type names instead of values."""
     if key in OPAQUE and value is not None:
         return "object"
     if isinstance(value, dict):
@@ -47,7 +47,7 @@ def shape(value, key=None):
 
 
 def sent(call, names):
-    """The request's own keys of a row, with names for ids and files."""
+    """Returns the request of a row, with names for ids and files."""
 
     def named(text):
         for given, name in names.items():
@@ -68,7 +68,7 @@ def sent(call, names):
 
 
 def fields_of(row):
-    """What tells two bodies apart, their values left out."""
+    """Returns the field names of a body."""
     if "form" in row:
         return tuple(sorted({name for name, *_ in row["form"]}))
     text = row.get("body", "")
@@ -76,7 +76,7 @@ def fields_of(row):
 
 
 def kept_of(calls):
-    """A check's calls as rows; of those that differ in values only, the first and what later ones build on."""
+    """Returns a check's calls as rows, without repeated calls that nothing depends on."""
     names, rows = {}, []
     for call in calls:
         row, answer = sent(call, names), call.json()
@@ -103,7 +103,7 @@ def kept_of(calls):
     while True:
         wanted = {name for at in kept for name in names.values() if f"{{{name}}}" in json.dumps(rows[at][0])}
         more = [at for at, (row, _) in enumerate(rows) if row.get("binds") in wanted and at not in kept]
-        # A video that is asked for as made has to be made first.
+        # Requests for a finished video need the request that waits for it.
         made = {row["path"] for at, (row, _) in enumerate(rows) if at in kept}
         more += [
             at
@@ -116,7 +116,7 @@ def kept_of(calls):
 
 
 def joined(shapes):
-    """Of shapes that differ in what is not there yet, the one that has all, by each of them. A video with an error is another."""
+    """Merges shapes of one object that differ in null fields; objects with an error stay apart."""
     groups = {}
     for text in shapes:
         value = json.loads(text)
@@ -126,7 +126,6 @@ def joined(shapes):
 
 
 def write(file, client, checks):
-    """Writes a client's checks, one call a line."""
     kept = [(name, kept_of(calls)) for name, calls in checks if name not in LEFT_OUT and calls]
     of = joined({json.dumps(row["answer"]) for _, rows in kept for row in rows if "answer" in row and "object" in row["answer"]})
     for row in (row for _, rows in kept for row in rows if "answer" in row):

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Runs OpenAI's own Python client, unchanged, against `ltx2 serve` on the toy model. `make serve-sdk` runs it.
+"""Runs OpenAI's unmodified Python client against `ltx2 serve` on the toy model: `make serve-sdk`.
 
     sdk.py --ltx2 target/debug/ltx2 [--record FILE]
 
-Each line is a check: what the client does, what it sent on the wire, what it made of the answer. `--record` writes the requests for
-`cargo test --test serve recorded::`, which sends them again. Exit code 1 if a check fails.
+Prints a line per check. `--record` writes the requests for `cargo test --test serve recorded::`. Exit code 1 if a check fails.
 """
 
 import argparse
@@ -25,20 +24,20 @@ from openai import AsyncOpenAI, OpenAI
 import recorded
 from server import Checks, Proxy, Server, equal, png
 
-# The client's own warning: OpenAI's service of that name has ended, the protocol has not.
+# The client warns that OpenAI's own service has ended.
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 SIZE, FRAMES, STEPS = "64x64", 9, 2
 ID = re.compile(r"video_[0-9a-hjkmnp-tv-z]{26}")
 QUICK = {"num_frames": FRAMES, "steps": STEPS}
-# The scripted device of `cargo test --test serve` takes its steps and their time from the prompt.
+# The scripted device of `cargo test --test serve` reads steps and time from the prompt.
 LONG = "a red circle that takes its time: steps=100 ms=50"
 STATUSES = {"queued", "in_progress", "completed", "failed"}
 DATA_URL = "data:image/png;base64," + base64.b64encode(png(64, 64)).decode()
 
 
 class Wire:
-    """A server, the proxy before it, and a client of the proxy."""
+    """A server, the proxy in front of it, and a client of the proxy."""
 
     def __init__(self, server, proxy, key="none"):
         self.server, self.proxy, self.key = server, proxy, key
@@ -51,13 +50,12 @@ class Wire:
         return self.client.videos.create(prompt=prompt, size=size, extra_body=QUICK | (extra or {}), **more)
 
     def finish(self, video):
-        """The video once it is made."""
         done = self.client.videos.poll(video.id, poll_interval_ms=100)
         equal((done.status, done.error), ("completed", None), "the video")
         return done
 
     def sent(self, ending="/videos"):
-        """Fields of the last form, and the call."""
+        """Returns the fields of the last form, and the call."""
         call = self.proxy.of("POST", ending)[-1]
         return call.fields(), call
 
@@ -66,7 +64,7 @@ class Wire:
 
 
 def raised(kind, function, *arguments, **more):
-    """The error that a call ends with."""
+    """Returns the exception that a call raises."""
     try:
         function(*arguments, **more)
     except kind as error:
@@ -75,7 +73,6 @@ def raised(kind, function, *arguments, **more):
 
 
 def texts(fields):
-    """Form fields as pairs of text."""
     return [(name, value.decode()) for name, filename, _, value in fields if filename is None]
 
 
@@ -92,7 +89,7 @@ def a_form_is_answered_with_a_video(wire):
     assert abs(video.created_at - time.time()) < 60, video.created_at
     equal(raw.headers["location"], f"/v1/videos/{video.id}", "Location")
     assert re.fullmatch(r"[A-Za-z0-9._-]{1,128}", raw.headers["x-request-id"]), raw.headers["x-request-id"]
-    # The facts of the client: always a form, whatever is given as text, no key for a repetition.
+    # The client always sends a form with text values and no idempotency key.
     assert call.header("content-type").startswith("multipart/form-data; boundary="), call.header("content-type")
     equal(dict(texts(fields))["seed"], "7", "a number in a form")
     equal(call.header("idempotency-key"), None, "Idempotency-Key")
@@ -369,7 +366,7 @@ def keys_are_asked_for(wire):
 
 def a_full_queue_is_waited_for(wire):
     """429: Retry-After is obeyed, and the request goes through once there is room; nothing is left of those refused"""
-    # Long enough that the queue is still full when the third comes.
+    # Long enough that the queue is full for the third request.
     running = wire.create(LONG, extra={"seed": 51, "steps": 100})
     while wire.client.videos.retrieve(running.id).status == "queued":
         time.sleep(0.05)
@@ -436,7 +433,7 @@ def main():
                     checks.run(check, wire)
                     calls.append((check.__name__, proxy.calls[start:]))
                 if checks.failed:
-                    print(server.said())
+                    print(server.tail())
     if arguments.record:
         recorded.write(arguments.record, f"openai {openai.__version__}", calls)
     return checks.end("serve-sdk")

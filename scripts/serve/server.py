@@ -1,4 +1,4 @@
-"""A server of `ltx2 serve` for clients' tests, and a proxy before it that notes what clients send and are answered."""
+"""`ltx2 serve` for tests of clients and of its page, and a proxy that records requests and answers."""
 
 import http.client
 import json
@@ -9,78 +9,130 @@ import struct
 import subprocess
 import threading
 import time
+import traceback
+import urllib.error
+import urllib.request
 import zlib
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 READY_SECONDS = 900
-# Headers of a connection, not of a message.
+# Headers of the connection, which a proxy does not forward.
 HOP = {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "content-length", "host"}
 
 
 def free_port():
-    """A port of loopback that nobody listens at."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
+    """Returns a port of loopback that is free."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def until(what, get, seconds, pause=0.05):
+    """Returns the first true result of `get`; fails after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        found = get()
+        if found:
+            return found
+        assert time.monotonic() < end, f"{what}: not within {seconds} s"
+        time.sleep(pause)
 
 
 class Server:
-    """`ltx2 serve` with a state folder of its own; ready on entry, ended by its id on exit."""
+    """`ltx2 serve` on a free port of loopback; a context manager that starts and stops it."""
 
     def __init__(self, ltx2, folder, *arguments, config="nano"):
-        self.port = free_port()
-        self.log = Path(folder) / f"server-{self.port}.log"
-        self.command = [ltx2, "serve", "-c", config, "--listen", f"127.0.0.1:{self.port}"]
-        self.state = Path(folder) / f"state-{self.port}"
-        self.command += ["--state", self.state, *arguments]
+        self.port, self.folder = free_port(), Path(folder)
+        self.url = f"http://127.0.0.1:{self.port}/"
+        self.state, self.log = self.folder / f"state-{self.port}", self.folder / f"server-{self.port}.log"
+        self.command = [Path(ltx2).resolve(), "serve", "-c", config, "--listen", f"127.0.0.1:{self.port}", *arguments]
+        self.process = self.key = None
 
     def __enter__(self):
-        # Its log goes to a file: an unread pipe would stop it.
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen([str(part) for part in self.command], stdout=log, stderr=log)
-        end = time.monotonic() + READY_SECONDS
-        while not self.is_ready():
-            if self.process.poll() is not None or time.monotonic() > end:
-                self.__exit__()
-                raise SystemExit(f"{' '.join(map(str, self.command))}: not ready\n{self.said()}")
-            time.sleep(0.2)
-        return self
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
 
     def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(60)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        self.stop()
 
-    def is_ready(self):
+    def start(self, *flags, key=None, ready=True):
+        """Starts the server and waits until it answers, or until it is ready."""
+        self.key = key
+        env = {name: value for name, value in os.environ.items() if name != "LTX2_API_KEY"} | ({"LTX2_API_KEY": key} if key else {})
+        command = [str(part) for part in (*self.command, "--state", self.state, *flags)]
+        # A file, as the server blocks on a pipe that nobody reads.
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+        until("the server answers", lambda: self.answers("ready" if ready else "live"), READY_SECONDS)
+        return self
+
+    def answers(self, path):
+        assert self.process.poll() is None, f"the server exited with {self.process.returncode}: {self.tail()}"
         try:
-            return self.ask("GET", "/ready")[0] == 200
+            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+                return answer.status == 200
         except OSError:
             return False
 
-    def ask(self, method, path, body=None, headers=None, timeout=60):
-        """Status, headers (lower case) and body of a request by nobody's client."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        try:
-            connection.request(method, path, body, headers or {})
-            answer = connection.getresponse()
-            return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
-        finally:
-            connection.close()
-
-    def said(self, lines=40):
-        """The end of its log."""
+    def tail(self, lines=40):
+        """Returns the end of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self, how=signal.SIGTERM):
+        """Stops the server if it runs."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.send_signal(how)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10)
+            raise AssertionError(f"the server did not exit within 60 s: {self.tail()}") from None
+
+    def ask(self, method, path, body=None):
+        """Returns status and JSON of an answer."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"content-type": "application/json"} if data else {}
+        if self.key:
+            headers["authorization"] = "Bearer " + self.key
+        request = urllib.request.Request(self.url + path, data=data, method=method, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def video(self, video_id):
+        return self.ask("GET", f"v1/videos/{video_id}")[1]
+
+    def newest(self):
+        return self.ask("GET", "v1/videos?limit=1")[1]["data"][0]
+
+    def content(self, video_id, variant="video"):
+        with urllib.request.urlopen(f"{self.url}v1/videos/{video_id}/content?variant={variant}", timeout=30) as answer:
+            return answer.read()
+
+    def waiting(self):
+        """Returns the ids of running and queued videos."""
+        queue = self.ask("GET", "v1/queue")[1]
+        return queue["running"] + queue["queued"]
+
+    def clear(self):
+        """Cancels running and queued videos."""
+        for video_id in self.waiting():
+            self.ask("POST", f"v1/videos/{video_id}/cancel")
+        until("nothing runs or waits", lambda: not self.waiting(), 60)
 
 
 @dataclass
 class Call:
-    """A request as it came and its answer."""
+    """A request and its answer."""
 
     method: str
     path: str
@@ -91,20 +143,20 @@ class Call:
     answer: bytes = b""
 
     def header(self, name):
-        """A request's header, by its lower-case name."""
+        """Returns a request header by its lower-case name."""
         return next((value for key, value in self.headers if key.lower() == name), None)
 
     def answered(self, name):
-        """An answer's header, by its lower-case name."""
+        """Returns an answer header by its lower-case name."""
         return next((value for key, value in self.answer_headers if key.lower() == name), None)
 
     def json(self):
-        """The answer, where it is JSON."""
+        """Returns the answer if it is JSON."""
         is_json = (self.answered("content-type") or "").startswith("application/json")
         return json.loads(self.answer) if is_json and self.answer else None
 
     def fields(self):
-        """Parts of a multipart body, in order: name, file name, type, bytes."""
+        """Returns the parts of a multipart body: name, file name, type, bytes."""
         kind = self.header("content-type") or ""
         if not kind.startswith("multipart/form-data"):
             return []
@@ -121,7 +173,7 @@ class Call:
 
 
 class Proxy:
-    """Passes requests on to a server and keeps each call. Answers are passed on whole."""
+    """Forwards requests to a server and records each call."""
 
     def __init__(self, port):
         self.calls, self.lock = [], threading.Lock()
@@ -172,7 +224,7 @@ class Proxy:
             daemon_threads = True
 
             def handle_error(self, *_):
-                """A client that went away is no fault."""
+                """Ignores clients that disconnect."""
 
         self.http = Http(("127.0.0.1", 0), Handler)
         self.port = self.http.server_port
@@ -186,13 +238,13 @@ class Proxy:
         self.http.server_close()
 
     def of(self, method, ending):
-        """Calls of a method whose path ends so, the query apart."""
+        """Returns the calls with this method whose path, without the query, ends with `ending`."""
         with self.lock:
             return [e for e in self.calls if e.method == method and e.path.split("?")[0].endswith(ending)]
 
 
-def png(width, height, colour=(200, 40, 40)):
-    """A PNG of one colour."""
+def png(width=64, height=64, colour=(200, 40, 40)):
+    """Returns a PNG of one colour."""
     rows = b"".join(b"\0" + bytes(colour) * width for _ in range(height))
 
     def chunk(kind, data):
@@ -203,13 +255,13 @@ def png(width, height, colour=(200, 40, 40)):
 
 
 class Checks:
-    """Named checks: each a line; a failed one does not stop the others."""
+    """Runs checks and prints a line for each; continues after a failure."""
 
     def __init__(self):
         self.failed, self.passed = [], 0
 
     def run(self, function, *arguments):
-        """Runs a check; its name is the first line of its docstring."""
+        """Runs a check, named by the first line of its docstring."""
         name = (function.__doc__ or function.__name__).strip().splitlines()[0].rstrip(".")
         started = time.monotonic()
         try:
@@ -220,12 +272,10 @@ class Checks:
             self.failed.append(name)
             print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
             if os.environ.get("LTX2_SERVE_TRACE"):
-                import traceback
-
                 traceback.print_exc()
 
     def end(self, what):
-        """The last line, and the exit code."""
+        """Prints the summary; returns the exit code."""
         print(f"{what}: {self.passed} passed, {len(self.failed)} failed")
         for name in self.failed:
             print(f"  failed: {name}")
@@ -233,5 +283,5 @@ class Checks:
 
 
 def equal(actual, expected, what):
-    """An assertion that says both sides."""
+    """Asserts equality; the message has both values."""
     assert actual == expected, f"{what}: {actual!r}, not {expected!r}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checks that every relative link of the Markdown pages leads to a file, and every anchor to a heading of it; and that each
-`make TARGET`, each `cargo test --test BINARY [MODULE[::TEST]]`, each `ltx2 COMMAND --flag …` and each quoted path of the
-repository in them is one. Flags are those of docs/reference/cli.md, which `host reference` keeps current."""
+"""Checks the Markdown pages: relative links and anchors, `make` targets, `cargo test --test` names, `ltx2` flags (by
+docs/reference/cli.md) and quoted paths.
+"""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 
 
 def anchors(page):
-    """Anchors of a page's headings, as GitHub makes them."""
+    """Returns the anchors of a page's headings, as GitHub generates them."""
     headings = re.findall(r"^#+\s+(.*)$", FENCE.sub("", page.read_text()), re.M)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
     return set(plain)
@@ -30,7 +30,7 @@ FLAG = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
 
 
 def flags():
-    """Flags of each command; a command that has commands below it has theirs too."""
+    """Returns the flags of each command, including those of its subcommands."""
     found = {}
     for section in re.split(r"^## ltx2 ", Path("docs/reference/cli.md").read_text(), flags=re.M)[1:]:
         command = re.match(r"[a-z]+", section)[0]
@@ -42,7 +42,7 @@ FLAGS = flags()
 
 
 def commands(text):
-    """What is wrong with the commands of a page."""
+    """Yields errors in the commands and paths of a page."""
     rules = RULES.findall(Path("Makefile").read_text())
     for target in MAKE.findall(text):
         if target not in rules:

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Writes docs/reference/distances.md: how far each feature's numbers are from the references', as its tests measure them.
+"""Writes docs/reference/distances.md: how far each feature is from the references, as measured by its tests.
 
-    scripts/tests/parity_table.py              runs the tests of `ROWS`, all cases, then writes the page
-    scripts/tests/parity_table.py --no-run     writes it from the last measurement, target/tests/parity.jsonl
+    scripts/tests/parity_table.py              runs the tests of `ROWS` in full, then writes the page
+    scripts/tests/parity_table.py --no-run     uses the last measurement, target/tests/parity.jsonl
 
-A test compares by `Case::within` (tests/support), which appends a line to `LTX2_PARITY_LOG`. Cases say which reference they are of. A
-new feature is a line of `ROWS`.
+`Case::within` (tests/support) appends distances to `LTX2_PARITY_LOG`. To add a feature, add a line to `ROWS`.
 """
 
 import datetime
@@ -26,18 +25,18 @@ MODELS = {"tiny_a": "2.0", "tiny_2_3": "2.3", "tiny_2_5": "2.5"}
 
 @dataclass
 class Row:
-    """A feature: its test, and the comparisons of it that are meant, as `component/case output`."""
+    """A feature with its test and a pattern for `component/case output`."""
 
     feature: str
     test: str
     cases: str
-    # Where the file has diffusers' version alone, and others made the numbers.
+    # The reference, if the file's metadata does not name it.
     reference: str = None
 
 
 @dataclass
 class Exact:
-    """A feature whose numbers are the reference's, bit for bit."""
+    """A feature whose values are bit-identical to the reference's."""
 
     feature: str
     test: str
@@ -47,7 +46,7 @@ class Exact:
 _WHEELS = "Lightricks 1.0.0"
 ROWS = [
     Row("sound to spectrogram", "it sound::", r"mel/", _WHEELS),
-    Row("audio encoder", "it parity::audio_encoder", r"audio-encoder/"),
+    Row("audio encoder", "it parity::audio_encoder_matches_reference", r"audio-encoder/"),
     Row("given sound to tokens", "it sound::", r"given-sound/", _WHEELS),
     Row("video to a given sound", "it official_steps::", r"official(_1_0)?/tiny_\w+_audio "),
     Row("video to a given sound, one pass", "it given_video::", r"given_video/tiny_\w+_audio_to_video "),
@@ -65,15 +64,15 @@ ROWS = [
     Row("distilled", "it official_steps::", r"official/tiny_\w+_distilled "),
     Row("HQ: `res_2s`", "it official_steps::", r"official/tiny_\w+_hq "),
     Row("terms of guidance, every subset", "it official_guidance::", r"official_guidance/"),
-    Row("guidance by step: skipped steps, scales by noise level", "it guidance_steps::of_", r"official_by_step/\w+ (skip|by_sigma)"),
-    Row("guiders: APG, its older form, CFG*", "it guidance_steps::of_", r"official_by_step/\w+ (apg|legacy_apg|cfg_star)"),
-    Row("gradient estimation", "it guidance_steps::of_", r"official_by_step/\w+ gradient_estimation"),
-    Row("CFG++", "it guidance_steps::of_", r"official_by_step/\w+ cfg_pp"),
+    Row("guidance by step: skipped steps, scales by noise level", "it guidance_steps::ltx2_", r"official_by_step/\w+ (skip|by_sigma)"),
+    Row("guiders: APG, its older form, CFG*", "it guidance_steps::ltx2_", r"official_by_step/\w+ (apg|legacy_apg|cfg_star)"),
+    Row("gradient estimation", "it guidance_steps::ltx2_", r"official_by_step/\w+ gradient_estimation"),
+    Row("CFG++", "it guidance_steps::ltx2_", r"official_by_step/\w+ cfg_pp"),
     Row("ancestral Euler (LTX-2.5's distilled)", "it pipeline_2_5::", r"pipeline_2_5/distilled "),
     Row("ancestral Euler in two passes, diffusion decoder", "it by_diffusers::", r"by_diffusers/\w+_ancestral "),
-    Exact("schedules: beta, linear-quadratic", "lib sampling::schedules::tests::tables_are_the_references_bit_for_bit", _WHEELS),
-    Exact("schedule of the models", "lib sampling::sigmas::tests::schedules_are_the_references_bit_for_bit", "Lightricks 1.0.0, diffusers 0.42.1"),
-    Row("upsamplers alone: x2, x1.5, in time", "it parity::upsampler", r"upsampler/"),
+    Exact("schedules: beta, linear-quadratic", "lib sampling::schedules::tests::beta_and_linear_quadratic_match_reference_bitwise", _WHEELS),
+    Exact("schedule of the models", "lib sampling::sigmas::tests::schedules_match_references_bitwise", "Lightricks 1.0.0, diffusers 0.42.1"),
+    Row("upsamplers alone: x2, x1.5, in time", "it parity::upsampler_matches_reference", r"upsampler/"),
     Row("upsampling between two stages: x1.5, in time, both", "it upsampling::", r"upsampling/"),
     Row("upsampling by x1.5, LTX-2.5's distilled", "it pipeline_2_5::", r"pipeline_2_5/distilled_x1_5 "),
     Row("temporal rounds (DFR)", "it dfr::", r"dfr/"),
@@ -81,7 +80,7 @@ ROWS = [
 
 
 def run(tests):
-    """Runs tests, all of their cases, with their distances noted; the names of those that pass."""
+    """Runs tests with all of their cases and records distances."""
     LOG.parent.mkdir(parents=True, exist_ok=True)
     LOG.unlink(missing_ok=True)
     env = os.environ | {"LTX2_PARITY_LOG": str(LOG), "LTX2_TEST_FULL": "1", "LTX2_REQUIRE": "cpu"}
@@ -100,14 +99,12 @@ def run(tests):
 
 
 def metadata(case):
-    """What a case's file says of itself."""
     with open(ROOT / "tests/fixtures/cases" / f"{case}.safetensors", "rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         return json.loads(file.read(size))["__metadata__"]
 
 
 def reference(about):
-    """Whose numbers a case has."""
     official = about.get("ltx-pipelines")
     if not official:
         return f"diffusers {about['diffusers']}"
@@ -115,7 +112,7 @@ def reference(about):
 
 
 def what(output):
-    """Kind of an output, by the last part of its name."""
+    """Returns the kind of an output."""
     last = output.split(".")[-1]
     kinds = {"video": "frames", "audio": "samples", "mel": "spectrogram", "tokens": "tokens", "latents": "latents"}
     named = [word for word in ("noise", "latents", "keyframes") if word in output]
@@ -123,7 +120,7 @@ def what(output):
 
 
 def lines(row, measured):
-    """A row's lines of the table: one for each reference and kind of output."""
+    """Yields table lines: one per reference and kind of output."""
     found = {}
     for one in measured:
         if "case" not in one or not re.match(row.cases, f"{one['case']} {one['output']}"):
@@ -140,7 +137,6 @@ def lines(row, measured):
 
 
 def page(measured):
-    """The page."""
     exact = {one["exact"] for one in measured if "exact" in one}
     table = []
     for row in ROWS:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Prints the table of failure modes with what its tests did: pass, fail, not run, or pass in their short form alone.
+"""Prints the failure modes of docs/internals/reliability.md with the results of their tests: pass, FAIL, not run, or short.
 
-    scripts/tests/reliability.py          by the last run of each tier (`make test`, `make test-full`, `make test-tpu` …) on these files
-    scripts/tests/reliability.py --run    the same, once every test that passed in none of them was run by itself, in full
+    scripts/tests/reliability.py          results of the last run of each tier on these files
+    scripts/tests/reliability.py --run    also runs, in full, every test that has not passed
 
-A row passes only if every test that it names ran and passed, in full where it has a short form. Exit code 1 unless all do.
+A row passes if all its tests passed in full. Exit code 1 unless all rows pass.
 """
 
 import json
@@ -24,7 +24,7 @@ CRATES = {"pjrt": "ltx2-pjrt", "stablehlo": "ltx2-stablehlo", "xla-analysis": "l
 
 
 def rows():
-    """Section, fault and tests of each row."""
+    """Yields section, fault and tests of each row."""
     section, lines = "", PAGE.read_text().splitlines()
     for line, following in zip(lines, [*lines[1:], ""]):
         if line.startswith("## "):
@@ -35,7 +35,7 @@ def rows():
 
 
 def known():
-    """How each test ended last, of those that were not ignored."""
+    """Returns the last result of each test that ran."""
     files = sorted((ROOT / "target/tests").glob("*.results.jsonl"), key=lambda path: path.stat().st_mtime)
     ended = {}
     own = tree()
@@ -48,24 +48,23 @@ def known():
         timed = map(json.loads, times.read_text().splitlines() if times.exists() else [])
         short = {f"{line['binary']} {line['test']}" for line in timed if line.get("short")}
         for line in map(json.loads, lines):
-            # A step is a binary, "in full" or not; unit tests of all crates are one step.
+            # Steps are binaries, perhaps "in full"; unit tests of all crates are one step.
             binary = line["binary"].split(",")[0]
             test = f"{'lib' if binary == 'unit' else binary} {line['test']}"
             state = "FAIL" if line["ended"] != "ok" else "short" if test in short else "pass"
-            # What passed in full is not less for a later run in short.
+            # A full pass is not replaced by a later short pass.
             if line["ended"] != "ignored" and (state != "short" or ended.get(test) != "pass"):
                 ended[test] = state
     return ended
 
 
 def key(test):
-    """A test as results name it."""
     binary, path = test.split(" ", 1)
     return f"lib {path}" if binary in CRATES else test
 
 
 def run(test):
-    """Runs one test; whether it passed, failed, or was ignored for want of something."""
+    """Runs one test; returns pass, FAIL or not run."""
     binary, path = test.split(" ", 1)
     where = ["-p", CRATES[binary], "--lib"] if binary in CRATES else ["--lib"] if binary == "lib" else ["--test", binary]
     command = ["cargo", "test", "--quiet", "--locked", *where, "--", "--exact", path]

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Whether `ltx2 profile` and xprof say the same of a trace: each kind of work as a part of the devices' time.
+"""Compares `ltx2 profile` with xprof: the share of each kind of work in the devices' time.
 
     scripts/tune/agree.py LTX2 FILE.xplane.pb[.gz]…     # needs scripts/tune/requirements.txt
 
-xprof's table of HLO operations says of each its category, text and name scope, not what a fusion holds nor what a custom
-call calls; kinds are made of those here, without a look at ours. What that cannot tell apart stands together: elementwise
-work, copies, and the loops' own time. A difference of more than TOLERANCE percentage points is an error.
+Kinds are derived independently from xprof's categories, texts and name scopes, which cannot tell elementwise work, copies and
+loop
+overhead apart. A difference of more than TOLERANCE percentage points is an error.
 """
 
 import collections
@@ -32,7 +32,7 @@ IDLE = "what these leave"
 
 
 def table(tool, path):
-    """A table of xprof as a list of rows."""
+    """Returns a table of xprof as rows."""
     from xprof.convert import raw_to_tool_data
 
     data, _ = raw_to_tool_data.xspace_to_tool_data([str(path)], tool, {"use_saved_result": False})
@@ -45,8 +45,8 @@ def table(tool, path):
 
 
 def kind(row):
-    """The kind of work of a row of xprof's table."""
-    # A fusion or an asynchronous pair around one collective has its name.
+    """Returns the kind of work of a row."""
+    # Fusions and asynchronous pairs around a collective are named after it.
     for text in (row["category"], row["hlo_op_name"].replace("_", "-")):
         found = [name for name in COLLECTIVES if text.startswith(name)]
         if found:
@@ -54,7 +54,7 @@ def kind(row):
     scope, _, operation = row["tf_op_name"].rstrip(":").rpartition("/")
     computes = "fusion" in row["category"] or row["category"] == "custom-call"
     name = row["hlo_op_name"]
-    # `loop_transpose_fusion.3` says what it holds.
+    # Like `loop_transpose_fusion.3`.
     moves = set(re.findall("[a-z]+", name)) <= {"loop", "wrapped", "fusion", *MOVES}
     if "sdpa" in scope.split("/") and computes and not moves:
         return "attention"
@@ -68,26 +68,25 @@ def kind(row):
 
 
 def xprofs(path):
-    """Shares in percent, by xprof."""
     times = collections.Counter()
     for row in table("hlo_stats", path):
         times[kind(row)] += row["total_self_time"]
     rows = table("framework_op_stats", path)
     idle = sum(row["total_self_time"] for row in rows if row["type"] == "IDLE")
     share = next(row["device_total_self_time_percent"] for row in rows if row["type"] == "IDLE")
-    # The idle time and its share give the whole. It is what the operations leave, so that it is short by what runs beside
-    # other work: where that is all of it, the operations are the whole.
+    # Idle time and its share give the total. If operations overlap completely there is no idle time, and the
+    # operations are the total.
     return parts(times, idle / share if idle else None)
 
 
 def parts(times, whole):
-    """Percent of the whole, with what remains as idle; without a whole, of all times."""
+    """Converts times to percent; the rest of `whole` is idle."""
     shares = {name: 100 * time / (whole or sum(times.values())) for name, time in times.items()}
     return {**shares, IDLE: 100 - sum(shares.values())} if whole else shares
 
 
 def ours(ltx2, path, busy):
-    """Shares in percent, by this program; `busy`: of the operations' time."""
+    """Returns percent by `ltx2 profile`; `busy`: of the operations' time."""
     out = subprocess.run([ltx2, "profile", "--read", path, "--json", "-"], check=True, stdout=subprocess.PIPE)
     trace = json.loads(out.stdout)["trace"]
     times = collections.Counter()
@@ -98,7 +97,7 @@ def ours(ltx2, path, busy):
 
 
 def compare(ltx2, path):
-    """Prints both; the largest difference."""
+    """Prints both; returns the largest difference."""
     theirs = xprofs(path)
     own = ours(ltx2, path, IDLE not in theirs)
     worst = 0.0
@@ -118,7 +117,7 @@ def main():
     for path in map(pathlib.Path, paths):
         print(f"== {path}")
         with tempfile.TemporaryDirectory() as folder:
-            # xprof keeps what it finds beside the file.
+            # xprof writes its results next to the file.
             copy = pathlib.Path(folder) / "host.xplane.pb"
             data = path.read_bytes()
             copy.write_bytes(gzip.decompress(data) if path.suffix == ".gz" else data)

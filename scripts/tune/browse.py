@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
-"""A screenshot of a report: browse.py REPORT.html IMAGE.png [--size 1400x1500] [--dark] [--at SELECTOR], in the venv of
-`scripts/browser/setup.sh`.
+"""Takes a screenshot of a report: browse.py REPORT.html IMAGE.png [--size 1400x1500] [--dark] [--at SELECTOR].
 
-The page is opened from its file with the network cut off: an error of its console, a request to anywhere, and what axe finds
-wrong end the script with 1.
+Runs in the venv of `scripts/browser/setup.sh`. Fails on console errors, requests and axe violations.
 """
 
 import argparse
@@ -35,7 +33,7 @@ def main():
         page.wait_for_load_state("networkidle")
         if args.at:
             page.locator(args.at).first.evaluate("(element) => element.scrollIntoView()")
-            # What is drawn when it comes into the window is drawn by then.
+            # Waits for plots that are drawn when they become visible.
             page.wait_for_timeout(500)
         size = page.shot(args.image, LARGEST)
         problems = page.problems() + page.axe(browser.axe)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Tests of an experiment's report in a browser: `make report-page`.
+"""Tests an experiment's report in a browser: `make report-page`.
 
     check.py REPORTS BROWSER OUT [--only WORD]
 
-REPORTS has report-60.html and report-400.html, which `LTX2_WRITE_REPORTS=REPORTS cargo test --lib tune::html` writes of made-up
-results. Each is opened from its file in the Chromium of scripts/browser/setup.sh with the network cut off. Each case also fails on
-an error or warning of the console, and on any request. Screenshots of failures are in OUT.
+REPORTS has the files that `LTX2_WRITE_REPORTS=REPORTS cargo test --lib tune::html` writes. A case also fails on console errors
+and
+requests; OUT gets screenshots of failures.
 """
 
 import argparse
@@ -14,20 +14,19 @@ import re
 import statistics
 import sys
 import time
-import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "browser"))
 
-from browser import Browser  # noqa: E402
+from browser import Browser, Pages, exit_with, run_case  # noqa: E402
 
-# Milliseconds until a page is loaded and its first plot is drawn: the median of as many openings.
+# Milliseconds by number of cases until the first plot is drawn.
 LIMITS = {60: 1000, 400: 2000}
 OPENINGS = 5
 LOADED = "Math.max(performance.getEntriesByType('navigation')[0].loadEventEnd, performance.getEntriesByName('first-plot')[0].startTime)"
 FIRST = "performance.getEntriesByName('first-plot').length > 0"
 NEXT = "const undrawn = document.querySelector('figure:not([hidden]) .drawing:not(:has(svg))'); undrawn?.scrollIntoView()"
-# Pairs of texts of one plot whose boxes overlap by more than rounding, texts that leave the plot, and how many there are.
+# Counts texts of plots; finds overlapping ones and ones outside their plot.
 TEXTS = """() => {
   const found = { count: 0, wrong: [] };
   for (const plot of document.querySelectorAll('.drawing > svg')) {
@@ -60,36 +59,30 @@ def case(function):
 
 
 def until(page, holds, seconds=20):
-    """Waits until an expression holds. The page's policy forbids playwright's own way, which compiles the expression in it."""
+    """Waits until an expression holds. Playwright's own wait compiles code in the page, which its content policy forbids."""
     end = time.monotonic() + seconds
     while not page.evaluate(holds):
         assert time.monotonic() < end, f"not within {seconds} s: {holds}"
         page.wait_for_timeout(10)
 
 
-class World:
-    """The browser, the reports, and the pages that a case opened."""
-
+class World(Pages):
     def __init__(self, browser, reports):
-        self.browser, self.reports, self.pages = browser, reports, []
+        super().__init__(browser)
+        self.reports = reports
 
     def open(self, count, **options):
-        page = self.browser.open((self.reports / f"report-{count}.html").resolve().as_uri(), **options)
-        self.pages.append(page)
+        page = self.open_url((self.reports / f"report-{count}.html").resolve().as_uri(), **options)
         page.wait_for_selector(".cases tbody tr")
         return page
 
-    def end(self):
-        problems = [problem for page in self.pages for problem in page.problems()]
+    def end(self, statuses=()):
         asked = [url for page in self.pages for url in page.asked if not url.endswith(".html")]
-        for page in self.pages:
-            self.browser.close(page)
-        self.pages.clear()
-        return problems + [f"request to {url}" for url in asked]
+        return super().end(statuses) + [f"request to {url}" for url in asked]
 
 
 def plotted(page):
-    """Scrolls through the page until every plot is drawn; how many there are."""
+    """Scrolls until every plot is drawn; returns their number."""
     until(page, f"(() => {{ {NEXT}; return !undrawn; }})()")
     return page.locator(".drawing > svg").count()
 
@@ -100,12 +93,11 @@ def unfold(page):
 
 
 def labels(page, group=0):
-    """Labels of the cases that a group's table shows, in its order."""
     return page.locator(f"#group-{group} .cases tbody th").all_inner_texts()
 
 
 def focus(page, text):
-    """Tabs to the control whose name begins so."""
+    """Tabs to the control whose text starts with `text`."""
     for _ in range(400):
         page.keyboard.press("Tab")
         if page.evaluate("(document.activeElement.textContent || '').trim() || document.activeElement.id").startswith(text):
@@ -115,7 +107,7 @@ def focus(page, text):
 
 @case
 def opens_fast(world):
-    """Loaded and the first plot drawn: the median of five openings, each in a profile of its own."""
+    """Loads and draws the first plot within the limit: median of five openings."""
     said = []
     for count, limit in LIMITS.items():
         times = []
@@ -132,13 +124,13 @@ def opens_fast(world):
 
 @case
 def texts_do_not_overlap(world):
-    """Bounding boxes of all texts of every plot: those of bars, of axes, of points."""
+    """No two texts of a plot overlap, and none leaves the plot."""
     said = []
     for count in LIMITS:
         for name, options in LOOKS.items():
             page = world.open(count, **options)
             if name == "wide":
-                # As many bars as there can be.
+                # The maximum number of bars.
                 page.select_option("#group-0 .controls select", "100")
             plots = plotted(page)
             found = page.evaluate(TEXTS)
@@ -150,7 +142,7 @@ def texts_do_not_overlap(world):
 
 @case
 def a_narrower_window_redraws(world):
-    """Plots follow the window's width, and so do their labels."""
+    """Plots and their labels follow the window's width."""
     page = world.open(60)
     plotted(page)
     page.set_viewport_size({"width": 360, "height": 800})
@@ -179,7 +171,7 @@ def narrow_has_nothing_to_scroll_sideways(world):
 
 @case
 def axe_finds_nothing(world):
-    """Light, dark and narrow, everything unfolded."""
+    """Light, dark and narrow, with all details open."""
     for name in ("light", "dark", "narrow"):
         page = world.open(60, **LOOKS[name])
         plotted(page)
@@ -189,7 +181,7 @@ def axe_finds_nothing(world):
     return f"0 violations; Chromium {world.browser.version}"
 
 
-# A plot's title, what is pointed at in it, and a word of the figures that it then shows.
+# Title of a plot, hovered element, and a word in its tip.
 HOVERED = [
     ("Step time by part", ".bar rect >> nth=6", "compute"),
     ("Memory per device", ".bar rect >> nth=6", "temporaries"),
@@ -200,7 +192,7 @@ HOVERED = [
 
 @case
 def hovering_shows_figures(world):
-    """A bar and a point show label and figures, all of it inside of the window."""
+    """Tips of bars and points have label and figures and stay inside the window."""
     for name in ("light", "narrow"):
         page = world.open(60, **LOOKS[name])
         plotted(page)
@@ -235,7 +227,7 @@ def tables_beside_plots_have_their_numbers(world):
 
 @case
 def filter_and_sort_by_keyboard(world):
-    """Words filter the table and the plots; a column's button sorts both, missing values last."""
+    """Filtering and sorting change table and plots; missing values come last."""
     page = world.open(60)
     whole = labels(page)
     page.focus("#filter-0")
@@ -279,7 +271,7 @@ def failures_show_their_error(world):
 
 @case
 def two_cases_are_compared(world):
-    """Any two, by keys: figures side by side, collectives that go and come, tensors placed otherwise."""
+    """Any two cases: figures, added and removed collectives, tensors placed differently."""
     page = world.open(60)
     page.focus("#before")
     page.wait_for_selector("#changes table")
@@ -299,7 +291,7 @@ def two_cases_are_compared(world):
 
 @case
 def suggestions_are_there(world):
-    """The largest gain first, the free one marked, in the unit of the target; its layout opens and is copied by keys."""
+    """Sorted by gain, the free one marked, in the target's unit; the layout can be opened and copied by keyboard."""
     page = world.open(60)
     for group, unit in ((0, "ms"), (1, "MB received")):
         items = page.locator(f"#group-{group} .suggestions ol > li")
@@ -345,29 +337,12 @@ def less_motion(world):
 
 @case
 def hundreds_are_filtered_at_once(world):
-    """A word typed into the filter of 400 cases shows in 100 ms."""
+    """Filtering 400 cases takes at most 100 ms."""
     page = world.open(400)
     started = "const start = performance.now(); const f = document.getElementById('filter-0'); f.value = 'ring'; f.dispatchEvent(new Event('input'));"
     took = page.evaluate(f"(() => {{ {started} document.body.offsetHeight; return performance.now() - start; }})()")
     assert took < 100, took
     return f"{took:.0f} ms"
-
-
-def run(function, world, out):
-    started = time.monotonic()
-    problems, shows = [], ""
-    try:
-        shows = function(world)
-    except Exception as error:  # whatever it is, the other cases go on
-        place = next((f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if pathlib.Path(f.filename).parent == HERE), "")
-        problems.append(f"check.py:{place} {type(error).__name__}: {error}")
-        for page in world.pages[-1:]:
-            page.page.screenshot(path=str(out / f"{function.__name__}.png"))
-    problems += world.end()
-    print(f"test report::{function.__name__} ... {'FAILED' if problems else 'ok'}")
-    for text in problems or [f"{shows} ({time.monotonic() - started:.1f} s)"]:
-        print(f"    {text}", flush=True)
-    return not problems
 
 
 def main():
@@ -380,10 +355,8 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     cases = [function for function in CASES if args.only in function.__name__]
     with Browser(args.browser) as browser:
-        good = [run(function, World(browser, args.reports), args.out) for function in cases]
-    passed, failed = good.count(True), good.count(False)
-    print(f"test result: {'FAILED' if failed else 'ok'}. {passed} passed; {failed} failed; 0 ignored; images of failures: {args.out}")
-    sys.exit(1 if failed or not passed else 0)
+        results = [run_case("report", function, World(browser, args.reports), args.out) for function in cases]
+    exit_with(results, args.out)
 
 
 if __name__ == "__main__":

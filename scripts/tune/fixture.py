@@ -1,17 +1,14 @@
 #!/usr/bin/env python3
-"""Writes two traces made up by hand: tests/fixtures/trace/two_devices.xplane.pb, of GPUs, whose sums tests/cli/profile.rs
-knows, and one_tpu.xplane.pb, with what a TPU does in the background, whose sums tests/it/fuzz_seeds.rs knows.
+"""Writes tests/fixtures/trace/two_devices.xplane.pb (GPUs) and one_tpu.xplane.pb (asynchronous work) by hand.
 
-    scripts/tune/fixture.py          # needs nothing but Python
-
-The protobuf bytes are written here, field by field, so that the reader is tested against another hand than its own.
+tests/cli/profile.rs and tests/it/fuzz_seeds.rs know their sums. Encodes protobuf independently of the reader under test.
 """
 
 import pathlib
 
 OUT = pathlib.Path(__file__).resolve().parents[2] / "tests/fixtures/trace"
 
-# Far from 0, as clocks of hosts are.
+# Like the clock of a host.
 EPOCH_NS = 1_790_000_000_000_000_000
 
 # Instruction: opcode, name scope with the operation's name, custom call target, kernel.
@@ -25,12 +22,12 @@ PROGRAM = {
     "all-reduce-start": ("all-reduce-start", "blocks/ff/proj/add", "", "ncclDevKernel_AllReduce_Sum_bf16"),
 }
 
-# Elements of bf16 that an instruction writes, by which its time is predicted; the others have no shape.
+# bf16 elements that an instruction writes, for predicted times; others have no shape.
 ELEMENTS = {"custom-call.1": 25_000_000, "custom-call.4": 6_000_000, "loop_add_fusion": 6_000_000, "copy.3": 1_000_000}
 BF16 = 16
 
-# The same of a TPU: a gather that a computation of its own wraps, and one spread over fusions, of which the program tells
-# more than the events; an operation that no program explains, and what its event says of it.
+# A TPU program: a gather in a wrapping computation, a gather spread over fusions, and an operation
+# that only its event describes.
 TPU_PROGRAM = {
     "fusion.1": ("fusion", "blocks/ff/proj/dot_general", "", "fusion.1"),
     "async-start.2": ("async-start", "", "", "async-start.2"),
@@ -38,7 +35,7 @@ TPU_PROGRAM = {
     "fusion.3": ("fusion", "blocks/attn1/to_q/all_gather", "", "fusion.3"),
     "copy-start.4": ("copy-start", "", "", "copy-start.4"),
 }
-# What an instruction of it reads, and the computation that it calls.
+# Operands and called computations.
 TPU_OPERANDS = {"async-done.2": "async-start.2"}
 TPU_CALLS = {"fusion.1": 2, "async-start.2": 3, "fusion.3": 4}
 TPU_CALLED = {
@@ -49,7 +46,7 @@ TPU_CALLED = {
         ("all-gather.8", "all-gather", "blocks/attn1/to_q/all_gather", ""),
     ],
 }
-# Of events alone: an operation's category and scope.
+# Category and scope from the event.
 TPU_FACTS = {"reduce.9": ("reduce", "blocks/norm1/reduce")}
 
 TPU_TIMES = {
@@ -91,7 +88,7 @@ def varint(value):
 
 
 def field(number, value):
-    """A field of a message: a number, or text, bytes or a message already written."""
+    """Encodes a field: a number, text, bytes or an encoded message."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     value = value.encode() if isinstance(value, str) else value
@@ -103,7 +100,7 @@ def message(*fields):
 
 
 def table(number, entries):
-    """A map field: messages of key and value."""
+    """Encodes a map field."""
     return [(number, message((1, key), (2, value))) for key, value in entries.items()]
 
 

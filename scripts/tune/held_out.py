@@ -1,19 +1,15 @@
 #!/usr/bin/env python3
-"""Draws the cases that predictions are judged by: shapes and layouts that nothing was calibrated with.
+"""Draws the held-out shapes and layouts that evaluate predicted times; the calibration uses none of them.
 
-    scripts/tune/held_out.py                writes experiments/held-out-*.yml
-    scripts/tune/held_out.py --check        whether they are those of the seed
-    scripts/tune/held_out.py --table FILE   results of them, as `ltx2 experiment` printed them, as a table of Markdown
+    scripts/tune/held_out.py            writes experiments/held-out-*.yml
+    scripts/tune/held_out.py --check    fails if those files are not what SEED draws
 
-The seed below says everything. A shape has a width, a height and frames that the models take, between the smallest and the
-largest shape that they are used at, by tokens; the calibration's own shapes are none of them.
+Each shape is valid for the models and has between LEAST and MOST video tokens.
 """
 
 import argparse
 import pathlib
 import random
-import re
-import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -36,7 +32,7 @@ def tokens(width, height, frames):
 
 
 def shape(draw):
-    """A shape by tokens: their logarithm is even between the limits."""
+    """Draws a shape whose token count is log-uniform between the limits."""
     while True:
         width, height = (32 * draw.randint(8, 40) for _ in range(2))
         frames = 8 * draw.randint(3, 32) + 1
@@ -49,7 +45,7 @@ def shape(draw):
 def text(name, config, title, set_, target, shapes, layouts):
     sizes = ", ".join(f"{w}x{h}x{f}" for w, h, f in shapes)
     return f"""\
-# Cases that nothing was calibrated with, drawn by `scripts/tune/held_out.py` (seed {SEED}) before any was measured.
+# Cases not used for calibration, drawn by `scripts/tune/held_out.py` (seed {SEED}) before any was measured.
 # ltx2 experiment experiments/held-out-{name}.yml --measure -o out/held-out-{name}
 title: {title}
 config: {config}
@@ -63,7 +59,6 @@ layouts: [{", ".join(layouts)}]
 
 
 def files():
-    """Experiments by name."""
     draw = random.Random(SEED)
     drawn, short = {}, ["model.blocks=12"]
     for name, config, count in GENERATIONS:
@@ -81,64 +76,10 @@ def files():
     return drawn
 
 
-def ranks(values):
-    """Ranks from 1; equal values share the mean of theirs."""
-    ordered = sorted(values)
-    return [ordered.index(value) + (ordered.count(value) + 1) / 2 for value in values]
-
-
-def spearman(one, other):
-    one, other = ranks(one), ranks(other)
-    mean = (len(one) + 1) / 2
-    above = sum((a - mean) * (b - mean) for a, b in zip(one, other))
-    spread = [sum((a - mean) ** 2 for a in values) for values in (one, other)]
-    return above / (spread[0] * spread[1]) ** 0.5
-
-
-def groups(printed):
-    """Groups of a printed table: name, and by layout predicted and measured milliseconds."""
-    found = []
-    if "measured ms" not in printed:
-        sys.exit("held_out.py: nothing was measured there")
-    for line in printed.splitlines():
-        cells = line.split()
-        if re.fullmatch(r"\S+:\S+(, \S+)+", line):
-            found.append((line, {}))
-        elif found and len(cells) > 8 and re.fullmatch(r"[\d.]+", cells[1]):
-            # Where a group has one layout it is behind none.
-            at = 3 if cells[2] == "%" else 1
-            found[-1][1][cells[0]] = (float(cells[at]), float(cells[at + 4]))
-    return [(name, rows) for name, rows in found if rows]
-
-
-def table(path):
-    print("| shape | layouts | slowest / fastest | rank correlation (Spearman) | median, largest error | `layout: auto` is slower than the fastest by |")
-    print("|---|---|---|---|---|---|")
-    alone = []
-    for name, rows in groups(pathlib.Path(path).read_text()):
-        auto = rows.pop("auto", None)
-        if len(rows) == 1:
-            alone += rows.values()
-            continue
-        predicted, measured = zip(*rows.values())
-        errors = [abs(p / m - 1) * 100 for p, m in rows.values()]
-        slower = f"{(auto[1] / min(measured) - 1) * 100:.0f} %" if auto else ""
-        print(f"| {name} | {len(rows)} | {max(measured) / min(measured):.2f} | {spearman(predicted, measured):.3f} "
-              f"| {statistics.median(errors):.1f} %, {max(errors):.1f} % | {slower} |")
-
-
-    if alone:
-        errors = [abs(p / m - 1) * 100 for p, m in alone]
-        print(f"| {len(alone)} shape{'s'[: len(alone) > 1]} | 1 | | | {statistics.median(errors):.1f} %, {max(errors):.1f} % | |")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compares with the files that are there")
-    parser.add_argument("--table", metavar="FILE", help="what `ltx2 experiment` printed of them")
     args = parser.parse_args()
-    if args.table:
-        return table(args.table)
     wrong = []
     for name, drawn in files().items():
         path = ROOT / f"experiments/held-out-{name}.yml"

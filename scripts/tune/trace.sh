@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Denoising steps recorded on the NVIDIA GPUs of this machine, small and at full size: scripts/tune/trace.sh LTX2 OUT [ROW…].
-# Needs the CUDA plugin (scripts/gpu/setup.sh). OUT gets a folder a row, with tables and compressed traces in it.
-# Rows for which there are too few GPUs say so.
+# Records traces of denoising steps on the GPUs of this machine: scripts/tune/trace.sh LTX2 OUT [ROW…].
+# Rows that need more GPUs are skipped. OUT gets a folder per row with tables and compressed traces. Needs the CUDA plugin.
 set -euo pipefail
 . "$(dirname "$0")/../gpu/rows.sh"
 measure() {

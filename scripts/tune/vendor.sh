@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes the libraries of a report's plots, src/tune/html/vendor/*.js, from the npm packages that packages.sha256 pins there:
-# scripts/tune/vendor.sh. For another version, change it here and in the three files beside them. Needs npm.
+# Writes src/tune/html/vendor/*.js from the npm packages that packages.sha256 there pins: scripts/tune/vendor.sh. Needs npm.
+# For another version, change it here and in the three files there.
 set -euo pipefail
 vendor=$(cd "$(dirname "$0")/../../src/tune/html/vendor" && pwd)
 work=$(mktemp -d)

@@ -1,16 +1,15 @@
-"""The runs that a model's files allow: every pipeline at every size, with the settings that both sides get."""
+"""The cases that a model's files support, with the settings of both sides."""
 
 from dataclasses import dataclass, field
 
 PROMPT = "A lighthouse over a quiet sea at dawn, gulls calling; a woman in a red coat says: good morning."
 NEGATIVE = "worst quality, blurry, static noise"
 _NEUTRAL = dict(cfg=1.0, stg=0.0, modality=1.0, rescale=0.0)
-# The published defaults of a generation: steps, guidance of the one-pass pipelines, and the block that STG perturbs.
+# Published defaults: steps, one-pass guidance, and the block that STG perturbs.
 _DEFAULTS = {
     "2.0": (40, {s: dict(_NEUTRAL, cfg=4.0) for s in ("video", "audio")}, []),
     "2.3": (30, {s: dict(cfg=cfg, stg=1.0, modality=3.0, rescale=0.7) for s, cfg in (("video", 3.0), ("audio", 7.0))}, [28]),
 }
-# LTX-2.5's are the same.
 _DEFAULTS["2.5"] = _DEFAULTS["2.3"]
 _HQ = {
     "video": dict(cfg=3.0, stg=0.0, modality=3.0, rescale=0.45), "audio": dict(cfg=7.0, stg=0.0, modality=3.0, rescale=1.0)
@@ -19,8 +18,6 @@ _HQ = {
 
 @dataclass
 class Case:
-    """One run of both sides."""
-
     pipeline: str
     width: int
     height: int
@@ -29,12 +26,11 @@ class Case:
 
     @property
     def name(self):
-        """A folder's name."""
         return f"{self.pipeline}-{self.width}x{self.height}x{self.frames}"
 
 
 def pipelines(found):
-    """What the files allow, and a line for each pipeline that they do not."""
+    """Returns the pipelines that the files support, and a message for each other pipeline."""
     can, cannot = [], []
     if found.distilled:
         cannot.append("text_to_video, image_to_video, two_stage, hq, keyframes: not of a distilled model")
@@ -57,12 +53,11 @@ def pipelines(found):
 
 
 def package(found, options):
-    """Whether Lightricks' own package, which reads its own file, is the reference: not in bf16, where it rounds far more."""
+    """Returns whether Lightricks' package is the reference: for its own file format, but not in bf16, where it rounds more."""
     return found.is_file() and options.dtype == "f32"
 
 
 def settings(found, pipeline, options):
-    """What does not depend on the size."""
     steps, guidance, blocks = _DEFAULTS[found.generation]
     if pipeline == "hq":
         steps, guidance, blocks = 15, _HQ, []
@@ -80,7 +75,7 @@ def settings(found, pipeline, options):
         steps=options.steps or steps, guidance=guidance, stg_blocks={"video": blocks, "audio": blocks},
         sampler=sampler, eta=1.0 if sampler == "euler_ancestral" else None, max_sequence_length=options.max_sequence_length,
         reference=reference, sigma_shift="official", cross_timestep=None, clamp=reference != "diffusers",
-        # Since 1.2.0 two of the pipelines keep the sound of the first pass.
+        # Since 1.2.0 two pipelines keep the sound of the first pass.
         keeps="stage_1" if reference == "official" and pipeline in ("two_stage", "hq") else "stage_2",
         dtype=options.dtype, stored="bf16",
         loras=[dict(strength=s, stages=stages) for s, stages in lora.get(pipeline, []) if found.lora],
@@ -88,7 +83,6 @@ def settings(found, pipeline, options):
 
 
 def images(pipeline, frames):
-    """The image conditions of a pipeline."""
     if pipeline == "image_to_video":
         return [dict(frame=0, strength=1.0)]
     if pipeline == "keyframes":
@@ -97,7 +91,7 @@ def images(pipeline, frames):
 
 
 def plan(found, options):
-    """All cases; the pipelines that the files do not allow."""
+    """Returns all cases, and messages for unsupported pipelines."""
     can, cannot = pipelines(found)
     if options.pipelines:
         cannot += [f"{name}: not asked for" for name in can if name not in options.pipelines]
@@ -114,7 +108,7 @@ def plan(found, options):
 
 
 def configuration(found, case, image, platform):
-    """The run as `ltx2 generate -c` takes it, which refuses keys without effect."""
+    """Returns the configuration for `ltx2 generate -c`."""
     r = case.request
     two_stages = r["pipeline"] not in ("text_to_video", "image_to_video")
     perturbs = any(r["guidance"][stream]["stg"] for stream in ("video", "audio"))
@@ -125,7 +119,7 @@ def configuration(found, case, image, platform):
         "model": {
             "path": str(found.given), **{key: str(path) for key, path in override.items() if path},
             "loras": [{"path": str(found.lora), **lora} for lora in r["loras"]],
-            # The reference decodes by the VAE, whatever else the folder has.
+            # The reference decodes by the VAE.
             **({"decoder": "conv"} if found.generation == "2.5" else {}),
         },
         "request": {
@@ -140,7 +134,7 @@ def configuration(found, case, image, platform):
         "guidance": {**guidance, **({"stg_blocks": r["stg_blocks"]["video"]} if perturbs else {})},
         **({"two_stage": {"audio": r["keeps"]}} if two_stages else {}),
         **({"vocoder": {"stage1_clamp": "official" if r["clamp"] else "diffusers"}} if found.generation != "2.0" else {}),
-        # One device, as the reference has; `auto` takes every GPU.
+        # One device like the reference; `auto` uses all GPUs.
         "layout": "replicated",
         "runtime": {"platform": platform, "dtype": r["dtype"]},
     }

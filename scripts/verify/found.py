@@ -1,4 +1,4 @@
-"""What a folder or a file of published weights holds, and the machine: read from names, sizes and headers alone."""
+"""Inspects a model's files by names, sizes and headers, and the machine."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Refused(Exception):
-    """One line for the user; the exit code says whether arguments (2) or the machine (3) are at fault."""
+    """An error for the user. Exit code 2: arguments, 3: the machine."""
 
     def __init__(self, line, code=2):
         super().__init__(line)
@@ -18,8 +18,6 @@ class Refused(Exception):
 
 @dataclass
 class Found:
-    """Weights of one model."""
-
     given: Path  # what ltx2 runs
     folder: Path  # the same weights in the diffusers layout, which the reference reads
     generation: str
@@ -29,17 +27,15 @@ class Found:
     lora: Path | None
 
     def is_file(self):
-        """Whether the model is one file."""
         return self.given.is_file()
 
     def weights(self):
-        """All files of weights that a run reads, without what is read twice."""
+        """Returns all weight files that a run reads."""
         folders = [self.text_encoder if name == "text_encoder" and self.text_encoder else self.folder / name for name in PARTS]
         files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
         return files + [file for file in (self.upsampler, self.lora) if file and file.is_file()]
 
     def bytes(self):
-        """Their size."""
         return sum(file.stat().st_size for file in self.weights())
 
 
@@ -47,7 +43,6 @@ PARTS = ("transformer", "connectors", "text_encoder", "vae", "audio_vae", "vocod
 
 
 def header(file):
-    """The metadata of a safetensors file."""
     with open(file, "rb") as bytes_:
         start = bytes_.read(8)
         if len(start) < 8 or (size := struct.unpack("<Q", start)[0]) > 100 << 20:
@@ -66,14 +61,12 @@ def _config(path):
 
 
 def generation_of_folder(folder):
-    """2.3 projects the text before the connectors, 2.0 in the transformer; 2.5 marks single frames."""
     config = _config(folder / "transformer" / "config.json")
     since = "2.5" if config.get("use_keyframes_abs_pos_embedding") or config.get("ff_bias") is False else "2.3"
     return "2.0" if config.get("use_prompt_embeddings", True) else since
 
 
 def generation_of_file(file):
-    """The same of a single file, by its header."""
     described = json.loads(header(file).get("config", "{}")).get("transformer")
     if described is None:
         raise Refused(f"{file}: its header describes no transformer; a published model's single file has one in `config`")
@@ -83,13 +76,12 @@ def generation_of_file(file):
 
 
 def _beside(folder, *words):
-    """The one file of a folder whose name has all words; of several the last by name, which is the newest release."""
+    """Returns the file whose name has all words; the last one by name is the newest release."""
     fits = [f for f in sorted(folder.glob("*.safetensors")) if all(word in f.name.lower() for word in words)]
     return fits[-1] if fits else None
 
 
 def _folder_of_file(file, wanted):
-    """The diffusers folder that belongs to a single file."""
     for folder in filter(None, [wanted, file.parent]):
         if (folder / "transformer" / "config.json").exists():
             return folder
@@ -100,7 +92,7 @@ def _folder_of_file(file, wanted):
 
 
 def find(model, diffusers=None, text_encoder=None, upsampler=None, lora=None):
-    """Looks at a model; what is given by name is not looked for."""
+    """Finds a model and its upsampler and LoRA unless they are given."""
     if not model.exists():
         raise Refused(f"{model}: no such file or folder; give the folder that `hf download` made, or a .safetensors file")
     for path in filter(None, [diffusers, text_encoder, upsampler, lora]):
@@ -117,7 +109,7 @@ def find(model, diffusers=None, text_encoder=None, upsampler=None, lora=None):
     near = model.parent if is_file else model
     own, beside = folder / "latent_upsampler", _beside(near, "spatial", "x2")
     upsampler = upsampler or (beside if is_file and beside else own if own.is_dir() else beside)
-    # A folder of parts is often called so; the model's name is then its parent's.
+    # The folder may be named `diffusers`, with the model's name in its parent.
     lora = lora or _beside(near, "distilled", "lora")
     name = model.stem if is_file else f"{model.resolve().parent.name}/{model.name}"
     return Found(
@@ -128,7 +120,7 @@ def find(model, diffusers=None, text_encoder=None, upsampler=None, lora=None):
 
 
 def gpu():
-    """Name and bytes of the first NVIDIA GPU; None without one."""
+    """Returns name and memory of the first NVIDIA GPU, or None."""
     if not shutil.which("nvidia-smi"):
         return None
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
@@ -140,13 +132,12 @@ def gpu():
 
 
 def host_memory():
-    """Bytes that are free for a process, as Linux reckons them."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     return int(lines["MemAvailable"].split()[0]) << 10
 
 
 def free_disk(folder):
-    """Bytes that are free where a folder is, or will be."""
+    """Returns the free bytes on the disk of a folder, which need not exist."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs `ltx2` and the reference on one model with the same noise, seed and settings, and says where they agree.
+"""Compares `ltx2` with the reference on one model with the same noise, seed and settings.
 
     scripts/verify_real.sh MODEL [--text-encoder DIR] [--diffusers DIR] [--upsampler F] [--lora F] [-o DIR]
 
-Every pipeline that the files allow, at three sizes; one HTML report and a line for each case. What is done is not run again.
+Runs every supported pipeline at three sizes; prints a line per case and writes one HTML report. Finished cases are not repeated.
 Exit code 0: all agree; 1: some do not; 2: arguments, files or the reference's venv; 3: not enough disk or memory.
 """
 
@@ -25,9 +25,9 @@ from found import Refused  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
-# The venv of the pinned reference, and what the dumps of the largest default size take.
+# Disk space of the venv.
 VENV_DISK = {"cpu": 6 * GIB, "cuda": 12 * GIB}
-# By whether Lightricks' own package runs.
+# By whether Lightricks' package is the reference.
 REFERENCES = {
     False: "diffusers 0.42.1; of all but text_to_video the loops of ltx-pipelines 1.0.0, as 1.2.0 has them, on its networks",
     True: "ltx-pipelines and ltx-core 1.0.0 on the file; of text_to_video diffusers 0.42.1",
@@ -35,7 +35,6 @@ REFERENCES = {
 
 
 def size(text):
-    """WIDTHxHEIGHTxFRAMES."""
     try:
         width, height, frames = map(int, text.split("x"))
     except ValueError:
@@ -46,7 +45,6 @@ def size(text):
 
 
 def arguments():
-    """The command line."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="verify_real.sh", description=__doc__, formatter_class=form)
     parser.add_argument("model", type=Path, help="a diffusers folder, or Lightricks' single file")
@@ -70,11 +68,11 @@ def arguments():
 
 
 def needs(found, options, gpu):
-    """Pairs of what a run needs and what is there, in bytes, each with the words for it."""
+    """Returns name, needed bytes, available bytes and place of each resource."""
     stored = found.bytes()
-    # Files are bf16; in f32 the reference holds twice that. A merge of LoRAs keeps a copy of the transformer on the host.
+    # Files are bf16; f32 needs twice the memory.
     held = stored * (2 if options.dtype == "f32" else 1)
-    # A dump holds frames and latents in f32 of both sides, and of the reference's second run.
+    # f32 frames and latents of both sides and of the reference's second run.
     dumps = sum(3 * 4 * 3 * w * h * f * 2 for w, h, f in options.sizes) * len(plans.pipelines(found)[0])
     venv = 0 if options.python else VENV_DISK[options.device]
     rows = [("disk", dumps + venv + GIB // 4, finding.free_disk(options.output), options.output)]
@@ -87,7 +85,6 @@ def needs(found, options, gpu):
 
 
 def check_needs(rows):
-    """Prints what is needed and what is there; refuses what does not fit."""
     for name, need, there, where in rows:
         print(f"{name}: {need / GIB:.1f} GiB needed, {there / GIB:.1f} GiB there ({where})", flush=True)
     short = [name for name, need, there, _ in rows if need > there]
@@ -96,31 +93,22 @@ def check_needs(rows):
 
 
 def venv(options):
-    """The Python of the reference; made from the pinned requirements on the first use."""
+    """Returns the reference's Python; creates a venv on first use."""
     if options.python:
         if not shutil.which(options.python):
             raise Refused(f"{options.python}: no such program")
         return options.python
     folder = options.output / "venv"
-    python, oracle = folder / "bin" / "python", ROOT / "scripts" / "oracle"
-    if not (folder / "ready").exists():
-        print(f"making {folder} with the pinned reference", flush=True)
-        pip = [python, "-m", "pip", "install", "-q"]
-        # On machines without a GPU the CPU's torch is a tenth of the download.
-        index = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"] if options.device == "cpu" else []
-        for command in (
-            [sys.executable, "-m", "venv", folder], [*pip, *index, "-r", oracle / "requirements.txt"],
-            [*pip, "--no-deps", "-r", oracle / "requirements-official.txt"],
-        ):
-            if (code := subprocess.run(command).returncode) != 0:
-                raise Refused(f"`{' '.join(map(str, command))}` ended with exit code {code}; --python takes one that is made")
-        (folder / "ready").touch()
-    return python
+    # The CPU build of torch is a tenth of the download.
+    index = {"PIP_EXTRA_INDEX_URL": "https://download.pytorch.org/whl/cpu"} if options.device == "cpu" else {}
+    script = ROOT / "scripts" / "oracle" / "venv.sh"
+    if subprocess.run([script, folder], env=os.environ | index).returncode != 0:
+        raise Refused(f"{script} {folder} failed; --python takes a Python that has the reference")
+    return folder / "bin" / "python"
 
 
 def keys_of(found, case, options):
-    """What the reference's numbers depend on: settings, and by size and time weights and their configs; the verdict's key, which
-    has the binary and its options too."""
+    """Returns the cache keys of the reference's outputs and of the verdict, which also depends on the binary and its options."""
     weights = [*found.weights(), *([found.given] if found.is_file() else [])]
     configs = {file.with_name("config.json") for file in weights}
     read = [*weights, *sorted(file for file in configs if file.exists()), options.ltx2.resolve()]
@@ -131,12 +119,12 @@ def keys_of(found, case, options):
 
 
 def finished(folder, dtype):
-    """Whether the reference's numbers are there: in bf16 those of both kernels, whose distance is written last."""
+    """Returns whether the reference's outputs are complete; spread.json is written last."""
     return (folder / ("spread.json" if dtype == "bf16" else "reference.safetensors")).exists()
 
 
 def run_reference(found, options, pending, image):
-    """One process for all cases that lack the reference's numbers: the model is loaded once."""
+    """Runs the reference for all pending cases in one process, which loads the model once."""
     todo = [(case, folder) for case, folder in pending if not finished(folder, options.dtype)]
     if not todo:
         return
@@ -156,7 +144,7 @@ def run_reference(found, options, pending, image):
 
 
 def run_ltx2(found, options, case, folder, image):
-    """One `ltx2 generate --dump` and one `ltx2 compare`; the verdict."""
+    """Runs `ltx2 generate --dump` and `ltx2 compare`; returns the verdict."""
     reference, ours = folder / "reference.safetensors", folder / "ours.safetensors"
     if not finished(folder, options.dtype):
         return report.failed(case, "the reference did not finish")
@@ -181,7 +169,6 @@ def run_ltx2(found, options, case, folder, image):
 
 
 def verify(options):
-    """Everything; the exit code."""
     found = finding.find(options.model, options.diffusers, options.text_encoder, options.upsampler, options.lora)
     gpu = finding.gpu()
     options.device = options.device or ("cuda" if gpu else "cpu")
@@ -232,7 +219,6 @@ def verify(options):
 
 
 def finish(options, found, title, version, verdicts, not_run):
-    """The report and the verdict lines."""
     pages = {v["case"]: options.output / "cases" / v["case"] / "report.html" for v in verdicts}
     pages = {name: page.read_text() for name, page in pages.items() if page.exists()}
     spread = "1.5 times the distance of two runs of the reference"
@@ -253,7 +239,6 @@ def finish(options, found, title, version, verdicts, not_run):
 
 
 def main():
-    """Errors are one line."""
     try:
         return verify(arguments())
     except Refused as e:

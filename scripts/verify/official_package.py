@@ -1,8 +1,7 @@
-"""Requests by Lightricks' own pipelines of the wheels 1.0.0, on their own networks, read from their single file.
+"""Runs requests by Lightricks' pipelines 1.0.0 on their own networks, read from their single file.
 
-Pipelines, loaders, networks, conditionings, noiser, guiders, schedules, loops, LoRAs and decoders are theirs. Ours are: Gemma-3's
-weights, which transformers loads; the noise that the noiser mixes in; float32 where a pipeline says bfloat16, if asked for; sizes
-that their code has as constants; and that frames are kept before they become bytes.
+Replaced: Gemma-3, which transformers loads; the noise; float32 for bfloat16 if requested; constant sizes; frames are kept as
+floats.
 """
 
 import gc
@@ -20,10 +19,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import Gemma3ForConditionalGeneration
 
-from official_pipelines import PIPELINES, Torch, set_channels
+from official_pipelines import PIPELINES, Noise, Torch, guider_parameters, set_channels
 from official_run import HostNoise
 from ltx_core.components import noisers
-from ltx_core.components.guiders import MultiModalGuiderParams
 from ltx_core.loader import LTXV_LORA_COMFY_RENAMING_MAP, LoraPathStrengthAndSDOps
 from ltx_core.model.audio_vae import decode_audio
 from ltx_core.model.audio_vae import model_configurator as vocoders
@@ -37,12 +35,12 @@ from ltx_pipelines.utils import ModelLedger, samplers, types
 from ltx_pipelines.utils.args import ImageConditioningInput
 
 TWO_PASSES = ("two_stage", "hq", "distilled", "keyframes")
-# What their code has as constants, and tiny models have otherwise.
+# Sizes that are constants in Lightricks' code.
 _REGISTERS = "model.diffusion_model.video_embeddings_connector.learnable_registers"
 
 
 def upsampler(path):
-    """diffusers' upsampler of a folder, or ltx-core's of Lightricks' file: both name the tensors alike."""
+    """Loads an upsampler of diffusers' folder or of Lightricks' file."""
     if path.is_dir():
         return LTX2LatentUpsamplerModel.from_pretrained(path)
     with safe_open(path, "pt") as file:
@@ -52,42 +50,22 @@ def upsampler(path):
     return network
 
 
-class Noise:
-    """Draws for the noiser: each pass' video and audio unpacked, then the appended tokens, where theirs are packed."""
-
-    def __init__(self, shapes, seed):
-        self.shapes, self.generator = iter(shapes), torch.Generator("cpu").manual_seed(seed)
-        self.waiting, self.drawn = [], []
-
-    def randn(self, *shape, device, dtype, **_):
-        """Noise of a packed state `[1, n, c]`: video's, then audio's."""
-        if not self.waiting:
-            video, audio = (torch.randn(size, generator=self.generator) for size in next(self.shapes))
-            self.drawn.append((video, audio))
-            tokens = video.flatten(2).transpose(1, 2)
-            appended = torch.randn(1, shape[1] - tokens.shape[1], shape[2], generator=self.generator)
-            self.waiting = [torch.cat([tokens, appended], 1), audio.transpose(1, 2).flatten(2)]
-        noise = self.waiting.pop(0)
-        assert noise.shape == shape, (noise.shape, shape)
-        return noise.to(device, dtype)
-
-
 def _vocoder(own, bins, config, *arguments, **more):
-    """A generator that takes as many bins as the spectrogram before it has."""
+    """Builds a vocoder with the spectrogram's number of bins."""
     made = own(config, *arguments, **more)
     made.conv_pre = torch.nn.Conv1d(2 * config.get("num_mels", bins), made.conv_pre.out_channels, 7, padding=3)
     return made
 
 
 class Package:
-    """A single file and what lies beside it."""
+    """A single file with its upsampler and LoRA."""
 
     def __init__(self, plan, dtype):
         self.plan, self.dtype, self.device = plan, dtype, torch.device(plan["device"])
         with safe_open(plan["file"], "pt") as file:
             config, registers = json.loads(file.metadata()["config"]), file.get_slice(_REGISTERS).get_shape()[0]
         sound = config["audio_vae"]["model"]["params"]["ddconfig"]
-        # As their decoder looks for it.
+        # Same lookup as Lightricks' decoder.
         bins = sound.get("mel_bins") or config["audio_vae"]["preprocessing"]["mel"]["n_mel_channels"]
         types.VIDEO_LATENT_CHANNELS = config["vae"]["latent_channels"]
         set_channels(types.VIDEO_LATENT_CHANNELS, bins // 4, sound["z_channels"])
@@ -98,11 +76,11 @@ class Package:
         self.states = self._states({r[key] for r in asked for key in ("prompt", "negative_prompt")}, asked[0])
 
     def _states(self, texts, request):
-        """Gemma's hidden states of each text; the model is gone afterwards, as in their pipelines."""
+        """Returns Gemma's hidden states of each text, then frees the model."""
         folder = Path(self.plan["text_encoder"])
         places = [folder, folder / "tokenizer", folder.parent / "tokenizer", Path(self.plan["folder"]) / "tokenizer"]
         tokenizer = next(place for place in places if (place / "tokenizer.json").exists())
-        # Straight to the GPU, as reference.py loads its model.
+        # Loads to the GPU without a copy on the host.
         gemma = Gemma3ForConditionalGeneration.from_pretrained(folder, dtype=self.dtype, device_map=self.plan["device"]).eval()
         sizes, own = GEMMA3_CONFIG_FOR_LTX.text_config, gemma.config.text_config
         sizes.hidden_size, sizes.num_hidden_layers = own.hidden_size, own.num_hidden_layers
@@ -117,23 +95,21 @@ class Package:
         return [processor.process_hidden_states(*self.states[prompt]) for prompt in prompts]
 
     def _transformer(self, ledger):
-        """Their own, merged in the types of the file also where it runs in float32."""
+        """Builds the transformer after merging in the file's types."""
         return X0Model(ledger.transformer_builder.build(device=self.device)).to(self.device, self.dtype).eval()
 
     def _upsampler(self):
-        """One that no file of theirs has."""
         return upsampler(Path(self.plan["upsampler"])).to(self.device, self.dtype).eval()
 
     def _noise(self, request):
-        """What each pass draws."""
         divisors = (2, 1) if request["pipeline"] in TWO_PASSES else (1,)
         size = (request["height"], request["width"])
         pixels = [VideoPixelShape(1, request["num_frames"], *(s // d for s in size), request["frame_rate"]) for d in divisors]
         shapes = [(VideoLatentShape.from_pixel_shape(p), AudioLatentShape.from_video_pixel_shape(p)) for p in pixels]
-        return Noise([[shape.to_torch_shape() for shape in both] for both in shapes], request["seed"])
+        sizes = [[shape.to_torch_shape() for shape in both] for both in shapes]
+        return Noise(sizes, torch.Generator("cpu").manual_seed(request["seed"]))
 
     def _made(self, kind, request):
-        """The pipeline with its files."""
         arguments = {"gemma_root": None, "loras": (), "device": self.device}
         arguments["distilled_checkpoint_path" if request["pipeline"] == "distilled" else "checkpoint_path"] = self.plan["file"]
         if request["pipeline"] in TWO_PASSES:
@@ -148,20 +124,16 @@ class Package:
         return kind(**arguments)
 
     def _asked(self, request, image):
-        """What the pipeline is called with."""
         arguments = {key: request[key] for key in ("prompt", "seed", "height", "width", "num_frames", "frame_rate")}
         arguments["images"] = [ImageConditioningInput(image, i["frame"], i["strength"], 0) for i in request["images"]]
         if request["pipeline"] != "distilled":
             arguments |= dict(negative_prompt=request["negative_prompt"], num_inference_steps=request["steps"])
             for stream, s in request["guidance"].items():
-                arguments[f"{stream}_guider_params"] = MultiModalGuiderParams(
-                    cfg_scale=s["cfg"], stg_scale=s["stg"], modality_scale=s["modality"], rescale_scale=s["rescale"],
-                    stg_blocks=request["stg_blocks"][stream],
-                )
+                arguments[f"{stream}_guider_params"] = guider_parameters({**s, "stg_blocks": request["stg_blocks"][stream]})
         return arguments
 
     def run(self, request):
-        """Noise, latents, frames and samples of the request."""
+        """Returns noise, latents, frames and samples."""
         module, kind = PIPELINES[request["pipeline"]]
         module = importlib.import_module(f"ltx_pipelines.{module}")
         noise, kept = self._noise(request), {}
@@ -182,7 +154,7 @@ class Package:
             replaced["torch"] = Torch(bfloat16=self.dtype)
         if request["pipeline"] == "hq":
             loop = samplers.res2s_audio_video_denoising_loop
-            # Each pass draws anew.
+            # Each pass has its own generators.
             again = lambda **given: loop(**given, model_dtype=self.dtype, new_noise_fn=HostNoise())
             replaced["res2s_audio_video_denoising_loop"] = again
         with ExitStack() as stack:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The reference's side of verify_real.sh, in its venv: reference.py PLAN.json
+"""Runs the reference for verify_real.sh, in its venv: reference.py PLAN.json.
 
-The plan names the model's folder and single file, upsampler, LoRA, device, element type, and the cases with their folders. Each
-gets `reference.safetensors`; in bf16 also `reference_again.safetensors`, by another attention kernel: their distance is the
-limit.
+Writes `reference.safetensors` for each case; in bf16 also `reference_again.safetensors` by another attention kernel, whose
+distance
+is the limit.
 """
 
 import gc
@@ -27,14 +27,14 @@ from drawn_components import limited  # noqa: E402
 from official_run import Reference  # noqa: E402
 from official_package import Package, upsampler  # noqa: E402
 
-# From the fastest kernel to the plainest: the same function, its sums in another order.
+# The fastest attention kernel and the plainest, which sum in another order.
 KERNELS = {"reference": None, "reference_again": SDPBackend.MATH}
-# What is asked of Lightricks' own package.
+# Reference that Lightricks' package computes.
 PACKAGE = "official_1_0"
 
 
 def draw_image(path):
-    """The frame that image conditioning is given: a horizon, a disc and a gradient."""
+    """Draws the conditioning image: a horizon, a disc and a gradient."""
     if path.exists():
         return
     y, x = torch.meshgrid(torch.linspace(0, 1, 320), torch.linspace(0, 1, 480), indexing="ij")
@@ -45,11 +45,11 @@ def draw_image(path):
 
 
 class Given:
-    """A model of a folder, as official_run.py takes one."""
+    """A model folder with the interface that official_run.py needs."""
 
     def __init__(self, plan, dtype):
         self.dtype = dtype
-        # Straight to the GPU: a host need not hold a second copy of the largest model.
+        # Loads to the GPU without a copy on the host.
         where = {"device_map": "cuda"} if plan["device"] == "cuda" else {}
         self.pipeline = LTX2Pipeline.from_pretrained(plan["folder"], dtype=self.dtype, **where)
         self.pipeline.set_progress_bar_config(disable=True)
@@ -60,7 +60,6 @@ class Given:
             self.upsampler = upsampler(Path(plan["upsampler"])).to(plan["device"], self.dtype).eval()
 
     def run(self, request):
-        """Noise, latents, frames and samples of a case's request."""
         self.request = request
         self.images = [self.image] * len(request["images"])
         self.loras = [Path(self.plan["lora"]) for _ in request["loras"]]
@@ -75,7 +74,6 @@ class Given:
 
 
 def run_case(model, case, dtype):
-    """A case's files by every kernel."""
     folder, made = Path(case["folder"]), {}
     for name, kernel in KERNELS.items():
         if name == "reference_again" and dtype == "f32":
@@ -88,22 +86,21 @@ def run_case(model, case, dtype):
     if len(made) == 2:
         again = made["reference_again"]
         spread = {name: relative_l2(again[name], x) for name, x in made["reference"].items()}
-        # Of frames the root of the mean square, which is what `ltx2 compare` tells of them by its PSNR.
+        # Root mean square error of frames, like the PSNR of `ltx2 compare`.
         spread["video"] = (again["video"].double() - made["reference"]["video"].double()).square().mean().sqrt().item()
-        # Whole or not at all: that it is there says that the case is done.
+        # Renamed at the end, as its existence marks the case as done.
         (folder / "spread.json.part").write_text(json.dumps(spread, indent=1) + "\n")
         (folder / "spread.json.part").rename(folder / "spread.json")
 
 
 def main():
-    """Every case of the plan that has no numbers yet."""
     plan = json.loads(Path(sys.argv[1]).read_text())
     fix_numerics()
     torch.set_num_threads(plan["threads"])
     torch.use_deterministic_algorithms(plan["device"] == "cpu")
     draw_image(Path(plan["image"]))
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[plan["dtype"]]
-    # Lightricks' package loads its networks itself, so diffusers' are gone before it begins.
+    # Lightricks' package loads its own networks, so diffusers' are freed first.
     for kind, mine in ((Given, lambda reference: reference != PACKAGE), (Package, lambda reference: reference == PACKAGE)):
         if cases := [case for case in plan["cases"] if mine(case["request"]["reference"])]:
             model = kind(plan, dtype)

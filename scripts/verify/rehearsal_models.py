@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Tiny random models for a rehearsal: rehearsal_models.py OUT
+"""Writes tiny random models for a rehearsal: rehearsal_models.py OUT.
 
-Of each generation one as published ones lie on a disk: a diffusers folder with upsampler and distilled LoRA beside its parts,
-and one file in Lightricks' layout with the same beside it. Of LTX-2.3 a distilled one too. Of LTX-2.5 the folders alone.
+One per generation, as a diffusers folder and (except LTX-2.5) as Lightricks' file, each with upsampler and LoRA; distilled ones
+of
+LTX-2.3 and LTX-2.5.
 """
 
 import json
@@ -19,20 +20,19 @@ from common import MODELS, fix_numerics, generator  # noqa: E402
 from models import LATENT_UPSAMPLER, VOCODER, build  # noqa: E402
 
 UPSAMPLERS = {"2.0": "upsampler_rational", "2.3": "upsampler_plain", "2.5": "upsampler_plain"}
-# Lightricks' code knows only blocks of the published three dilations; the fixture's differ.
+# Lightricks' code supports only the published dilations.
 _THREE = [[1, 3, 5]] * 3
 VOCODERS = {"tiny_2_3": dict(VOCODER["tiny_2_3"], resnet_dilations=_THREE, bwe_resnet_dilations=_THREE)}
 
 
 def write_upsampler(config, folder, file):
-    """The upsampler as a folder and as Lightricks' file, whose header has the sizes."""
+    """Writes the upsampler as a folder and as Lightricks' file."""
     network = build("latent_upsampler", config, 5)
     network.to(torch.bfloat16).save_pretrained(folder)
     official_file.write(file, load_file(next(folder.glob("*.safetensors"))), official_file.upsampler_header(config))
 
 
 def write_lora(transformer, file):
-    """A LoRA of attention and feed-forward, by Lightricks' names."""
     pairs, source = {}, generator(7, "lora")
     for name, weight in transformer.items():
         module = name.removesuffix(".weight")
@@ -45,7 +45,6 @@ def write_lora(transformer, file):
 
 
 def write(model, generation, folder, distilled):
-    """One model in both layouts."""
     shutil.rmtree(folder, ignore_errors=True)
     diffusers = folder / "diffusers"
     shutil.copytree(MODELS / model, diffusers)
@@ -65,7 +64,6 @@ def write(model, generation, folder, distilled):
 
 
 def main():
-    """All of them."""
     out = Path(sys.argv[1])
     fix_numerics()
     write("tiny_a", "2.0", out / "2.0", False)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# verify_real.sh on tiny random models of each generation, as a folder and, but for LTX-2.5, as one file: scripts/verify/rehearse.sh LTX2 OUT
-# [OPTION…]. Shows that the comparison works from end to end. It says nothing about published weights.
+# Runs verify_real.sh on tiny random models of each generation, as folders and (except LTX-2.5) as files:
+# scripts/verify/rehearse.sh LTX2 OUT [OPTION…].
 set -euo pipefail
 ltx2=$(realpath "$1") out=$2
 shift 2

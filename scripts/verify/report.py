@@ -1,4 +1,4 @@
-"""Verdicts of the cases, and the one page that shows them."""
+"""Verdicts of the cases and the HTML report."""
 
 import html
 import json
@@ -17,18 +17,18 @@ JUDGED = ("latents.video", "latents.audio", "video", "audio")
 
 
 def distances_of(scores):
-    """Relative L2 of every tensor and of the sound; of the frames, whose numbers are 0 to 1, the root of the mean square."""
+    """Returns the relative L2 of each tensor and of the sound, and the root mean square error of the frames (in 0..1)."""
     distances = {name: value["relative_l2"] for name, value in scores["tensors"].items()}
     if audio := scores.get("audio"):
         distances["audio"] = audio["relative_l2"]
     if video := scores.get("video"):
-        # JSON has no infinity, which is equality, and no NaN, which is none.
+        # JSON has neither infinity (equal frames) nor NaN.
         distances["video"] = 10 ** (-video["psnr"] / 20) if video["psnr"] is not None else 0.0 if video["mad"] == 0 else None
     return {name: math.inf if distance is None else distance for name, distance in distances.items()}
 
 
 def verdict(case, scores, spread):
-    """A case's line and its numbers: every judged output against its limit, and the noise to the bit."""
+    """Compares every output with its limit, and the noise bit for bit."""
     distances = distances_of(scores)
     rows = []
     for name in JUDGED:
@@ -51,17 +51,15 @@ def verdict(case, scores, spread):
 
 
 def failed(case, why):
-    """The line of a case that a command did not finish."""
     return dict(case=case.name, verdict="failed", words=why, rows=[])
 
 
 def line(v):
-    """What the terminal shows of a case."""
     return f"{v['verdict']:8}{v['case']}: {v['words']}"
 
 
 def _section(v, page):
-    """A case's own comparison, as `ltx2 compare --report` wrote it, without its head."""
+    """Returns the body of a case's `ltx2 compare --report` page."""
     body = re.sub(r"^.*?</style>|</html>\s*$", "", page, flags=re.S) if page else ""
     rows = "".join(
         f"<tr><td>{html.escape(r['name'])}</td><td>{r['distance']:.2e}</td><td>{r['limit']:.2e}</td>"
@@ -75,7 +73,6 @@ def _section(v, page):
 
 
 def write(path, title, facts, verdicts, not_run, pages):
-    """One self-contained page: what was run, every verdict, then each case's frames, differences and sound."""
     facts = "".join(f"<tr><td>{html.escape(k)}</td><td>{html.escape(str(v))}</td></tr>" for k, v in facts.items())
     rows = "".join(
         f"<tr><td><a href=\"#{v['case']}\">{v['case']}</a></td><td class=\"{v['verdict']}\">{v['verdict']}</td>"
@@ -92,14 +89,13 @@ def write(path, title, facts, verdicts, not_run, pages):
 
 
 def save(folder, v, key):
-    """Keeps a verdict; the file is there whole or not at all."""
     part = folder / "verdict.json.part"
     part.write_text(json.dumps(v | {"key": key}, indent=1) + "\n")
     part.rename(folder / "verdict.json")
 
 
 def load(folder, key):
-    """The verdict of a case that was run before with the same settings, if there is one that can be read."""
+    """Returns an earlier verdict with the same key, or None."""
     try:
         kept = json.loads((folder / "verdict.json").read_text())
     except (OSError, ValueError):

@@ -18,7 +18,7 @@ KEY = "a-key-of-the-page's-test"
 
 @case("full", statuses=(429,))
 def queue_full(world):
-    """A full queue: the text says so and when to try again, no row and no draft is lost; later it is accepted."""
+    """A full queue is reported with a retry time; no row or draft is lost; the request is accepted later."""
     page = world.open()
     send(page, "the running one", MANY)
     running(page, "the running one")
@@ -42,7 +42,7 @@ def queue_full(world):
 
 @case("keyed", statuses=(401,))
 def key_and_cookie(world):
-    """Without a key the page asks for one; it is traded for a cookie that scripts cannot read, with which images and videos load."""
+    """The page asks for a key and exchanges it for an HttpOnly cookie, with which images and videos load."""
     page = world.open(live=False)
     dialog = page.locator("#key-dialog")
     dialog.wait_for()
@@ -53,7 +53,7 @@ def key_and_cookie(world):
     dialog.wait_for()
     page.fill("#key", "wrong")
     page.keyboard.press("Enter")
-    until("a wrong one is refused", lambda: "does not know" in page.inner_text("#e-key"), 5)
+    until("a wrong one is refused", lambda: "invalid API key" in page.inner_text("#e-key"), 5)
     page.fill("#key", KEY)
     page.click("#key-send")
     page.wait_for_selector("#link[data-state=live]")
@@ -72,7 +72,7 @@ def key_and_cookie(world):
     running(page, "with a key")
     page.reload()
     page.wait_for_selector("#link[data-state=live]")
-    # A cookie that ends: the dialog comes back, the draft is still there.
+    # When the cookie is gone, the dialog opens and the draft is kept.
     page.context.clear_cookies()
     page.fill("#prompt", "kept over the dialog")
     page.click("#send")
@@ -85,7 +85,7 @@ def key_and_cookie(world):
 
 
 def a_video(server):
-    """A finished video in the server's state, for a case that runs alone."""
+    """Makes sure that the server's state has a finished video."""
     if not any(pathlib.Path(server.state).glob("jobs/*/video.mp4")):
         server.start("--warm", "none", ready=False)
         video = server.ask("POST", "v1/videos", {"prompt": "to be copied", "num_inference_steps": 2})[1]["id"]
@@ -94,7 +94,7 @@ def a_video(server):
 
 
 def clone(state, count):
-    """Copies of a finished job: so many finished, and as many that wait."""
+    """Copies a finished job `count` times as finished and as queued jobs."""
     jobs = pathlib.Path(state) / "jobs"
     whole = next(job for job in sorted(jobs.iterdir()) if (job / "video.mp4").exists() and "hacked" not in (job / "request.json").read_text())
     request, record = (json.loads((whole / name).read_text()) for name in ("request.json", "job.json"))
@@ -120,7 +120,7 @@ def clone(state, count):
 
 @case("stored")
 def a_thousand_jobs(world):
-    """1,000 finished and 1,000 waiting videos: paged through and scrolled in less than 50 MB of heap, 24 cards at most."""
+    """1,000 finished and 1,000 queued videos are paged and scrolled in less than 50 MB of heap, with at most 24 cards."""
     page = world.open()
     first = page.heap()
     peak, pages, cards = first, 0, 0

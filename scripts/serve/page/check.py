@@ -1,22 +1,20 @@
 #!/usr/bin/env python3
-"""Tests of the server's page in a browser: `make serve-page`, or with one word of a case's name `make serve-page ONLY=narrow`.
+"""Tests the server's page in a browser: `make serve-page`, or one case: `make serve-page ONLY=narrow`.
 
     check.py LTX2 BROWSER OUT [--only WORD] [--images FOLDER]
 
-Starts `LTX2 serve -c nano` on loopback with a state in OUT, opens its page in the Chromium of scripts/browser/setup.sh, and says of
-each case what it shows. Each case also fails on an error or warning of the page's console, and on a request to another origin.
-`--images` writes the screenshots of the guide.
+Starts `ltx2 serve -c nano` and opens its page in the Chromium of scripts/browser/setup.sh. A case also fails on console errors
+and
+foreign requests. `--images` writes the screenshots of the guide.
 """
 
 import argparse
 import pathlib
 import shutil
 import sys
-import time
-import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent.parent / "browser"))
+sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent / "browser")]
 
 import access  # noqa: E402
 import form  # noqa: E402, F401
@@ -24,11 +22,11 @@ import images  # noqa: E402
 import jobs  # noqa: E402, F401
 import looks  # noqa: E402, F401
 import sources  # noqa: E402, F401
-from browser import Browser  # noqa: E402
+from browser import Browser, exit_with, run_case  # noqa: E402
 from harness import CASES, World  # noqa: E402
 from server import Server  # noqa: E402
 
-# In this order: each group's server goes on with the state of the one before.
+# Each group's server continues with the state of the previous one.
 GROUPS = {
     "open": {"flags": ["--queue", "16", "--max-steps", "1000"]},
     "sources": {"flags": ["--max-steps", "1000", "--set", "serve.pipelines=[retake, extend, audio_to_video]"]},
@@ -37,27 +35,6 @@ GROUPS = {
     "keyed": {"flags": ["--max-steps", "1000"], "key": access.KEY},
     "stored": {"flags": ["--queue", "2000", "--queue-per-key", "2000", "--warm", "none"]},
 }
-
-
-def run(case, world):
-    """Runs a case; its line, and whether it passed."""
-    started = time.monotonic()
-    problems, shows = [], ""
-    try:
-        shows = case.run(world)
-    except Exception as error:  # whatever it is, the other cases go on
-        lines = traceback.extract_tb(error.__traceback__)
-        place = next((f"{pathlib.Path(f.filename).name}:{f.lineno}" for f in reversed(lines) if pathlib.Path(f.filename).parent == HERE), "")
-        problems.append(f"{place} {type(error).__name__}: {error}")
-        for number, page in enumerate(world.pages):
-            page.page.screenshot(path=str(world.out / f"{case.name}-{number}.png"))
-    problems += world.end(case.statuses)
-    if problems and world.server.process.poll() is None:
-        world.server.clear()
-    print(f"test page::{case.name} ... {'FAILED' if problems else 'ok'}")
-    for text in problems or [f"{shows} ({time.monotonic() - started:.1f} s)"]:
-        print(f"    {text}", flush=True)
-    return not problems
 
 
 def main():
@@ -70,8 +47,8 @@ def main():
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
-    server = Server(args.ltx2, args.out / "state", args.out / "server.log")
-    passed, failed = 0, 0
+    server = Server(args.ltx2, args.out, "--platform", "cpu")
+    results = []
     try:
         with Browser(args.browser) as browser:
             for group, options in GROUPS.items():
@@ -79,7 +56,6 @@ def main():
                 if not cases:
                     continue
                 world = World(browser, server)
-                world.out = args.out
                 if group == "stored":
                     access.a_video(server)
                     access.clone(server.state, access.MANY_JOBS)
@@ -92,8 +68,9 @@ def main():
                 for case in cases:
                     if server.process.poll() is not None:
                         start()
-                    good = run(case, world)
-                    passed, failed = passed + good, failed + (not good)
+                    results.append(run_case("page", case.run, world, args.out, case.statuses))
+                    if not results[-1] and server.process.poll() is None:
+                        server.clear()
                 server.stop()
             if args.images:
                 server.state = args.out / "images"
@@ -101,8 +78,7 @@ def main():
                 images.take(World(browser, server), args.images)
     finally:
         server.stop()
-    print(f"test result: {'FAILED' if failed else 'ok'}. {passed} passed; {failed} failed; 0 ignored; log and images of failures: {args.out}")
-    sys.exit(1 if failed or not passed else 0)
+    exit_with(results, args.out)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,15 @@
 
 import json
 
-from harness import bring, case, made, png, press, row, send, tile, write
-from server import until
+from harness import bring, case, made, press, row, send, tile, write
+from server import png, until
 
 MARKUP = "<img src=x onerror=\"window.hacked=1\"> <script>window.hacked=1</script> </p><b>bold</b> &amp; ${1} \u202e "
 
 
 @case("open")
 def markup_stays_text(world):
-    """5,000 characters with markup are sent whole and shown as text, in row, card and live region."""
+    """5,000 characters with markup are sent completely and shown as text."""
     page = world.open()
     prompt = (MARKUP + "word " * 1000)[:5000]
     send(page, prompt)
@@ -29,7 +29,7 @@ def markup_stays_text(world):
 
 @case("open", statuses=(400,))
 def errors_by_their_field(world):
-    """What the server refuses stands next to its field, which has the focus, and in one alert; the draft stays."""
+    """An error is shown at its field, which has the focus, and in one alert; the draft stays."""
     page = world.open()
     page.click("summary")
     write(page, "a fox")
@@ -54,7 +54,7 @@ def errors_by_their_field(world):
 
 @case("limited", statuses=(400,))
 def only_legal_combinations(world):
-    """Every size with every length that can be chosen is accepted; those that cannot are refused by the server."""
+    """The server accepts every size and length that can be selected, and refuses the disabled ones."""
     page = world.open()
     sizes = page.evaluate("[...size.options].filter((o) => o.value !== 'own').map((o) => [o.value, o.disabled])")
     accepted = refused = 0
@@ -87,11 +87,11 @@ def only_legal_combinations(world):
 
 @case("open")
 def images_by_choice_drop_and_paste(world):
-    """Images come by the file field, by dropping and by pasting, with previews, and go as parts of a form."""
+    """Images can be chosen, dropped and pasted; they have previews and are sent as form parts."""
     page = world.open()
     page.set_input_files("#pick", [{"name": "a.png", "mimeType": "image/png", "buffer": png()}])
-    bring(page, "drop", "b.png", "image/png", png(color=(20, 90, 200)))
-    bring(page, "paste", "c.png", "image/png", png(color=(20, 160, 60)))
+    bring(page, "drop", "b.png", "image/png", png(colour=(20, 90, 200)))
+    bring(page, "paste", "c.png", "image/png", png(colour=(20, 160, 60)))
     until("three previews", lambda: page.evaluate("[...document.querySelectorAll('#images img')].filter((i) => i.naturalWidth === 64).length") == 3, 10)
     world.axe(page, "images")
     press(page, "Remove image 3")
@@ -112,7 +112,7 @@ def images_by_choice_drop_and_paste(world):
 
 @case("open")
 def seeds(world):
-    """Dice and lock; several videos have neighbouring seeds; the largest seed is sent, shown and copied to its last digit."""
+    """Dice and lock work; several videos get consecutive seeds; the largest seed keeps all digits."""
     page = world.open()
     page.click("#dice")
     first = page.input_value("#seed")
@@ -140,7 +140,7 @@ def seeds(world):
 
 @case("open")
 def fixed_requests(world):
-    """A request holds what differs from the preset, and nothing else."""
+    """A request has only values that differ from the preset."""
     page = world.open()
     made(page, world.server, "plain")
     sent = []

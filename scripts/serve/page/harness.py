@@ -1,14 +1,13 @@
-"""What the cases share: their list, a page on a server, and what holds at the end of each."""
+"""The registry of test cases, and helpers for the server's page."""
 
 import re
-import struct
-import zlib
 from dataclasses import dataclass
 
+from browser import Pages
 from server import until
 
 CASES = []
-# Of steps of the toy model: a video that is soon there, and one that is still under way when a test has looked; that is longer, too.
+# Steps of a quick video, and of a longer one that is still running when a test looks at it.
 FEW, MANY = 2, 250
 LENGTHS = {FEW: "25", MANY: "121"}
 
@@ -22,7 +21,7 @@ class Case:
 
 
 def case(group, statuses=()):
-    """Registers a test of the page on the group's server. `statuses` are those of answers that it brings about."""
+    """Registers a test for a server group. `statuses` are expected error statuses."""
 
     def register(function):
         CASES.append(Case(function.__name__, group, statuses, function))
@@ -31,28 +30,18 @@ def case(group, statuses=()):
     return register
 
 
-class World:
-    """A browser on a server, and the pages that a case opened."""
-
+class World(Pages):
     def __init__(self, browser, server):
-        self.browser, self.server, self.pages = browser, server, []
+        super().__init__(browser)
+        self.server = server
 
     def open(self, live=True, **options):
-        page = self.browser.open(self.server.url, **options)
-        self.pages.append(page)
+        page = self.open_url(self.server.url, **options)
         if live:
             page.wait_for_selector("#link[data-state=live]")
-            # The form is built, the first page of videos is there.
+            # The form and the first page of videos are loaded.
             page.wait_for_selector("#cards > li")
         return page
-
-    def end(self, statuses):
-        """Closes a case's pages; what was wrong with any."""
-        problems = [problem for page in self.pages for problem in page.problems(statuses)]
-        for page in self.pages:
-            self.browser.close(page)
-        self.pages.clear()
-        return problems
 
     def axe(self, page, where):
         found = page.axe(self.browser.axe)
@@ -80,7 +69,7 @@ def tile(page, prompt):
 
 
 def press(where, text):
-    """Clicks a button by what it says; its name goes on with its video's prompt."""
+    """Clicks the button whose name starts with `text`."""
     where.get_by_role("button", name=re.compile(f"^{text}\\b")).click()
 
 
@@ -89,29 +78,18 @@ def state(page, prompt):
 
 
 def running(page, prompt):
-    """Waits until a row says a step behind its first."""
+    """Waits until a row shows progress."""
     until("a step", lambda: row(page, prompt).count() and int(row(page, prompt).locator("progress").get_attribute("value") or 0) > 0, 90)
 
 
 def made(page, server, prompt):
-    """A video that is finished and shown; its id."""
+    """Returns the id of a finished video with this prompt; makes it if needed."""
     found = [v for v in server.ask("GET", "v1/videos?status=completed&limit=100")[1]["data"] if v["prompt"] == prompt]
     if not found:
         send(page, prompt)
         tile(page, prompt).first.wait_for(timeout=90_000)
         found = [server.newest()]
     return found[0]["id"]
-
-
-def png(width=64, height=48, color=(200, 60, 40)):
-    """An image of one color."""
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    rows = (b"\0" + bytes(color) * width) * height
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 DROP = """([kind, name, type, bytes]) => {
@@ -124,5 +102,4 @@ DROP = """([kind, name, type, bytes]) => {
 
 
 def bring(page, how, name, media_type, data):
-    """Drops or pastes a file onto the page."""
     page.evaluate(DROP, [how, name, media_type, list(data)])

@@ -1,4 +1,4 @@
-"""The guide's screenshots: the page at work, of videos that the toy model makes."""
+"""Takes the guide's screenshots of the page with videos of the toy model."""
 
 import pathlib
 
@@ -16,7 +16,7 @@ SHOTS = {
 
 
 def take(world, folder):
-    """Makes the videos, then writes serve-light.png, serve-dark.png and serve-narrow.png while others are under way."""
+    """Makes the videos, then writes the screenshots while others are in progress."""
     for seed, prompt in enumerate(PROMPTS.read_text().splitlines()):
         status, body = world.server.ask("POST", "v1/videos", {"prompt": prompt, "seed": seed, "num_inference_steps": STEPS})
         assert status == 200, body

@@ -1,4 +1,4 @@
-"""Jobs on the page: sent, watched, cancelled, kept over reloads and restarts."""
+"""Jobs on the page: sending, progress, cancelling, reloads and restarts."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ CLIP = "a red circle bounces on blue, low beeps"
 
 @case("open")
 def send_and_play(world):
-    """A sent prompt has its row at once, its video in the gallery later, which plays; the draft outlives a reload."""
+    """A sent prompt gets a row at once and a playable video later; the draft survives a reload."""
     page = world.open()
     assert page.evaluate("document.activeElement.id") == "prompt", "the prompt has no focus"
     write(page, CLIP)
@@ -33,7 +33,7 @@ def send_and_play(world):
 
 @case("open")
 def progress_is_live(world):
-    """Bar, step and title follow the server; rows come without shifting the page; the live region speaks at most once a second."""
+    """Bar, step and title follow the server without layout shifts; the live region is updated at most once a second."""
     page = world.open()
     page.evaluate("""() => { window.spoken = [];
       new MutationObserver(() => { if (say.textContent) spoken.push([performance.now(), say.textContent]); }).observe(say, { childList: true, characterData: true, subtree: true }); }""")
@@ -54,7 +54,7 @@ def progress_is_live(world):
     assert seen == sorted(seen) and seen[-1] > seen[0], seen
     assert any("step " in text and f"of {MANY}" in text for text in texts), texts
     assert any(title.endswith(" % · ltx2") for title in titles), titles
-    assert state(page, "behind 0") == "Waiting, next" and state(page, "behind 2") == "Waiting, place 3"
+    assert state(page, "behind 0") == "Waiting, next" and state(page, "behind 2") == "Waiting, position 3"
     assert after - before < 0.001, f"the page shifted by {after - before}: {nodes}"
     world.axe(page, "a running queue")
     world.server.clear()
@@ -67,7 +67,7 @@ def progress_is_live(world):
 
 @case("open")
 def cancel_and_undo(world):
-    """A cancel can be taken back for five seconds; then it is sent, and the running video stops."""
+    """A cancellation can be undone for five seconds; then the video stops."""
     page = world.open()
     send(page, "to be kept", MANY)
     send(page, "to be cancelled", MANY)
@@ -96,7 +96,7 @@ def cancel_and_undo(world):
 
 @case("open")
 def leaving_sends_the_cancel(world):
-    """A cancel that still may be undone is sent when the page is left."""
+    """A pending cancellation is sent when the page is left."""
     page = world.open()
     send(page, "left behind", MANY)
     running(page, "left behind")
@@ -109,7 +109,7 @@ def leaving_sends_the_cancel(world):
 
 @case("open")
 def reload_in_the_middle(world):
-    """After a reload the rows are there again, and go on."""
+    """Rows and progress survive a reload."""
     page = world.open()
     send(page, "reloaded", MANY)
     send(page, "behind it", MANY)
@@ -133,11 +133,11 @@ def restarted(world, how):
     page.wait_for_selector("#link[data-state=lost]")
     assert page.inner_text("#link-text").startswith("Reconnecting in"), page.inner_text("#link-text")
     world.axe(page, "without a server")
-    # What is sent meanwhile is not lost: its row offers another try, under the same key.
+    # A request that is sent now is kept in a row that can be retried with the same key.
     send(page, "sent into the gap", FEW)
     until("it stays", lambda: state(page, "sent into the gap").startswith("Not sent"), 10)
     world.restart()
-    # It may have come back by itself.
+    # The page may have reconnected already.
     page.evaluate("document.querySelector('#again').click()")
     page.wait_for_selector("#link[data-state=live]", timeout=40_000)
     press(row(page, "sent into the gap"), "Retry")
@@ -150,19 +150,19 @@ def restarted(world, how):
 
 @case("open", statuses=(0, 503))
 def server_restart(world):
-    """A server that drains and comes back: the page says so, reconnects, and nothing is lost."""
+    """After a drained restart the page reconnects, and nothing is lost."""
     return restarted(world, signal.SIGTERM)
 
 
 @case("open", statuses=(0, 503))
 def server_crash(world):
-    """The same with a server that is killed."""
+    """The same with a killed server."""
     return restarted(world, signal.SIGKILL)
 
 
 @case("open")
 def reuse_makes_the_same_video(world):
-    """Settings of a video, by its button and by dropping its sidecar, make it again, bit for bit."""
+    """A video's settings, by button or by its sidecar, reproduce it bit for bit."""
     page = world.open()
     first = made(page, world.server, CLIP)
     sidecar = world.server.content(first, "sidecar")
@@ -191,7 +191,7 @@ def reuse_makes_the_same_video(world):
 
 @case("open")
 def delete_with_confirmation(world):
-    """Delete asks first; then record and files are gone."""
+    """Deleting asks first, then removes record and files."""
     page = world.open()
     video = made(page, world.server, "soon deleted")
     page.reload()

@@ -1,6 +1,6 @@
-"""How the page is looked at and used: keyboard, colors, widths, motion."""
+"""Keyboard, colours, widths and motion."""
 
-from harness import MANY, case, made, press, row, running, send, state, tile
+from harness import MANY, case, made, press, running, send, state, tile
 from server import until
 
 CLIP = "a red circle bounces on blue, low beeps"
@@ -11,7 +11,7 @@ CONTROLS = "[...document.querySelectorAll('button, input, select, textarea, summ
 
 @case("open")
 def keyboard_alone(world):
-    """Every control is reached by Tab with a visible focus; single keys move, cancel, undo, reuse, play."""
+    """Tab reaches every control with a visible focus; shortcuts move, cancel, undo, reuse and play."""
     page = world.open()
     made(page, world.server, CLIP)
     page.reload()
@@ -81,7 +81,7 @@ def busy(world, page):
 
 @case("open")
 def dark_and_light(world):
-    """The system's colors, and the switch, which is kept; contrast in both by axe."""
+    """The system's colour scheme and the switch work; the choice is kept; axe accepts the contrast of both."""
     page = world.open(color_scheme="dark")
     busy(world, page)
     back = "getComputedStyle(document.body).backgroundColor"
@@ -102,7 +102,7 @@ def dark_and_light(world):
 
 @case("open")
 def narrow(world):
-    """320 pixels: nothing to scroll sideways, whatever is open."""
+    """At 320 pixels nothing scrolls sideways."""
     page = world.open(width=320, height=700)
     busy(world, page)
     page.click("summary")
@@ -121,7 +121,7 @@ def narrow(world):
 
 @case("open")
 def reduced_motion(world):
-    """Who asks for less motion gets no transitions and no loops."""
+    """With reduced motion there are no transitions or loops."""
     page = world.open(reduced_motion="reduce")
     made(page, world.server, CLIP)
     page.reload()
@@ -136,7 +136,7 @@ def reduced_motion(world):
 
 @case("open")
 def axe_at_rest(world):
-    """Axe on the page at rest, in a wide window, with everything unfolded."""
+    """Axe finds nothing in a wide window with all details open."""
     page = world.open(width=1600, height=900)
     made(page, world.server, CLIP)
     page.click("summary")

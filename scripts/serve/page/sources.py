@@ -1,4 +1,4 @@
-"""Videos from videos and sounds: edit and extend of finished ones and of files, and a video made to a sound."""
+"""Videos from input videos and sounds: edit, extend, audio to video."""
 
 import io
 import json
@@ -13,7 +13,6 @@ STEPS = "2"
 
 
 def sound(seconds=1.0, rate=48000):
-    """A WAV of a quiet tone."""
     data = io.BytesIO()
     with wave.open(data, "wb") as out:
         out.setnchannels(1)
@@ -24,7 +23,7 @@ def sound(seconds=1.0, rate=48000):
 
 
 def finished(world, page, prompt):
-    """The video of a prompt once it is there: as it was accepted, and as it is."""
+    """Returns the finished video and its request; checks that its size did not change."""
     until("it is accepted", lambda: row(page, prompt).count() or tile(page, prompt).count() or page.inner_text("#alert"), 10)
     assert page.inner_text("#alert") == "", page.inner_text("#alert")
     accepted = next(v for v in world.server.ask("GET", "v1/videos?limit=20")[1]["data"] if v["prompt"] == prompt)
@@ -38,7 +37,7 @@ def finished(world, page, prompt):
 
 @case("sources")
 def edit_a_finished_video(world):
-    """Edit of a card fills the form; without seconds all behind the first frame is made anew, with them that span."""
+    """Edit fills the form; without seconds everything after the first frame is regenerated, else that span."""
     page = world.open()
     source = world.server.video(made(page, world.server, CLIP))
     press(tile(page, CLIP).first, "Edit")
@@ -62,7 +61,7 @@ def edit_a_finished_video(world):
 
 @case("sources")
 def extend_a_video_and_a_file(world):
-    """Extend of a card, then of a dropped MP4, before its start: as many frames as were told when it was accepted."""
+    """Extends a finished video, then a dropped MP4 before its start."""
     page = world.open()
     source = world.server.video(made(page, world.server, CLIP))
     press(tile(page, CLIP).first, "Extend")
@@ -85,7 +84,6 @@ def extend_a_video_and_a_file(world):
 
 @case("sources")
 def a_video_to_a_sound(world):
-    """A sound is chosen, and the video is made to it."""
     page = world.open()
     page.select_option("#pipeline", "audio_to_video")
     page.set_input_files("#tone", [{"name": "tone.wav", "mimeType": "audio/wav", "buffer": sound()}])
@@ -101,10 +99,10 @@ def a_video_to_a_sound(world):
 
 @case("sources")
 def what_is_missing_is_said(world):
-    """Without its video or its sound nothing is sent, and the field says why."""
+    """Without an input video or sound nothing is sent, and the field shows the error."""
     page = world.open()
     page.fill("#prompt", "from nothing")
-    for pipeline, field, word in [("retake", "clip", "a video"), ("extend", "clip", "a video"), ("audio_to_video", "tone", "a sound")]:
+    for pipeline, field, word in [("retake", "clip", "a video"), ("extend", "clip", "a video"), ("audio_to_video", "tone", "an audio file")]:
         page.select_option("#pipeline", pipeline)
         page.click("#send")
         assert word in page.inner_text(f"#e-{field}") and page.evaluate("document.activeElement.id") == field, pipeline

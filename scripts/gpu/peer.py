@@ -1,0 +1,145 @@
+"""Times diffusers' LTX-2 components at the published size with random bf16 weights on one GPU; prints JSON.
+
+Uses the shapes of `ltx2 bench`: two prompts in one batch, or one prompt for the distilled LTX-2.5. Reports medians of
+synchronised runs. `--beside FILE` prints a table of these times and those that `ltx2 bench --json FILE` wrote, on stderr.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKLLTX2Video
+from diffusers.models.transformers.transformer_ltx2 import LTX2VideoTransformer3DModel
+from transformers import Gemma3TextConfig, Gemma3TextModel
+
+PRESETS = Path(__file__).resolve().parents[2] / "src/models/presets"
+BF16 = {"device": "cuda", "dtype": torch.bfloat16}
+# Row of the table, program of `ltx2 bench`, time measured here.
+PAIRS = [
+    ("one denoising step", "denoise_loop", "denoise_compiled"),
+    ("one denoising step (eager)", "denoise_loop", "denoise_eager"),
+    ("text encoder, both prompts", "text_encoder", "text_encoder"),
+    ("video decoder", "video_decoder", "video_decoder"),
+    ("connectors", "connectors", None),
+    ("prepare", "prepare", None),
+    ("audio decoder", "audio_decoder", None),
+    ("vocoder", "vocoder", None),
+    ("prompt to frames and samples", "end_to_end", None),
+]
+
+
+def on_device(build):
+    """Builds a network on the device with normal weights."""
+    with torch.device("meta"):
+        network = build()
+    network = network.to(torch.bfloat16).to_empty(device="cuda").eval()
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.normal_(0, 0.02)
+        for buffer in network.buffers():
+            if buffer.is_floating_point():
+                buffer.normal_(0, 1).abs_()
+    return network
+
+
+def median(name, call, runs):
+    """Returns the median seconds of a call, after one warm-up call that compiles."""
+    with torch.no_grad():
+        call()
+        torch.cuda.synchronize()
+        seconds = []
+        for _ in range(runs):
+            start = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+    print(f"{name}: {statistics.median(seconds):.4f} s", file=sys.stderr, flush=True)
+    return statistics.median(seconds)
+
+
+def release():
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def text_encoder(runs):
+    config = Gemma3TextConfig(
+        hidden_size=3840, intermediate_size=15360, num_hidden_layers=48, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=256, sliding_window=1024, query_pre_attn_scalar=256, vocab_size=262208,
+    )
+    encoder = on_device(lambda: Gemma3TextModel(config))
+    ids = torch.randint(0, 262144, (2, 1024), device="cuda")
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "output_hidden_states": True}
+    return median("text_encoder", lambda: encoder(**inputs), runs)
+
+
+def video_decoder(frames, height, width, runs):
+    vae = on_device(AutoencoderKLLTX2Video)
+    latents = torch.randn(1, vae.config.latent_channels, frames, height, width, **BF16)
+    return median("video_decoder", lambda: vae.decode(latents, None, return_dict=False), runs)
+
+
+def transformer(distilled, frames, height, width, sound, runs):
+    """Times one forward pass, eager and with compiled blocks."""
+    config = json.loads((PRESETS / "ltx2_5.json").read_text())["transformer"] if distilled else {"rope_type": "split"}
+    network = on_device(lambda: LTX2VideoTransformer3DModel.from_config(config))
+    rows, tokens = 1 if distilled else 2, frames * height * width
+    widths = (network.config.cross_attention_dim, network.config.audio_cross_attention_dim) if distilled else (3840, 3840)
+    inputs = {
+        "hidden_states": torch.randn(rows, tokens, 128, **BF16),
+        "audio_hidden_states": torch.randn(rows, sound, 128, **BF16),
+        "encoder_hidden_states": torch.randn(rows, 1024, widths[0], **BF16),
+        "audio_encoder_hidden_states": torch.randn(rows, 1024, widths[1], **BF16),
+        "timestep": torch.full((rows,), 500.0, device="cuda"),
+        "num_frames": frames, "height": height, "width": width, "fps": 24.0, "audio_num_frames": sound,
+        "return_dict": False,
+    }
+    if distilled:
+        inputs["timestep"] = torch.full((1, tokens), 500.0, device="cuda")
+        inputs["audio_timestep"] = torch.full((1, sound), 500.0, device="cuda")
+        inputs |= {"sigma": torch.full((1,), 500.0, device="cuda"), "use_cross_timestep": True}
+    eager = median("denoise_eager", lambda: network(**inputs), runs)
+    network.compile_repeated_blocks(fullgraph=False)
+    return eager, median("denoise_compiled", lambda: network(**inputs), runs)
+
+
+def table(ours, seconds):
+    print("| what | ltx2, s | diffusers, s | diffusers / ltx2 |\n|---|---|---|---|", file=sys.stderr)
+    for what, name, peer in PAIRS:
+        if name in ours["programs"]:
+            own, other = ours["programs"][name]["median"], seconds.get(peer)
+            cells = f"{other:.4f} | {other / own:.2f} |" if other else "| |"
+            print(f"| {what} | {own:.4f} | {cells}", file=sys.stderr)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--height", type=int, default=512)
+    parser.add_argument("--num-frames", type=int, default=121)
+    parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--distilled-2-5", action="store_true", help="time the transformer of LTX-2.5, without guidance")
+    parser.add_argument("--beside", type=Path, metavar="FILE", help="file of `ltx2 bench --json`")
+    a = parser.parse_args()
+    torch.manual_seed(0)
+    frames, height, width = (a.num_frames - 1) // 8 + 1, a.height // 32, a.width // 32
+    sound, seconds = round(a.num_frames / 24 * 25), {}
+    if not a.distilled_2_5:
+        seconds["text_encoder"] = text_encoder(a.runs)
+        release()
+        seconds["video_decoder"] = video_decoder(frames, height, width, a.runs)
+        release()
+    steps = transformer(a.distilled_2_5, frames, height, width, sound, a.runs)
+    seconds["denoise_eager"], seconds["denoise_compiled"] = steps
+    print(json.dumps({"torch": torch.__version__, "seconds": seconds}))
+    if a.beside:
+        table(json.loads(a.beside.read_text()), seconds)
+
+
+if __name__ == "__main__":
+    main()
