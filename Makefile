@@ -96,7 +96,7 @@ sanitize-leaks:
 
 # Runtime and server under ThreadSanitizer (needs rust-src), without a plugin and without tests that judge time or memory.
 sanitize-threads:
-	for part in "--lib runtime::" "--test serve -- --skip load:: --skip costs_little --skip slow_clients --skip within_two_seconds"; do \
+	for part in "--lib runtime::" "--test serve -- --skip load:: --skip request_overhead_is_small --skip slow_clients --skip within_two_seconds"; do \
 		RUSTFLAGS=-Zsanitizer=thread LTX2_PJRT_PLUGIN=/nowhere/cpu.so TSAN_OPTIONS=suppressions=$(CURDIR)/scripts/tests/threads.supp \
 			cargo +nightly test -Zbuild-std $(SANITIZED) $$part || exit 1; \
 	done

@@ -47,33 +47,33 @@ _WHEELS = "Lightricks 1.0.0"
 ROWS = [
     Row("sound to spectrogram", "it sound::", r"mel/", _WHEELS),
     Row("audio encoder", "it parity::audio_encoder_matches_reference", r"audio-encoder/"),
-    Row("given sound to tokens", "it sound::", r"given-sound/", _WHEELS),
-    Row("video to a given sound", "it official_steps::", r"official(_1_0)?/tiny_\w+_audio "),
-    Row("video to a given sound, one pass", "it given_video::", r"given_video/tiny_\w+_audio_to_video "),
+    Row("input audio to tokens", "it sound::", r"given-sound/", _WHEELS),
+    Row("audio to video", "it official_steps::", r"official(_1_0)?/tiny_\w+_audio "),
+    Row("audio to video, one pass", "it given_video::", r"given_video/tiny_\w+_audio_to_video "),
     Row("retake", "it given_video::", r"given_video(_1_0)?/tiny_\w+?_retake\w* "),
-    Row("extend behind the end", "it given_video::", r"given_video(_1_0)?/tiny_\w+?_extend(_\d+)? "),
+    Row("extend after the end", "it given_video::", r"given_video(_1_0)?/tiny_\w+?_extend(_\d+)? "),
     Row("extend before the start", "it given_video::", r"given_video/tiny_\w+?_extend_before\w* "),
-    Row("sound for a video", "it given_video::", r"given_video(_1_0)?/tiny_\w+?_video_to_audio "),
-    Row("sound alone", "it given_video::", r"given_video/tiny_\w+_text_to_audio "),
+    Row("video to audio", "it given_video::", r"given_video(_1_0)?/tiny_\w+?_video_to_audio "),
+    Row("text to audio", "it given_video::", r"given_video/tiny_\w+_text_to_audio "),
     Row("reference videos (IC-LoRA)", "it references::", r"references/"),
-    Row("frames given", "it official_steps::", r"official(_1_0)?/tiny_\w+?_(image\w*) "),
+    Row("image conditioning", "it official_steps::", r"official(_1_0)?/tiny_\w+?_(image\w*) "),
     Row("keyframes", "it official_steps::", r"official(_1_0)?/tiny_\w+_keyframes "),
-    Row("conditions of a strength below 1, another motion speed", "it by_diffusers::", r"by_diffusers/\w+_(first|strengths|motion|reference) "),
-    Row("prompts by a tokenizer without BOS", "it by_diffusers::", r"by_diffusers/\w+_no_bos "),
+    Row("conditioning strength below 1, motion speed other than 1", "it by_diffusers::", r"by_diffusers/\w+_(first|strengths|motion|reference) "),
+    Row("prompts with a tokenizer without BOS", "it by_diffusers::", r"by_diffusers/\w+_no_bos "),
     Row("two stages", "it official_steps::", r"official(_1_0)?/tiny_\w+_two_stage "),
     Row("distilled", "it official_steps::", r"official/tiny_\w+_distilled "),
     Row("HQ: `res_2s`", "it official_steps::", r"official/tiny_\w+_hq "),
     Row("terms of guidance, every subset", "it official_guidance::", r"official_guidance/"),
-    Row("guidance by step: skipped steps, scales by noise level", "it guidance_steps::ltx2_", r"official_by_step/\w+ (skip|by_sigma)"),
-    Row("guiders: APG, its older form, CFG*", "it guidance_steps::ltx2_", r"official_by_step/\w+ (apg|legacy_apg|cfg_star)"),
+    Row("guidance by step: skipped steps, scales by sigma", "it guidance_steps::ltx2_", r"official_by_step/\w+ (skip|by_sigma)"),
+    Row("guiders: APG, legacy APG, CFG*", "it guidance_steps::ltx2_", r"official_by_step/\w+ (apg|legacy_apg|cfg_star)"),
     Row("gradient estimation", "it guidance_steps::ltx2_", r"official_by_step/\w+ gradient_estimation"),
     Row("CFG++", "it guidance_steps::ltx2_", r"official_by_step/\w+ cfg_pp"),
     Row("ancestral Euler (LTX-2.5's distilled)", "it pipeline_2_5::", r"pipeline_2_5/distilled "),
     Row("ancestral Euler in two passes, diffusion decoder", "it by_diffusers::", r"by_diffusers/\w+_ancestral "),
     Exact("schedules: beta, linear-quadratic", "lib sampling::schedules::tests::beta_and_linear_quadratic_match_reference_bitwise", _WHEELS),
     Exact("schedule of the models", "lib sampling::sigmas::tests::schedules_match_references_bitwise", "Lightricks 1.0.0, diffusers 0.42.1"),
-    Row("upsamplers alone: x2, x1.5, in time", "it parity::upsampler_matches_reference", r"upsampler/"),
-    Row("upsampling between two stages: x1.5, in time, both", "it upsampling::", r"upsampling/"),
+    Row("upsamplers: x2, x1.5, temporal", "it parity::upsampler_matches_reference", r"upsampler/"),
+    Row("upsampling between two stages: x1.5, temporal, both", "it upsampling::", r"upsampling/"),
     Row("upsampling by x1.5, LTX-2.5's distilled", "it pipeline_2_5::", r"pipeline_2_5/distilled_x1_5 "),
     Row("temporal rounds (DFR)", "it dfr::", r"dfr/"),
 ]
@@ -148,10 +148,11 @@ def page(measured):
             sys.exit(f"{row.feature}: {row.test} was not run")
     return f"""# Distances from the references
 
-How far this program's numbers are from the references', on small models of random weights, in f32, on the CPU: relative L2 of each
-tensor that a test compares, the largest of all cases. Latents are those after every step of every pass where the reference is
-Lightricks'. The limit is the test's. *Assembled*: Lightricks have no such pipeline; it is made of the parts of one of theirs, and what is
-not theirs is in [the oracles' page](../../scripts/oracle/README.md#which-source-a-case-comes-from).
+Relative L2 distance of this program's results from those of the reference implementations: small models with random weights,
+f32, CPU. Each row shows the largest distance of all cases, and the limit of the test. If the reference is Lightricks' code,
+latents are compared after every step of every pass. *Assembled*: Lightricks' code has no such pipeline, so the reference is
+assembled from parts of its pipelines; [the oracle's page](../../scripts/oracle/README.md#which-source-a-case-comes-from) lists
+what was added.
 
 | feature | reference | LTX | compared | largest distance | limit | test |
 |---|---|---|---|---|---|---|

@@ -137,7 +137,7 @@ TIERS["test-full"] = (
             for binary in ["it", "cli", "serve", "tpu", "cuda"]
         ],
         shell("examples", "cargo test --locked --no-run --examples"),
-        Step("tpu, alone", [*TESTS, "--test", "tpu", "the_compiler_takes"], env={"LTX2_TEST_ALONE": "1"}),
+        Step("tpu, alone", [*TESTS, "--test", "tpu", "compile_times_are_within_limits"], env={"LTX2_TEST_ALONE": "1"}),
         # Another model and request each day; the seed is printed, and SEED=… of `make oracle-check` draws it again.
         shell("oracle", "make oracle-check SEED=$(date +%Y%m%d)", network=True),
         shell("rehearsal", "make verify-rehearsal"),
