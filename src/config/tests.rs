@@ -456,6 +456,9 @@ fn seconds_select_the_nearest_frame_count() {
     assert_eq!(loaded.origin("request.num_frames").to_string(), "flag --seconds");
     given.seconds = Some(-1.0);
     assert_eq!(load(&given).unwrap_err().to_string(), "--seconds -1: must be a number above 0");
+    given.seconds = Some(4e7);
+    let too_long = "--seconds 40000000: is too long: at 25 fps, 1e9 frames or more";
+    assert_eq!(load(&given).unwrap_err().to_string(), too_long);
 }
 
 #[test]

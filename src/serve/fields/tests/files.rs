@@ -204,6 +204,8 @@ fn edits_and_extensions_use_the_uploaded_video() {
     assert_eq!(r.retake.as_ref().map(|span| (span.from, span.to, span.audio)), Some((0.2, Some(0.6), true)));
     let span = edit(&[("retake", r#"{"start": 0.5, "audio": false}"#)], &bytes).expect("a retake");
     assert_eq!(span.config.request.retake.map(|span| (span.from, span.to, span.audio)), Some((0.5, None, false)));
+    let empty = edit(&[("start", "0.5"), ("end", "0.5")], &bytes).expect_err("an empty span");
+    assert!(empty.message.ends_with("is empty; end must be after start"), "{empty}");
     for (fields, param) in [
         (&[("start", "0.5"), ("end", "0.5")][..], "start"),
         (&[("start", "9")], "start"),
