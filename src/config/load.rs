@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::error::{ConfigError, ValueOrigin};
 use super::overrides::CliOverrides;
 use super::pipeline::Pipeline;
+use super::presets::{defaults, preset_layers};
 use super::reference_video;
 use super::schema::{Config, Mesh};
 use super::serve::Serve;
@@ -113,21 +114,23 @@ pub(super) fn combine(
     known: Option<Version>,
 ) -> Result<Loaded, ConfigError> {
     // Merge once without a preset: the merged layers select the preset.
-    let mut merged = defaults()?;
+    let mut merged = defaults().clone();
     for layer in &layers {
         lay(&mut merged, layer.clone())?;
     }
-    if let Some(top) = layers.last_mut() {
-        references::select_reference_pipeline(&merged, &check::typed(&merged)?, top);
+    let mut typed = check::typed(&merged)?;
+    if let Some(top) = layers.last_mut()
+        && references::select_reference_pipeline(&merged, &typed, top)
+    {
         lay(&mut merged, top.clone())?;
+        typed = check::typed(&merged)?;
     }
-    let typed: Config = check::typed(&merged)?;
     let version = known.unwrap_or_else(|| version(&typed.model.path));
     let preset = typed.pipeline.preset(version);
 
     let presets = preset_layers(preset)?;
     let not_written = presets.len() + if known.is_some() { layers.len().saturating_sub(1) } else { 0 };
-    let (mut merged, mut has_sigmas) = (defaults()?, false);
+    let (mut merged, mut has_sigmas) = (defaults().clone(), false);
     let (mut below, mut without_top) = (merged.clone(), merged.clone());
     let count = presets.len() + layers.len();
     for (at, layer) in presets.into_iter().chain(layers.iter().cloned()).enumerate() {
@@ -149,11 +152,17 @@ pub(super) fn combine(
         merged.set("request.negative_prompt", text.trim().into(), &origin);
         merged.set("request.negative_prompt_file", Value::Null, &origin);
     }
-    let written = check::typed(&merged)?;
-    sidecar::prune(&mut merged, &below, [&check::typed(&without_top)?, &written], version);
-    source::take(&mut merged, length.is_some())?;
-    references::take(&mut merged, sidecar::frames(&layers))?;
-    let config = check::typed(&merged)?;
+    // Typing a tree is most of the cost of a request to the server: type again only what changed.
+    let mut config = check::typed(&merged)?;
+    if sidecar::prune(&mut merged, &below, &without_top, &config, version)? {
+        config = check::typed(&merged)?;
+    }
+    if source::take(&mut merged, &config, length.is_some())? {
+        config = check::typed(&merged)?;
+    }
+    if references::take(&mut merged, &config, sidecar::frames(&layers))? {
+        config = check::typed(&merged)?;
+    }
     check::check(&config, &merged)?;
     Ok(Loaded {
         config,
@@ -188,27 +197,6 @@ fn version(model: &str) -> Version {
         );
         version
     })
-}
-
-pub(super) fn defaults() -> Result<Tree, ConfigError> {
-    let value = serde_json::to_value(Config::default()).map_err(|e| ConfigError::Flag(e.to_string()))?;
-    Ok(Tree::from_node(&Node::from_value(value), &|_| ValueOrigin::Default))
-}
-
-/// Returns a preset and the presets it extends, base first.
-pub(super) fn preset_layers(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
-    let text = presets::find(&presets::CONFIGS, name).map_or("", |(_, text)| text);
-    let node = yaml::parse(text, name)?;
-    validate(&node, Place::File(name))?;
-    let parent = match node.get("extends") {
-        Some(Node { data: Data::Scalar(Value::String(parent)), .. }) => presets::find(&presets::CONFIGS, parent),
-        _ => None,
-    };
-    let mut layers = parent.map_or(Ok(Vec::new()), |(parent, _)| preset_layers(parent))?;
-    let mut own = Tree::from_node(&node, &|_| ValueOrigin::Preset(name));
-    own.remove("extends");
-    layers.push(own);
-    Ok(layers)
 }
 
 /// Reads a file and the files it extends into `out`, the file itself first. `found` is set to the first sidecar among

@@ -4,8 +4,9 @@ use serde_json::{Value, json};
 
 use super::check::typed;
 use super::error::{ConfigError, ValueOrigin};
-use super::load::{defaults, lay, preset_layers, replace_ancestral_sampler};
+use super::load::{lay, replace_ancestral_sampler};
 use super::pipeline::Pipeline;
+use super::presets::{defaults, preset_layers};
 use super::schema::{Config, Model};
 use super::tree::Tree;
 use super::yaml::Node;
@@ -21,7 +22,7 @@ impl Config {
     /// # Errors
     /// Never fails with the shipped presets.
     pub(crate) fn of_preset(pipeline: Pipeline, version: Version, model: Model) -> Result<Config, ConfigError> {
-        let mut merged = defaults()?;
+        let mut merged = defaults().clone();
         for layer in preset_layers(pipeline.preset(version))? {
             lay(&mut merged, layer)?;
         }

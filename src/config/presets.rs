@@ -1,6 +1,15 @@
-//! Files of `configs/` and `shardings/` that are embedded in the binary.
+//! Default values, and the files of `configs/` and `shardings/` that are embedded in the binary.
 
-use super::error::ValueOrigin;
+use std::collections::BTreeMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use serde_json::Value;
+
+use super::error::{ConfigError, ValueOrigin};
+use super::schema::Config;
+use super::tree::Tree;
+use super::validate::{Place, validate};
+use super::yaml::{self, Data, Node};
 
 macro_rules! config {
     ($name:literal) => {
@@ -122,4 +131,40 @@ pub(super) fn is_shipped(origin: &ValueOrigin) -> bool {
         }
         _ => false,
     }
+}
+
+/// Returns the default of every key.
+pub(super) fn defaults() -> &'static Tree {
+    static DEFAULTS: LazyLock<Tree> = LazyLock::new(|| {
+        let value = serde_json::to_value(Config::default()).expect("a configuration serializes");
+        Tree::from_node(&Node::from_value(value), &|_| ValueOrigin::Default)
+    });
+    &DEFAULTS
+}
+
+/// Returns a preset and the presets it extends, base first. Each preset is parsed once per process.
+pub(super) fn preset_layers(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
+    static PARSED: Mutex<BTreeMap<&str, Vec<Tree>>> = Mutex::new(BTreeMap::new());
+    let parsed = || PARSED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(layers) = parsed().get(name) {
+        return Ok(layers.clone());
+    }
+    let layers = parse_preset(name)?;
+    parsed().insert(name, layers.clone());
+    Ok(layers)
+}
+
+fn parse_preset(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
+    let text = find(&CONFIGS, name).map_or("", |(_, text)| text);
+    let node = yaml::parse(text, name)?;
+    validate(&node, Place::File(name))?;
+    let parent = match node.get("extends") {
+        Some(Node { data: Data::Scalar(Value::String(parent)), .. }) => find(&CONFIGS, parent),
+        _ => None,
+    };
+    let mut layers = parent.map_or(Ok(Vec::new()), |(parent, _)| preset_layers(parent))?;
+    let mut own = Tree::from_node(&node, &|_| ValueOrigin::Preset(name));
+    own.remove("extends");
+    layers.push(own);
+    Ok(layers)
 }

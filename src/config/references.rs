@@ -17,29 +17,32 @@ use crate::weights::ReferenceScales;
 const VIDEOS: &str = "request.reference_videos";
 const SCALES: [&str; 2] = ["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"];
 
-/// Selects the pipeline `in_context` if there are reference videos and no pipeline is set.
-pub(super) fn select_reference_pipeline(merged: &Tree, config: &Config, line: &mut Tree) {
-    if !config.request.reference_videos.is_empty() && merged.origin("pipeline") == ValueOrigin::Default {
+/// Selects the pipeline `in_context` if there are reference videos and no pipeline is set. Returns whether it did.
+pub(super) fn select_reference_pipeline(merged: &Tree, config: &Config, line: &mut Tree) -> bool {
+    let selects = !config.request.reference_videos.is_empty() && merged.origin("pipeline") == ValueOrigin::Default;
+    if selects {
         line.set("pipeline", Pipeline::IcLora.name().into(), &merged.origin(VIDEOS));
     }
+    selects
 }
 
 /// Fills in scales and lengths from LoRA headers and video files. `sidecar_frames` is the number of frames that a
-/// sidecar sets.
+/// sidecar sets. Returns whether `merged`, whose typed form is `config`, changed.
 ///
 /// # Errors
 /// Returns an error if a LoRA or a video cannot be read, or if LoRAs have different scales.
-pub(super) fn take(merged: &mut Tree, sidecar_frames: Option<usize>) -> Result<(), ConfigError> {
-    let config = typed(merged)?;
-    if config.pipeline.has_loras_in_first_stage() {
+pub(super) fn take(merged: &mut Tree, config: &Config, sidecar_frames: Option<usize>) -> Result<bool, ConfigError> {
+    let sets_stages = config.pipeline.has_loras_in_first_stage();
+    if sets_stages {
         default_loras_to_first_stage(merged);
     }
     if config.request.reference_videos.is_empty() || config.pipeline.references_fault(1).is_some() {
-        return Ok(());
+        return Ok(sets_stages);
     }
-    clear_derived_values(merged, &config, sidecar_frames);
+    clear_derived_values(merged, config, sidecar_frames);
     take_scales(merged, &typed(merged)?)?;
-    take_frames(merged, &typed(merged)?)
+    take_frames(merged, &typed(merged)?)?;
+    Ok(true)
 }
 
 /// Removes values of a sidecar that were derived from keys that the user overrides: scales read from other LoRAs, and

@@ -3,9 +3,10 @@
 
 use serde_json::Value;
 
+use super::check;
 use super::effect::RULES;
 use super::effect_facts::Facts;
-use super::error::ValueOrigin;
+use super::error::{ConfigError, ValueOrigin};
 use super::schema::Config;
 use super::tree::Tree;
 use super::yaml::{Data, Node};
@@ -103,9 +104,15 @@ pub(super) fn frames(layers: &[Tree]) -> Option<usize> {
 }
 
 /// Resets values of the sidecar that had an effect in the run that wrote it but have none with the current flags, for
-/// example the span of a retake in another pipeline or an option of another sampler. `configs` are the configuration
-/// without and with the flags.
-pub(super) fn prune(merged: &mut Tree, below: &Tree, configs: [&Config; 2], version: Version) {
+/// example the span of a retake in another pipeline or an option of another sampler. `without_flags` is `merged` without
+/// the flags, `config` its typed form. Returns whether a value was reset.
+pub(super) fn prune(
+    merged: &mut Tree,
+    below: &Tree,
+    without_flags: &Tree,
+    config: &Config,
+    version: Version,
+) -> Result<bool, ConfigError> {
     let has = |is: &dyn Fn(&str, &ValueOrigin) -> bool| {
         let mut leaves = Vec::new();
         merged.leaves(String::new(), &mut leaves);
@@ -114,9 +121,11 @@ pub(super) fn prune(merged: &mut Tree, below: &Tree, configs: [&Config; 2], vers
     let is_overridden =
         has(&|path, origin| matches!(origin, ValueOrigin::Set | ValueOrigin::Flag(_)) && !path.starts_with("output."));
     if !is_overridden || !has(&|_, origin| matches!(origin, ValueOrigin::Sidecar { .. })) {
-        return;
+        return Ok(false);
     }
-    let [own, facts] = configs.map(|config| Facts { config, version });
+    let own = Facts { config: &check::typed(without_flags)?, version };
+    let facts = Facts { config, version };
+    let mut changed = false;
     for rule in RULES {
         for key in rule.keys {
             let all = {
@@ -132,7 +141,9 @@ pub(super) fn prune(merged: &mut Tree, below: &Tree, configs: [&Config; 2], vers
             if let Some(why) = (rule.reason)(&facts, key) {
                 tracing::info!("ignoring {key} from {}: {why}", merged.origin(key));
                 merged.replace(key, base);
+                changed = true;
             }
         }
     }
+    Ok(changed)
 }

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use super::check::typed;
 use super::error::{ConfigError, ValueOrigin};
 use super::legal::{FRAME_STEP, around, nearest_frames, whole_frames};
 use super::pipeline::Pipeline;
@@ -17,20 +16,22 @@ use crate::media::{ClipInfo, probe_clip};
 const TRAINED_SECONDS: f64 = 20.0;
 
 /// Probes the input video and fills in size, frame rate and number of frames. `has_seconds` is whether the command line
-/// sets a duration.
+/// sets a duration, `config` the typed form of `merged`. Returns whether `merged` changed.
 ///
 /// # Errors
 /// Returns an error if the video cannot be read, has fewer frames than requested, or its frame rate is not the
 /// requested one.
-pub(super) fn take(merged: &mut Tree, has_seconds: bool) -> Result<(), ConfigError> {
-    let config = typed(merged)?;
+pub(super) fn take(merged: &mut Tree, config: &Config, has_seconds: bool) -> Result<bool, ConfigError> {
     let of_pipeline = ValueOrigin::Pipeline(config.pipeline.name());
     // As in the official pipeline, a retake has no negative prompt by default.
     let negative = "request.negative_prompt";
-    if config.pipeline == Pipeline::Retake && !is_written(merged, negative) {
+    let clears_negative = config.pipeline == Pipeline::Retake && !is_written(merged, negative);
+    if clears_negative {
         merged.set(negative, "".into(), &of_pipeline);
     }
-    let (Some(path), true) = (config.request.video.clone(), config.pipeline.takes_video()) else { return Ok(()) };
+    let (Some(path), true) = (config.request.video.clone(), config.pipeline.takes_video()) else {
+        return Ok(clears_negative);
+    };
     let info = probe_clip(Path::new(&path), Path::new("ffmpeg")).map_err(ConfigError::Video)?;
     let origin = ValueOrigin::Video(path);
     for (key, value) in [("request.width", info.width), ("request.height", info.height)] {
@@ -41,10 +42,11 @@ pub(super) fn take(merged: &mut Tree, has_seconds: bool) -> Result<(), ConfigErr
         }
     }
     if let Some(rate) = info.frame_rate {
-        take_rate(merged, &config, rate, &origin)?;
+        take_rate(merged, config, rate, &origin)?;
     }
     let rate = info.frame_rate.unwrap_or(config.request.frame_rate);
-    take_frames(merged, &config, &info, rate, has_seconds, &origin)
+    take_frames(merged, config, &info, rate, has_seconds, &origin)?;
+    Ok(true)
 }
 
 /// Returns whether the user wrote a value: it is not from the defaults, a preset, or a sidecar of another video.
