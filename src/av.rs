@@ -61,8 +61,8 @@ impl<T> Av<T> {
 }
 
 impl<T> Av<Option<T>> {
-    /// Replaces the value of each stream that has one by the next item of `values`, video first. A stream becomes
-    /// `None` if `values` has no more items.
+    /// Replaces each value that is present with the next item of `values`, video first. A value becomes `None` if there
+    /// are no more items.
     pub fn replace_present<U>(self, values: impl IntoIterator<Item = U>) -> Av<Option<U>> {
         let mut values = values.into_iter();
         self.map(|own| own.and_then(|_| values.next()))

@@ -1,4 +1,4 @@
-//! Converts panics into errors: those of libraries that parse damaged files, and those of worker threads.
+//! Converts panics into errors: panics in libraries that parse damaged files, and panics in worker threads.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -11,8 +11,8 @@ pub(crate) fn catch_silently<T, E: From<String>>(call: impl FnOnce() -> Result<T
     thread_local! {
         static IS_SILENT: Cell<bool> = const { Cell::new(false) };
     }
-    // The panic hook applies to all threads of the process. This one suppresses the message only on the current thread
-    // and only during the call.
+    // The panic hook applies to all threads of the process. It suppresses the message only on a thread that is running
+    // `call`.
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let others = panic::take_hook();

@@ -22,6 +22,9 @@ pub(crate) enum Destination {
 
 impl Destination {
     /// Classifies `path` after following symbolic links. A directory counts as a file; writing to it fails later.
+    ///
+    /// # Errors
+    /// Returns an error for a block device, a socket, or a loop of symbolic links.
     pub(crate) fn of(path: &Path) -> io::Result<Self> {
         let mut target = path.to_path_buf();
         for _ in 0..LINKS {
@@ -90,7 +93,8 @@ pub(crate) fn open_stream(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Checks that a [`Destination::Stream`] is writable without opening it, since a FIFO may have no reader yet.
+/// Checks that a [`Destination::Stream`] is writable. Does not open it, because opening a FIFO blocks until it has a
+/// reader.
 pub(crate) fn check_stream(path: &Path) -> io::Result<()> {
     Ok(access(path, Access::WRITE_OK)?)
 }
@@ -98,7 +102,7 @@ pub(crate) fn check_stream(path: &Path) -> io::Result<()> {
 /// Checks that the file extension is one of `endings`. Devices and pipes need no extension.
 ///
 /// # Errors
-/// Returns a message with the path, the format (`written`) and the allowed extensions.
+/// Returns a message with the path, `written` (a clause that states the file format) and the allowed extensions.
 pub(crate) fn check_ending(path: &Path, written: &str, endings: &[&str]) -> Result<(), String> {
     let own = path.extension().map(|own| own.to_string_lossy().to_lowercase());
     if own.is_some_and(|own| endings.contains(&own.as_str())) || Destination::is_stream(path) {

@@ -8,13 +8,13 @@ use std::fmt::Display;
 use std::sync::OnceLock;
 use std::thread;
 
-/// Blocks forever if this fail point is selected.
+/// Prints `at PHASE WHAT` and blocks forever if this fail point is selected.
 pub(crate) fn reach(phase: &str, what: impl Display) {
     within(phase, what, || ());
 }
 
-/// Runs `work`. If this fail point is selected, prints its line before `work` and blocks forever after it: a test that
-/// kills the process when it sees the line thus interrupts `work`.
+/// Runs `work`. If this fail point is selected, prints `at PHASE WHAT` before `work` and blocks forever after it. A
+/// test that kills the process when this line appears therefore interrupts `work`.
 pub(crate) fn within<T>(phase: &str, what: impl Display, work: impl FnOnce() -> T) -> T {
     let asked = asked(phase, &what);
     if asked {

@@ -26,7 +26,7 @@ const PAGE: &str = "an HTML page, such as a login or error page, instead of the 
 const JSON: &str = "JSON; use the safetensors file, or the folder that contains both";
 const ZEROS: &str = "a file that begins with zeros, probably an incomplete download; download it again";
 
-/// Identifies a file that should be safetensors but is something else, from its first bytes. Returns what it is and
+/// Identifies, from its first bytes, a file that should be safetensors but is something else. Returns what it is and
 /// what to do; `None` if no other format is recognized.
 pub(crate) fn kind(start: &[u8]) -> Option<&'static str> {
     let text = start.trim_ascii_start();
@@ -37,7 +37,7 @@ pub(crate) fn kind(start: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Identifies a file that should be JSON but is something else, from its first bytes. Returns what it is and what to
+/// Identifies, from its first bytes, a file that should be JSON but is something else. Returns what it is and what to
 /// do; `None` if no other format is recognized.
 pub(crate) fn non_json_kind(start: &[u8]) -> Option<&'static str> {
     if let Some((_, kind)) = BEGINNINGS.iter().find(|(beginning, _)| start.starts_with(beginning)) {

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-/// Returns the bytes of memory available to this process: the smaller of the host's available memory and what remains
-/// under the control group's limit. `None` if the system reports neither.
+/// Returns the number of bytes of memory available to this process: the smaller of the host's available memory and what
+/// remains under the limit of the control group (cgroup v2). `None` if the system reports neither.
 pub(crate) fn free_memory() -> Option<u64> {
     let host = fs::read_to_string("/proc/meminfo").ok().and_then(|info| available(&info));
     let text = |file: &str| fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok();

@@ -2,8 +2,9 @@
 //! it exits.
 //!
 //! The first signal ends the process at once, unless a [`hold`] exists, which announces that results are about to be
-//! saved; the process then exits when all holds have ended. A second signal always ends it at once. Before the process
-//! exits, each [`keeper`] saves results that exist only in memory.
+//! saved. The process then exits when all holds have ended, or when the work stops with an error (see [`stops`]). A
+//! second signal always ends the process at once. Before the process exits, each [`keeper`] saves results that exist
+//! only in memory.
 
 use std::fmt::Write;
 use std::mem;
@@ -15,7 +16,7 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Function that runs before the process exits, usually to save results. Returns a clause for the error line, such as
-/// where the results are; `None` if there is nothing to say.
+/// where the results are. `None`: no clause.
 type Keep = Box<dyn FnOnce() -> Option<String> + Send>;
 
 static STATE: Mutex<State> = Mutex::new(State::new());
@@ -250,7 +251,7 @@ mod tests {
         drop(keeper(|| Some("gone".into())));
         let (held, compiles) = (hold("x"), compiling());
         let (hold, compilation) = (held.0, compiles.0);
-        // Checks these entries only: other tests of this process may register some too.
+        // Check only these entries, because other tests of this process may also register entries.
         let has = || {
             let state = state();
             (state.holds.iter().any(|(n, _)| *n == hold), state.compilations.contains(&compilation))

@@ -22,18 +22,18 @@
 //!
 //! # Life of a request
 //!
-//! [`Config`] is read from YAML and flags. [`Session`] builds each model's program (StableHLO text) and parameter tree,
-//! compiles the program, and uploads the parameters from the checkpoint in parallel. [`Session::generate`] runs the
-//! text encoder, the connectors, the denoising loop and the decoders; [`media`] writes the MP4. Each module depends
-//! only on those after it in this list: `cli`, `tune`, `perf`, [`pipeline`], [`request`], [`config`], [`sampling`],
-//! [`models`], [`weights`] and [`runtime`], [`nn`], `kernels`, and the separate crates [`hlo`], [`pjrt`] and
-//! [`analysis`].
+//! [`Config`] is read from YAML and flags. [`Session`] builds the program (StableHLO text) and the parameter tree of
+//! each model component, compiles the program, and uploads the parameters from the checkpoint in parallel.
+//! [`Session::generate`] runs the text encoder, the connectors, the denoising loop and the decoders; [`media`] writes
+//! the MP4. Each module depends only on helpers and on modules after it in this list: `cli`, `tune`, `serve`, `perf`,
+//! [`pipeline`], [`request`], [`config`], [`sampling`], [`models`], [`runtime`], [`weights`], [`media`], `quality`,
+//! [`nn`], `kernels`, [`tensor`]. The crates [`hlo`], [`pjrt`] and [`analysis`] do not depend on this crate.
 //!
 //! # Versions
 //!
-//! [SemVer](https://semver.org) applies to the public items of this crate and of the three crates above: at 0.x a minor
-//! release may change them, a patch release does not. The command line, YAML keys, JSON fields and exit codes follow
-//! `CHANGELOG.md`.
+//! [SemVer](https://semver.org) applies to the public items of this crate and of the crates [`hlo`], [`pjrt`] and
+//! [`analysis`]: at 0.x, a minor release may change them, but a patch release does not. `CHANGELOG.md` describes the
+//! stability of the command line, YAML keys, JSON fields and exit codes.
 
 pub use ltx2_pjrt as pjrt;
 pub use ltx2_stablehlo as hlo;

@@ -9,7 +9,7 @@ fn main() -> ExitCode {
     ltx2::pjrt::quiet_plugins();
     ltx2::pjrt::report_file_limits();
     cli::try_plugins();
-    // clap exits by itself: code 0 for help, 2 for unknown flags.
+    // Exits the process with code 0 after --help or --version, and with code 2 after a usage error.
     let cli = Cli::parse();
     cli::log::start(cli.verbose, cli.quiet);
     let ended = cli::run(&cli);

@@ -8,8 +8,8 @@ use std::sync::{Mutex, PoisonError};
 /// Paths of temporary files and directories, including at most [`RENAMED`] paths that no longer exist.
 static TEMPORARIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Number of paths from which adding a path first removes those that no longer exist, because a server creates
-/// temporary files for as long as it runs.
+/// When the registry contains this many paths, adding a path first removes those that no longer exist. Otherwise, the
+/// registry of a server would grow for as long as the server runs.
 const RENAMED: usize = 64;
 
 /// Registers a temporary file or directory.
@@ -24,7 +24,7 @@ fn add(list: &mut Vec<PathBuf>, path: &Path) {
     list.push(path.into());
 }
 
-/// Removes the registered files and directories before the process exits without running destructors.
+/// Removes all registered files and directories. Called before the process exits without running destructors.
 pub(crate) fn remove_all() {
     for path in TEMPORARIES.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
         // Fails harmlessly for paths that were renamed or removed.

@@ -1,11 +1,12 @@
-//! Host tensors: [`ndarray`] arrays of a dynamic element type, always in row-major order.
+//! Host tensors: [`ndarray`] arrays with a dynamic element type. Tensors created from bytes or from arrays are in
+//! row-major order.
 
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
 
 use crate::hlo::{DType, Element, F8};
 
-/// A dense row-major tensor in host memory.
+/// A dense tensor in host memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tensor {
     /// Booleans, one byte each.

@@ -7,7 +7,7 @@ use std::path::Path;
 /// The UTF-8 byte-order mark.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Reads a text file without its byte-order mark.
+/// Returns the contents of a text file, without a leading byte-order mark.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or is not UTF-8.

@@ -1,4 +1,4 @@
-//! Parallel work on the host: over the rows of a slice, and over items that block on files, devices or compilers.
+//! Parallel work on the host: over the rows of a slice, and over tasks that block on files, devices or compilers.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -41,10 +41,10 @@ pub(crate) fn in_order<T: Sync, R: Send>(items: &[T], workers: usize, work: impl
     all.into_iter().map(|(_, made)| made).collect()
 }
 
-/// Like [`in_order`] for fallible work: starts no further items after a failure.
+/// Like [`in_order`], but for fallible work: after a failure, no further items start.
 ///
 /// # Errors
-/// Returns the first error in item order.
+/// Returns the error of the failed item that comes first in `items`.
 pub(crate) fn try_in_order<T: Sync, R: Send, E: Send>(
     items: &[T],
     workers: usize,

@@ -10,23 +10,25 @@ TARGETS = [("tpu:v5p:2x2x2", "v5p-8"), ("tpu:tpu7x:2x2x1", "TPU7x-8"), ("cuda:h2
 # Consecutive steps: layout, description, published result.
 STEPS = [
     [
-        ("before-385", "every weight sharded along the dimension that meets the residual stream",
-         "969 MB a layer (MaxDiffusion before #385, TPU7x, its f32 keys and gathered text included); 20 s a video"),
-        ("ffn-matched", "feed-forward weights replicated", "701 MB; 16.7 s a video"),
-        ("qkv-unsharded", "query, key and value weights replicated too", "between the PR's two steps"),
-        ("out-unsharded", "output weights replicated too", "355 MB; 13.84 s a video"),
-        ("sequence", "the result: bf16 keys and values gathered once, text replicated", "337 MB (MaxDiffusion today)"),
-        ("ulysses", "all-to-all from tokens to heads instead", "110 MB (MaxDiffusion's own)"),
+        ("before-385", "all weights sharded along their `embed` dimension",
+         "969 MB per layer (MaxDiffusion before #385 on TPU7x, including f32 keys and gathered text); 20 s per video"),
+        ("ffn-matched", "feed-forward weights replicated", "701 MB; 16.7 s per video"),
+        ("qkv-unsharded", "query, key and value weights replicated too", "not published"),
+        ("out-unsharded", "output weights replicated too", "355 MB; 13.84 s per video"),
+        ("sequence", "the final layout: bf16 keys and values gathered once, text replicated",
+         "337 MB (current MaxDiffusion)"),
+        ("ulysses", "all-to-all from tokens to heads instead of the gather", "110 MB (MaxDiffusion's Ulysses layout)"),
     ],
     [
         ("tensor-gathered-ffn", "inner activations gathered before the GELU",
          "AllGather 12.2 % of kernel time (SGLang before #23221, 4 H100)"),
-        ("tensor", "column then row, one all-reduce", "AllGather 5.4 %, denoise step 0.3868 to 0.3739 s (after)"),
+        ("tensor", "column-parallel, then row-parallel, one all-reduce",
+         "AllGather 5.4 % (after #23221); denoising step 0.3739 s instead of 0.3868"),
     ],
     [
-        ("rope-gathered", "keys and their tables gathered, then rotated",
+        ("rope-gathered", "keys and RoPE tables gathered, then keys rotated",
          "7720 all-gathers, 605 ms (TensorRT-LLM before #13687, 2 GPUs)"),
-        ("sequence", "keys rotated where they are", "3880 all-gathers, 435 ms (after)"),
+        ("sequence", "keys rotated before they are gathered", "3880 all-gathers, 435 ms (after #13687)"),
     ],
 ]
 BLOCKS = "transformer.transformer_blocks.*."
@@ -74,8 +76,8 @@ def more(first, second):
 
 
 def table(compiled, measured):
-    heads = [f"{name}: MB a block, ms a step" for _, name in TARGETS]
-    lines = [f"| layout | what it does | {' | '.join(heads)} | measured | published of the same step |", "|---" * 7 + "|"]
+    heads = [f"{name}: MB per block, ms per step" for _, name in TARGETS]
+    lines = [f"| layout | what it does | {' | '.join(heads)} | measured | published for the same step |", "|---" * 7 + "|"]
     for steps in STEPS:
         for layout, what, published in steps:
             cells = []
@@ -88,7 +90,7 @@ def table(compiled, measured):
 
 
 def changes(compiled):
-    lines = ["| step | target | collectives it removes, MB a block | collectives it adds |", "|---|---|---|---|"]
+    lines = ["| step | target | collectives that it removes, MB per block | collectives that it adds |", "|---|---|---|---|"]
     for steps in STEPS:
         for (before, _, _), (after, _, _) in zip(steps, steps[1:]):
             for target, name in TARGETS:

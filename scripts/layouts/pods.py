@@ -25,7 +25,7 @@ SLICES = {
 # Slices with a configuration for LTX-2.5, and its programs.
 SLICES_2_5 = ["v6e-8", "v5p-8", "tpu7x-8"]
 PROGRAMS_2_5 = {
-    "denoise": "a step with guidance",
+    "denoise": "step with guidance",
     "text-encoder": "text encoder, two prompts",
     "video-decoder": "convolutional decoder",
     "diffusion-decoder": "diffusion decoder",
@@ -90,8 +90,8 @@ def parts(figures, scale=1.0):
 def scale(compiler):
     """Returns the table of 1280x768x121 on up to 256 chips."""
     lines = [
-        "| topology | chips | videos at once | layout, mesh | predicted ms a step | matmuls | memory | collectives | "
-        f"s of {STEPS} steps | videos per hour | per hour and chip |",
+        "| topology | chips | concurrent videos | layout, mesh | predicted ms per step | matmuls | memory | collectives | "
+        f"seconds for {STEPS} steps | videos per hour | videos per hour and chip |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for target, videos, candidate in SCALE:
@@ -115,7 +115,7 @@ def scale(compiler):
 def encoders(compiler):
     """Returns the table of the text encoder on each slice."""
     lines = [
-        "| slice | topology | GiB a device | MB moved | predicted ms | matmuls | memory | collectives |",
+        "| slice | topology | GiB per device | collectives, MB | predicted ms | matmuls | memory | collectives, ms |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, target in SLICES.items():
@@ -130,7 +130,8 @@ def encoders(compiler):
 def newest(compiler):
     """Returns the table of LTX-2.5 on the slices that have a configuration for it."""
     lines = [
-        "| slice | program | GiB a device | of which temporaries | MB moved | predicted ms | matmuls | memory | collectives |",
+        "| slice | program | GiB per device | of which temporaries | collectives, MB | predicted ms | matmuls | memory | "
+        "collectives, ms |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for slice_name in SLICES_2_5:

@@ -50,10 +50,10 @@ pub(crate) enum BenchTarget {
     EndToEnd,
 }
 
-/// Times a program with synthetic inputs.
+/// Function that times a program with synthetic inputs.
 type Timer = fn(&mut Bench, ProgramKind) -> Result<()>;
 
-/// Programs that can be benchmarked.
+/// Programs that can be benchmarked, with the function that times each.
 const TIMED: [(ProgramKind, Timer); 12] = [
     (ProgramKind::TextEncoder, |bench, kind| bench.text_encoder(kind)),
     (ProgramKind::Connectors, |bench, kind| bench.connectors(kind)),
@@ -104,13 +104,13 @@ pub(crate) struct Benched {
 /// Returns an error if a request cannot be benchmarked.
 fn check_request(request: &Request) -> Result<()> {
     let why = if request.dfr.is_some() {
-        "the pipeline dfr, which uses keyframes in every pass, is not supported"
+        "the pipeline dfr, which uses keyframes in every pass, is not supported;"
     } else if request.chain.is_some() {
-        "request.chain: chained clips cannot be benchmarked; remove --chain to benchmark one clip"
+        "request.chain: chained clips cannot be benchmarked; remove --chain to benchmark one clip, or"
     } else {
         return Ok(());
     };
-    Err(PipelineError::Usage(format!("bench: {why}; use `generate --perf-json` to time the phases of this request")))
+    Err(PipelineError::Usage(format!("bench: {why} use `generate --perf-json` to time the phases of this request")))
 }
 
 /// Benchmarks the programs of a configuration's first video. If a target fails after others have succeeded, the
@@ -174,7 +174,7 @@ struct Bench<'a> {
     done: BTreeMap<String, ProgramTiming>,
     /// Folder for the output file of the `end_to_end` target.
     folder: TempDir,
-    /// Seconds that writing the output file took.
+    /// Time to write the output file, in seconds. `None`: not measured.
     file_seconds: Option<f64>,
 }
 
@@ -212,8 +212,10 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Measures every target. If a target fails after others have succeeded, returns the target's name and error. If
-    /// the first target fails, returns the error as `Err`.
+    /// Measures every target. If a target fails after others have succeeded, returns the target's name and error.
+    ///
+    /// # Errors
+    /// Returns the error of a target if none has succeeded before.
     fn all(&mut self) -> Result<Option<(String, PipelineError)>> {
         for target in &self.options.targets {
             let measured = match target {
@@ -256,13 +258,14 @@ impl<'a> Bench<'a> {
         self.call(kind, &call)
     }
 
-    /// Times the program that computes those inputs of the denoising loop that are the same in all steps.
+    /// Times the program that computes the step-invariant inputs of the denoising loop.
     fn prepare(&mut self, kind: ProgramKind) -> Result<()> {
         let call = self.synthetic.prepare(self.runner, &self.first)?;
         self.call(kind, &call)
     }
 
-    /// Times one step, and all steps of a denoising pass. If the sampler draws noise, a call runs only one step.
+    /// Times a call that runs one denoising step and, unless the sampler draws noise, a call that runs all steps of the
+    /// pass.
     fn denoise(&mut self, kind: ProgramKind) -> Result<()> {
         let second = self.second.as_ref().filter(|_| kind == ProgramKind::Refine);
         let request = second.unwrap_or(&self.first).clone();
@@ -403,12 +406,13 @@ impl<'a> Bench<'a> {
             if n >= self.options.warmup {
                 seconds.push(took);
             }
-            // Free the previous result's memory before the next run.
+            // All results but the last are dropped at the end of the iteration, which frees their memory before the
+            // next run.
             if seconds.len() >= self.options.runs.max(1) {
                 return Ok((seconds, result));
             }
         }
-        Err(PipelineError::Input("the benchmark has no timed runs; use at least one".into()))
+        Err(PipelineError::Input("the benchmark has no timed runs; request at least one run".into()))
     }
 
     fn compiled(&self, kind: ProgramKind, program: &Executable) -> Result<ProgramInfo> {
@@ -451,7 +455,7 @@ impl<'a> Bench<'a> {
             outputs,
             parts: None,
         };
-        tracing::info!("{name}: median {:.6} s of {}", measured.median, measured.seconds.len());
+        tracing::info!("{name}: median {:.6} s of {} run(s)", measured.median, measured.seconds.len());
         self.done.insert(name, measured);
     }
 }

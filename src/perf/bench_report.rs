@@ -72,10 +72,10 @@ pub(crate) struct ProgramInfo {
     /// Hash of the program, as in `ltx2 compile`.
     pub(crate) hash: String,
     pub(crate) compile_seconds: f64,
-    /// Floating-point operations of matmuls and convolutions, per step or, without steps, per run. `None`: the plugin
-    /// does not return the optimized program.
+    /// Floating-point operations of matmuls and convolutions per step, or per run if the program has no steps. `None`:
+    /// the plugin does not return the optimized program.
     pub(crate) flops: Option<f64>,
-    /// Predicted seconds per step or, without steps, per run; `None` if the chip is unknown.
+    /// Predicted seconds per step, or per run if the program has no steps; `None` if the chip is unknown.
     pub(crate) predicted: Option<f64>,
     /// Bytes of the parameters that the program reads.
     pub(crate) parameter_bytes: usize,

@@ -26,7 +26,7 @@ pub(crate) fn measure(config: &Config, runs: usize, only: &[CollectiveKind], com
         versions,
         date: jiff::Timestamp::now().strftime("%Y-%m-%d").to_string(),
     };
-    // Without a chip file, the number of multiprocessors that attention leaves idle is unknown.
+    // `None` without a chip file: the number of multiprocessors that attention leaves idle is then unknown.
     let chip = setup::chip(config, engine.own_device().kind()).ok();
     let (iteration_seconds, samples) = micro::micro(&engine, chip.as_ref(), runs, only)?;
     Ok(Measurements { source, platform: engine.platform().into(), iteration_seconds, samples })

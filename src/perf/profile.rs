@@ -44,12 +44,12 @@ pub(crate) struct Profile {
 }
 
 /// Traces `steps` denoising steps of a configuration's first video after a warm-up. Writes the trace where TensorBoard
-/// looks for it in `folder`: `plugins/profile/RUN/HOST.xplane.pb`. Predicts times for the configuration's chip, or else
-/// for the device.
+/// looks for it in `folder`: `plugins/profile/RUN/HOST.xplane.pb`. Predicts times for the chip in the configuration or,
+/// if it names none, for the device's chip.
 ///
 /// # Errors
-/// Returns an error if the plugin has no profiler (before anything is loaded), if the configuration has fewer steps, if
-/// the model, request or device fails, or if the trace contains no operations.
+/// Returns an error if the plugin has no profiler (before any weights are loaded), if the configuration has fewer than
+/// `steps` steps, if the model, request or device fails, or if the trace contains no operations.
 pub(crate) fn profile(
     config: &Config,
     job: &Job,
@@ -137,7 +137,7 @@ fn run(executor: &Executor, denoising: &Denoising, steps: usize, ready: impl FnO
     Ok(())
 }
 
-/// Adds the optimized program to the trace if the plugin left it out. The program has the names of the operations.
+/// Adds the optimized program, which contains the names of the operations, to the trace if the plugin left it out.
 fn with_program(mut bytes: Vec<u8>, program: &Executable, file: &Path) -> Result<(Vec<u8>, XSpace)> {
     let read = |bytes: &[u8]| {
         let wrong = |e: prost::DecodeError| format!("cannot decode the plugin's trace: {e}");

@@ -60,7 +60,7 @@ impl<'a> SyntheticInputs<'a> {
         runner.encode_conditions(request, shapes, tokens)
     }
 
-    /// Returns a call of the program that computes those inputs of the denoising loop that are the same in all steps.
+    /// Prepares a call of the program that computes the step-invariant inputs of the denoising loop.
     pub(crate) fn prepare(&self, runner: &mut Runner, request: &Request) -> Result<Call<'static>> {
         let (shapes, s) = self.shape(&runner.model.sizes, request)?;
         let seeded = s.text_channels.zip(Av { video: 2, audio: 3 });
@@ -108,8 +108,8 @@ impl Denoising {
         self.steps.program()
     }
 
-    /// Returns all inputs except the latents for a call that runs the first `steps` steps, or only the first step if a
-    /// call runs one step.
+    /// Returns the inputs, except for the latents, of a call that runs the first `steps` steps. If the sampler draws
+    /// noise, the call runs only the first step.
     pub(crate) fn steps(&self, executor: &Executor, steps: usize) -> Result<Inputs<'static>> {
         let evaluations = if self.takes_all() { steps } else { self.sampler.noises() };
         let mut noise = CallNoise::new(&*self.sampler, self.seeds.iter().copied(), self.tokens);
@@ -138,7 +138,7 @@ fn wait(latents: &[ShardedTensor]) -> Result<()> {
     Ok(latents.iter().try_for_each(ShardedTensor::wait)?)
 }
 
-/// Returns normally distributed values in place of an earlier program's result.
+/// Returns normally distributed values, which replace the result of an earlier program.
 pub(super) fn normal(shape: &[usize], seed: u64) -> Tensor {
     Tensor::F32(TorchRng::new(seed).normal_array(shape))
 }

@@ -96,8 +96,8 @@ fn around(source: Frames, made: &Frames, anew: Range<usize>) -> Frames {
     Frames::new(data).expect("a video has frames")
 }
 
-/// Returns `given` with the samples in the range `anew` replaced by those of `made`. The transitions at both ends of
-/// the range are crossfades of up to `fade` samples, which lie outside of it.
+/// Returns `given` with the samples in the range `anew` replaced by those of `made`. The transitions are crossfades of
+/// up to `fade` samples on both sides of the range.
 fn replace_sound_span(given: &Array2<f32>, made: Array2<f32>, anew: Range<usize>, fade: usize) -> Array2<f32> {
     let n = made.ncols();
     let (before, behind) = (fade.min(anew.start), fade.min(n.saturating_sub(anew.end)));

@@ -1,5 +1,5 @@
 //! Loads parameters on a background thread: reads and uploads them in the order in which the programs use them, while
-//! programs compile and the first ones run.
+//! the programs compile and the first of them run.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,10 +42,10 @@ impl Progress {
     }
 }
 
-/// How many parameters the load thread may load.
+/// Which parameters the load thread may load.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reach {
-    /// Those of the first program; whether the others fit in device memory is not known yet.
+    /// Parameters of the first program; whether all parameters fit in device memory is not known yet.
     Undecided,
     First,
     All,
@@ -77,8 +77,8 @@ impl Gate {
         *self.reach.lock().unwrap_or_else(PoisonError::into_inner) == Reach::Nowhere
     }
 
-    /// Returns whether the next program's parameters may be loaded; blocks until [`Ahead::decide`] is called, except
-    /// for the first program.
+    /// Returns whether the next program's parameters may be loaded. Unless this is the first program, blocks while the
+    /// reach is undecided.
     fn may_load(&self, is_first: bool) -> bool {
         let reach = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.moved.wait_while(reach, |reach| *reach == Reach::Undecided && !is_first);
@@ -149,11 +149,11 @@ impl Ahead {
         }
     }
 
-    /// Waits for all parameters that the thread is loading and moves them into `into`. Before [`Ahead::decide`] is
-    /// called, these are only the first program's parameters.
+    /// Waits for all parameters that the thread is loading and moves them into `into`. If [`Ahead::decide`] has not
+    /// been called, the thread stops after the first program's parameters.
     ///
     /// # Errors
-    /// Same as [`Ahead::take`].
+    /// Returns the first load error.
     pub(super) fn take_all(&mut self, into: &mut Parameters) -> Result<()> {
         self.gate.settle();
         for parameters in &self.arrivals {

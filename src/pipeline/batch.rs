@@ -117,7 +117,8 @@ pub enum Noise {
     Device {
         /// Seed of each row.
         seeds: Vec<u64>,
-        /// Number of draws so far. A pass draws once; the diffusion decoder draws once per video or per tile.
+        /// Number of draws so far. A pass draws once for the batch; the diffusion decoder draws once for the batch or,
+        /// with tiled decoding, once per tile.
         pass: usize,
         /// Host generator of each row, used by samplers that take the noise of their steps from the request's
         /// generator.

@@ -43,7 +43,7 @@ pub(crate) struct PassSpec<'a> {
 }
 
 impl Runner {
-    /// Returns the network of `program` for the devices of this runner. Networks are cached, because writing a program
+    /// Returns the network of `program` for the devices of this runner. Networks are cached, because building a program
     /// with many blocks takes as long as one or two denoising steps. `sizes`: all values that the program depends on,
     /// except for the model and the build.
     fn network(
@@ -58,7 +58,7 @@ impl Runner {
         }
         let since = Instant::now();
         let network = self.executor.accepted(program.name(), &self.build, |build| write(&self.model, build))?;
-        tracing::debug!(program = program.name(), seconds = since.elapsed().as_secs_f64(), "wrote the program text");
+        tracing::debug!(program = program.name(), seconds = since.elapsed().as_secs_f64(), "built the program");
         Ok(self.written.entry(written).or_insert(Rc::new(network)).clone())
     }
 
@@ -177,7 +177,7 @@ impl Runner {
         self.call(program, &network, given)
     }
 
-    /// Prepares the denoising loop of a pass, with its tables and guidance scales.
+    /// Prepares the denoising loop of a pass, and uploads its tables and guidance scales.
     pub(crate) fn new_loop(&mut self, program: ProgramKind, pass: PassSpec) -> Result<DenoiseLoop> {
         let PassSpec { request, shape, shapes, conditions } = pass;
         let network =
@@ -214,8 +214,8 @@ impl Runner {
         Ok(DenoiseLoop { network, call, carried: carried.collect() })
     }
 
-    /// Returns the denoising loop of a pass. Reuses the loop of an earlier request if the two differ only in prompts
-    /// and seed.
+    /// Returns the denoising loop of a pass. Reuses the loop of an earlier request if the two requests differ only in
+    /// prompts and seed, the pass has no conditions, and all parameters stay on the devices.
     pub(crate) fn denoise_loop(&mut self, program: ProgramKind, pass: PassSpec) -> Result<Rc<DenoiseLoop>> {
         // A loop with conditions is not reused: the files of the conditions may have changed.
         let reusable = pass.conditions.is_none() && self.executor.keeps_all();

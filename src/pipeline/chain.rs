@@ -32,11 +32,8 @@ impl Runner {
         watch: Watch,
         each: &mut dyn FnMut(Vec<Generated>) -> Result<()>,
     ) -> Result<()> {
-        let one = || {
-            PipelineError::Input(
-                "a video of several clips needs request.chain, and more frames than one clip has".into(),
-            )
-        };
+        let one =
+            || PipelineError::Input("a chained video needs request.chain, and more frames than fit in one clip".into());
         let first = requests.first().ok_or_else(one)?;
         let chain = first.chain.clone().ok_or_else(one)?;
         let mut ends = ClipEnds::default();
@@ -102,7 +99,7 @@ pub struct Piece {
 }
 
 /// Joins the clips of a video as they are generated. Holds back the frames and samples that the next clip may change:
-/// the overlapping frames, and the audio of the last clip.
+/// the frames that overlap it, and the remaining audio of the clip added last.
 pub struct Join {
     chain: Chain,
     /// Index of each clip's first sample in the complete video.
@@ -114,11 +111,11 @@ pub struct Join {
     clips: usize,
     /// Number of frames that [`Join::add`] has returned so far.
     shown: usize,
-    /// Frames of the last clip that have not been returned yet.
+    /// Frames of the clip added last that have not been returned yet.
     frames: Option<Frames>,
     /// Number of samples that [`Join::add`] has returned so far.
     heard: usize,
-    /// Samples of the last clip that have not been returned yet.
+    /// Samples of the clip added last that have not been returned yet.
     sound: Array2<f32>,
 }
 
@@ -218,8 +215,8 @@ mod tests {
         Frames::new(Array4::from_shape_fn((range.len(), 1, 2, 3), |(f, ..)| (range.start + f) as u8)).expect("frames")
     }
 
-    /// Clips sliced from one video are joined to the same video, and each piece is returned before the next clip is
-    /// added.
+    /// Joining overlapping clips cut from one video reproduces that video. Each `add` returns its piece without waiting
+    /// for the next clip.
     #[test]
     fn joined_clips_equal_original_video() {
         let chain = Chain { frames: 41, clip: 17, overlap: 9, prompts: Vec::new() };

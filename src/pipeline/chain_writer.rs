@@ -32,7 +32,7 @@ pub(super) struct ChainWriter<'a> {
     /// Time of each phase, summed over all clips so far.
     timings: Vec<PhaseTime>,
     steps: usize,
-    /// The last clip, without its frames and sound.
+    /// The clip added last, without its frames and sound.
     last: Option<Generated>,
 }
 
@@ -46,7 +46,7 @@ struct Video<'a> {
     /// Latents of all clips so far, named by clip number and dump name.
     latents: Named,
     clips: usize,
-    /// Errors of the other output files. A file that cannot be written does not prevent the others from being written.
+    /// Errors of output files. A file that cannot be written does not prevent the others from being written.
     failures: Failures,
     /// Whether the frames are also written as PNG files.
     saves_frames: bool,
@@ -85,8 +85,8 @@ impl<'a> ChainWriter<'a> {
     /// Adds the next clip of each video.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be written; the caller then calls [`ChainWriter::keep`], which saves the
-    /// results so far.
+    /// Returns an error if a video file cannot be written; the caller then calls [`ChainWriter::keep`], which saves the
+    /// results so far. Errors of other files are reported by [`ChainWriter::finish`].
     pub(super) fn add(&mut self, clips: Vec<Generated>) -> Result<()> {
         for (video, mut clip) in self.videos.iter_mut().zip(clips) {
             // The checkpoint of the next clip replaces the one that this guard would write.
@@ -237,7 +237,7 @@ impl Video<'_> {
             }
             let (all, encoded) = (file.frames(), file.encoded_frames());
             if encoded > 0 {
-                let what = format!("its first {encoded} frames with their sound are");
+                let what = format!("the first {encoded} frames with their audio are");
                 error =
                     partial_results::keep(
                         error,
@@ -249,7 +249,7 @@ impl Video<'_> {
                     );
             }
             if encoded < all {
-                error = partial_results::keep(error, place, "its sound is", self.path, ".wav", |kept| {
+                error = partial_results::keep(error, place, "the audio is", self.path, ".wav", |kept| {
                     Ok(file.write_wav(kept, WavFormat::Float32, true)?)
                 });
             }

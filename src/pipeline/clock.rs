@@ -18,7 +18,7 @@ pub struct PhaseTime {
 }
 
 impl PhaseTime {
-    /// Returns the part of `total` during which the host did not wait: writing programs, uploading inputs, downloading
+    /// Returns the part of `total` during which the host did not wait: building programs, uploading inputs, downloading
     /// and converting results.
     pub fn host(&self) -> Duration {
         self.total.saturating_sub(self.device)

@@ -1,4 +1,4 @@
-//! `ltx2 compile`: compiles a program of a configuration, also for devices that are not present, and analyses the
+//! `ltx2 compile`: compiles a program of a configuration for devices that need not be present, and analyses the
 //! optimized module.
 
 use super::layouts::{self, Devices, needed};
@@ -21,7 +21,7 @@ use crate::runtime::{
     CompileKey, CompileOutcome, Compiled, EngineOptions, ModuleStore, OpenTarget, RuntimeError, StoredModule, Target,
 };
 
-/// Number of transformer blocks that are compiled if the program with all blocks does not fit.
+/// Number of transformer blocks that are compiled if the program with all blocks does not fit in device memory.
 const REDUCED: usize = 2;
 
 /// Selects the program to compile, its target devices, and where the results are stored.
@@ -33,8 +33,8 @@ pub struct CompileOptions<'a> {
     pub layers: Option<usize>,
     /// Folder that receives the program, its optimized module, and a text listing of that module.
     pub dump: Option<&'a Path>,
-    /// Folder of the compile cache in which the executable is saved. If set, the program is compiled on this host's
-    /// GPUs, provided that they match the target.
+    /// Folder of the compile cache in which the executable is saved. If this is set and the host has the target's GPUs,
+    /// the program is compiled on these GPUs.
     pub save: Option<&'a Path>,
     /// Store of optimized modules. A stored module is analysed without compiling; a newly compiled module is added.
     pub modules: Option<&'a ModuleStore>,
@@ -211,7 +211,7 @@ pub(crate) fn key(
     job.key(&network, modules)
 }
 
-/// Replaces `layout: auto` by the name of the layout chosen for the target's devices.
+/// Replaces `layout: auto` with the name of the layout chosen for the target's devices.
 pub(crate) fn resolved(config: &Config, machine: &OpenTarget) -> Result<Config> {
     let (toolchain, chip) = (machine.toolchain(), machine.target.chip());
     let count = machine.devices.len();
@@ -224,7 +224,7 @@ struct Job<'a> {
     machine: &'a OpenTarget,
     /// Whether to compile the program if no optimized module is stored.
     compiles: bool,
-    /// Whether the compiler has rejected the attention kernel; programs are then written without it.
+    /// Whether the compiler has rejected the attention kernel; programs are then built without it.
     refused: bool,
 }
 
@@ -382,8 +382,8 @@ impl Job<'_> {
         let complete = self.machine.is_present() || !module.is_bound_to_device();
         if save.is_some() && !complete {
             notes.push(
-                "not saved: cuDNN builds its kernels on the GPU, so an executable compiled without a GPU does not run on \
-                 one; the first run on the GPU compiles and saves it"
+                "not saved: cuDNN builds its kernels on the GPU, so an executable compiled without a GPU does not run \
+                 on a GPU; the first run on the GPU compiles and saves the program"
                     .into(),
             );
         }
@@ -413,7 +413,7 @@ impl Job<'_> {
         })
     }
 
-    /// Returns the bytes of arguments and results of the program with all blocks, and the number of all blocks. Writes
+    /// Returns the bytes of arguments and results of the program with all blocks, and the number of all blocks. Builds
     /// that program but does not compile it.
     fn whole(&self, programs: &Programs, network: &Network) -> Result<(i64, usize)> {
         let all = Programs::of(self.config, None)?;
@@ -424,7 +424,7 @@ impl Job<'_> {
         Ok((needed(&network), all.layers()))
     }
 
-    /// Compiles a program with fewer blocks, because the program with all blocks does not fit.
+    /// Compiles a program with fewer blocks, because the program with all blocks does not fit in device memory.
     fn reduced(&self, shortage: Shortage) -> Result<Compilation> {
         let shortage =
             if shortage.fitting.is_empty() { Shortage { fitting: self.fitting()?, ..shortage } } else { shortage };

@@ -1,5 +1,5 @@
-//! Runs a single component on given tensors, for comparisons with the reference implementation, whose names of
-//! arguments and results are used.
+//! Runs a single component on given tensors, for comparisons with the reference implementation. Arguments and results
+//! have the names that the reference implementation uses.
 
 use std::collections::BTreeMap;
 

@@ -35,7 +35,7 @@ pub(super) struct ReferenceArguments<'a> {
 }
 
 impl<'a> ReferenceArguments<'a> {
-    /// Fails if a scalar's name is not in `known`.
+    /// Collects the arguments. Fails if a scalar's name is not in `known`.
     pub(crate) fn new(
         configs: &'a ModelConfigs,
         build: &'a Build,

@@ -21,8 +21,8 @@ use crate::weights::Checkpoint;
 /// Tensor name of the audio latents in a dump file.
 const AUDIO_LATENTS: &str = "latents.audio";
 
-/// Checks that the file of a condition can be used. Does not check the input video and audio, which the request has
-/// already read.
+/// Checks that the file of a condition can be used. Does not check the input video and audio, which have already been
+/// read.
 pub(crate) fn check(condition: &Condition) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
@@ -45,7 +45,7 @@ pub(crate) fn check(condition: &Condition) -> Result<()> {
 }
 
 fn no_grid(path: &Path) -> PipelineError {
-    PipelineError::Bug(format!("{}: the reference video has no grid", path.display()))
+    PipelineError::Bug(format!("{}: the condition on this reference video has no grid", path.display()))
 }
 
 fn too_short(path: &Path, have: usize, needed: usize) -> PipelineError {
@@ -97,8 +97,8 @@ fn clip(request: &Request) -> Result<Shared<Clip>> {
 }
 
 /// Returns the audio of the input video, cut to the duration of the requested video: `delay` frames of silence,
-/// followed by the audio from `last` frames before its end (`None`: from its start). Returns `None` if the video has no
-/// audio.
+/// followed by the audio that begins `last` frames before the end of the input video (`None`: at its start). Returns
+/// `None` if the input video has no audio.
 fn clip_sound(clip: &Clip, request: &Request, last: Option<usize>, delay: usize) -> Option<Audio> {
     let sound = clip.sound.as_ref()?;
     let seconds = |frames: usize| frames as f64 / request.frame_rate;
@@ -133,8 +133,7 @@ fn attention_weights(condition: &Condition, latents: &VideoShape, request: &Requ
 }
 
 /// Returns the mean brightness (0..1) of a mask over the pixels of each latent, after scaling the mask to `size`
-/// (`[height, width]`). The first latent frame covers one frame of the mask; every other latent frame covers `group`
-/// frames.
+/// (`[height, width]`). The first latent frame covers one frame of the mask; each later one covers `group` frames.
 fn weights_by_place(mask: &Frames, group: usize, size: [usize; 2], latents: &VideoShape) -> Vec<f32> {
     let video = media::covering_clip(mask, size[0], size[1]);
     let grey = video.map_axis(Axis(1), |rgb| (rgb.sum() / 3.0 * 0.5 + 0.5).clamp(0.0, 1.0));
@@ -234,7 +233,8 @@ impl Runner {
     }
 
     /// Returns the clean tokens of a condition, either encoded or taken from `given`. `None`: the condition is the
-    /// audio of a video that has none.
+    /// audio of an input video without audio, or its content is handled by the caller (generated keyframes, ends of
+    /// clips).
     fn known_tokens(
         &mut self,
         condition: &Condition,

@@ -38,8 +38,8 @@ pub struct ModelConfigs {
     layers: Option<usize>,
     /// Whether a two-stage vocoder clamps the output of its first stage.
     vocoder_clamp: bool,
-    /// Whether to follow Lightricks' code: prefer the diffusion decoder and use its tiling. Otherwise, follow
-    /// diffusers.
+    /// Whether to follow Lightricks' code instead of diffusers. Lightricks' code prefers the diffusion decoder, and
+    /// divides videos into different tiles.
     official: bool,
     /// Whether prompts begin with BOS.
     bos: BosRule,
@@ -61,8 +61,8 @@ impl From<Origin> for ModelConfigs {
     }
 }
 
-/// Every method returns an error if a component's configuration is missing, or if a key of it is unknown, invalid or
-/// not supported. Methods that write programs also return an error if a size is not supported.
+/// Every method returns an error if a component's configuration is missing, or if one of its keys is unknown, invalid
+/// or not supported. Methods that build programs also return an error if a size is not supported.
 impl ModelConfigs {
     /// Returns the configurations of a model whose files are on this machine.
     pub fn of(source: &Arc<ModelSource>) -> Self {
@@ -82,7 +82,7 @@ impl ModelConfigs {
         parse(&self.origin.json(part)?).map_err(|e| self.wrong(part, e))
     }
 
-    /// Returns an error that quotes the invalid configuration of a component.
+    /// Returns an error for a component's invalid configuration, with the file or preset that contains it.
     fn wrong(&self, part: Component, source: ConfigError) -> PipelineError {
         let mut place = self.origin.config_place(part);
         if !place.ends_with(part.config_file()) {
@@ -171,8 +171,8 @@ impl ModelConfigs {
     /// Returns the program of an upsampling step, for `batch` videos whose latents have `channels` channels.
     ///
     /// # Errors
-    /// Returns an error that quotes the upsampler's file if it does not perform the kind of upsampling (axes and
-    /// factor) that the step requires, or if its output does not have the shape that the step requires.
+    /// Returns an error that quotes the upsampler's file if the upsampler does not perform the kind of upsampling (axes
+    /// and factor) that the step requires, or if the shape of its output is not the one that the step requires.
     pub(crate) fn upsampling_program(
         &self,
         step: &UpsamplingStep,
@@ -202,8 +202,8 @@ impl ModelConfigs {
         PipelineError::Input(format!("{}: {why}", self.origin.config_place(part).display()))
     }
 
-    /// Returns the components that a run of `config` reads. This is the only place that decides it: `check`, a dry run
-    /// and the run itself verify these components, and the run's fingerprint covers them.
+    /// Returns the components that a run of `config` reads. `check`, a dry run and the run itself all verify these
+    /// components, and the run's fingerprint covers them.
     pub(crate) fn components(&self, config: &Config) -> BTreeSet<Component> {
         let configs = self.clone().for_run(config);
         let pipeline = config.pipeline;
@@ -281,7 +281,7 @@ impl ModelConfigs {
         };
         let (place, file) = (self.origin.config_place(part), if by_diffusion { "" } else { "conv-" });
         Err(PipelineError::Input(format!(
-            "{}: model.decoder is {word}, but the model has no such decoder; set model.vae to \
+            "{}: model.decoder selects {word}, but the model has no such decoder; set model.vae to \
              vae/ltx-2.5-video-vae-{file}bf16.safetensors, or model.decoder to {other}",
             place.display()
         )))
@@ -369,7 +369,8 @@ impl ModelConfigs {
         if !self.diffusion_decoder()?.is_one_step() {
             let place = self.origin.config_place(Component::DiffusionDecoder);
             return Err(PipelineError::Usage(format!(
-                "runtime.tiling: {}: only one-step diffusion decoders can decode in tiles; remove runtime.tiling",
+                "runtime.tiling: the diffusion decoder ({}) takes several steps, so it cannot decode in tiles; remove \
+                 runtime.tiling",
                 place.display()
             )));
         }

@@ -22,8 +22,8 @@ use crate::tensor::Tensor;
 pub(super) type DecoderNoise = JoinHandle<Result<ArrayD<f32>>>;
 
 impl Run<'_> {
-    /// Decodes the latents of both streams. Stores the frames in `videos`, also if decoding the audio fails. Returns
-    /// the audio samples of each video and the sample rate (Hz).
+    /// Decodes the latents of both streams. Stores the frames in `videos`, even if decoding the audio then fails.
+    /// Returns the audio samples of each video and the sample rate (Hz).
     pub(super) fn decode_streams(
         &mut self,
         video: Array5<f32>,
@@ -167,8 +167,8 @@ impl Run<'_> {
         })
     }
 
-    /// Decodes audio latents to samples `[b, channels, samples]`, in batches of at most as many videos as the layout
-    /// generates at a time: on a CPU, the results depend on the batch size.
+    /// Decodes audio latents to samples `[b, channels, samples]`, in batches of at most [`videos_at_once`] videos,
+    /// because on a CPU the results depend on the batch size.
     fn decode_audio(&mut self, latents: Array4<f32>, request: &Request) -> Result<Array3<f32>> {
         let at_once = videos_at_once(&self.runner.build.layout);
         if latents.dim().0 <= at_once {
@@ -199,8 +199,8 @@ impl Run<'_> {
     }
 }
 
-/// Splits the first `asked` videos of `[b, 3, frames, height, width]`, in -1..1, into one array `[1, frames, 3, height,
-/// width]`, in 0..1, per video.
+/// Converts the first `asked` videos of `[b, 3, frames, height, width]` in -1..1 to one array `[1, frames, 3, height,
+/// width]` in 0..1 for each video. Fails if a value is not finite.
 fn shown(video: Array5<f32>, asked: usize) -> Result<Vec<Array5<f32>>> {
     finite(video.iter().all(|v| v.is_finite()), "frames")?;
     let shown = video.permuted_axes([0, 2, 1, 3, 4]).mapv(|v| (v * 0.5 + 0.5).clamp(0.0, 1.0));

@@ -146,7 +146,7 @@ impl Saving {
         self.every.is_some()
     }
 
-    /// Returns whether a signal that ends the process saves the last finished pass. Not so for a server job.
+    /// Returns whether a signal that ends the process saves the last finished pass; false for a server job.
     pub(crate) fn keeps_when_interrupted(&self) -> bool {
         self.server.is_none()
     }

@@ -66,8 +66,8 @@ impl<'a> CallNoise<'a> {
         CallNoise { generators: seeds.map(|seed| sampler.generator(seed) as Draw).collect(), tokens }
     }
 
-    /// Creates the generators of a pass: seeded with `seeds`, or, if the sampler takes its noise from the request's
-    /// generators, those in `generators`.
+    /// Creates the generators of a pass. They are seeded with `seeds` or, if the sampler continues the request's noise,
+    /// draw from `generators`.
     pub(crate) fn of_pass(
         request: &Request,
         seeds: impl Iterator<Item = u64>,
@@ -149,7 +149,7 @@ impl DenoiseLoop {
         names.iter().zip(carried).map(|(name, tensor)| executor.upload(self.program(), name, tensor)).collect()
     }
 
-    /// Uploads the inputs of one call: the first and the last evaluation, and the noise.
+    /// Uploads the inputs of one call: the range of evaluations, and the noise.
     pub(crate) fn steps(
         &self,
         executor: &Executor,

@@ -1,4 +1,4 @@
-//! Derives everything that a run computes from a component's configuration before it compiles a program.
+//! Derives everything that a run computes from a component's configuration before the run compiles a program.
 
 use super::configs::ModelConfigs;
 use super::error::Result;

@@ -1,6 +1,6 @@
-//! Temporal rounds of DFR, which follow its two passes. In each round, the temporal upsampler doubles the number of
-//! frames of the canvas (the video, padded so that its last frame is a keyframe), and each tile is denoised between the
-//! keyframes of the previous round.
+//! Temporal rounds of the pipeline `dfr`, which follow its two passes. In each round, the temporal upsampler doubles
+//! the number of frames of the canvas (the video, padded so that its last frame is a keyframe), and each tile is
+//! denoised between the keyframes of the previous round.
 
 use std::ops::Range;
 
@@ -117,7 +117,7 @@ impl Run<'_> {
     }
 
     /// Returns the normalised audio tokens for the time span of a tile, resampled to the number of tokens that the tile
-    /// needs; zeros if the request has no audio.
+    /// needs; zeros if the tile has no audio stream.
     fn tile_sound(
         &self,
         dfr: &Dfr,

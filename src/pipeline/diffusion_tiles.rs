@@ -1,5 +1,5 @@
-//! Decodes latents tile by tile with the diffusion decoder. Its first part computes the features of the complete video;
-//! its second, more expensive part decodes the features of one tile at a time.
+//! Decodes latents tile by tile with the diffusion decoder. The decoder's first part computes the features of the
+//! complete video; its second, more expensive part decodes the features of one tile at a time.
 
 use ndarray::{Array5, Axis as Dim, Slice, arr1};
 

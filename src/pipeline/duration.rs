@@ -27,11 +27,11 @@ const WITHOUT_HEAD: usize = 121;
 
 /// How the number of frames is determined.
 enum Frames {
-    /// The configuration sets it.
+    /// The configuration sets the number of frames.
     Given,
-    /// The default of diffusers' pipeline, because the model has no duration head.
+    /// Default number of frames of diffusers' pipeline; the model has no duration head.
     Fixed(usize),
-    /// The duration head predicts it. Possible values are `least` to `most` frames, in steps of `step`.
+    /// The duration head predicts the number of frames: `least` to `most`, in steps of `step`.
     Predicted { grid: Grid, step: usize, least: usize, most: usize },
 }
 
@@ -45,8 +45,8 @@ fn frames_of(config: &Config, jobs: &[Job]) -> Result<Frames> {
         return Ok(Frames::Given);
     }
     if jobs.windows(2).any(|pair| pair[0].prompt != pair[1].prompt) {
-        let why = "request.num_frames: auto is for one prompt, because each prompt has its own duration; run them one at a \
-                   time, or set a number of frames";
+        let why = "request.num_frames: auto is for one prompt, because each prompt has its own duration; run the \
+                   prompts one at a time, or set a number of frames";
         return Err(PipelineError::Usage(why.into()));
     }
     let (origin, _) = origin::of_run(config)?;
@@ -68,7 +68,7 @@ fn frames_of(config: &Config, jobs: &[Job]) -> Result<Frames> {
     )))
 }
 
-/// Replaces `num_frames: auto` by the largest number of frames that can be predicted, so that a run can be verified
+/// Replaces `num_frames: auto` with the largest number of frames that can be predicted, so that a run can be verified
 /// before its prompt is encoded. Otherwise returns the configuration unchanged.
 ///
 /// # Errors
@@ -93,7 +93,7 @@ pub(crate) fn smallest_valid_prediction(config: &Config, jobs: &[Job]) -> Result
     Ok((least..=most).step_by(step).find(is_valid).filter(|count| *count > least))
 }
 
-/// Replaces `num_frames: auto` by the number of frames that the duration head predicts. Otherwise returns the
+/// Replaces `num_frames: auto` with the number of frames that the duration head predicts. Otherwise returns the
 /// configuration unchanged.
 ///
 /// # Errors
@@ -158,7 +158,7 @@ fn predict(runner: &mut Runner, short: &Config, job: &Job) -> Result<f64> {
     let seconds = runner.duration_head(text)?.run(&runner.executor)?.tensor("seconds")?.to_f32();
     match seconds.first() {
         Some(seconds) if seconds.is_finite() => Ok(f64::from(*seconds)),
-        _ => Err(PipelineError::NotFinite("the predicted seconds".into())),
+        _ => Err(PipelineError::NotFinite("the predicted durations".into())),
     }
 }
 

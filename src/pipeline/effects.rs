@@ -249,8 +249,8 @@ fn merge(into: &mut Value, from: Value) {
     }
 }
 
-/// Returns everything except the programs that a configuration determines, as text: the resolved request with its noise
-/// levels, all jobs, their output files, and whether prompts begin with BOS.
+/// Returns, as text, everything that a configuration determines except the programs: the resolved request with its
+/// noise levels, all jobs, their output files, and whether prompts begin with BOS.
 fn plan(config: &Config) -> Result<String, String> {
     let configs = ModelConfigs::from(Origin::of(config).map_err(|e| e.to_string())?).for_run(config);
     let sizes = configs.sizes().map_err(|e| e.to_string())?;

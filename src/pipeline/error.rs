@@ -56,7 +56,7 @@ pub enum PipelineError {
     #[error("{0}")]
     Input(String),
     /// An internal error, which no input should cause.
-    #[error("{0}; this is a bug, please report it with the command")]
+    #[error("{0}; this is a bug, please report it together with the command line")]
     Bug(String),
     /// The compiler rejected the program, or crashed, in an earlier compilation.
     #[error("{message} (from an earlier compilation; remove {} to compile again)", path.display())]
@@ -90,7 +90,7 @@ pub enum PipelineError {
     #[error("{source}; {what} kept in {}", kept.display())]
     Kept {
         source: Box<PipelineError>,
-        /// Contents of the file, followed by a verb, for the message: "its latents are".
+        /// Contents of the file, followed by a verb, for the message: "the latents are".
         what: String,
         kept: PathBuf,
     },
@@ -158,10 +158,10 @@ mod tests {
             (
                 PipelineError::Kept {
                     source: Box::new(wrong()),
-                    what: "its frames and samples are".into(),
+                    what: "the frames and audio samples are".into(),
                     kept: "kept".into(),
                 },
-                "vae/config.json: dims = 2.0 is not supported, only 3; its frames and samples are kept in kept",
+                "vae/config.json: dims = 2.0 is not supported, only 3; the frames and audio samples are kept in kept",
             ),
             (read.into(), "cannot read x.yml: permission denied"),
             (PipelineError::Output { key: "-o", source: file }, "-o: cannot write out.mp4: permission denied"),

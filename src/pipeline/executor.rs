@@ -174,8 +174,8 @@ impl Executor {
         [2, 1].into_iter().try_for_each(|pass| self.set_loras(&self.by_pass.of_pass(pass)))
     }
 
-    /// Switches to the weights of a pass (1 or 2). The weights of the previous pass stay on the devices as long as
-    /// there is enough memory.
+    /// Switches to the weights of a pass (1 or 2). If the residency policy allows it, the weights of the previous pass
+    /// stay on the devices as long as there is enough memory.
     pub(crate) fn enter(&mut self, pass: u8) -> Result<()> {
         if self.by_pass.is_empty() || pass == self.pass {
             return Ok(());
@@ -208,7 +208,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Sets the LoRAs. Removes the parameters that they affect from the executor and returns them.
+    /// Sets the LoRAs. Removes from the executor the parameters for which the merged LoRAs change, and returns them.
     fn swap_loras(&mut self, loras: Vec<Lora>) -> Result<Parameters> {
         if let Some(mut ahead) = self.ahead.take() {
             ahead.take_all(&mut self.parameters)?;
@@ -303,12 +303,12 @@ impl Executor {
         Ok(parameters.load(&self.engine, program, params, &files, &told)?)
     }
 
-    /// Returns the network that `write` returns for `build`. If the compiler rejects this network, returns one without
+    /// Returns the network that `write` builds with `build`. If the compiler rejects this network, returns one without
     /// the attention kernel.
     ///
     /// # Errors
-    /// Returns an error if a network cannot be written. If the compiler rejects both networks, returns its error for
-    /// the first.
+    /// Returns an error if a network cannot be built. If the compiler rejects both networks, returns its error for the
+    /// first.
     pub fn accepted(
         &mut self,
         name: &str,
@@ -390,7 +390,8 @@ impl Executor {
         compiled
     }
 
-    /// Evicts parameters that a network does not read until the parameters that it reads and its other buffers fit.
+    /// Evicts parameters that `network` does not read, until there is room for those that it reads and for its other
+    /// buffers.
     fn make_room(&mut self, network: &Network, compiled: &Executable) {
         let own = |component: &str| network.params.iter().any(|p| p.component == component);
         let held = self.parameters.bytes_of_components();

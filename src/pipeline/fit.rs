@@ -18,7 +18,7 @@ impl ModelConfigs {
         let parts = Av { video: (Component::Vae, "in_channels"), audio: (Component::AudioVae, "audio_in_channels") };
         for (((part, key), own), wanted) in parts.into_iter().zip(of_latents).zip(of_transformer) {
             if own != wanted {
-                let (own, wanted) = (format!("its latents have {own} channels per token"), format!("{key} = {wanted}"));
+                let (own, wanted) = (format!("the latents have {own} channels per token"), format!("{key} = {wanted}"));
                 return Err(self.mismatch_error(part, &own, Component::Transformer, &wanted));
             }
         }
@@ -38,7 +38,7 @@ impl ModelConfigs {
         if own == wanted {
             return Ok(());
         }
-        let own = format!("it reads text contexts with {} (video) and {} (audio) channels", own.video, own.audio);
+        let own = format!("reads text contexts with {} (video) and {} (audio) channels", own.video, own.audio);
         let wanted = format!(
             "connectors that produce text contexts with {} (video) and {} (audio) channels",
             wanted.video, wanted.audio
@@ -83,7 +83,7 @@ mod tests {
     fn mismatched_latent_channels_are_rejected() {
         let vae = Overrides { vae: Some(format!("{MODELS}/tiny_2_3/vae")), ..Overrides::default() };
         let error = of("tiny_a", vae).expect_err("2 channels").to_string();
-        assert!(error.contains("tiny_2_3/vae/config.json: its latents have 2 channels per token, but "), "{error}");
+        assert!(error.contains("tiny_2_3/vae/config.json: the latents have 2 channels per token, but "), "{error}");
         assert!(
             error.ends_with("tiny_a/transformer/config.json has in_channels = 8; use the vae of the same model"),
             "{error}"

@@ -37,7 +37,7 @@ use crate::interrupts;
 use crate::media::Mp4Options;
 use crate::runtime::processes::Group;
 
-/// Number of denoising steps after which an interrupt is checked for if no progress is reported.
+/// Number of denoising steps per call if no progress is reported. An interrupt takes effect between two calls.
 const INTERRUPT_EVERY: usize = 8;
 
 /// Receives the progress of a run.
@@ -316,7 +316,7 @@ fn chained(
     let sidecar = |job: &Job| sidecar(config, job, &model, inputs, runner, versions);
     interrupts::doing("while files were written");
     let outcomes = files.finish(&runner.executor, started.elapsed(), sidecar);
-    interrupts::doing("after its files were written");
+    interrupts::doing("after the files were written");
     finish_steps(run.saving.as_ref(), &outcomes);
     Ok(outcomes)
 }

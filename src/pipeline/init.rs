@@ -85,9 +85,9 @@ mod tests {
     use super::*;
     use crate::weights::{ModelSource, Overrides};
 
-    /// An LTX-2.5 model that was written records its generation, so loading it logs no warning.
+    /// The files of a written LTX-2.5 model contain the model version, so loading them logs no warning.
     #[test]
-    fn written_models_record_their_generation() {
+    fn written_models_record_their_version() {
         let folder = tempfile::tempdir().expect("a folder");
         let preset = Preset::named("nano_2_5").expect("a preset");
         init(&preset, 3, folder.path(), DType::BF16).expect("written");

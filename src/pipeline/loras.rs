@@ -51,8 +51,7 @@ impl Loras {
         self.files.is_empty()
     }
 
-    /// Logs a warning for each LoRA file whose metadata does not confirm that it was trained for the model's
-    /// generation.
+    /// Logs a warning for each LoRA file whose metadata does not confirm that it was trained for the model's version.
     pub(super) fn warn_of_unverified(&self, model: &ModelSource) {
         let lines = self.files.iter().filter_map(|(lora, _)| lora.file.unverified(model));
         lines.for_each(|line| tracing::warn!("{line}"));

@@ -1,6 +1,6 @@
 //! Plans the device memory of a run while its parameters load: compares the memory that its programs need with the
-//! memory that the devices report as free. Uses the compiler's figures, or those of the written programs if they are
-//! not compiled yet.
+//! memory that the devices report as free. Uses the compiler's figures or, before a program is compiled, the sizes of
+//! its arguments and results.
 
 use super::setup;
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,8 +64,8 @@ pub(crate) struct Plan {
     needs: Vec<Need>,
     /// Bytes of parameters per device, by component.
     components: BTreeMap<&'static str, usize>,
-    /// Bytes of the parameters that exist twice, because LoRAs give each pass its own. Those of the inactive pass are
-    /// evicted first when memory is short.
+    /// Bytes of a second copy of the parameters for which the two passes have different LoRAs. The copy for the
+    /// inactive pass is evicted first when memory is short.
     of_other_pass: usize,
     /// Usable bytes per device. `None`: unknown.
     limit: Option<usize>,
@@ -109,7 +109,7 @@ fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>
 }
 
 impl Plan {
-    /// Writes and compiles every program of a run, and starts to load their parameters.
+    /// Builds and compiles every program of a run, and starts to load their parameters.
     pub(crate) fn of(
         config: &Config,
         programs: &Programs,
@@ -173,8 +173,8 @@ impl Plan {
         self.needs.iter().map(|n| (n, self.alone(n))).max_by_key(|(_, bytes)| *bytes)
     }
 
-    /// Returns the program to which an error refers. `name`: name of a program, or of components whose parameters it
-    /// reads. If neither is found, returns the program that needs the most memory.
+    /// Returns the program to which an error refers. `name`: name of a program, or of components whose parameters the
+    /// program reads. If no program matches, returns the one that needs the most memory.
     fn need_of(&self, name: &str) -> Option<&Need> {
         let is_meant =
             |need: &&Need| need.program.name() == name || name.split(", ").any(|c| need.components.contains(c));
@@ -201,8 +201,9 @@ impl Plan {
         text + &usable_text(known)
     }
 
-    /// Adds the memory needed, the memory usable and the cheapest change that fits to an out-of-memory error; returns
-    /// other errors unchanged. `keep`: the parameters that stay on the devices; `None`: not decided yet.
+    /// Adds to an out-of-memory error how much memory is needed and usable, and the cheapest change after which the run
+    /// should fit. Returns other errors unchanged. `keep`: the parameters that stay on the devices; `None`: not decided
+    /// yet.
     fn explain(&self, error: PipelineError, keep: Option<Keep>, executor: &Executor, build: &Build) -> PipelineError {
         let PipelineError::Runtime(RuntimeError::OutOfMemory { name, .. }) = &error else { return error };
         let Some(need) = self.need_of(name) else { return error };
@@ -255,7 +256,7 @@ impl Plan {
     }
 }
 
-/// Adds the memory needed and what to change to an out-of-memory error; returns other errors unchanged.
+/// Adds to an out-of-memory error how much memory is needed and what to change. Returns other errors unchanged.
 fn out_of_memory_error(error: PipelineError, needs: &str, change: &str) -> PipelineError {
     let PipelineError::Runtime(RuntimeError::OutOfMemory { during, name, source }) = &error else { return error };
     let what = if *during == During::Load { "parameters of " } else { "" };
@@ -265,7 +266,7 @@ fn out_of_memory_error(error: PipelineError, needs: &str, change: &str) -> Pipel
     ))
 }
 
-/// Adds the memory needed and the memory usable to the out-of-memory error of a program that is run by itself; returns
+/// Adds to an out-of-memory error how much memory is needed and usable, for a program that is run by itself. Returns
 /// other errors unchanged.
 pub(super) fn explain_single_run(error: PipelineError, network: &Network, executor: &Executor) -> PipelineError {
     let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
@@ -276,7 +277,7 @@ pub(super) fn explain_single_run(error: PipelineError, network: &Network, execut
         None => ("at least ", io(network)),
     };
     let free = usable_text(free_here(executor));
-    let needs = format!("it needs {least}{:.2} GiB per device{free}", gib(parameters + beside));
+    let needs = format!("the program needs {least}{:.2} GiB per device{free}", gib(parameters + beside));
     out_of_memory_error(
         error,
         &needs,
@@ -286,8 +287,8 @@ pub(super) fn explain_single_run(error: PipelineError, network: &Network, execut
 
 fn usable_text(known: Option<usize>) -> String {
     match known {
-        Some(bytes) => format!(", {:.2} GiB are usable", gib(bytes)),
-        None => ", free memory is unknown".into(),
+        Some(bytes) => format!("; {:.2} GiB are usable", gib(bytes)),
+        None => "; free memory is unknown".into(),
     }
 }
 
@@ -298,8 +299,8 @@ fn gib(bytes: usize) -> f64 {
 /// Plans the memory of a run and decides which parameters stay on the devices.
 ///
 /// # Errors
-/// Returns an error if a program cannot be compiled or if the run does not fit in memory; the latter suggests the
-/// cheapest change that fits.
+/// Returns an error if a program cannot be compiled, or if the run does not fit in memory. In the second case, the
+/// error suggests the cheapest change after which the run should fit.
 pub(crate) fn plan(
     config: &Config,
     programs: &Programs,
@@ -324,7 +325,7 @@ impl Planned {
             let turns = self.plan.tried(need, Some(self.keep)) > self.plan.alone(need);
             let change = if turns { "--set runtime.residency=in_turn" } else { "fewer frames or more devices" };
             let needed = self.plan.needed(need, Some(self.keep), known);
-            format!("{needed} unless other processes use some of this memory; to reduce the need, use {change}")
+            format!("{needed}; other processes may be using part of the device memory. To use less memory: {change}")
         };
         let told: Vec<_> =
             self.plan.needs.iter().map(|need| (need.program.name(), need.components.clone(), of(need))).collect();
@@ -338,7 +339,7 @@ impl Planned {
         }
     }
 
-    /// Adds the plan's figures to an out-of-memory error; returns other errors unchanged.
+    /// Adds the plan's figures to an out-of-memory error. Returns other errors unchanged.
     pub(crate) fn explain(&self, error: PipelineError, executor: &Executor, build: &Build) -> PipelineError {
         self.plan.explain(error, Some(self.keep), executor, build)
     }
@@ -349,7 +350,8 @@ impl Planned {
 const TILINGS: [(&str, usize, usize); 2] = [("", 64, 24), ("overlap: 160, frame_overlap: 40", 160, 40)];
 
 const WOULD_FIT: &str = "would fit (estimated without compiling)";
-const NOTHING_FITS: &str = "no smaller tiles, shipped layout or number of frames fits; use more devices";
+const NOTHING_FITS: &str =
+    "smaller tiles, other shipped layouts and fewer frames would not fit either; use more devices";
 
 impl Plan {
     /// Describes why a run does not fit in memory: the bytes needed, the bytes usable, and the cheapest change that
@@ -360,13 +362,13 @@ impl Plan {
         if self.config.runtime.residency == Residency::Resident && self.keep(Residency::Auto).is_some() {
             let all = gib(self.all());
             return format!(
-                "all components together need {all:.2} GiB per device, {have}: set runtime.residency to auto"
+                "all components together need {all:.2} GiB per device; {have}: set runtime.residency to auto"
             );
         }
         let Some((need, bytes)) = self.largest() else { return have };
         let (name, work) =
             (need.program.name(), need.work.map_or("unknown".to_string(), |work| format!("{:.2} GiB", gib(work))));
-        let what = format!("{name} needs {:.2} GiB per device ({work} without its parameters), {have}", gib(bytes));
+        let what = format!("{name} needs {:.2} GiB per device ({work} without its parameters); {have}", gib(bytes));
         match self.cheapest(executor, build, |_| limit) {
             Some(change) => format!("{what}: {change} {WOULD_FIT}"),
             None => format!("{what}: {NOTHING_FITS}"),
@@ -413,8 +415,8 @@ fn candidates(config: &Config) -> impl Iterator<Item = (String, Config)> {
         let change = changed(config, |c| (c.layout, c.mesh) = (layout.into(), None));
         (format!("--layout {layout}"), change)
     });
-    // Frame counts that the model does not support are rejected before their programs are written, so it is cheap to
-    // try all.
+    // Frame counts that the model does not support are rejected before their programs are built, so it is cheap to try
+    // all.
     let frames = (1..config.clip_frames().unwrap_or(1)).rev().map(|n| match &config.request.chain {
         Some(chain) => {
             let chain = Some(Chain { clip: n, ..chain.clone() });

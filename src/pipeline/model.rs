@@ -28,9 +28,9 @@ fn plain_statistics(length: usize, scaling_factor: f32) -> Statistics {
 
 /// An opened model.
 pub struct Model {
-    /// Configurations of the components; programs are written from them.
+    /// Configurations of the components, from which programs are built.
     pub configs: ModelConfigs,
-    /// Sizes from the configurations that programs and requests depend on.
+    /// Sizes that programs and requests depend on, derived from the configurations.
     pub sizes: ModelSizes,
     /// Noise schedule from the model's scheduler config.
     pub scheduler: FlowMatch,
@@ -106,7 +106,7 @@ impl Model {
         let mut components = configs.components(config);
         let decoder = components.take(&Component::DiffusionDecoder);
         source.require(components.iter().copied())?;
-        // If the selected decoder is missing, this error says which file to pass.
+        // If the selected decoder is missing, this call fails with an error that says which file to pass.
         let by_diffusion = configs.decodes_by_diffusion()?;
         components.extend(decoder);
         verify::components(&configs, source, &components)?;

@@ -72,7 +72,7 @@ impl Origin {
         }
     }
 
-    /// Describes the model in one line. Fails if the model's generation cannot be determined.
+    /// Describes the model in one line. Fails if the model's version cannot be determined.
     pub(crate) fn describe(&self) -> Result<String> {
         Ok(match self {
             Origin::Files(source) => format!("{} (LTX-{})", self.name(), source.version()?),
@@ -151,5 +151,5 @@ impl Weights {
     }
 }
 
-/// Metadata key of the file header that lists the quantized tensors.
+/// Key of the header's metadata that lists the quantized tensors.
 const QUANTIZATION: &str = "_quantization_metadata";

@@ -112,7 +112,7 @@ fn resolved(path: &Path) -> PathBuf {
     }
 }
 
-/// Rejects a run of which two outputs are the same file, or one is inside the other.
+/// Rejects a run if two of its outputs are the same file, or if one is inside another.
 fn check_distinct(outputs: &[Output]) -> Result<()> {
     let resolved: Vec<PathBuf> = outputs.iter().map(|output| resolved(&output.path)).collect();
     for (at, (one, path)) in outputs.iter().zip(&resolved).enumerate() {
@@ -162,9 +162,9 @@ fn check_streams(config: &Config, options: &GenerateOptions) -> Result<()> {
     let (key, cure) = if config.output.sidecar {
         ("output.sidecar", "pass --set output.sidecar=false")
     } else if options.checkpoint_every.is_some() {
-        (CHECKPOINT, "remove it")
+        (CHECKPOINT, "remove this flag")
     } else if options.resume {
-        ("--resume", "remove it")
+        ("--resume", "remove this flag")
     } else {
         return Ok(());
     };
@@ -208,7 +208,7 @@ pub(crate) fn check_outputs(config: &Config, options: &GenerateOptions) -> Resul
             FRAMES => {}
             CHECKPOINT if options.outputs.iter().any(|video| is_kept(video)) => {
                 let what = "or clips of an interrupted run exist";
-                return refuse(what, "resume this run with --resume, start over with --force");
+                return refuse(what, "resume that run with --resume, start over with --force");
             }
             _ if Destination::is_taken(path) => return refuse("exists", "overwrite it with --force"),
             _ => {}

@@ -25,7 +25,7 @@ pub fn parameters(configs: &ModelConfigs, part: Component) -> Result<Vec<Param>>
         params.extend((alone.smallest)(configs, &build)?.params.into_iter().filter(|p| p.component == component));
     }
     if let Some(length) = configs.statistics_length(part)? {
-        // Initial values that a model with random weights has.
+        // The values in a model with random weights.
         let init = [("latents_mean", Init::normal(0.0)), ("latents_std", Init { mean: 1.0, std: 0.0 })];
         params.extend(init.map(|(name, init)| Param {
             component,

@@ -1,4 +1,5 @@
-//! Saves the results of a run that fails after denoising in files other than its outputs.
+//! If a run fails after denoising, saves its results (latents, and any decoded frames and audio) to separate `.kept` or
+//! temporary files, not to the requested outputs.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -94,8 +95,9 @@ pub(super) fn latents(video: &Array5<f32>, audio: &Array4<f32>, count: usize) ->
     each.map(named).collect()
 }
 
-/// Saves the latents of videos after decoding failed, and the frames that were already decoded. The file of each video
-/// has a name derived from its path in [`RunOptions::outputs`] and is at the place [`RunOptions::keep`].
+/// Saves the latents of videos after decoding failed, and the frames that were already decoded. [`RunOptions::keep`]
+/// determines where the file of each video is saved; its name is derived from the video's path in
+/// [`RunOptions::outputs`].
 pub(super) fn keep_latents(
     mut error: PipelineError,
     options: &RunOptions,
@@ -109,7 +111,7 @@ pub(super) fn keep_latents(
     let is_written = |path: &&PathBuf| path.file_name().is_some();
     for (at, (path, latents)) in options.outputs.iter().filter(is_written).zip(latents).enumerate() {
         let decoded = frames.get(at).filter(|frames| frames.count() > 0);
-        let what = if decoded.is_some() { "its frames and latents are" } else { "its latents are" };
+        let what = if decoded.is_some() { "the frames and latents are" } else { "the latents are" };
         let tensors = named(decoded.unwrap_or(&Frames::none()), None, latents);
         error = keep_tensors(error, options.keep, what, path, ".latents.safetensors", &tensors);
     }

@@ -8,5 +8,5 @@ use super::program_table::ProgramKind;
 pub type Phase = ProgramKind;
 
 /// Progress callback of a request, with the arguments (phase, finished steps, total steps). `Break` stops the request.
-/// For a phase without steps, it is called with (0, 1) when the phase begins.
+/// When a phase without steps begins, the callback reports 0 of 1 steps.
 pub type Watch<'a> = &'a mut dyn FnMut(Phase, usize, usize) -> ControlFlow<()>;

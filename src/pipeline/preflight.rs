@@ -84,7 +84,7 @@ pub fn preflight(config: &Config, options: &GenerateOptions) -> Result<Preflight
     Ok(run)
 }
 
-/// Checks layout, number formats and sizes by writing the programs for the platform on which they will run. Opens no
+/// Checks layout, number formats and sizes by building the programs for the platform on which they will run. Opens no
 /// device.
 fn check_placement(config: &Config, programs: &Programs) -> Result<()> {
     let choice = config.platform().map_err(PipelineError::Input)?;
@@ -102,7 +102,7 @@ fn check_placement(config: &Config, programs: &Programs) -> Result<()> {
     }
 }
 
-/// Writes the programs for the CPU. The configuration determines the number of (virtual) devices.
+/// Builds the programs for the CPU. The configuration determines the number of (virtual) devices.
 fn check_on_cpu(config: &Config, programs: &Programs) -> Result<()> {
     let toolchain = Toolchain { platform: "cpu".into(), kind: "cpu".into(), version: String::new() };
     let count = config.virtual_devices()?;
@@ -117,8 +117,8 @@ fn check_on_cpu(config: &Config, programs: &Programs) -> Result<()> {
     programs.check(&setup::build_for(config, count, &toolchain)?)
 }
 
-/// Writes the programs for as many devices of a platform as the mesh has. If layout or mesh depend on the number of
-/// devices present, writes them for one device.
+/// Builds the programs for as many devices of a platform as the mesh has. If layout or mesh depend on the number of
+/// devices present, builds them for one device.
 fn check_on_devices(config: &Config, programs: &Programs, platform: &str) -> Result<()> {
     let named = config.named_devices()?.filter(|_| config.layout != AUTO);
     let build = match named {
@@ -132,12 +132,12 @@ fn on_one_device(config: &Config) -> Config {
     Config { layout: "replicated".into(), mesh: None, ..config.clone() }
 }
 
-/// Checks that a model's components match the configuration and each other, by writing the programs of a run for one
+/// Checks that a model's components match the configuration and each other, by building the programs of a run for one
 /// device.
 ///
 /// # Errors
-/// Returns an error for the first component that does not match, or if the model's generation does not support a
-/// requested feature.
+/// Returns an error for the first component that does not match, or if the model's version does not support a requested
+/// feature.
 pub fn check_components(config: &Config) -> Result<()> {
     Programs::of(config, None)?.check(&setup::build(&on_one_device(config), 1, Platform::Cpu.name(), "")?)
 }
@@ -253,7 +253,7 @@ mod tests {
     use crate::config::NumFrames;
 
     /// A retake of the first seconds of an hour-long video decodes only those seconds. An extension decodes the
-    /// complete video, because it writes all of it again.
+    /// complete video, because the output contains all of it.
     #[test]
     fn only_the_needed_part_of_a_video_is_read() {
         let mut config = Config::default();

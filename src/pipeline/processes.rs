@@ -34,7 +34,7 @@ const OWN: [&str; 12] = [
     "/model/upsampler",
 ];
 
-/// Maximum time that an interrupted process waits for its notification of the other processes to be sent.
+/// Maximum time that an interrupted process waits until the other processes are notified.
 const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Calls `run`. If the configuration or the launcher's environment describes several processes, joins them first;

@@ -1,4 +1,4 @@
-//! Writes the programs of all components with the sizes of a request.
+//! Builds the programs of all components with the sizes of a request.
 
 use super::configs::ModelConfigs;
 use super::error::{PipelineError, Result};
@@ -13,7 +13,7 @@ use crate::nn::Build;
 use crate::request::{ModelSizes, Request, Shapes, Tiling, keyframe_step, upsampling_steps};
 use crate::sampling::denoise::{self as sampling, DenoiseShape};
 
-/// The model, the request and the sizes for which a program is written.
+/// The model, the request and the sizes for which a program is built.
 pub(super) struct ProgramSpec<'a> {
     pub(crate) configs: &'a ModelConfigs,
     pub(crate) sizes: &'a ModelSizes,
@@ -49,7 +49,7 @@ pub(super) fn prepare(s: &ProgramSpec) -> Result<Network> {
     Ok(sampling::prepare(&s.sizes.transformer, &s.shape, s.build)?)
 }
 
-/// Writes the program of the first upsampling step between the two passes for which `of` returns true.
+/// Builds the program of the first upsampling step, between the two passes, for which `of` returns true.
 fn upsampling(s: &ProgramSpec, of: impl Fn(Upsampling) -> bool) -> Result<Network> {
     let (from, to) = (&s.shapes.video, Shapes::of(s.sizes, s.last)?.video);
     let step = upsampling_steps(s.upsample, from, &to).into_iter().find(|step| of(step.upsampling));

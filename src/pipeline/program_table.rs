@@ -196,7 +196,7 @@ pub(crate) static TABLE: [ProgramRow; 21] = [
     ProgramRow::new(ProgramKind::Prepare, "prepare", "Step-invariant inputs of the denoising loop",
         Component::Transformer, spec::prepare)
         .within(ProgramKind::Denoise).blocks(),
-    ProgramRow::new(ProgramKind::Denoise, "denoise", "Denoising loop; with two passes, that of the first",
+    ProgramRow::new(ProgramKind::Denoise, "denoise", "Denoising loop of the first pass",
         Component::Transformer, spec::denoise)
         .blocks(),
     ProgramRow::new(ProgramKind::Upsampler, "upsampler", "Latents to larger latents, between two passes",
@@ -285,7 +285,7 @@ impl ProgramKind {
         self.row().has_blocks
     }
 
-    /// Returns the program with a name of the command line. The error lists all names.
+    /// Returns the program with this command-line name. The error lists all names.
     pub(crate) fn named(name: &str) -> std::result::Result<Self, String> {
         let all = || TABLE.iter().map(|row| row.kind.flag()).collect::<Vec<_>>().join(", ");
         let row = TABLE.iter().find(|row| row.kind.flag() == name);

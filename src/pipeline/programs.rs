@@ -1,4 +1,4 @@
-//! Writes the programs of a request without weights or devices, in order to compile them ahead of time or to inspect
+//! Builds the programs of a request without weights or devices, in order to compile them ahead of time or to inspect
 //! them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ use crate::request::{self, ModelSizes, Request, Shapes};
 use crate::runtime::{device_bytes, noise};
 use crate::weights::{Component, WeightsError};
 
-/// A request and a model, from which programs are written.
+/// A request and a model, from which programs are built.
 pub struct Programs {
     configs: ModelConfigs,
     sizes: ModelSizes,
@@ -153,8 +153,8 @@ impl Programs {
         self.sizes.transformer.num_layers
     }
 
-    /// Returns the possible leading dimensions of the weights in which a program stacks its layers: the total number of
-    /// layers, followed by the number of layers of each kind.
+    /// Returns the possible leading dimensions of a program's stacked layer weights: the total number of layers,
+    /// followed by the number of layers of each kind.
     ///
     /// # Errors
     /// Returns an error if the model's configuration is invalid.
@@ -165,7 +165,7 @@ impl Programs {
         }
     }
 
-    /// Writes every program of a run, so that an unsuitable layout is rejected before the run starts. Warns, once per
+    /// Builds every program of a run, so that an unsuitable layout is rejected before the run starts. Warns, once per
     /// process, about tensor patterns of the layout that match no tensor.
     pub(crate) fn check(&self, build: &Build) -> Result<()> {
         warn_once(self.unmatched(build)?);
@@ -234,7 +234,7 @@ impl Programs {
         TABLE.iter().filter(runs).map(|row| row.kind)
     }
 
-    /// Writes the programs that draw the starting noise of each pass and the diffusion decoder's noise. Returns none if
+    /// Builds the programs that draw the starting noise of each pass and the diffusion decoder's noise. Returns none if
     /// the host draws the noise.
     pub(super) fn noise(&self) -> Result<Vec<Program>> {
         let tile = self.rounds.as_ref().map(|rounds| &rounds.tile);
@@ -271,7 +271,7 @@ impl Programs {
         }
     }
 
-    /// Writes a program. It is identical to the program that a run of the same configuration executes.
+    /// Builds a program. It is identical to the program that a run of the same configuration executes.
     ///
     /// # Errors
     /// Returns an error if a run of the request does not have this program, or if the model, the sizes or the layout
@@ -359,8 +359,8 @@ mod tests {
         assert_eq!(lines(own), [told]);
     }
 
-    /// The components that `check` and the fingerprint cover are determined without writing programs. They must include
-    /// all components that the programs read.
+    /// `ModelConfigs::components`, which `check` and the fingerprint use, derives the components from the configuration
+    /// without building programs. It must include every component that the built programs read.
     #[test]
     fn verified_components_include_all_that_programs_read() {
         let mut seen = 0;

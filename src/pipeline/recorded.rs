@@ -123,7 +123,7 @@ fn compare_models(recorded: &Value, own: &Value) -> ModelMatch {
     match (of(recorded, "fingerprint"), of(own, "fingerprint")) {
         (was, is) if was == is => ModelMatch::Same,
         (was, _) if !is_random(own) && !was.starts_with(SAMPLED) => ModelMatch::Unknown,
-        (was, is) => ModelMatch::Differs(format!("{}: its fingerprint was {was}, is now {is}", of(own, "path"))),
+        (was, is) => ModelMatch::Differs(format!("{}: the fingerprint was {was}, is now {is}", of(own, "path"))),
     }
 }
 
@@ -160,7 +160,7 @@ pub(super) fn check_rerun(config: &Config, sidecar: Option<&Sidecar>, model: &Mo
     match compare_models(&sidecar.model, &model.identity(config)?) {
         ModelMatch::Same => {}
         ModelMatch::Unknown => tracing::warn!(
-            "{}: its model fingerprint does not cover the weights (written by an earlier release); the model is not compared",
+            "{}: the model fingerprint does not cover the weights (written by an earlier release); the model is not compared",
             sidecar.file
         ),
         ModelMatch::Differs(why) if sidecar.uses_other_model => {
@@ -198,7 +198,8 @@ pub(super) fn has_request(video: &Path, config: &Config, job: &Job) -> bool {
     read(video).is_some_and(|sidecar| request_difference(&sidecar["config"], config, job).is_none())
 }
 
-/// Compares an existing video with a job, using the video's sidecar. Opens the model if it is `None` and needed.
+/// Compares an existing video with a job, using the video's sidecar. Opens the model if `model` is `None` and the
+/// comparison needs it.
 pub(super) fn compare(path: &Path, config: &Config, job: &Job, model: &mut Option<Model>) -> Result<Existing> {
     let Some(sidecar) = read(path) else { return Ok(Existing::NoSidecar) };
     if let Some(why) = request_difference(&sidecar["config"], config, job) {

@@ -26,7 +26,7 @@ pub(crate) struct Run<'a> {
     pub(crate) watch: Watch<'a>,
     /// Number of steps of the first pass; 0 until this pass is finished.
     pub(crate) done: usize,
-    /// Saves the state after the last finished pass if the run is interrupted. In a server, delays an interrupt until
-    /// the files are written.
+    /// Guard that saves the state after the last finished pass if the run is interrupted. In a server, it delays an
+    /// interrupt until the files are written.
     pub(crate) guard: Option<Guard>,
 }

@@ -16,11 +16,11 @@ use crate::request::Request;
 use crate::runtime::ShardedTensor;
 use crate::sampling::denoise::DenoiseShape;
 
-/// A model, its devices, and the options with which its programs are written.
+/// A model, its devices, and the options with which its programs are built.
 pub struct Runner {
     pub model: Model,
     pub executor: Executor,
-    /// Options with which programs are written: layout, element type, lowering.
+    /// Options with which programs are built: layout, element type, lowering.
     pub build: Build,
     /// H.264 encoder of conditioning images (`conditioning.h264`). `auto` is resolved when the first image is encoded.
     pub h264: ImageH264,
@@ -28,7 +28,8 @@ pub struct Runner {
     pub(crate) round_trip: Option<RoundTrip>,
     /// Memory plan. `None`: no run has been planned yet.
     pub(super) planned: Option<Planned>,
-    /// Last denoising loop of each program, by program name. A later request reuses the loop if its sizes match.
+    /// Last denoising loop of each program, by program name. A later request that differs only in prompts and seed
+    /// reuses the loop.
     pub(super) loops: HashMap<&'static str, SharedLoop>,
     /// Cache of networks, by program and everything else that a network depends on.
     pub(super) written: BTreeMap<(ProgramKind, String), Rc<Network>>,
@@ -62,7 +63,7 @@ impl Runner {
         }
     }
 
-    /// Applies a memory plan to this and all later runs.
+    /// Applies a memory plan to all following runs.
     pub(crate) fn follow(&mut self, planned: Planned) {
         self.executor.keep(planned.keep);
         if !self.executor.keeps_all() {
@@ -72,7 +73,7 @@ impl Runner {
         self.planned = Some(planned);
     }
 
-    /// Adds the figures of the memory plan to an out-of-memory error; returns other errors unchanged.
+    /// Adds the figures of the memory plan to an out-of-memory error. Returns other errors unchanged.
     pub(super) fn explain(&self, error: PipelineError) -> PipelineError {
         match &self.planned {
             Some(planned) => planned.explain(error, &self.executor, &self.build),

@@ -81,7 +81,7 @@ impl Session {
         Ok(())
     }
 
-    /// Opens the platform of a configuration, alone or as one of several processes. Writes every program of a run once,
+    /// Opens the platform of a configuration, alone or as one of several processes. Builds every program of a run once,
     /// so that an unsuitable layout is rejected here. Needed only for several processes; [`Session::open`] calls it for
     /// a single process.
     ///
@@ -130,14 +130,14 @@ pub(super) struct Devices {
     /// The configuration. Values that were `auto` are resolved for the devices.
     pub(super) config: Config,
     pub(super) engine: Engine,
-    /// Options with which programs are written.
+    /// Options with which programs are built.
     pub(super) build: Build,
     /// Versions of ltx2, the plugin and the platform.
     versions: Value,
 }
 
 impl Devices {
-    /// Opens the platform, alone or as one of several processes. Writes `programs` once to check the layout.
+    /// Opens the platform, alone or as one of several processes. Builds `programs` once to check the layout.
     pub(super) fn open(
         config: &Config,
         programs: &Programs,

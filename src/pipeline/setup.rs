@@ -16,7 +16,7 @@ use crate::pjrt::{CudaOptions, OptionValue};
 use crate::runtime::processes::Group;
 use crate::runtime::{EngineOptions, Toolchain, WaitLimit, Watchdog, platform};
 
-/// Returns the options with which programs are written for `devices` devices of a platform (`cpu`, `cuda` or `tpu`).
+/// Returns the options with which programs are built for `devices` devices of a platform (`cpu`, `cuda` or `tpu`).
 /// `kind`: the device kind that the plugin reports.
 ///
 /// # Errors
@@ -95,7 +95,7 @@ pub(crate) fn platform_options(config: &Config, group: Option<&Group>) -> Result
     })
 }
 
-/// Rejects flags in environment variables that the configured plugin does not know. Does not start the plugin.
+/// Rejects flags that environment variables set but the configured plugin does not know. Does not start the plugin.
 pub(crate) fn check_flags(config: &Config) -> Result<()> {
     let choice = config.platform().map_err(PipelineError::Input)?;
     let options = platform::Options { trial: trial_limit(config), ..platform::Options::default() };

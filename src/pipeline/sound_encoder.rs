@@ -109,10 +109,14 @@ impl Runner {
         let frames = c.frames_of(count);
         let needed = (samples_for_frames(&c, frames) as u64 * u64::from(sound.rate())).div_ceil(c.sample_rate as u64);
         let sound = sound.with_channels(c.in_channels).span(0.0, sound.len().max(needed as usize));
-        let short =
-            || PipelineError::Bug(format!("{} samples of sound are too few for {frames} mel frames", sound.len()));
+        let short = || {
+            let samples = sound.len();
+            PipelineError::Bug(format!(
+                "got {samples} audio samples, too few for {frames} mel frames (expected at least {needed})"
+            ))
+        };
         let mel = log_mel(&c, sound.samples().view(), sound.rate()).filter(|mel| mel.dim().2 >= frames);
-        // Drop the mel frames after those that the latents cover; a latent does not depend on them.
+        // Drop the mel frames after those that the latents cover; no latent depends on them.
         let mel = mel.ok_or_else(short)?.slice(s![.., .., ..frames, ..]).to_owned();
         let encoded = self.audio_encoder(mel)?.run(&self.executor)?;
         let latents: Array4<f32> = fixed(encoded.tensor("latents")?.into_f32())?;

@@ -10,8 +10,8 @@ use crate::models::pixels::Pixels;
 use crate::request::{Tile, Tiling};
 
 /// Decodes un-normalised latents `[b, c, f, h, w]` tile by tile to frames `[b, 3, frames, height, width]` in -1..1.
-/// Passes the frames to `each` in consecutive pieces. A piece is complete when no later tile overlaps it, so that only
-/// the frames of one tile are in memory.
+/// Passes the frames to `each` in consecutive pieces, as soon as no later tile overlaps them, so that memory holds the
+/// frames of about one tile.
 ///
 /// # Errors
 /// Returns an error if the decoder's program fails, or the error of `each`.

@@ -74,7 +74,7 @@ pub(super) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
     Ok((transformer::program(c, &shape, given.build)?, inputs))
 }
 
-/// Writes the smallest transformer program that declares all parameters.
+/// Builds the smallest transformer program that declares all parameters.
 pub(super) fn smallest(configs: &ModelConfigs, build: &Build) -> Result<Network> {
     let c = configs.transformer()?;
     let text_channels = match c.use_prompt_embeddings {

@@ -15,7 +15,7 @@ use crate::weights::{Component, ModelSource, TensorView, TokenizerFiles, Validat
 /// Verifies the components that a run reads. Fails for the first component that is missing or invalid; the error quotes
 /// file, key or tensor.
 pub(crate) fn components(configs: &ModelConfigs, source: &Arc<ModelSource>, parts: &BTreeSet<Component>) -> Result<()> {
-    // The checks below require that the model's generation is known.
+    // The checks below require that the model's version is known.
     source.version()?;
     // Verify in the order of the program's phases, so that a missing text encoder is reported before the tokenizer,
     // which is often in the same folder.
@@ -84,7 +84,7 @@ pub(super) fn placeholder_tokenizer(configs: &ModelConfigs) -> Result<Tokenizer>
 }
 
 /// Returns the tokenizer if the text encoder has an embedding for each of its token ids, otherwise an error. Without
-/// this check, a gather with such an id would silently read another row.
+/// this check, a gather with an id beyond the embedding table would silently read another row.
 fn with_embeddings(tokenizer: Tokenizer, file: &Path, configs: &ModelConfigs) -> Result<Tokenizer> {
     let (size, embeddings) = (tokenizer.vocab_size(), configs.text_encoder()?.vocab_size());
     if size <= embeddings {

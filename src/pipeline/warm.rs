@@ -1,5 +1,5 @@
-//! Implements `warm`: fills the compile cache with every program of a configuration, compiled on the devices that will
-//! run them. Reads no weights and runs no program.
+//! Implements `ltx2 warm`: fills the compile cache with every program of a configuration, compiled on the devices that
+//! will run them. Reads no weights and runs no program.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

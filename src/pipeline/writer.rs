@@ -226,7 +226,7 @@ impl Made {
     /// Describes the saved results, followed by a verb.
     fn results(&self) -> &'static str {
         let has_frames = self.generated.frames.count() > 0;
-        if has_frames { "its frames, samples and latents are" } else { "its samples and latents are" }
+        if has_frames { "the frames, audio samples and latents are" } else { "the audio samples and latents are" }
     }
 
     fn tensors(&self, audio: Option<&Audio>) -> partial_results::Named {
@@ -248,7 +248,8 @@ impl Made {
         }
     }
 
-    /// Writes the other requested files. First removes the frames of an earlier video, if the run may replace them.
+    /// Writes the requested PNG frames, WAV file and tensor dump. Deletes the PNG frames of an earlier video first if
+    /// the run may replace the folder. Collects errors in `failures`.
     fn write_other_files(&self, config: &Config, options: &GenerateOptions, failures: &mut Failures) {
         let (frames, path, several) = (&self.generated.frames, &self.path, options.has_several());
         if let Some(folder) = config.output.save_frames.as_ref().filter(|_| frames.count() > 0) {

@@ -10,7 +10,7 @@ const SEEDS: u64 = 1000;
 /// clip.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chain {
-    /// Total number of frames; frames of the last clip beyond it are dropped.
+    /// Total number of frames; any further frames of the last clip are dropped.
     pub frames: usize,
     /// Frames per clip.
     pub clip: usize,

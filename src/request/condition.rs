@@ -1,5 +1,6 @@
-//! Conditions: tokens of a stream whose clean latents are known, such as those of an input image. A condition has a
-//! content, a placement and a strength; its constructors create the conditions of images, keyframes and other inputs.
+//! Conditions. A condition fixes or appends tokens of a stream, usually tokens whose clean latents are known, such as
+//! those of an input image. It has a content, a placement and a strength; its constructors create the conditions of
+//! images, keyframes and other inputs.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,8 @@ use crate::av::Av;
 use crate::config::{self, Config, ExtendAt, Pipeline, Reference};
 use crate::sampling::latents::VideoShape;
 
-/// Tokens of a stream whose clean latents are known.
+/// Tokens of a stream whose clean latents are known or, with [`Content::Generated`], that the model generates in
+/// addition to the video.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Condition {
     /// Source of the clean latents.
@@ -83,11 +85,11 @@ pub struct VideoPart {
 /// Which tokens are conditioned.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Placement {
-    /// First tokens of the stream.
+    /// First tokens of the stream, as many as the content has.
     First,
-    /// Last tokens of the stream, before appended ones.
+    /// Last tokens of the stream before appended ones, as many as the content has.
     Last,
-    /// Tokens after the first latent of the stream.
+    /// Tokens after the first latent of the stream, as many as the content has.
     Second,
     /// All tokens of the stream, except appended ones.
     Whole,
@@ -153,7 +155,7 @@ pub enum Span {
 
 impl Condition {
     /// Returns a condition on an image, which is encoded after an H.264 round trip at `crf`. An image for frame 0
-    /// replaces the first frame unless `between_keyframes` is true; every other image is appended, with positions that
+    /// replaces the first frame unless `between_keyframes` is true; any other image is appended, with positions that
     /// cover `span`, or one frame if it is for frame 0.
     pub fn image(image: &config::Image, crf: u8, between_keyframes: bool, span: Span) -> Self {
         let frame = image.frame;
@@ -173,8 +175,8 @@ impl Condition {
         Condition { content: Content::Generated, placement, strength: 0.0 }
     }
 
-    /// Returns a condition that appends keyframe `at` of those received from the previous pass, at `frame` of the
-    /// video.
+    /// Returns a condition that appends a keyframe of the previous pass at frame `frame` of the video. `at`: index of
+    /// the keyframe among those that the pass receives.
     pub(crate) fn carried(at: usize, frame: usize, strength: f32) -> Self {
         let placement = Placement::Appended { frame, span: Span::Frame };
         Condition { content: Content::Carried(at), placement, strength }
@@ -204,7 +206,8 @@ impl Condition {
         })
     }
 
-    /// Returns a condition that appends a reference video, whose scales and number of frames must be set.
+    /// Returns a condition that appends a reference video. The configuration must already contain the scales and the
+    /// number of frames of the reference.
     fn reference(given: &config::ReferenceVideo, conditioning: &config::Conditioning) -> Self {
         let [downscale, step] = conditioning.reference_scales();
         let content = Content::Reference {

@@ -39,8 +39,8 @@ impl DiffusionTiles {
         let [frames, pixels] = [frames.next_multiple_of(8), rows.max(columns).next_multiple_of(32)];
         if tiling.frame_overlap < frames || tiling.overlap < pixels {
             return Err(RequestError::Usage(format!(
-                "runtime.tiling: overlap {} and frame_overlap {} are smaller than the receptive field of the diffusion decoder, \
-                 {pixels} pixels and {frames} frames: set overlap to {pixels} and frame_overlap to {frames}, or set \
+                "runtime.tiling: overlap {} or frame_overlap {} is smaller than the receptive field of the diffusion decoder \
+                 ({pixels} pixels, {frames} frames); set overlap to {pixels} and frame_overlap to {frames}, or set \
                  reference to diffusers, whose tiles need less overlap",
                 tiling.overlap, tiling.frame_overlap
             )));
@@ -119,7 +119,8 @@ impl DiffusionTiles {
         FeatureTile { cells, is_first: first == 0, is_last: end == grid.cells[0] }
     }
 
-    /// Returns the tile with the most cells.
+    /// Returns a tile with the largest extent along each axis. The appended copies of the last latent frame count as
+    /// cells of the last tile in time.
     pub(crate) fn largest(&self, grid: &FeatureGrid) -> FeatureTile {
         let cells = |part: &&Tile| part.from[1] - part.from[0];
         let with_appendix = |part: &&Tile| cells(part) + if part.from[1] == grid.cells[0] { grid.appendix } else { 0 };

@@ -2,7 +2,7 @@
 
 use crate::sampling::SamplingError;
 
-/// Request that the model cannot run.
+/// Error of a request that is invalid or that the model cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// Invalid option; the message says what to change.

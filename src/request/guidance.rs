@@ -25,7 +25,8 @@ pub(super) fn scales(config: &Config) -> Av<Scales> {
     }
 }
 
-/// Returns the overrides in `by_sigma` and the number of skipped steps of each stream; input audio has no overrides.
+/// Returns the overrides in `by_sigma` of each stream, and the number of steps that reuse a prediction; input audio has
+/// neither.
 fn guidance_steps(config: &Config) -> Av<GuidanceSteps> {
     let (video, audio) = (&config.guidance.video, &config.guidance.audio);
     let both = Av { video: (video, audio), audio: (audio, video) };
@@ -53,7 +54,7 @@ fn guidance_steps(config: &Config) -> Av<GuidanceSteps> {
 /// Returns the roles of both streams.
 pub(super) fn roles(config: &Config) -> Av<StreamRole> {
     let given = match config.conditioning.given_stream {
-        // The stream has the step's noise level, and its tokens are conditions without noise.
+        // The stream is denoised at the step's noise level, but all of its tokens are conditions without noise.
         Reference::Official1 => StreamRole::Denoised,
         Reference::Official | Reference::Diffusers => StreamRole::Kept,
     };
@@ -75,7 +76,7 @@ pub(super) fn guidance(config: &Config, roles: Av<StreamRole>) -> (Av<Scales>, A
         scales(config).zip(guidance_steps(config)).zip(roles).map(|((mut scales, mut steps), role)| match role {
             StreamRole::Denoised => {
                 if alone {
-                    // Without the other stream, there is no branch that omits it.
+                    // Without the other stream, there is no guidance branch that omits it.
                     let own = std::iter::once(&mut scales).chain(steps.by_sigma.iter_mut().map(|own| &mut own.scales));
                     own.for_each(|own| own.modality = Scales::NEUTRAL.modality);
                 }
@@ -159,7 +160,7 @@ impl Request {
     }
 }
 
-/// Returns, for each stream, the scales of every entry of `by_sigma`, or the general scales if there are no entries.
+/// Returns, for each stream, the scales of every entry of `by_sigma`, or `scales` if there are no entries.
 pub(super) fn all_scales(scales: Av<Scales>, steps: &Av<GuidanceSteps>) -> Av<Vec<Scales>> {
     steps.as_ref().zip(scales).map(|(steps, scales)| steps.all(scales))
 }

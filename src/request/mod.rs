@@ -85,18 +85,19 @@ pub struct Request {
     pub stg_blocks: Av<Vec<usize>>,
     /// Elements over which the rescale term computes standard deviations.
     pub rescale: RescaleScope,
-    /// Length of the prompt in text tokens.
+    /// Number of text tokens to which prompts are padded or truncated.
     pub max_sequence_length: usize,
     /// Sampler of the first pass. The first use of a sampler other than the configured one compiles the denoising loop.
     pub sampler: AnySampler,
-    /// Noise level that modulates the cross-attention between the streams.
+    /// Which noise level modulates the cross-attention between the streams.
     pub cross: CrossTimestep,
     /// Whether models with a marker for single frames mark the first latent frame, which represents a single video
     /// frame.
     pub first_frame_marker: bool,
-    /// Latents that tokens with a strength below 1 start from, in a pass that starts from latents.
+    /// Initial latents of tokens with a conditioning strength below 1, in a pass that starts from the latents of an
+    /// earlier pass.
     pub noising: Noising,
-    /// Noise level that converts velocities of conditioned tokens to clean predictions.
+    /// Which noise level converts the velocities of conditioned tokens to clean predictions.
     pub clean_prediction: CleanPrediction,
     /// Type that video positions are rounded to.
     pub positions: DType,
@@ -105,10 +106,10 @@ pub struct Request {
     /// Whether noise is also drawn for a kept stream and discarded, as in Lightricks' code. This changes all noise that
     /// is drawn later.
     pub draws_kept: bool,
-    /// Decoded frames and sound of the input video; `None` until they are decoded. Programs do not depend on this
-    /// field.
+    /// Decoded frames and sound of the input video. `None`: not decoded yet, or there is no input video. Programs do
+    /// not depend on this field.
     pub clip: Option<Shared<Clip>>,
-    /// Decoded input audio, as long as the video; `None` until it is decoded.
+    /// Decoded input audio, as long as the video. `None`: not decoded yet, or there is no input audio.
     pub sound: Option<Shared<Audio>>,
     /// How the output video combines the input video with generated frames and sound.
     pub assembly: Assembly,
@@ -118,7 +119,7 @@ pub struct Request {
     pub conditions: Av<Vec<Condition>>,
     /// Second pass, which runs at the size of this request after a smaller first pass. `None`: a single pass.
     pub refine: Option<RefinePass>,
-    /// Generated keyframes and temporal rounds.
+    /// Generated keyframes and temporal rounds of the pipeline `dfr`; `None` for other pipelines.
     pub dfr: Option<Dfr>,
     /// Tiled decoding; `None` decodes the complete video at once.
     pub tiling: Option<Tiling>,
@@ -182,7 +183,7 @@ pub struct RefinePass {
 }
 
 impl Request {
-    /// Returns whether both requests can share a batch, that is, differ only in prompt and seed.
+    /// Returns whether two requests can share a batch, that is, differ only in prompt and seed.
     pub fn can_batch_with(&self, other: &Request) -> bool {
         let alike = Request { prompt: other.prompt.clone(), seed: other.seed, ..self.clone() };
         alike == *other
@@ -255,8 +256,8 @@ impl Request {
 
     /// Returns, for each stream, whether the initial noise is drawn as a sequence of tokens including appended ones,
     /// instead of in the shape of the latents. `refines` is whether the pass starts from latents. With the order of
-    /// diffusers, the noise of a video whose conditions only replace its own tokens is drawn in the shape of the
-    /// latents.
+    /// diffusers, video noise is drawn as tokens if a condition appends tokens, or if the pass starts from latents and
+    /// has no video conditions; audio noise, if a condition appends video tokens or the pass starts from latents.
     pub fn draws_tokens(&self, refines: bool) -> Av<bool> {
         let video = &self.conditions.video;
         let appends = video.iter().any(|c| matches!(c.placement, Placement::Appended { .. } | Placement::Beside(_)));

@@ -86,10 +86,10 @@ fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result
     Ok(())
 }
 
-/// Returns the request of a job. It contains no noise levels, because no program depends on them.
+/// Returns the request of a job. Its list of noise levels is empty, because no program depends on them.
 ///
 /// # Errors
-/// Returns an error if the model does not support the sizes, with the nearest supported ones.
+/// Returns an error, which says what to change, if the configuration is invalid or the model does not support it.
 pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
     let r = &config.request;
     let num_frames = r.num_frames.count().ok_or_else(|| {
@@ -229,7 +229,8 @@ fn stg_blocks(
     let blocks = wanted.zip(perturbed).map(|(blocks, on)| if on { blocks.clone() } else { Vec::new() });
     let layers = c.num_layers;
     if config.model.blocks.is_some() {
-        // Clamp the indices to existing blocks: the amount of work does not depend on which block is perturbed.
+        // Clamp the indices to the blocks that are used: the amount of work does not depend on which block is
+        // perturbed.
         return Ok(blocks.map(|blocks| {
             let mut blocks: Vec<usize> = blocks.into_iter().map(|b| b.min(layers - 1)).collect();
             blocks.dedup();

@@ -47,7 +47,7 @@ impl Request {
         })
     }
 
-    /// Returns the request for every other frame of the video, with its complete sound.
+    /// Returns the request at half the frame rate, with the complete sound.
     fn at_half_rate(self) -> Request {
         Request {
             num_frames: (self.num_frames - 1) / 2 + 1,
@@ -59,7 +59,7 @@ impl Request {
     }
 
     /// Returns the request of a pass that follows temporal upsampling. Unless there is input audio, the pass keeps the
-    /// audio of the previous pass, as the rounds of LTX-2.5 do.
+    /// audio of the previous pass, as the temporal rounds of diffusers' DFR pipeline do.
     pub(super) fn at_full_rate(self) -> Request {
         let own_sound = !self.has_sound();
         let roles = Av { audio: if own_sound { StreamRole::Kept } else { self.roles.audio }, ..self.roles };

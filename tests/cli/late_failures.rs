@@ -80,8 +80,8 @@ fn failed_chain_encoder_keeps_earlier_frames() {
     let mut run = chain(&folder, &[]);
     let error = error(1, run.env("PATH", folder.path("no programs")).env("LTX2_FAILPOINT", "fail encode 8"));
     assert!(error.contains("the embedded H.264 encoder failed: failure injected by LTX2_FAILPOINT"), "{error}");
-    assert_eq!(frames_of(&place(&error, "its first 8 frames with their sound are").display().to_string()), 8);
-    let sound = read_wav(place(&error, "its sound is")).expect("a WAV");
+    assert_eq!(frames_of(&place(&error, "the first 8 frames with their audio are").display().to_string()), 8);
+    let sound = read_wav(place(&error, "the audio is")).expect("a WAV");
     assert_eq!(sound.len(), 33 * sound.rate() as usize / 24);
     assert_eq!(kept(&error, "the latents of 3 clips are").1.len(), 6);
     assert!(!folder.path("out.mp4").exists(), "a part is not the video");
@@ -102,7 +102,7 @@ fn failed_chain_ffmpeg_keeps_last_frames_as_tensors() {
     let path = std::env::var("PATH").map(|path| format!("{}:{path}", programs.display())).expect("a PATH");
     let error = error(1, chain(&folder, &[]).env("PATH", path));
     assert!(error.contains("ffmpeg failed on out.mp4") && error.contains("out of order"), "{error}");
-    assert!(read_wav(place(&error, "its sound is")).is_ok(), "{error}");
+    assert!(read_wav(place(&error, "the audio is")).is_ok(), "{error}");
     let (_, tensors) = kept(&error, "the latents of 3 clips and the last 17 frames are");
     assert_eq!((tensors["frames"].shape(), tensors.len()), (&[17, 64, 96, 3][..], 7));
 }
@@ -146,7 +146,7 @@ fn files_created_during_a_run_are_not_replaced() {
         let others: Vec<PathBuf> = names.iter().map(|name| path(name)).collect();
         let said =
             generate(&config, &options, None, &mut CreateFiles(others.clone())).expect_err("not written").to_string();
-        let (error, kept) = said.split_once("; its frames, samples and latents are kept in ").expect("the place");
+        let (error, kept) = said.split_once("; the frames, audio samples and latents are kept in ").expect("the place");
         assert!(error.contains("File exists"), "{error}");
         for other in &others {
             assert_eq!(fs::read(other).expect("a file"), b"another program's", "{}", other.display());
@@ -194,7 +194,7 @@ fn failed_audio_output_does_not_affect_later_video() {
     let mut run = folder.generate(&["--num-videos", "2", "-o", "videos", "--save-audio", "sounds"]);
     let error = error(1, run.env("LTX2_FAILPOINT", "fail rename 0000_10.wav"));
     assert!(error.contains("sounds/0000_10.wav: failure injected by LTX2_FAILPOINT"), "{error}");
-    kept(&error, "its frames, samples and latents are");
+    kept(&error, "the frames, audio samples and latents are");
     for name in ["0000_10", "0001_11"] {
         let video = folder.path(&format!("videos/{name}.mp4"));
         assert_eq!(frames_of(video.to_str().expect("UTF-8")), 9, "{name}");

@@ -100,7 +100,7 @@ fn out_of_memory_error_uses_planned_figures() {
         assert!(error.contains(": a device has too little memory: "), "{error}");
         let reason = format!("(RESOURCE_EXHAUSTED): {said}");
         let (_, kept) = error.split_once(&reason).unwrap_or_else(|| panic!("no '{reason}': {error}"));
-        match kept.strip_prefix("; its latents are kept in ") {
+        match kept.strip_prefix("; the latents are kept in ") {
             Some(path) => drop(ltx2::pipeline::tensors::read(Path::new(path)).expect("latents")),
             None => assert_eq!(kept, "", "{error}"),
         }
@@ -117,7 +117,7 @@ fn out_of_memory_error_uses_planned_figures() {
     let runs = failed(&Standin::new().execution("denoise", 1, &fault), &[], &cached);
     start(&runs, "running denoise: a device has too little memory: denoise needs ");
     assert!(
-        runs.0.contains(" GiB together with the parameters that stay loaded, free memory is unknown: "),
+        runs.0.contains(" GiB together with the parameters that stay loaded; free memory is unknown: "),
         "{}",
         runs.0
     );
@@ -137,7 +137,7 @@ fn out_of_memory_error_uses_planned_figures() {
     let in_turn = ["--set", "runtime.residency=in_turn", "--set", "runtime.memory_limit=1"];
     let next = failed(&Standin::new().execution("video_decoder", 1, &fault), &in_turn, &cached);
     start(&next, "running video_decoder: a device has too little memory: video_decoder needs ");
-    assert!(next.0.contains(" GiB per device, 1.00 GiB are usable: "), "{}", next.0);
+    assert!(next.0.contains(" GiB per device; 1.00 GiB are usable: "), "{}", next.0);
     assert!(next.1 != runs.1, "{}", next.0);
     for (flags, before) in [(runs.1, &[][..]), (next.1, &in_turn[..])] {
         let flags: Vec<&str> = flags.split(' ').map(|flag| flag.trim_matches('\'')).collect();
@@ -176,7 +176,7 @@ fn out_of_memory_of_one_component_is_reported() {
             stderr(&ran).lines().find_map(|line| line.strip_prefix("error: ").map(str::to_string)).expect("an error");
         assert_eq!(ran.status.code(), Some(1), "{error}");
         let words = format!(
-            "{doing}: a device has too little memory: it needs {least}0.00 GiB per device, free memory is unknown: "
+            "{doing}: a device has too little memory: the program needs {least}0.00 GiB per device; free memory is unknown: "
         );
         assert!(error.starts_with(&words) && error.ends_with(said) && error.contains("--mesh"), "{error}");
         assert!(!made.exists(), "nothing is written");

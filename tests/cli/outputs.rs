@@ -325,10 +325,10 @@ fn failure_after_denoising_keeps_computed_results() {
     succeed(&mut folder.generate(&["-o", "whole.mp4", "--dump", "whole.safetensors"]));
     let whole = tensors::read(&folder.path("whole.safetensors")).expect("a dump");
     let sha256 = json(&folder.path("whole.json"))["sha256"].clone();
-    let all = "its frames, samples and latents are";
+    let all = "the frames, audio samples and latents are";
     for (moment, what, left) in [
-        ("decode video", "its latents are", &[][..]),
-        ("decode audio", "its frames and latents are", &[]),
+        ("decode video", "the latents are", &[][..]),
+        ("decode audio", "the frames and latents are", &[]),
         ("rename out.mp4", all, &["out.wav"]),
         ("rename out.json", all, &["out.mp4", "out.wav"]),
         ("rename out.wav", all, &["out.json", "out.mp4"]),
@@ -373,14 +373,14 @@ fn failed_chain_keeps_its_clips() {
         error(1, run.env("LTX2_FAILPOINT", format!("fail {moment}")))
     };
     let at_end = fails("rename out.mp4", &[]);
-    let place = at_end.split("; its first 33 frames with their sound are kept in ").nth(1).expect("a video");
+    let place = at_end.split("; the first 33 frames with their audio are kept in ").nth(1).expect("a video");
     assert_eq!(frames_of(place), 33);
     let (_, latents) = kept(&at_end, "the latents of 3 clips are");
     assert!(latents.contains_key("clip_0000.latents.video") && latents.contains_key("clip_0002.latents.audio"));
     assert!(!folder.path("out.mp4").exists() && read_wav(&folder.path("out.wav")).is_ok());
 
     let in_the_middle = fails("clip 2", &["--force"]);
-    let place = in_the_middle.split("; its first 8 frames with their sound are kept in ").nth(1).expect("a video");
+    let place = in_the_middle.split("; the first 8 frames with their audio are kept in ").nth(1).expect("a video");
     assert_eq!(frames_of(place), 8);
     assert_eq!(kept(&in_the_middle, "the latents of 1 clips are").1.len(), 2);
 }

@@ -385,7 +385,7 @@ fn unwritable_video_is_kept_as_tensors() {
         ..GenerateOptions::default()
     };
     let said = generate(&config, &options, None, &mut Takes(place)).expect_err("not written").to_string();
-    let (error, kept) = said.split_once("; its frames, samples and latents are kept in ").expect("the place");
+    let (error, kept) = said.split_once("; the frames, audio samples and latents are kept in ").expect("the place");
     assert!(error.contains("videos"), "{error}");
     let tensors = ltx2::pipeline::tensors::read(Path::new(kept)).expect("tensors");
     assert_eq!(tensors["frames"].shape(), [9, 64, 64, 3]);

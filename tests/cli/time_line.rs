@@ -48,7 +48,7 @@ fn program_texts_are_generated_once_for_all_videos() {
     let ran = run.output().expect("runs");
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{said}");
-    let texts: Vec<&str> = said.lines().filter(|line| line.contains("wrote the program text")).collect();
+    let texts: Vec<&str> = said.lines().filter(|line| line.contains("built the program")).collect();
     let of = |program: &str| texts.iter().filter(|line| line.contains(&format!("program=\"{program}\""))).count();
     assert_eq!(["text_encoder", "connectors", "denoise", "video_decoder"].map(of), [1; 4], "{texts:#?}");
 }

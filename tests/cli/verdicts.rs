@@ -44,8 +44,8 @@ fn check_and_dry_run_reject_unsupported_platform_settings() {
     let plugin = folder.path().join("pjrt_cpu_plugin.so");
     for (set, want) in [
         ("runtime.weights=fp8".to_string(), "runtime.weights: fp8 requires CUDA, but the platform is "),
-        (part("vae", "tiny_2_3/vae"), "its latents have 2 channels per token"),
-        (part("audio_vae", "tiny_b/audio_vae"), "its latents have 8 channels per token"),
+        (part("vae", "tiny_2_3/vae"), "the latents have 2 channels per token"),
+        (part("audio_vae", "tiny_b/audio_vae"), "the latents have 8 channels per token"),
         (part("vocoder", "vocoder_odd/vocoder"), "the product of channels and bins must be in_channels = 6"),
         (part("text_encoder", "tiny_b/text_encoder"), "text_proj_in_factor = 8 is not supported"),
     ] {
@@ -166,7 +166,7 @@ fn pipelines_accepted_by_check_pass_the_dry_run() {
 fn duration_head_with_mismatched_widths_is_rejected() {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model_of(folder.path(), "tiny_2_5", &[("duration_head", "duration_head_narrow")]);
-    let want = "it reads text contexts with 7 (video) and 5 (audio) channels, but ";
+    let want = "reads text contexts with 7 (video) and 5 (audio) channels, but ";
     let checked = text(&ltx2(&["check", utf8(&model)]).stdout);
     let line = checked.lines().find(|line| line.starts_with("--num-frames auto: ")).expect("a line");
     assert!(line.contains(want), "{checked}");

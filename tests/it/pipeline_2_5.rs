@@ -209,7 +209,7 @@ fn diffusion_decoding_matches_reference() {
     }
     assert!(!by_diffusion(MODEL, "model.decoder=auto").expect("a model"));
     let absent = by_diffusion(MODEL, "model.decoder=diffusion").expect_err("none").to_string();
-    for part in ["diffusion_decoder/config.json", "model.decoder is diffusion", "video-vae-bf16", "model.vae"] {
+    for part in ["diffusion_decoder/config.json", "model.decoder selects diffusion", "video-vae-bf16", "model.vae"] {
         assert!(absent.contains(part) && !absent.contains('\n'), "{absent}");
     }
 }

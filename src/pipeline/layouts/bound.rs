@@ -111,7 +111,8 @@ fn times(p: &Placement, blocks: usize) -> f64 {
     if alone { blocks as f64 } else { 1.0 }
 }
 
-/// Returns the sharding that a parameter has during compute: that of the layout's `rules`, without `storage`.
+/// Returns the sharding that a parameter has during compute, according to the layout's `rules` and regardless of
+/// `storage`.
 fn computed(p: &Placement, layout: &Layout) -> Sharding {
     let placed = layout.place(&p.tensor, &p.ty, &p.axes).ok().flatten();
     placed.map_or_else(|| Sharding(vec![Vec::new(); p.axes.len()]), |p| p.sharding)

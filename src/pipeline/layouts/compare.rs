@@ -23,8 +23,8 @@ const MOST: usize = 3;
 pub(crate) struct Addition {
     pub(crate) lacking: MissingRules,
     pub(crate) estimate: Estimate,
-    /// Fraction of the time that the rules save. If the chip is unknown and the rules save no bytes: fraction of the
-    /// FLOPs.
+    /// Fraction of the time that the rules save. If the chip is unknown: fraction of the received bytes or, if the
+    /// rules only avoid repeated work, of the FLOPs.
     pub(crate) saved: f64,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Comparison {
 }
 
 /// Compares the layout of a configuration, on its mesh, with the shipped layouts on all meshes, without compiling.
-/// Compares all denoising loops of the first request, or only the program `only`. `None`: no program can be written for
+/// Compares all denoising loops of the first request, or only the program `only`. `None`: no program can be built for
 /// the layout on this mesh.
 pub(crate) fn compare(config: &Config, devices: Devices, only: Option<ProgramKind>) -> Result<Option<Comparison>> {
     let source = read_layout_source(&config.layout)?;
@@ -69,7 +69,7 @@ fn compare_source(
     }
     let own_point = point(source);
     let Ok((mut own, _)) = estimator.estimate(&own_point) else { return Ok(None) };
-    // Without a memory limit every layout fits. Skip the check then: it writes all programs of the run, which takes
+    // Without a memory limit every layout fits. Skip the check then: it builds all programs of the run, which takes
     // longer than estimating the denoising loops.
     let fits = |e: &Estimate, at: &Point| estimator.devices.capacity.is_none() || estimator.fits(e, at);
     own.fits = fits(&own, &own_point);

@@ -1,4 +1,4 @@
-//! Estimates the cost of a layout on a mesh: writes the denoising loops of a configuration as programs, which takes
+//! Estimates the cost of a layout on a mesh: builds the programs of a configuration's denoising loops, which takes
 //! milliseconds, predicts the time of a step of each, and sums these times, weighted by the number of evaluations.
 
 use super::super::batch::videos_at_once;
@@ -52,7 +52,7 @@ pub(crate) struct Estimate {
     pub(crate) parameters: Vec<i64>,
     /// Bytes of arguments and results per device, without parameters, for the loop that needs the most.
     pub(crate) values: i64,
-    /// Whether a loop fits in memory together with all parameters of the run.
+    /// Whether each loop fits in memory together with all parameters of the run.
     pub(super) fits: bool,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Estimator<'a> {
     /// Number of videos to generate.
     pub(super) videos: usize,
     programs: Programs,
-    /// Options for writing programs, except for the layout.
+    /// Options for building programs, except for the layout.
     build: Build,
     pub(crate) loops: Vec<Loop>,
 }
@@ -73,7 +73,7 @@ impl<'a> Estimator<'a> {
     pub(crate) fn new(config: &Config, devices: Devices<'a>, only: Option<ProgramKind>) -> Result<Self> {
         let alone = Config { layout: "replicated".into(), mesh: None, ..config.clone() };
         let build = setup::build_for(&alone, 1, devices.toolchain)?;
-        // Blocks in a loop have the same arguments and placements as unrolled blocks, and are written in a fraction of
+        // Blocks in a loop have the same arguments and placements as unrolled blocks, and are built in a fraction of
         // the time. Quantized blocks differ from each other, so they must be unrolled.
         let unroll_layers = build.lowering.unroll_layers && build.quantization != Quantization::None;
         let build = Build { lowering: Lowering { unroll_layers, ..build.lowering }, ..build };
@@ -125,7 +125,7 @@ impl<'a> Estimator<'a> {
         Ok(Build { layout, ..self.build.clone() })
     }
 
-    /// Returns the bytes of a run's parameters per device. Slow, because it writes all programs of the run; call it for
+    /// Returns the bytes of a run's parameters per device. Slow, because it builds all programs of the run; call it for
     /// a few layouts only.
     pub(crate) fn parameters(&self, point: &Point) -> std::result::Result<i64, String> {
         let each = self.programs.parameters(&self.build_on(point)?).map_err(|e| e.to_string())?;
@@ -140,7 +140,7 @@ impl<'a> Estimator<'a> {
 
     /// Returns the fastest layout that fits in memory, and the next fastest that differs in mesh, cost or size. Among
     /// layouts whose costs differ by less than [`EQUAL`], the first in `all` counts as fastest. If no layout fits,
-    /// returns the one that needs the fewest bytes. `all` must be ordered from simple to complex.
+    /// returns the one that needs the fewest bytes. `all` must be ordered by increasing number of rules.
     pub(super) fn fastest(&self, all: Vec<(Estimate, Point)>) -> Option<(Estimate, Option<Estimate>)> {
         let mut bytes: Vec<Option<Option<i64>>> = vec![None; all.len()];
         let mut fits = |n: usize| {

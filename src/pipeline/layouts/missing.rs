@@ -81,8 +81,8 @@ pub(crate) struct MissingRules {
 }
 
 /// Comparison of a layout with the shipped layouts on a mesh. `candidates`: sets of rules that could be added to the
-/// layout: each missing rule alone and, for every shipped layout that contains all rules of the layout, all its missing
-/// rules together.
+/// layout. Each missing rule forms a set. For each shipped layout that contains all rules of the layout, its remaining
+/// rules form another set.
 #[derive(Clone, Debug)]
 pub(crate) struct MissingRuleReport {
     pub(crate) candidates: Vec<MissingRules>,
@@ -118,7 +118,8 @@ pub(crate) fn lack(own: &LayoutSource, mesh: &Mesh) -> Result<MissingRuleReport>
     Ok(MissingRuleReport { candidates, nearest })
 }
 
-/// Returns the rules of `other` that shard a tensor axis over a mesh axis over which `own` does not shard it.
+/// Returns the rules of `other` that shard a tensor axis over a mesh axis over which `own` does not shard that tensor
+/// axis.
 pub(super) fn lacking(own: &LayoutSource, other: &LayoutSource, mesh: &Mesh) -> Vec<MissingRule> {
     let split = |rules: &[Rule], axis| -> Vec<String> {
         let rule = rules.iter().find(|rule| rule.axis == axis);

@@ -1,9 +1,9 @@
 //! Ranks layouts for given devices without compiling: determines which layout `layout: auto` chooses, and whether a
 //! shipped layout would be faster than the configured one.
 //!
-//! Each shipped layout is written as programs on each mesh whose axes it uses; the step time and its lower bound
-//! ([`bound()`]) are computed from the programs, which takes milliseconds per layout and mesh. Results are not cached,
-//! so changes of the chip model take effect immediately.
+//! The programs are built for each shipped layout on each mesh whose axes the layout uses. The step time and its lower
+//! bound ([`bound()`]) are computed from the programs, which takes milliseconds per layout and mesh. Results are not
+//! cached, so changes of the chip model take effect immediately.
 
 mod bound;
 mod compare;
@@ -120,7 +120,7 @@ pub struct Candidates {
 /// programs.
 ///
 /// # Errors
-/// Returns an error if the configuration's programs cannot be written, or if no shipped layout uses its mesh.
+/// Returns an error if the configuration's programs cannot be built, or if no shipped layout uses its mesh.
 pub fn candidates(config: &Config, machine: &OpenTarget) -> Result<Candidates> {
     let (toolchain, chip, count) = (machine.toolchain(), machine.target.chip(), machine.devices.len());
     let devices = Devices { toolchain: &toolchain, count, capacity: machine.capacity, chip: chip.as_ref() };
@@ -161,7 +161,7 @@ impl Ranking {
     }
 }
 
-/// Replaces `layout: auto` by the fastest layout for the devices. For any other layout, logs at debug level (`-v`)
+/// Replaces `layout: auto` with the fastest layout for the devices. For any other layout, logs at debug level (`-v`)
 /// whether a shipped layout is faster and which rules are missing. Fails for `auto` if no shipped layout uses the
 /// configuration's mesh.
 pub(crate) fn resolve(config: &Config, devices: Devices) -> Result<Config> {

@@ -24,8 +24,9 @@ const COPIES: f64 = 2.0;
 
 /// Fraction of a weight's all-gather that the TPU compiler overlaps with matmuls. The value is fitted to the 150
 /// compiled modules of benchmarks/tpu-slices.md and benchmarks/search (libtpu 0.0.52): estimates deviate by 7 % (root
-/// mean square) from the step times predicted from these modules. By the latter, the layout with the smallest estimate
-/// is at most 0.8 % slower than the fastest, except for one of 28 combinations of slice and shape (4.4 %).
+/// mean square) from the step times predicted from these modules. According to the predicted times, the layout with the
+/// smallest estimate is at most 0.8 % slower than the fastest, except for one of 28 combinations of slice and shape
+/// (4.4 %).
 const HIDDEN: f64 = 0.5;
 
 /// Predicted time of a step in milliseconds, by part.

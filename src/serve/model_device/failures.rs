@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn failure_messages_hide_locations_of_kept_results() {
         let kept =
-            |source| PipelineError::Kept { source: Box::new(source), what: "its latents are".into(), kept: "a".into() };
+            |source| PipelineError::Kept { source: Box::new(source), what: "the latents are".into(), kept: "a".into() };
         let error = kept(kept(PipelineError::NotFinite("the decoded samples".into())));
         let RunError::Job(failure) = of(&error) else { panic!("{error}") };
         let told = (failure.code.as_str(), failure.message.as_str());
