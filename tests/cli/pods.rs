@@ -233,7 +233,7 @@ fn several_cpu_processes_require_rehearsal_variable() {
 #[needs(nothing)]
 fn pods_guide_lists_rehearsal_variables() {
     let page = page();
-    let said = page.split("It sets beforehand: ").nth(1).and_then(|rest| rest.split(". ").next()).expect("a list");
+    let said = page.split("sets its own values for ").nth(1).and_then(|rest| rest.split(". ").next()).expect("a list");
     let said: BTreeSet<&str> = said.split('`').skip(1).step_by(2).collect();
     let commands: String = blocks(&page).into_iter().map(|block| block.text).collect();
     let settable: BTreeSet<&str> = commands
