@@ -4,7 +4,7 @@ DEBUG := target/debug/ltx2
 CPU_PLUGIN := plugins/cpu/installed.txt
 TIER := python3 scripts/tests/tier.py
 
-.PHONY: check test test-tpu test-cuda test-gpu test-full reliability mutants demo nano-sheet test-nano nano-parity reference soak \
+.PHONY: lint check test test-tpu test-cuda test-gpu test-full reliability mutants demo nano-sheet test-nano nano-parity reference soak \
 	fuzz fuzz-seeds sanitize sanitize-leaks sanitize-threads test-mosaic test-processes-gpu agree traces-gpu tpu-tables \
 	ablations tuning-image report-page serve-page layouts-figure oracle-check verify-rehearsal serve-sdk serve-load container fixtures
 
@@ -29,6 +29,8 @@ $(CPU_PLUGIN): $(LTX2)
 	$(LTX2) plugin install cpu
 
 # Test tiers: docs/internals/testing.md.
+lint:
+	$(TIER) lint
 check:
 	$(TIER) check
 test:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a tier of tests: every step to its end, whatever fails before it, and one line at the end that says all.
 
-    scripts/tests/tier.py check | test | test-tpu | test-cuda | test-gpu | test-full
+    scripts/tests/tier.py lint | check | test | test-tpu | test-cuda | test-gpu | test-full
     scripts/tests/tier.py slowest         of the last `make test`, the table of benchmarks/tests.md
 
 A step that needs the network is timed apart. What is ignored is printed with its reason; a failed step fails the tier.
@@ -14,7 +14,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -32,8 +31,6 @@ class Step:
     command: list
     network: bool = False
     env: dict = field(default_factory=dict)
-    # Runs beside the steps behind it; its output is printed at the end.
-    beside: bool = False
 
 
 def shell(name, line, **more):
@@ -48,69 +45,49 @@ def tests(binary, *more):
     return Step(binary, [*TESTS, "--test", binary, *more])
 
 
-def crowded(binary):
-    """Two tests a core: many wait for the devices' own threads."""
-    return tests(binary, "--", "--test-threads", str(2 * (os.cpu_count() or 1)))
+def threads(binary, per_core):
+    """Many tests wait for the threads of devices, or for processes that they start."""
+    return tests(binary, "--", "--test-threads", str(per_core * (os.cpu_count() or 1)))
 
 
-def processes(binary):
-    """One test a core: each starts processes."""
-    return tests(binary, "--", "--test-threads", str(os.cpu_count() or 1))
-
-
-FETCH = [
-    shell("fetch", "cargo fetch --locked && cargo fetch --locked --manifest-path fuzz/Cargo.toml", network=True),
-    shell(
-        "tools",
-        f"test -x {DENY} || (python3 -m venv target/tools && target/tools/bin/pip install -q --require-hashes"
-        " -r scripts/requirements-tools.txt)",
-        network=True,
-    ),
-]
+FETCH = shell("fetch", "cargo fetch --locked && cargo fetch --locked --manifest-path fuzz/Cargo.toml", network=True)
+TOOLS = shell(
+    "tools",
+    f"test -x {DENY} || (python3 -m venv target/tools && target/tools/bin/pip install -q --require-hashes"
+    " -r scripts/requirements-tools.txt)",
+    network=True,
+)
 ADVISORIES = (
     f"if {DENY} fetch db 2>/dev/null; then {DENY} --locked check advisories;"
     " else echo 'test advisories ... ignored, no database of advisories: it cannot be fetched here'; fi"
 )
-CHECK = [
-    *FETCH,
+LINT = [
+    FETCH,
+    TOOLS,
     shell("fmt", "cargo fmt --all --check"),
     shell("links", "python3 scripts/tests/links.py"),
-    shell("mutants fit", "python3 scripts/mutants/mutants.py --check"),
     shell("held-out cases", "python3 scripts/tune/held_out.py --check"),
-    # A folder of its own: cargo would not build in one folder twice at a time.
-    shell("clippy", "cargo clippy --locked --all-targets --target-dir target/clippy -- -D warnings", beside=True),
+    shell("clippy", "cargo clippy --locked --all-targets -- -D warnings"),
     shell("dependencies", f"{DENY} --locked check bans licenses sources"),
     shell("advisories", ADVISORIES, network=True),
-    Step("lib", [*TESTS, "--lib", "--no-fail-fast"]),
-    tests("host"),
+    shell("doc", 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --workspace'),
     Step("doctests", [*TESTS, "--doc", "--no-fail-fast"]),
-    # Clippy's folder has what this reads of dependencies.
-    shell(
-        "doc",
-        'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --workspace --target-dir target/clippy',
-    ),
 ]
-# What the tests start is built with them; `cargo build` would take other features of dependencies, and build all again.
-BUILD = shell("build", "cargo test --locked --no-run --test host")
+UNIT = [Step("lib", [*TESTS, "--lib", "--no-fail-fast"]), tests("host")]
+# All binaries of a tier at once: cargo then builds them in parallel.
+BUILD = shell("build", "cargo test --locked --no-run --lib --test host --test it --test cli --test serve")
+# What tests start is built with them; `cargo build` would take other features of dependencies, and build all again.
+BUILD_HOST = shell("build", "cargo test --locked --no-run --test host")
 TIERS = {
-    "check": ("", CHECK),
-    "test": (
-        "cpu",
-        [
-            *CHECK,
-            plugin("cpu"),
-            crowded("it"),
-            processes("cli"),
-            processes("serve"),
-            shell("examples", "cargo test --locked --no-run --examples"),
-        ],
-    ),
-    "test-tpu": ("cpu,tpu", [*FETCH[:1], BUILD, plugin("cpu"), plugin("tpu"), tests("tpu")]),
-    "test-cuda": ("cpu,cuda", [*FETCH[:1], BUILD, plugin("cpu"), plugin("cuda"), tests("cuda")]),
+    "lint": ("", LINT),
+    "check": ("", [*LINT, *UNIT]),
+    "test": ("cpu", [FETCH, BUILD, plugin("cpu"), *UNIT, threads("it", 2), threads("cli", 2), threads("serve", 2)]),
+    "test-tpu": ("cpu,tpu", [FETCH, BUILD_HOST, plugin("cpu"), plugin("tpu"), tests("tpu")]),
+    "test-cuda": ("cpu,cuda", [FETCH, BUILD_HOST, plugin("cpu"), plugin("cuda"), tests("cuda")]),
     "test-gpu": (
         "cpu,cuda,gpu",
         [
-            *FETCH[:1],
+            FETCH,
             shell("build", "cargo build --release --locked"),
             shell("setup", "scripts/gpu/setup.sh", network=True),
             tests("gpu", "--release", "--", "--test-threads", "1"),
@@ -122,7 +99,8 @@ JAX = "target/jax-flash"
 TIERS["test-full"] = (
     "cpu,tpu,cuda,jax,ffmpeg,etcd,mount",
     [
-        *CHECK,
+        *LINT,
+        *UNIT,
         plugin("cpu"),
         plugin("tpu"),
         plugin("cuda"),
@@ -136,7 +114,6 @@ TIERS["test-full"] = (
             Step(f"{binary}, in full", [*TESTS, "--test", binary], env=FULL | {"LTX2_JAX_FLASH": str(ROOT / JAX / "cases")})
             for binary in ["it", "cli", "serve", "tpu", "cuda"]
         ],
-        shell("examples", "cargo test --locked --no-run --examples"),
         Step("tpu, alone", [*TESTS, "--test", "tpu", "compile_times_are_within_limits"], env={"LTX2_TEST_ALONE": "1"}),
         # Another model and request each day; the seed is printed, and SEED=… of `make oracle-check` draws it again.
         shell("oracle", "make oracle-check SEED=$(date +%Y%m%d)", network=True),
@@ -146,14 +123,14 @@ TIERS["test-full"] = (
         shell("page", "make serve-page", network=True),
         shell("report", "make report-page", network=True),
         Step("fuzz", [*TESTS, "--release", "--test", "it", "fuzz_regression::"], env={"LTX2_FUZZ_CASES": "200000"}),
-        shell("mutants", "python3 scripts/mutants/mutants.py"),
+        shell("mutants", "make mutants", network=True),
     ],
 )
 
-# Programs that a tier may compile: the limit of docs/internals/testing.md, and a tenth for tests with caches of their own.
-MOST_COMPILES = {"test": 1145}
-# Minutes that a tier may take apart from the network, on two idle cores with nothing built, and nothing compiled for TPUs, before.
-MOST_MINUTES = {"test": 35, "test-tpu": 12}
+# Limits of docs/internals/testing.md: programs that a tier compiles, and minutes apart from the network on two idle cores,
+# with nothing built and nothing compiled for TPUs before.
+MOST_COMPILES = {"test": 450}
+MOST_MINUTES = {"lint": 5, "test": 15, "test-tpu": 6}
 MODULES = ROOT / "target" / "tmp" / "modules"
 
 RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
@@ -165,9 +142,7 @@ ENDED = re.compile(r"^test (\S+) .*\.\.\. (ok|FAILED|ignored)")
 def run(step, required, counts, reasons, failures, results):
     """Runs a step; its own words go to the terminal, stderr of tests into a file that is shown when it fails."""
     title = f"\n== {step.name}: {' '.join(step.command[2:] if step.command[0] == 'bash' else step.command)}\n"
-    print(title, end="" if not step.beside else "  (beside what follows)\n", flush=True)
-    held = [title]
-    say = held.append if step.beside else lambda line: print(line, end="", flush=True)
+    print(title, end="", flush=True)
     testing = step.command[:2] == TESTS[:2]
     env = os.environ | {"LTX2_REQUIRE": required} | step.env
     log = WORK / f"{step.name.replace(', ', '-').replace(' ', '-')}.stderr"
@@ -177,7 +152,7 @@ def run(step, required, counts, reasons, failures, results):
             cwd=ROOT,
             env=env,
             stdout=subprocess.PIPE,
-            stderr=errors if testing else subprocess.STDOUT if step.beside else None,
+            stderr=errors if testing else None,
             text=True,
             errors="replace",
         )
@@ -194,7 +169,7 @@ def run(step, required, counts, reasons, failures, results):
             if ended := ENDED.match(line):
                 results.write(json.dumps({"binary": step.name, "test": ended[1], "ended": ended[2]}) + "\n")
             if not testing or not line.startswith("test ") or " ... ok" not in line:
-                say(line)
+                print(line, end="", flush=True)
     code = process.wait()
     if code != 0 and testing:
         print(f"-- the end of {log.relative_to(ROOT)}:")
@@ -204,8 +179,6 @@ def run(step, required, counts, reasons, failures, results):
         print(f"{step.name}: no test ran")
     if code != 0 and not any(f.startswith(f"{step.name} ") for f in failures):
         failures.append(f"{step.name} (exit code {code})")
-    if step.beside:
-        print("".join(held), end="", flush=True)
 
 
 def slowest(log, form="{:7.1f} s  {} {}", many=25):
@@ -258,24 +231,15 @@ def main():
         file.unlink(missing_ok=True)
     os.environ |= {"LTX2_TEST_LOG": str(times), "LTX2_COMPILE_LOG": str(programs)}
     counts, reasons, failures = Counter(passed=0, failed=0, ignored=0), Counter(), []
-    took, begun, behind, is_cold = {}, time.time(), [], not knows_tpus()
+    took, begun, is_cold = {}, time.time(), not knows_tpus()
     # Line by line: what was run is known if this is ended.
     results = open(WORK / f"{tier}.results.jsonl", "w", buffering=1)
     results.write(json.dumps({"tree": tree()}) + "\n")
 
-    def timed(step):
+    for step in steps:
         started = time.time()
         run(step, required, counts, reasons, failures, results)
         took[step.name] = time.time() - started
-
-    for step in steps:
-        if step.beside:
-            behind.append(threading.Thread(target=timed, args=[step]))
-            behind[-1].start()
-        else:
-            timed(step)
-    for thread in behind:
-        thread.join()
     network = sum(seconds for step in steps if step.network for seconds in [took[step.name]])
     print("\n== The slowest tests")
     print("\n".join(slowest(times)) or "none above a second")

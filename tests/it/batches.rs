@@ -84,7 +84,7 @@ fn batched_guided_videos_match_single_videos() {
     two_at_a_time("tiny_b_cfg", ("replicated", "data=1"), ("cfg", "data=2"));
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn batched_videos_on_sharded_meshes_match_single_videos() {
     two_at_a_time("tiny_b_cfg", ("replicated", "data=1"), ("cfg-ulysses", "data=2,cfg=2,context=2"));
 }

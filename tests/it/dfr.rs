@@ -82,7 +82,7 @@ fn dfr_with_one_round_matches_diffusers() {
 }
 
 /// Tiles have no audio, and their token positions are computed at 48 frames per second.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn dfr_with_one_round_and_no_audio_matches_reference() {
     let folder = tempfile::tempdir().expect("a folder");
     agrees("official", folder.path());

@@ -129,7 +129,7 @@ fn step_skipped_in_both_streams_has_no_matmul() {
 }
 
 /// Guidance branches are sharded over devices, and a set of branches that does not divide evenly is padded.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn sharded_guidance_branches_match_single_device() {
     const MODEL: &str = "tests/fixtures/models/tiny_a";
     let (mut runner, request) = requested("tiny_a", "skip_apart");

@@ -46,16 +46,18 @@ fn agrees(component: &str, model: &str, names: &[&str]) {
     eprintln!("{component} {model}: at most {:.1e}, {}", largest.0, largest.1);
 }
 
-/// Cases of every pipeline, and cases that only the full test runs.
-const PIPELINES: [&str; 6] = ["audio", "distilled", "hq", "image", "keyframes", "two_stage"];
-const MORE: [&str; 3] = ["image_gate_only", "image_own", "images"];
+/// Cases of every pipeline.
+const PIPELINES: [&str; 9] =
+    ["audio", "distilled", "hq", "image", "image_gate_only", "image_own", "images", "keyframes", "two_stage"];
+/// Cases of `make test`: both samplers, image conditions and second stages.
+const SOME: [&str; 4] = ["hq", "image_own", "keyframes", "two_stage"];
 
-/// Cases of version 1.0.0; the last one only in the full test.
-const BY_1_0_0: [&str; 5] = ["audio", "image_cross", "keyframes", "two_stage", "images"];
+/// Cases of version 1.0.0.
+const BY_1_0_0: [&str; 5] = ["audio", "image_cross", "images", "keyframes", "two_stage"];
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn ltx2_0_pipeline_steps_match_lightricks_package_1_2() {
-    agrees("official", "tiny_a", &if full() { [&PIPELINES[..], &MORE].concat() } else { PIPELINES.to_vec() });
+    agrees("official", "tiny_a", &PIPELINES);
 }
 
 #[needs(cpu, full)]
@@ -63,13 +65,12 @@ fn ltx2_0_pipeline_steps_match_lightricks_package_1_0() {
     agrees("official_1_0", "tiny_a", &BY_1_0_0);
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn ltx2_3_pipeline_steps_match_lightricks_package_1_0() {
-    agrees("official_1_0", "tiny_2_3", &BY_1_0_0[..if full() { 5 } else { 4 }]);
+    agrees("official_1_0", "tiny_2_3", &BY_1_0_0);
 }
 
 #[needs(cpu)]
 fn ltx2_3_pipeline_steps_match_lightricks_package_1_2() {
-    // Audio input is tested with 1.0.0, and in the full test also with 1.2.0.
-    agrees("official", "tiny_2_3", &[&PIPELINES[usize::from(!full())..], &MORE].concat());
+    agrees("official", "tiny_2_3", if full() { &PIPELINES } else { &SOME });
 }

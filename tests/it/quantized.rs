@@ -63,9 +63,8 @@ fn case(name: &str) -> Case {
 #[needs(cpu)]
 fn fp8_transformer_is_close_to_reference() {
     let client = cpu(1);
-    for (case, dtypes) in
-        [("tiny_a", &[DType::BF16, DType::F32][..]), ("tiny_b", &[DType::BF16]), ("tiny_v2_5", &[DType::BF16])]
-    {
+    let all = [("tiny_v2_5", &[DType::BF16][..]), ("tiny_a", &[DType::BF16, DType::F32]), ("tiny_b", &[DType::BF16])];
+    for (case, dtypes) in all.into_iter().take(if full() { 3 } else { 1 }) {
         let case = self::case(case);
         let model = source(&case.model);
         let far = |dtype, quantization| {
@@ -83,7 +82,7 @@ fn fp8_transformer_is_close_to_reference() {
     }
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn fp8_random_weights_are_the_rounded_f32_weights() {
     let client = cpu(1);
     let case = case("tiny_a");
@@ -143,14 +142,12 @@ fn stored_fp8_weights_run_with_wide_and_fp8_activations() {
 /// activation to the adjacent value, and the following blocks amplify the difference.
 const LAYOUTS_OF_8_BITS: f64 = 1e-2;
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn quantized_layouts_differ_only_by_activation_rounding() {
     layouts_agree(&build(DType::F32, Quantization::Fp8), LAYOUTS_OF_8_BITS);
     layouts_agree(&looped(DType::F32, INTEGERS), LAYOUTS_OF_8_BITS);
     // Weights are scaled before they are sharded: without 8-bit activations nothing else is rounded.
-    if full() {
-        layouts_agree(&looped(DType::F32, WEIGHTS), 1e-5);
-    }
+    layouts_agree(&looped(DType::F32, WEIGHTS), 1e-5);
 }
 
 /// Compares `tensor` and `sequence` on two devices with one device.
@@ -162,7 +159,7 @@ fn layouts_agree(single: &Build, limit: f64) {
     let far = |got: &[Tensor; 2]| [("video", &got[0]), ("audio", &got[1])].map(|(name, t)| case.distance(name, t));
     let splits: [(&str, &[Axis]); 2] =
         [("tensor", &[Axis::Heads, Axis::Mlp]), ("context", &[Axis::VideoSequence, Axis::AudioSequence])];
-    for (mesh_axis, axes) in splits.into_iter().take(if full() { 2 } else { 1 }) {
+    for (mesh_axis, axes) in splits {
         let rule = |axis: &Axis| Rule { axis: *axis, mesh_axes: vec![mesh_axis.into()], place: "test".into() };
         let (mesh, rules) = (Mesh::new(&[(mesh_axis, 2)]), axes.iter().map(rule).collect());
         let layout = Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid");
@@ -224,12 +221,12 @@ fn equal_layers_share_a_loop_and_stacked_weights() {
     assert_eq!((narrow, scales), (20, 20));
 }
 
-/// The int8 result must be close to the f32 reference and to the bf16 result. Runs every case in the full test, and one
-/// per model generation in `make test`.
+/// The int8 result must be close to the f32 reference and to the bf16 result. Runs every case in the full test, and two
+/// in `make test`.
 #[needs(cpu)]
 fn int8_transformer_is_close_to_reference() {
     let client = cpu(1);
-    let some = ["transformer/tiny_b", "transformer/tiny_2_3_perturbed", "transformer/tiny_v2_5"];
+    let some = ["transformer/tiny_b", "transformer/tiny_v2_5"];
     for case in cases("transformer").into_iter().filter(|c| full() || some.contains(&&*c.name)) {
         let model = source(&case.model);
         let of = |dtype, quantization| run(&client, &case, &model, model.clone().into(), &looped(dtype, quantization));
@@ -260,7 +257,7 @@ fn int8_transformer_is_close_to_reference() {
 
 /// Compares a loop over stacked weights with unrolled layers: with and without integer activations, and for a model
 /// with stored 8-bit floats.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn looped_int8_matches_unrolled() {
     let client = cpu(1);
     let case = case("tiny_a");

@@ -95,7 +95,7 @@ fn agrees(model: &str, count: usize) {
     eprintln!("references {model}: at most {:.1e}, {}", largest.0, largest.1);
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn ltx2_0_reference_videos_match_lightricks() {
     agrees("tiny_a", 2);
 }

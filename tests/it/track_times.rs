@@ -6,7 +6,7 @@ use std::process::Command;
 
 use ltx2::media::{Audio, Clip, ClipPart, read_sound, read_sound_from};
 
-use crate::support::needs;
+use crate::support::{full, needs};
 
 const RATE: u32 = 8000;
 const NO_FFMPEG: &str = "/nowhere/ffmpeg";
@@ -288,6 +288,7 @@ impl Files {
     }
 }
 
+/// Writes each container with one of the start times, in turn; in the full test with all.
 #[needs(ffmpeg)]
 fn audio_stays_aligned_with_frames_in_every_container() {
     let files = Files::new();
@@ -307,8 +308,11 @@ fn audio_stays_aligned_with_frames_in_every_container() {
         ("vorbis.ogv", ["libtheora", "libvorbis"]),
         ("wma.wmv", ["wmv2", "wmav2"]),
     ];
-    for (name, codecs) in cases {
-        for starts in [["0", "0.15"], ["0", "0"], ["0.2", "0"]] {
+    for (turn, (name, codecs)) in cases.into_iter().enumerate() {
+        for (n, starts) in [["0", "0.15"], ["0", "0"], ["0.2", "0"]].into_iter().enumerate() {
+            if n != turn % 3 && !full() {
+                continue;
+            }
             files.write(name, codecs, starts);
             let [sound, frame] = files.reference(name);
             let clip = Clip::read(&files.path(name), Path::new("ffmpeg"), ClipPart::default()).expect(name);
