@@ -145,7 +145,7 @@ fn data_sheet(path: &Path, sheet: Option<Sheet>, device: &str) -> anyhow::Result
     }
     let kinds = named.device_kinds.join("', '");
     Err(UsageError(format!(
-        "--fit {}: the measurements were made on '{device}', but the chip '{}' has device_kinds ['{kinds}']",
+        "--fit {}: the measurements were made on '{device}', but the chip '{}' has device_kinds ['{kinds}']; use the chip file of that device",
         path.display(),
         named.name
     ))

@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// Prints JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Also ranks the shipped layouts for these target devices, written as in `compile`, without compiling.
+    /// Also ranks the shipped layouts for TARGET (target devices, as in `compile`), without compiling.
     #[arg(long, value_name = "TARGET")]
     target: Option<String>,
     #[command(flatten)]

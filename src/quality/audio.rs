@@ -20,8 +20,9 @@ pub(crate) struct AudioScores {
     pub(crate) spectral: f64,
 }
 
-/// Window and hop length of the spectrogram, in samples.
+/// Window length of the spectrogram, in samples.
 const WINDOW: usize = 1024;
+/// Hop length of the spectrogram, in samples.
 const HOP: usize = 256;
 /// Lower bound of the spectral magnitudes, which keeps their logarithms finite.
 const FLOOR: f64 = 1e-5;

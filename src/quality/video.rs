@@ -63,8 +63,9 @@ pub(crate) fn luma(frame: ArrayView3<f32>) -> Array2<f64> {
     channel(0, 0.2126) + channel(1, 0.7152) + channel(2, 0.0722)
 }
 
-/// Size and standard deviation of the Gaussian window, in pixels.
+/// Size of the Gaussian window, in pixels.
 const WINDOW: usize = 11;
+/// Standard deviation of the Gaussian window, in pixels.
 const SIGMA: f64 = 1.5;
 
 /// Returns the mean SSIM of two grayscale images with values in 0..1. The mean is over all windows that lie inside the

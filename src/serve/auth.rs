@@ -167,12 +167,12 @@ fn read_keys(file: Option<&Path>, single: Option<Digest256>) -> Result<Vec<Key>,
         None => Vec::new(),
     };
     if let Some(digest) = single {
-        // If this is the only key, its caller sees all videos, because there are no other callers.
         if keys.iter().any(|other| other.name == ENV || other.digest == digest) {
             return Err(format!(
                 "LTX2_API_KEY: the key file already contains this key or the name '{ENV}'; remove that line or the variable"
             ));
         }
+        // If this is the only key, its caller sees all videos, because there are no other callers.
         keys.push(Key { name: ENV.into(), sees_all: keys.is_empty(), digest });
     }
     Ok(keys)
