@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !(args.tolerance.is_finite() && args.tolerance >= 0.0) {
         return Err(UsageError(format!("--tolerance {}: must be 0 or more, e.g. 0.1", args.tolerance)).into());
     }
-    // Read first, so that a wrong path fails early.
+    // Read the baseline first, so that a wrong path fails early.
     let baseline = args.baseline.as_deref().map(read).transpose()?;
     let job = timed_job(&loaded)?;
     let targets = if args.programs.is_empty() { BenchTarget::value_variants().to_vec() } else { args.programs.clone() };
@@ -87,7 +87,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let Benched { report, failed } = bench(config, &job, loaded.sidecar(), &options, group)?;
         let delivered = if first { finish(args, &report, baseline.as_ref()) } else { Ok(()) };
         match failed {
-            // Convert the cause to text, so that the exit code is 1 whatever the cause: earlier programs were measured.
+            // Convert the cause to text, so that the exit code is 1 whatever the cause, because the report was already
+            // written.
             Some((target, error)) => {
                 delivered.unwrap_or_else(|error| tracing::error!("{}", super::one_line(&error)));
                 anyhow::bail!(

@@ -1,4 +1,4 @@
-//! `ltx2 bench --micro`: microbenchmarks of devices, and calibration constants fitted to them.
+//! `ltx2 bench --micro`: measures devices with microbenchmarks and fits calibration constants to the results.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -114,7 +114,8 @@ fn chip_file_to_extend(path: &Path, chip: Option<&str>) -> anyhow::Result<Option
     let wrong = |e: ChipError| UsageError(format!("--fit {}: {e}", path.display()));
     Ok(Some(match (path.exists(), chip) {
         (true, Some(chip)) => {
-            let why = format!("--chip {chip}: {} exists and keeps its own data sheet; remove --chip", path.display());
+            let why =
+                format!("--chip {chip}: {} exists and keeps its data-sheet values; remove --chip", path.display());
             return Err(UsageError(why).into());
         }
         (true, None) => (text_file::read(path)?, Chip::read(path).map_err(wrong)?),
@@ -144,7 +145,7 @@ fn data_sheet(path: &Path, sheet: Option<Sheet>, device: &str) -> anyhow::Result
     }
     let kinds = named.device_kinds.join("', '");
     Err(UsageError(format!(
-        "--fit {}: the measurements are of '{device}', but the chip '{}' has device_kinds ['{kinds}']",
+        "--fit {}: the measurements were made on '{device}', but the chip '{}' has device_kinds ['{kinds}']; use the chip file of that device",
         path.display(),
         named.name
     ))

@@ -21,7 +21,7 @@ use crate::pipeline::verify::component;
 use crate::weights::{ModelSource, ValidationReport, Version};
 
 /// Lists the components of a model, missing and wrongly shaped tensors, and what each pipeline needs; reads only file
-/// headers. With -c, --set or a placement option, also validates that request as a run would.
+/// headers. With -c, --set or a placement option, also validates the resulting request as a run would.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// Prints JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Also ranks the shipped layouts for these devices, given as in `compile`, without compiling.
+    /// Also ranks the shipped layouts for TARGET (target devices, as in `compile`), without compiling.
     #[arg(long, value_name = "TARGET")]
     target: Option<String>,
     #[command(flatten)]
@@ -155,7 +155,9 @@ impl Args {
                 format!("--chip {chip} requires --target, for which it predicts times; add --target or remove --chip")
             }
             (Some(platform), _, Some(target)) if !self.selects_config() => {
-                format!("--platform {platform}: --target {target} already selects the devices; remove one of the two")
+                format!(
+                    "--platform {platform}: --target {target} already selects the devices; remove --platform or --target"
+                )
             }
             _ => return Ok(()),
         };
@@ -257,7 +259,7 @@ fn opened(args: &Args) -> anyhow::Result<Arc<ModelSource>> {
 fn verify(args: &Args) -> anyhow::Result<()> {
     let loaded = args.loaded()?;
     let mut config = loaded.config.clone();
-    // Any prompt will do: only the model is checked.
+    // The prompt's text does not matter, because only the model is checked.
     if config.request.prompts.is_none() {
         config.request.prompt.get_or_insert_default();
     }
@@ -271,7 +273,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     args.check_effect()?;
     let source = opened(args);
     if source.is_err() && args.selects_request() {
-        // Reports the error that a run would report, if there are several.
+        // If there are several errors, report the one that a run would report.
         verify(args)?;
     }
     let source = source?;

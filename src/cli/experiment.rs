@@ -67,7 +67,8 @@ struct SearchArgs {
     /// Video size; repeat it to find one layout for several sizes [default: the configured size]
     #[arg(long, value_name = "WIDTHxHEIGHTxFRAMES", requires = "search")]
     shape: Vec<String>,
-    /// Batch sizes (numbers of videos) to choose from, by the time per video [default: the configured batch size]
+    /// Batch sizes (numbers of videos) to try; the search selects the one with the lowest time per video [default: the
+    /// configured batch size]
     #[arg(long, value_name = "N,…", value_delimiter = ',', requires = "search", value_parser = clap::value_parser!(u16).range(1..))]
     videos: Vec<u16>,
     /// Program to optimize [default: all denoising programs of a request, weighted by their steps]

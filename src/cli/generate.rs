@@ -81,7 +81,8 @@ fn verify(config: &Config, options: &GenerateOptions) -> anyhow::Result<()> {
         return Ok(());
     }
     match Programs::of(config, None) {
-        // An input error is accepted, because it is unknown which upsampler the machine that runs the plan has.
+        // Accept an input error: it may be caused by an upsampler, and the machine that will run the plan may have
+        // another one.
         Ok(_) | Err(PipelineError::Input(_)) => Ok(()),
         Err(error) => Err(error.into()),
     }

@@ -56,10 +56,10 @@ pub fn start(verbose: u8, quiet: u8) {
     }
 }
 
-/// Reduces the log to warnings and errors, in all processes but the first. Keeps a level that the user chose.
+/// Reduces the log to warnings and errors, unless the user chose a level. Called in all processes but the first.
 pub(crate) fn only_warnings() {
     if let Some(handle) = FILTER.get() {
-        // If the filter is gone, the level stays unchanged.
+        // If the subscriber no longer exists, the level stays unchanged.
         let _ = handle.modify(|filter| *filter = EnvFilter::new(filter_of("warn")));
     }
 }

@@ -65,7 +65,7 @@ pub struct Cli {
 }
 
 #[derive(Subcommand, Debug)]
-#[allow(clippy::large_enum_variant)] // One value in a process.
+#[allow(clippy::large_enum_variant)] // A process has a single value.
 pub(crate) enum Command {
     /// Generate videos with sound from prompts
     Generate(generate::Args),
@@ -257,7 +257,7 @@ pub(crate) fn check_json(json: Option<&Path>, force: bool) -> anyhow::Result<()>
 }
 
 /// Prints `text` and writes `figures` (JSON) to the file of `--json`. With `-`, prints the JSON instead of the text. If
-/// the file cannot be written, prints the JSON too.
+/// the file cannot be written, also prints the JSON.
 pub(crate) fn print_and_write_json(json: Option<&Path>, force: bool, figures: &str, text: &str) -> anyhow::Result<()> {
     let Some(path) = json_file(json) else {
         return print(if json.is_some() { figures } else { text });

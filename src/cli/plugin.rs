@@ -130,8 +130,8 @@ fn installed(kind: discover::Platform, target: &Path) -> Result<PathBuf> {
 }
 
 /// Locks a platform's plugin in a folder until the returned file is dropped or the process ends; waits while another
-/// install holds the lock. Returns `None` on shared file systems without locks: two installs then do the same work
-/// twice.
+/// install holds the lock. Returns `None` on shared file systems without locks: concurrent installs then duplicate each
+/// other's work.
 fn lock_install(folder: &Path, kind: discover::Platform) -> Result<Option<File>> {
     let path = folder.join(format!(".{}.lock", kind.name()));
     let file = File::create(&path).with_context(|| format!("{}: cannot write", path.display()))?;

@@ -19,7 +19,8 @@ use crate::pipeline::tensors;
 use crate::pipeline::{origin, setup};
 use crate::runtime::{Engine, platform};
 
-/// Runs one component on tensors from a safetensors file, named like the arguments of the reference implementation.
+/// Runs one component. Its input tensors come from a safetensors file and are named like the arguments of the reference
+/// implementation.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   ltx2 run transformer --model models/nano --inputs in.safetensors -o out.safetensors --set num_frames=4 --set height=5 --set width=8

@@ -249,8 +249,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     together(&config, |group| match group {
         Some(group) if group.id() > 0 => {
             log::only_warnings();
-            // The first process receives the signals and tells the others when to stop. If another process exited
-            // first, the first process would fail too.
+            // Ignore signals here: the first process receives them too and tells the others when to stop. If another
+            // process exited earlier, the first process would fail.
             let _heard = Signals::listen()?;
             follow(&config, group).map_err(anyhow::Error::msg)
         }

@@ -23,7 +23,7 @@ pub(super) enum Heard {
     Hangup,
 }
 
-/// Calls `on_signal` for each following SIGINT and SIGTERM, and with `hangup` for each SIGHUP.
+/// Calls `on_signal` for each subsequent SIGINT and SIGTERM and, if `hangup` is set, for each SIGHUP.
 ///
 /// # Errors
 /// Returns an error if a thread or a signal handler cannot be created.
@@ -55,7 +55,7 @@ pub(super) fn listen(hangup: bool, on_signal: impl Fn(Heard) + Send + 'static) -
 }
 
 /// Makes SIGINT and SIGTERM end this command with exit code 130, immediately or after the pending results are saved.
-/// Starts a thread, so environment variables must be set before.
+/// Starts a thread, so environment variables must be set before this call.
 pub(super) fn end_command() {
     static LISTENS: Once = Once::new();
     LISTENS.call_once(listen_to_end);

@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the arguments with which a child process has the same configuration, without the layout.
+/// Returns the arguments that give a child process the same configuration, except for the layout.
 fn settings(args: &Args) -> Vec<String> {
     let mut out = Vec::new();
     let mut add = |flag: &str, value: Option<String>| out.extend(value.into_iter().flat_map(|v| [flag.into(), v]));

@@ -1,4 +1,4 @@
-//! Configuration checks that types cannot express: valid sizes, decreasing schedules and unsupported combinations.
+//! Checks of configuration values that types cannot express: sizes, decreasing schedules and unsupported combinations.
 
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ pub(super) fn typed(tree: &Tree) -> Result<Config, ConfigError> {
 /// Checks the values of a configuration.
 ///
 /// # Errors
-/// Returns an error for the first invalid value, with its origin and the valid values.
+/// Returns an error for the first invalid value, with its key, its origin and the reason.
 pub(crate) fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
     check_upsampling(config)
         .and_then(|()| check_request(config))
@@ -88,7 +88,7 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         return fail("pipeline", config.pipeline.name().into(), why.into());
     }
     if r.audio.is_some() && !r.audio_latents.is_empty() {
-        let why = "request.audio already provides the complete audio; remove one of the two";
+        let why = "request.audio already provides the complete audio; remove request.audio or request.audio_latents";
         return fail("request.audio_latents", format!("{} spans", r.audio_latents.len()), why.into());
     }
     if let Some(seconds) = r.audio.as_ref().and_then(|audio| audio.duration).filter(|seconds| *seconds <= 0.0) {
@@ -104,11 +104,8 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     }
     let slots = config.conditioning.generated_keyframes;
     if slots > 0 && config.pipeline != Pipeline::Distilled {
-        return fail(
-            "conditioning.generated_keyframes",
-            slots.to_string(),
-            "only the pipeline distilled supports generated keyframes; dfr generates its own".into(),
-        );
+        let why = "only the pipeline distilled uses this key (dfr generates its own keyframes); remove this key".into();
+        return fail("conditioning.generated_keyframes", slots.to_string(), why);
     }
     Ok(())
 }
@@ -121,7 +118,7 @@ fn check_source(config: &Config) -> Result<(), Fault> {
             return fail("pipeline", name(), "needs a video: --video PATH, or request.video".into());
         }
         Some(path) if !pipeline.takes_video() => {
-            let why = "only the pipelines retake, extend and video_to_audio take a video".into();
+            let why = "only the pipelines retake, extend and video_to_audio take a video; select one of them".into();
             return fail("request.video", path.clone(), why);
         }
         _ => {}
@@ -132,7 +129,7 @@ fn check_source(config: &Config) -> Result<(), Fault> {
     }
     let slots = config.conditioning.generated_keyframes;
     if slots > 0 && (pipeline.takes_video() || pipeline == Pipeline::TextToAudio) {
-        let why = format!("the pipeline {} generates no keyframes; remove it", name());
+        let why = format!("the pipeline {} generates no keyframes; remove this key", name());
         return fail("conditioning.generated_keyframes", slots.to_string(), why);
     }
     let seconds = r.num_frames.count().unwrap_or(1) as f64 / r.frame_rate;
@@ -186,15 +183,14 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
         return fail("sampler.beta", format!("alpha {alpha}, beta {beta}, shift {shift}"), why);
     }
     if config.sampler.sigmas.is_some() && schedule != ScheduleKind::Ltx2 {
-        let why =
-            "sampler.sigmas already sets the noise levels; remove it, or set sampler.steps instead of sampler.sigmas";
+        let why = "sampler.sigmas already sets the noise levels; remove this key, or set sampler.steps instead of sampler.sigmas";
         return fail("sampler.schedule", word(schedule), why.into());
     }
     // `reference: diffusers` sets this key together with others; with any other reference, the user set it explicitly.
     let asked = config.sampler.sigma_shift == Reference::Diffusers && config.reference != Reference::Diffusers;
     if asked && schedule != ScheduleKind::Ltx2 {
         let why = format!(
-            "sampler.schedule = {} does not depend on the number of tokens; remove one of the two",
+            "sampler.schedule = {} does not depend on the number of tokens; remove this key or sampler.schedule",
             word(schedule)
         );
         return fail("sampler.sigma_shift", "diffusers".into(), why);
@@ -216,9 +212,12 @@ fn check_upsampling(config: &Config) -> Result<(), Fault> {
     }
     let in_time = asked.iter().filter(|upsampling| **upsampling == Upsampling::TemporalX2).count();
     let why = match (in_time, asked.len() - in_time) {
-        _ if !pipeline.has_two_stages() => format!("the pipeline {} has one stage; remove it", pipeline.name()),
+        _ if !pipeline.has_two_stages() => format!(
+            "the pipeline {} has only one stage; remove two_stage.upsample, or use a two-stage pipeline",
+            pipeline.name()
+        ),
         _ if pipeline == Pipeline::Dfr => {
-            "the pipeline dfr uses spatial_x2, then dfr.temporal_rounds; remove it".into()
+            "the pipeline dfr always uses spatial_x2, then dfr.temporal_rounds; remove two_stage.upsample".into()
         }
         (0, 0) => "must list at least one upsampling".into(),
         (2.., _) | (_, 2..) => "must list at most one spatial and one temporal upsampling".into(),
@@ -245,11 +244,12 @@ fn check_run(config: &Config) -> Result<(), Fault> {
         return fail("runtime.chip_file", config.runtime.chip_file.clone().unwrap_or_default(), why);
     }
     if let (Some(blocks), WeightSource::File) = (config.model.blocks, config.model.weights) {
-        let why = "only random weights can have fewer blocks: remove it, or set model.weights to random".into();
+        let why = "only random weights allow fewer blocks; remove this key, or set model.weights to random".into();
         return fail("model.blocks", blocks.to_string(), why);
     }
     if let Some(lora) = config.model.loras.iter().find(|l| l.stages.iter().any(|s| !matches!(s, 1 | 2))) {
-        return fail("model.loras", lora.path.clone(), format!("stages {} must be 1, 2 or both", list(&lora.stages)));
+        let why = format!("stages must be [1], [2] or [1, 2], not {}", list(&lora.stages));
+        return fail("model.loras", lora.path.clone(), why);
     }
     if let Err(why) = config.platform() {
         return fail("runtime.platform", config.runtime.platform.clone(), why);
@@ -309,7 +309,7 @@ fn check_guidance(config: &Config) -> Result<(), Fault> {
             return fail(sigma_key, levels, "must have at least one entry, and no sigma below 0".into());
         }
         if let Some(at) = bounds.iter().find(|at| at.stg.is_some() && guidance.stg_streams == Reference::Diffusers) {
-            let why = "not supported with guidance.stg_streams: diffusers; use official";
+            let why = "not supported with guidance.stg_streams: diffusers; set guidance.stg_streams to official";
             return fail(sigma_key, format!("stg at {}", at.sigma), why.into());
         }
         let skip = own.skip.into_iter().chain(bounds.iter().filter_map(|at| at.skip)).max().unwrap_or(0);
@@ -319,7 +319,7 @@ fn check_guidance(config: &Config) -> Result<(), Fault> {
             _ if sampler.reads_negative() => "this sampler reads the prediction for the negative prompt at every step",
             _ => continue,
         };
-        return fail(skip_key, skip.to_string(), format!("{why}; remove it, or choose another sampler.kind"));
+        return fail(skip_key, skip.to_string(), format!("{why}; remove this key, or choose another sampler.kind"));
     }
     Ok(())
 }
@@ -337,7 +337,7 @@ fn word(choice: impl serde::Serialize) -> String {
     }
 }
 
-/// Returns the number of steps in a list of sigmas; a final 0 is not a step.
+/// Returns the number of denoising steps that a list of sigmas defines: one for each sigma other than 0.
 pub(crate) fn steps_of(sigmas: &Value) -> usize {
     let list = sigmas.as_array().map_or(&[][..], Vec::as_slice);
     list.iter().filter(|s| s.as_f64() != Some(0.0)).count()
@@ -358,7 +358,7 @@ impl Config {
     /// Returns a copy of the configuration that generates `frames` frames.
     ///
     /// # Errors
-    /// Returns an error if a conditioning image is for a frame after the last one.
+    /// Returns an error if a conditioning image belongs to a frame after the last one.
     pub(crate) fn with_frames(&self, frames: usize) -> Result<Config, String> {
         if let Some(image) = outside(self, frames) {
             return Err(format!("request.images: frame {image}: the video has {frames} frames, numbered from 0"));
@@ -375,8 +375,8 @@ impl Config {
         Some(self.request.chain.as_ref().map_or(all, |chain| chain.clip.min(all)))
     }
 
-    /// Returns the input audio that the video is generated to match. `None` if the pipeline takes an input video,
-    /// because `request.audio` is then the sound of that video.
+    /// Returns the input audio to which the generated video is matched; `None` if there is none, or if the pipeline
+    /// takes an input video. In that case, `request.audio` is the sound of the input video.
     pub(crate) fn given_sound(&self) -> Option<&GivenAudio> {
         self.request.audio.as_ref().filter(|_| !self.pipeline.takes_video())
     }
@@ -421,7 +421,8 @@ pub(crate) struct ResolvedScales {
     pub(crate) stg: f64,
     /// Modality guidance scale; 1 disables it.
     pub(crate) modality: f64,
-    /// Strength of rescaling to the standard deviation of the prediction before guidance, 0 to 1; 0 disables it.
+    /// Strength (0 to 1) of rescaling the guided prediction to the standard deviation of the prediction before
+    /// guidance; 0 disables it.
     pub(crate) rescale: f64,
 }
 
@@ -490,7 +491,7 @@ mod tests {
             ),
             (
                 ["pipeline=dfr", "two_stage.upsample=[spatial_x1_5]"],
-                "two_stage.upsample = [spatial_x1_5] (--set): the pipeline dfr uses spatial_x2, then dfr.temporal_rounds; remove it",
+                "two_stage.upsample = [spatial_x1_5] (--set): the pipeline dfr always uses spatial_x2, then dfr.temporal_rounds; remove two_stage.upsample",
             ),
         ] {
             assert_eq!(load(&set(&pairs)).unwrap_err().to_string(), want, "{pairs:?}");

@@ -14,9 +14,7 @@ pub(super) fn check_chain(config: &Config) -> Result<(), Fault> {
         );
     }
     if r.num_frames.count().is_none() {
-        return refused(
-            "request.num_frames: auto predicts the length of one clip; set --seconds or a number of frames",
-        );
+        return refused("with chained clips, request.num_frames cannot be auto; set --seconds or a number of frames");
     }
     if r.audio.is_some() || !r.audio_latents.is_empty() {
         return refused(
@@ -41,11 +39,14 @@ pub(super) fn check_chain(config: &Config) -> Result<(), Fault> {
         }
     }
     if chain.overlap >= chain.clip {
-        let why = format!("must be less than request.chain.clip, {}", chain.clip);
+        let why = format!("must be less than request.chain.clip ({})", chain.clip);
         return fail("request.chain.overlap", chain.overlap.to_string(), why);
     }
     if let Some(image) = outside(config, chain.clip) {
-        let why = format!("images condition the first clip, which has {} frames (request.chain.clip)", chain.clip);
+        let why = format!(
+            "images condition only the first clip; use a frame index below {} (request.chain.clip)",
+            chain.clip
+        );
         return fail("request.images", format!("frame {image}"), why);
     }
     Ok(())
@@ -65,7 +66,7 @@ pub(super) fn check_rates(config: &Config) -> Result<(), Fault> {
         return fail("request.motion_speed", r.motion_speed.to_string(), "must be above 0".into());
     }
     if r.motion_speed != 1.0 && matches!(config.pipeline, Pipeline::TextToAudio | Pipeline::Dfr) {
-        let why = format!("the pipeline {} does not use it; remove it", config.pipeline.name());
+        let why = format!("the pipeline {} does not use it; remove this key", config.pipeline.name());
         return fail("request.motion_speed", r.motion_speed.to_string(), why);
     }
     Ok(())
@@ -90,7 +91,7 @@ mod tests {
             ),
             (
                 &["request.chain={clip: 25}"],
-                "request.chain.overlap = 25 (default): must be less than request.chain.clip, 25",
+                "request.chain.overlap = 25 (default): must be less than request.chain.clip (25)",
             ),
             (
                 &[chain, "pipeline=text_to_audio"],
@@ -102,7 +103,7 @@ mod tests {
             ),
             (
                 &[chain, "request.num_frames=auto"],
-                "request.num_frames: auto predicts the length of one clip; set --seconds",
+                "with chained clips, request.num_frames cannot be auto; set --seconds",
             ),
             (&[chain, "request.audio={path: a.wav}", "pipeline=two_stage"], "chained clips generate their own audio"),
             (
@@ -116,7 +117,7 @@ mod tests {
             ),
             (
                 &[chain, "pipeline=image_to_video", "request.images=[{path: a.png, frame: 40}]"],
-                "request.images = frame 40 (--set): images condition the first clip, which has 33 frames (request.chain.clip)",
+                "request.images = frame 40 (--set): images condition only the first clip; use a frame index below 33 (request.chain.clip)",
             ),
         ] {
             let error = load(&set(pairs)).expect_err("refused").to_string();

@@ -1,4 +1,4 @@
-//! Rules for configuration keys that have no effect under some condition, with the reason.
+//! Rules that determine which configuration keys have no effect, and why.
 //!
 //! The conditions depend on the resolved configuration and the model generation. Keys without a rule always have an
 //! effect.
@@ -19,15 +19,15 @@ pub(super) struct Rule {
     pub(super) reason: fn(&Facts<'_>, &'static str) -> Option<String>,
 }
 
-/// Sources of values in which a value without effect is rejected.
+/// Origins of values that a rule checks; a value without effect from any other origin is accepted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
     /// Flags, `--set`, server requests and the user's files.
     Run,
     /// As `Run`, but not the user's files: a file may set components and texts for other runs.
     Flags,
-    /// As `Run`, and also a server's configuration, because requests cannot change these keys; they can only select
-    /// another pipeline.
+    /// As `Run`, and also a server's configuration: a request can select another pipeline, but it cannot change these
+    /// keys.
     Server,
 }
 
@@ -50,41 +50,44 @@ pub(super) const RULES: &[Rule] = &[
     flags(&["model.vae"], |f, _| f.without_video()),
     flags(&["model.upsampler"], |f, _| {
         let spatial = f.config.upsamplings().iter().any(|kind| *kind != Upsampling::TemporalX2);
-        f.unless(spatial, "no stage uses spatial upsampling; use a two-stage pipeline, or remove it")
+        f.unless(spatial, "no stage uses spatial upsampling; use a two-stage pipeline, or remove this key")
     }),
     flags(&["model.temporal_upsampler"], |f, _| {
         let used = f.config.doubles_frames() || f.rounds() > 0;
         f.unless(
             used,
-            "no stage uses temporal upsampling; set two_stage.upsample or dfr.temporal_rounds too, or remove it",
+            "no stage uses temporal upsampling; set two_stage.upsample or dfr.temporal_rounds too, or remove this key",
         )
     }),
     flags(&["model.duration_head"], |f, _| {
         let auto = f.config.request.num_frames.count().is_none();
-        f.unless(auto, "request.num_frames is a number; set request.num_frames to auto, or remove it")
+        f.unless(auto, "request.num_frames is a number; set request.num_frames to auto, or remove this key")
     }),
     server(&["model.decoder"], |f, _| match f.version {
         _ if !f.config.pipeline.makes_frames() => f.by_pipeline("decodes no video"),
         Version::V2_5 => None,
-        older => Some(format!("LTX-{older} has only the decoder of the video VAE; remove it")),
+        older => Some(format!("LTX-{older} has only one video decoder; remove this key")),
     }),
     server(&["model.weights_seed"], |f, _| {
         let random = f.config.model.weights == WeightSource::Random;
-        f.unless(random, "the weights come from files; set model.weights to random, or remove it")
+        f.unless(random, "the weights come from files; set model.weights to random, or remove this key")
     }),
     request(&["model.loras"], |f, _| f.unused_lora()),
     request(&["model.lora_merge"], |f, _| {
-        f.unless(!f.config.model.loras.is_empty(), "there is no LoRA to merge; set model.loras too, or remove it")
+        f.unless(!f.config.model.loras.is_empty(), "there is no LoRA to merge; set model.loras too, or remove this key")
     }),
     // Request.
     flags(&["request.negative_prompt"], |f, _| {
-        let why = "no step reads the negative prompt: guidance.video.cfg and guidance.audio.cfg are off; set one, or remove it";
+        let why = "no step reads the negative prompt; set guidance.video.cfg or guidance.audio.cfg, or remove this key";
         f.unless(f.reads_negative(), why)
     }),
     request(&["request.width", "request.height", "request.motion_speed"], |f, _| f.without_video()),
     request(&["request.images"], |f, _| f.unused_image()),
     request(&["request.video"], |f, _| {
-        f.unless(f.config.pipeline.takes_video(), "only the pipelines retake, extend and video_to_audio take a video")
+        f.unless(
+            f.config.pipeline.takes_video(),
+            "only the pipelines retake, extend and video_to_audio take a video; select one of them",
+        )
     }),
     request(&["request.retake"], |f, _| f.of_pipeline(Pipeline::Retake)),
     request(&["request.extend"], |f, _| f.of_pipeline(Pipeline::Extend)),
@@ -93,7 +96,7 @@ pub(super) const RULES: &[Rule] = &[
     request(&["request.chain"], |f, _| f.unused_chain()),
     flags(&["text.bos"], |f, _| {
         let forced = f.config.text.bos == Bos::Always && f.config.reference == Reference::Official;
-        f.unless(!forced, "prompts always begin with BOS if reference is official; remove it")
+        f.unless(!forced, "prompts always begin with BOS if reference is official; remove this key")
     }),
     // Sampling.
     request(&["sampler.eta", "sampler.gamma", "sampler.noise_seed"], |f, key| f.unused_setting(key)),
@@ -101,15 +104,15 @@ pub(super) const RULES: &[Rule] = &[
     request(&["sampler.noise_order"], |f, _| {
         let draws = f.config.pipeline.has_two_stages() || f.appends();
         match f.config.pipeline {
-            Pipeline::Dfr => f.by_pipeline("draws noise in the same order for every value of reference"),
+            Pipeline::Dfr => f.by_pipeline("draws noise in the same order regardless of this key"),
             _ => f.unless(
                 draws,
-                "a pass that starts from noise, without appended frames, draws noise in the same order for every value of reference; remove it",
+                "without a second stage or appended tokens, noise is drawn in the same order regardless of this key; remove this key",
             ),
         }
     }),
     request(&["guidance.kind", "guidance.apg"], |f, _| {
-        let why = "no step is guided by the negative prompt: guidance.video.cfg and guidance.audio.cfg are off; set one, or remove it";
+        let why = "classifier-free guidance is off; set guidance.video.cfg or guidance.audio.cfg, or remove this key";
         f.unless(f.streams().any(|s| f.guides_by_prompt(s)), why)
     }),
     request(&["guidance.video.cfg", "guidance.audio.cfg"], |f, key| {
@@ -128,7 +131,7 @@ pub(super) const RULES: &[Rule] = &[
     request(&["guidance.audio.stg_blocks"], |f, _| f.unused_blocks(Some(Stream::Audio))),
     request(&["guidance.stg_streams"], |f, _| f.unused_stg_streams()),
     request(&["guidance.video.skip", "guidance.audio.skip"], |f, key| {
-        let why = "there is only one step, which is never skipped; remove it";
+        let why = "there is only one step, which is never skipped; remove this key";
         let one = f.unless(f.config.sampler.steps > 1, why);
         f.unused_scale(key, |s| s.skip.is_some(), |at| at.skip.is_some()).or(one)
     }),
@@ -136,57 +139,60 @@ pub(super) const RULES: &[Rule] = &[
         f.unused_scale(key, |s| s.by_sigma.is_some(), |_| false).or_else(|| f.unused_level(key))
     }),
     server(&["guidance.rescale_scope"], |_, _| {
-        let why = "each video is guided separately, also in a batch, so both values have the same effect; remove it";
+        let why =
+            "each video is guided separately, even in a batch, so both values have the same effect; remove this key";
         Some(why.into())
     }),
     // Conditioning.
     request(&["conditioning.cross_timestep"], |f, _| {
-        let why = "both streams always have the same noise level: there are no input images, video or audio; remove it";
+        let why =
+            "without input images, video or audio, both streams always have the same noise level; remove this key";
         f.unless(f.is_conditioned(), why)
     }),
     request(&["conditioning.keyframe_span"], |f, _| {
         let later = f.config.request.images.iter().any(|image| image.frame > 0);
-        f.unless(later, "no image is for a frame after the first; remove it")
+        f.unless(later, "no conditioning image is after the first frame; remove this key")
     }),
     request(&["conditioning.noising"], |f, _| match f.config.pipeline {
-        Pipeline::Dfr => f.by_pipeline("starts its second stage in the same way for every value of reference"),
+        Pipeline::Dfr => f.by_pipeline("starts its second stage in the same way regardless of this key"),
         pipeline if !pipeline.has_two_stages() => f.one_stage(),
         _ => {
-            let why = "no image or audio of the second stage has a strength below 1; remove it";
+            let why = "no image and no audio latents have a strength below 1; remove this key";
             f.unless(f.has_weak_conditions(), why)
         }
     }),
     request(&["conditioning.clean_prediction"], |f, _| match f.config.pipeline {
-        Pipeline::Dfr => f.by_pipeline("uses each token's own noise level for every value of reference"),
+        Pipeline::Dfr => f.by_pipeline("uses each token's own noise level regardless of this key"),
         _ => {
-            let why = "no image, reference video or sound has a strength below 1; remove it";
+            let why = "no image, reference video or audio latents have a strength below 1; remove this key";
             let weak = f.config.request.reference_videos.iter().any(|video| video.strength < 1.0);
             f.unless(weak || f.has_weak_conditions(), why)
         }
     }),
     request(&["conditioning.given_stream"], |f, _| {
         let given = f.config.given_sound().is_some() || f.streams().any(|s| !f.is_made(s) && !f.is_absent(s));
-        f.unless(given, "neither the video nor the audio stream is given completely as input; remove it")
+        f.unless(given, "neither the video nor the audio stream is given completely as input; remove this key")
     }),
     server(&["conditioning.first_frame_marker"], |f, _| match f.config.pipeline {
-        Pipeline::Dfr => f.by_pipeline("marks the first frame for every value of reference"),
+        Pipeline::Dfr => f.by_pipeline("marks the first frame regardless of this key"),
         Pipeline::TextToAudio => f.without_video(),
-        _ => f.unless(f.version == Version::V2_5, "only LTX-2.5 marks its first frame; remove it"),
+        _ => f.unless(f.version == Version::V2_5, "only LTX-2.5 marks the first frame; remove this key"),
     }),
     request(&["conditioning.generated_keyframes"], |f, _| f.of_pipeline(Pipeline::Distilled)),
     request(&["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"], |f, _| {
         let any = !f.config.request.reference_videos.is_empty();
-        f.unless(any, "there is no reference video; set request.reference_videos too, or remove it")
+        f.unless(any, "there is no reference video; set request.reference_videos too, or remove this key")
     }),
     request(&["conditioning.crf"], |f, _| {
         let off = f.config.conditioning.h264 == ImageH264::Off;
         let any = f.config.request.images.iter().any(|image| image.crf.is_none());
-        f.unless(!off, "conditioning.h264 is off; remove one of the two")
-            .or_else(|| f.unless(any, "no image uses it: there are no images, or each sets its own crf; remove it"))
+        f.unless(!off, "conditioning.h264 is off; remove this key or conditioning.h264").or_else(|| {
+            f.unless(any, "no image uses it, because there are no images or each sets its own crf; remove this key")
+        })
     }),
     request(&["conditioning.h264"], |f, _| {
         let any = f.config.request.images.iter().any(|image| image.crf(&f.config.conditioning) > 0);
-        f.unless(any, "no image is encoded with H.264: there are no images, or their crf is 0; remove it")
+        f.unless(any, "no image is encoded with H.264, because there are no images or their crf is 0; remove this key")
     }),
     // Stages.
     server(
@@ -200,19 +206,22 @@ pub(super) const RULES: &[Rule] = &[
             .or_else(|| f.unless(f.rounds() > 0, "dfr.temporal_rounds is 0; set it to 1 or 2, or remove this key"))
     }),
     server(&["vocoder.stage1_clamp"], |f, _| {
-        let why = "LTX-2.0's vocoder has one stage; remove it";
+        let why = "LTX-2.0's vocoder has only one stage; remove this key";
         f.unless(f.version != Version::V2_0, why).or_else(|| f.given_sound())
     }),
     // Device.
     server(&["runtime.numerics"], |f, _| {
-        f.unless(f.is_bf16(), "it affects only bf16 rounding, and runtime.dtype is f32; remove one of the two")
+        f.unless(
+            f.is_bf16(),
+            "this key affects only bf16 rounding, but runtime.dtype is f32; remove this key or runtime.dtype",
+        )
     }),
     server(&["runtime.positions"], |f, _| {
-        let why = "positions are always f32 if runtime.dtype is f32; remove one of the two";
+        let why = "positions are always f32 if runtime.dtype is f32; remove this key or runtime.dtype";
         f.without_video().or_else(|| f.unless(f.is_bf16(), why))
     }),
     server(&["runtime.activations"], |f, _| {
-        let why = "only int8 weights use it; set runtime.weights to int8 too, or remove it";
+        let why = "only int8 weights use this key; set runtime.weights to int8 too, or remove this key";
         f.unless(f.config.runtime.weights == WeightType::Int8, why)
     }),
     server(&["runtime.tiling"], |f, _| match f.config.pipeline.makes_frames() {
@@ -222,7 +231,7 @@ pub(super) const RULES: &[Rule] = &[
     server(&["runtime.memory_fraction", "runtime.visible_devices"], |f, _| f.on_other_platforms(Platform::Cuda)),
     server(&["runtime.distributed.devices_per_process"], |f, _| {
         let named = f.config.runtime.visible_devices.is_some();
-        let why = "runtime.visible_devices already selects the devices; remove one of the two";
+        let why = "runtime.visible_devices already selects the devices; remove this key or runtime.visible_devices";
         f.on_other_platforms(Platform::Cuda).or_else(|| f.unless(!named, why))
     }),
     server(&["runtime.libtpu_init_args"], |f, _| f.on_other_platforms(Platform::Tpu)),
@@ -230,7 +239,10 @@ pub(super) const RULES: &[Rule] = &[
         &["runtime.distributed.coordinator", "runtime.distributed.timeout", "runtime.distributed.start_timeout"],
         |f, _| {
             let alone = f.config.runtime.distributed.num_processes == Some(1);
-            f.unless(!alone, "runtime.distributed.num_processes is 1: this process runs alone; remove one of the two")
+            f.unless(
+                !alone,
+                "the run has only one process (runtime.distributed.num_processes); remove this key or num_processes",
+            )
         },
     ),
     // Output files.

@@ -17,7 +17,7 @@ pub(super) enum Stream {
 impl Stream {
     const BOTH: [Stream; 2] = [Stream::Video, Stream::Audio];
 
-    /// Returns the stream of a key in the section `guidance`.
+    /// Returns the stream to which a key in `guidance.video` or `guidance.audio` belongs.
     pub(super) fn of(key: &str) -> Self {
         if key.starts_with("guidance.video.") { Stream::Video } else { Stream::Audio }
     }
@@ -31,7 +31,7 @@ impl Stream {
     }
 }
 
-/// Inputs of the conditions of the rules.
+/// Data that the rules' conditions depend on.
 pub(super) struct Facts<'a> {
     pub(super) config: &'a Config,
     /// Model generation.
@@ -43,19 +43,19 @@ impl Facts<'_> {
         (!has_effect).then(|| why.into())
     }
 
-    /// Returns a reason that starts with the name of the pipeline.
+    /// Returns the reason "the pipeline NAME `why`; remove this key".
     pub(super) fn by_pipeline(&self, why: &str) -> Option<String> {
-        Some(format!("the pipeline {} {why}; remove it", self.config.pipeline.name()))
+        Some(format!("the pipeline {} {why}; remove this key", self.config.pipeline.name()))
     }
 
-    /// Returns the reason for a key that only `pipeline` reads.
+    /// Returns the reason for a key that only `pipeline` uses; `None` if the run uses that pipeline.
     pub(super) fn of_pipeline(&self, pipeline: Pipeline) -> Option<String> {
         let why = format!(
             "only the pipeline {} uses this key, but the pipeline is {}",
             pipeline.name(),
             self.config.pipeline.name()
         );
-        (self.config.pipeline != pipeline).then(|| format!("{why}; remove it"))
+        (self.config.pipeline != pipeline).then(|| format!("{why}; remove this key"))
     }
 
     pub(super) fn without_video(&self) -> Option<String> {
@@ -63,11 +63,11 @@ impl Facts<'_> {
     }
 
     pub(super) fn one_stage(&self) -> Option<String> {
-        if self.config.pipeline.has_two_stages() { None } else { self.by_pipeline("has one stage") }
+        if self.config.pipeline.has_two_stages() { None } else { self.by_pipeline("has only one stage") }
     }
 
     pub(super) fn given_sound(&self) -> Option<String> {
-        let why = "request.audio is used as the sound track, so no audio is decoded; remove it";
+        let why = "request.audio is used as the sound track, so no audio is decoded; remove this key";
         self.unless(self.config.given_sound().is_none(), why)
     }
 
@@ -83,22 +83,26 @@ impl Facts<'_> {
     pub(super) fn on_other_platforms(&self, own: Platform) -> Option<String> {
         let platform = &self.config.runtime.platform;
         let is_other = matches!(self.config.platform(), Ok(Choice::Named(named)) if named != own);
-        is_other
-            .then(|| format!("only {} reads it, and runtime.platform is {platform}; remove one of the two", own.name()))
+        is_other.then(|| {
+            format!(
+                "only {} reads it, but runtime.platform is {platform}; remove this key or runtime.platform",
+                own.name()
+            )
+        })
     }
 
-    /// Returns the reason for the first LoRA that no stage uses. The reason contains no path, because servers keep
-    /// paths private.
+    /// Returns why the first LoRA that no stage uses has no effect; `None` if every LoRA is used. The reason contains
+    /// no path, because servers keep paths private.
     pub(super) fn unused_lora(&self) -> Option<String> {
         let last = if self.config.pipeline.has_two_stages() { 2 } else { 1 };
         let is_unused = |stages: &[u8]| !stages.iter().any(|stage| (1..=last).contains(stage));
         let at = self.config.model.loras.iter().position(|lora| is_unused(&lora.stages))?;
         let (number, stages, name) = (at + 1, &self.config.model.loras[at].stages, self.config.pipeline.name());
         Some(match stages.is_empty() {
-            true => format!("LoRA {number} has no stages; set its stages to [1], [2] or [1, 2], or remove it"),
+            true => format!("LoRA {number} has no stages; set its stages to [1], [2] or [1, 2], or remove the LoRA"),
             false => format!(
-                "LoRA {number} is for stages {stages:?}, and the pipeline {name} has only stage 1; set its stages to [1], or \
-                 remove it"
+                "LoRA {number} is for stages {stages:?}, and the pipeline {name} has only stage 1; set stages to [1], or \
+                 remove the LoRA"
             ),
         })
     }
@@ -111,7 +115,7 @@ impl Facts<'_> {
         let off = self.config.conditioning.h264 == ImageH264::Off;
         let at = r.images.iter().position(|image| off && image.crf.is_some_and(|crf| crf > 0))?;
         let crf = r.images[at].crf.unwrap_or_default();
-        let why = "and conditioning.h264 is off; set its crf to 0, or remove one of the two";
+        let why = "but conditioning.h264 is off; remove crf or conditioning.h264";
         Some(format!("image {} has crf {crf}, {why}", at + 1))
     }
 
@@ -122,7 +126,7 @@ impl Facts<'_> {
         let (chain, frames) = (self.config.request.chain.as_ref()?, self.config.request.num_frames.count()?);
         if frames <= chain.clip {
             return Some(format!(
-                "{frames} frames fit in one clip of up to {}; remove it, or generate a longer video or shorter clips \
+                "{frames} frames fit in one clip of up to {}; remove request.chain, or generate a longer video or shorter clips \
                  (request.chain.clip)",
                 chain.clip
             ));
@@ -132,8 +136,8 @@ impl Facts<'_> {
         let own = chain.prompts.len();
         (own >= clips).then(|| {
             format!(
-                "there are {own} prompts for the clips after the first, and {frames} frames make {clips} clips; remove {} of \
-                 request.chain.prompts, or generate a longer video",
+                "there are {own} prompts for the clips after the first, but {frames} frames make {clips} clips; remove {} of \
+                 the prompts in request.chain.prompts, or generate a longer video",
                 own + 1 - clips
             )
         })
@@ -142,9 +146,11 @@ impl Facts<'_> {
     /// Returns the reason for an option that the sampler does not accept.
     pub(super) fn unused_setting(&self, key: &str) -> Option<String> {
         match self.config.samplers() {
-            Err((refused, _)) if refused == key => Some("this sampler does not have this option; remove it".into()),
+            Err((refused, _)) if refused == key => {
+                Some("this sampler does not have this option; remove this key".into())
+            }
             _ if key == "sampler.noise_seed" && self.config.sampler.eta == Some(0.0) => {
-                Some("sampler.eta is 0, so steps draw no noise; remove one of the two".into())
+                Some("sampler.eta is 0, so steps draw no noise; remove this key or sampler.eta".into())
             }
             _ => None,
         }
@@ -156,11 +162,12 @@ impl Facts<'_> {
         let drawn = [Some(first), second].into_iter().flatten().any(|sampler| sampler.noises() > 0);
         let drawn = drawn && self.config.sampler.eta != Some(0.0);
         let rounds = self.rounds() > 0 && self.is_bf16();
-        let why = "no step draws noise; set sampler.kind to euler_ancestral or cfg_pp, or remove it";
+        let why = "no step draws noise; set sampler.kind to euler_ancestral or cfg_pp, or remove this key";
         self.unless(drawn || rounds, why)
     }
 
-    /// Returns whether the first pass appends tokens to the video: images, reference videos or generated keyframes.
+    /// Returns whether the first pass appends tokens to the video stream, for images, reference videos or generated
+    /// keyframes.
     pub(super) fn appends(&self) -> bool {
         let (c, r) = (self.config, &self.config.request);
         let every = c.pipeline.appends_every_image();
@@ -188,7 +195,8 @@ impl Facts<'_> {
     }
 
     pub(super) fn unused_stage_audio(&self) -> Option<String> {
-        let why = "with temporal_x2 in two_stage.upsample, the first stage's audio is always kept; remove it";
+        let why =
+            "with temporal_x2 in two_stage.upsample, the output always has the first stage's audio; remove this key";
         self.given_sound().or_else(|| self.unless(!self.config.doubles_frames(), why))
     }
 }
@@ -249,8 +257,8 @@ impl Facts<'_> {
         self.levels(stream).iter().any(|at| at.stg != 0.0)
     }
 
-    /// Returns the reason for a scale that no stream uses. `is_own` and `is_at` return whether a stream and a
-    /// `by_sigma` entry set the scale.
+    /// Returns why a scale has no effect: no denoised stream uses it, or `by_sigma` always overrides it. `is_own`
+    /// returns whether a stream sets the scale, and `is_at` whether a `by_sigma` entry does.
     pub(super) fn unused_scale(
         &self,
         key: &str,
@@ -258,31 +266,36 @@ impl Facts<'_> {
         is_at: impl Fn(&SigmaScales) -> bool,
     ) -> Option<String> {
         let stream = Stream::of(key);
-        // A stream without its own value inherits that of the other stream.
+        // A stream without its own value inherits the other stream's value.
         let inherits = !is_own(self.own(stream.other()));
         let mut users = Stream::BOTH.into_iter().filter(|s| self.is_made(*s) && (*s == stream || inherits)).peekable();
         if users.peek().is_none() {
             let (name, pipeline) = (stream.name(), self.config.pipeline);
             return Some(match (stream, self.config.given_sound()) {
                 (Stream::Audio, Some(_)) => {
-                    "request.audio is used as the sound track, so the audio stream has no guidance; remove it".into()
+                    "request.audio is used as the sound track, so the audio stream has no guidance; remove this key"
+                        .into()
                 }
                 _ if pipeline == Pipeline::Retake => {
-                    format!("request.retake.{name} is false: the {name} is kept and has no guidance; remove it")
+                    format!("request.retake.{name} is false: the {name} is kept and has no guidance; remove this key")
                 }
-                _ => format!("the pipeline {} generates no {name} that could be guided; remove it", pipeline.name()),
+                _ => format!(
+                    "the pipeline {} generates no {name} that could be guided; remove this key",
+                    pipeline.name()
+                ),
             });
         }
         let replaced = users.all(|s| !self.by_sigma(s).is_empty() && self.by_sigma(s).iter().all(&is_at));
-        replaced.then(|| "by_sigma sets it at every noise level; remove one of the two".into())
+        replaced.then(|| "by_sigma overrides this key at every noise level; remove this key or by_sigma".into())
     }
 
-    /// Returns the reason for a `by_sigma` entry with a modality scale if there is only one stream.
+    /// Returns why a modality scale in a `by_sigma` entry has no effect: the pipeline has only one stream.
     pub(super) fn unused_level(&self, key: &str) -> Option<String> {
         let levels = self.own(Stream::of(key)).by_sigma.as_deref().unwrap_or_default();
         let modality = levels.iter().any(|level| level.modality.is_some());
-        let why = "has only one stream, so modality guidance has no effect";
-        if self.config.pipeline.has_video() || !modality { None } else { self.by_pipeline(why) }
+        let name = self.config.pipeline.name();
+        let why = format!("the pipeline {name} has only one stream; remove modality from the entries");
+        (!self.config.pipeline.has_video() && modality).then_some(why)
     }
 
     pub(super) fn nothing_to_rescale(&self, key: &str) -> Option<String> {
@@ -294,7 +307,7 @@ impl Facts<'_> {
         let mut users = Stream::BOTH.into_iter().filter(|s| self.is_made(*s) && (*s == stream || inherits));
         let guided = users.any(|s| self.levels(s).iter().any(is_guided));
         let name = stream.name();
-        let why = "is unguided: its cfg, stg and modality are off; turn one on, or remove it";
+        let why = "is unguided: its cfg, stg and modality are off; enable one, or remove this key";
         (!guided).then(|| format!("the {name} stream {why}"))
     }
 
@@ -323,8 +336,7 @@ impl Facts<'_> {
             return Some(why);
         }
         if self.config.guidance.stg_streams == Reference::Diffusers && self.version == Version::V2_0 {
-            let why =
-                "guidance.stg_streams is diffusers, which does not perturb LTX-2.0; set it to official, or remove stg";
+            let why = "guidance.stg_streams is diffusers, which does not perturb LTX-2.0; set it to official, or remove this key";
             return Some(why.into());
         }
         let (block, preset) = match self.version {
@@ -335,7 +347,7 @@ impl Facts<'_> {
         self.streams().all(|s| self.perturbed(s).is_empty()).then(|| {
             format!(
                 "guidance.stg_blocks is empty, so no block is perturbed; set guidance.stg_blocks too (the preset {preset} \
-                 has [{block}]), or remove stg"
+                 has [{block}]), or remove this key"
             )
         })
     }
@@ -346,7 +358,7 @@ impl Facts<'_> {
         let perturbed = |s: Stream| self.perturbs(s) || (both && any);
         if let Some(stream) = own {
             let why = format!(
-                "guidance.{}.stg is 0, so no block of this stream is perturbed; set it too, or remove this key",
+                "guidance.{0}.stg is 0, so no block of this stream is perturbed; set guidance.{0}.stg too, or remove this key",
                 stream.name()
             );
             return (!perturbed(stream)).then_some(why);
@@ -360,12 +372,13 @@ impl Facts<'_> {
 
     pub(super) fn unused_stg_streams(&self) -> Option<String> {
         let [video, audio] = Stream::BOTH.map(|s| self.perturbs(s));
-        let why = "guidance.video.stg and guidance.audio.stg are 0, so nothing is perturbed; set one too, or remove it";
+        let why =
+            "guidance.video.stg and guidance.audio.stg are 0, so nothing is perturbed; set one too, or remove this key";
         self.unless(video || audio, why).or_else(|| {
             let same = video && audio && self.version != Version::V2_0;
             self.unless(
                 !same,
-                "STG is on in both streams, which are then perturbed for every value of reference; remove it",
+                "STG is enabled in both streams, so both are perturbed regardless of this key; remove this key",
             )
         })
     }

@@ -27,7 +27,7 @@ pub enum ValueOrigin {
     Video(String),
     /// Header of the LoRA file at this path.
     Lora(String),
-    /// Set by the pipeline instead of the default.
+    /// Default of the pipeline with this name, which replaces the general default.
     Pipeline(&'static str),
     /// Set by `reference`, which was written at this origin.
     Reference(Box<ValueOrigin>),

@@ -37,8 +37,8 @@ with_defaults! {
         /// Timeout per case, in seconds.
         #[schemars(range(min = 1))]
         pub(crate) timeout: u64 = 1800,
-        /// TPU slices to compare, instead of `targets`. Each key is a configuration file that overrides the
-        /// configuration, and each value is the target devices of the slice, e.g. `tpu/v6e-8: tpu:v6e:2x4`.
+        /// TPU slices to compare, instead of `targets`. Each key names a configuration file that overrides `config`,
+        /// and each value lists the target devices of the slice, e.g. `tpu/v6e-8: tpu:v6e:2x4`.
         #[schemars(with = "BTreeMap<String, String>")]
         pub(crate) slices: Slices = Slices::default(),
         /// Layout files next to this one, or shipped layouts. An empty list uses the layout of the slice or of the
@@ -86,7 +86,7 @@ pub struct Parameters<T: Default, F: Default> {
 pub(crate) type Case = Parameters<Option<String>, Option<Flags>>;
 /// Entry of `include` or `exclude`.
 pub(super) type Cases = Parameters<Option<OneOrMany<String>>, Option<OneOrMany<Flags>>>;
-/// Lists of values whose Cartesian product is the cases; an empty list counts as one `None`.
+/// Lists of values whose Cartesian product yields the cases; an empty list counts as one `None`.
 type Lists = Parameters<Vec<String>, Vec<Flags>>;
 
 /// A value, or a list of values.
@@ -203,7 +203,8 @@ impl Lists {
     }
 }
 
-/// Replaces each case by one copy per value, with `key` set to the value. No values leave the cases unchanged.
+/// Replaces each case by one copy per value, with `key` set to the value. If `values` is empty, the cases stay
+/// unchanged.
 fn times<T: Clone>(cases: &mut Vec<Case>, values: &[T], key: impl Fn(&mut Case) -> &mut Option<T>) {
     let with = |case: &Case, value: &T| {
         let mut case = case.clone();
@@ -388,7 +389,10 @@ mod tests {
         );
         assert_eq!(fail("slices: [tpu/v6e-8]\n"), "x.yml:1: 'slices' must be a map of keys, not a list");
         let needs = fail("targets: ['cpu:8']\ninclude: [{slice: tpu/v6e-8}]\n");
-        assert_eq!(needs, "x.yml:2: 'include: slice': 'tpu/v6e-8' is not defined; add it with its target to 'slices'");
+        assert_eq!(
+            needs,
+            "x.yml:2: 'include: slice': 'tpu/v6e-8' is not defined; add the slice and its target to 'slices'"
+        );
         let list = format!("[{}]", vec!["a"; 70].join(", "));
         let many = fail(&format!("layouts: {list}\nmeshes: {list}\ntargets: ['cpu:8']\n"));
         assert_eq!(many, "x.yml: 4900 cases exceed the limit of 4000");

@@ -106,7 +106,7 @@ impl Written<'_> {
         file.configs.iter().try_for_each(|name| self.check_config_name(name, "configs", root("configs")))?;
         for name in file.slices.names() {
             let slices = root("slices");
-            // `from_folder` replaced names of files by paths, so the lookup by name can fail.
+            // `from_folder` may have replaced the key by a path, which the parsed YAML does not contain.
             self.check_config_name(name, "slices", slices.get(name).unwrap_or(slices))?;
         }
         for (list, all) in LISTS.into_iter().zip([&file.include, &file.exclude]) {
@@ -137,7 +137,7 @@ impl Written<'_> {
         }
         let all = file.slices.names().map(String::as_str).collect::<Vec<_>>().join(", ");
         let message = match all.as_str() {
-            "" => format!("'{key}': '{name}' is not defined; add it with its target to 'slices'"),
+            "" => format!("'{key}': '{name}' is not defined; add the slice and its target to 'slices'"),
             all => format!("'{key}': '{name}' is not one of the slices {all}"),
         };
         Err(ConfigError::Syntax { place: self.place(node), message })

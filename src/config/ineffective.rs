@@ -64,7 +64,7 @@ impl Loaded {
             None => Ok(()),
             Some((path, origin)) => {
                 let value = self.tree.get(&path).map_or(String::new(), |tree| shown(&tree.to_value()));
-                Err(ConfigError::Flag(format!("{path} = {value} ({origin}): {why}; remove it")))
+                Err(ConfigError::Flag(format!("{path} = {value} ({origin}): {why}; remove this option")))
             }
         }
     }
@@ -228,7 +228,7 @@ mod tests {
             (
                 "ltx2",
                 &["two_stage.adain=0.5"],
-                "two_stage.adain = 0.5 (--set): the pipeline text_to_video has one stage",
+                "two_stage.adain = 0.5 (--set): the pipeline text_to_video has only one stage",
             ),
             (
                 "ltx2",
@@ -238,7 +238,7 @@ mod tests {
             ("ltx2", &["conditioning.reference_downscale_factor=2"], "there is no reference video"),
             ("ltx2", &["conditioning.crf=20"], "conditioning.crf = 20 (--set): no image uses it"),
             ("ltx2", &["request.num_frames=121", chain], "121 frames make 3 clips; remove 1"),
-            ("ltx2", &["request.chain={clip: 121}"], "121 frames fit in one clip of up to 121; remove it"),
+            ("ltx2", &["request.chain={clip: 121}"], "121 frames fit in one clip of up to 121; remove request.chain"),
             ("ltx2", &["request.chain={}"], "request.chain = {} (--set): 121 frames fit in one clip"),
             ("ltx2", &["text.bos=always"], "text.bos = always (--set): prompts always begin with BOS"),
             ("ltx2", &[&lora], "LoRA 1 is for stages [2], and the pipeline text_to_video has only stage 1"),
@@ -251,7 +251,7 @@ mod tests {
             ("ltx2", &["pipeline=text_to_audio", "request.width=512"], "the pipeline text_to_audio makes no video"),
             ("ltx2", &["sampler.step_noise=diffusers"], "no step draws noise"),
             // Rejected although it is the default of two-stage pipelines.
-            ("ltx2", &["two_stage.upsample=[spatial_x2]"], "has one stage"),
+            ("ltx2", &["two_stage.upsample=[spatial_x2]"], "has only one stage"),
         ] {
             let error = effect(file, set).expect_err(want).to_string();
             assert!(error.contains(want) && error.contains("; "), "{set:?}: {error}");
@@ -317,7 +317,7 @@ mod tests {
     fn keys_that_a_command_does_not_read_are_rejected() {
         let own = loaded("ltx2", &["request.width=512", "runtime.platform=cpu"]).expect("legal");
         let error = own.check_read("not read", |path| path.starts_with("runtime.")).expect_err("a width").to_string();
-        assert_eq!(error, "request.width = 512 (--set): not read; remove it");
+        assert_eq!(error, "request.width = 512 (--set): not read; remove this option");
         let own = loaded("ltx2", &["runtime.platform=cpu"]).expect("legal");
         assert!(
             own.check_read("not read", |path| path.starts_with("runtime.")).is_ok(),
@@ -338,7 +338,7 @@ mod tests {
         assert!(effect(text).is_ok(), "the shipped file by another path");
         let edited = format!("{text}  adain: 0.5\n");
         let error = effect(&edited).expect_err("one stage").to_string();
-        assert!(error.contains("configs/ltx2_two_stage.yml:") && error.contains("has one stage"), "{error}");
+        assert!(error.contains("configs/ltx2_two_stage.yml:") && error.contains("has only one stage"), "{error}");
     }
 
     #[test]
@@ -365,7 +365,7 @@ mod tests {
             load(&CliOverrides { set, ..CliOverrides::default() }).expect("legal").check_server_effect()
         };
         let error = effect(&["two_stage.adain=0.5"]).expect_err("one stage").to_string();
-        assert!(error.contains("the pipeline text_to_video has one stage"), "{error}");
+        assert!(error.contains("the pipeline text_to_video has only one stage"), "{error}");
         assert!(effect(&["two_stage.adain=0.5", "serve.pipelines=[two_stage]"]).is_ok());
         // Requests can change these keys.
         assert!(effect(&["guidance.video.stg=1", "conditioning.crf=20", "request.negative_prompt=x"]).is_ok());

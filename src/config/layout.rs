@@ -269,7 +269,7 @@ pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
     if let Some(old) = old {
         static WARNED: Once = Once::new();
         let line = old.line;
-        let now = "'exchange' is now called 'context_parallel'"; // alias
+        let now = "'exchange' is deprecated; use 'context_parallel'"; // alias
         WARNED.call_once(|| tracing::warn!("{label}:{line}: {now}"));
     }
     let hybrid = file.context_parallel.kind == ContextParallelKind::Hybrid;
@@ -316,8 +316,8 @@ impl Config {
         if has_rest { Ok(None) } else { self.virtual_devices().map(Some) }
     }
 
-    /// Returns the number of devices to create on a virtual platform: the size of the mesh. An axis of -1 is expanded
-    /// to at most eight devices per slice in total.
+    /// Returns the number of devices to create on a virtual platform: the size of the mesh. An axis of -1 gets the
+    /// largest size with at most eight devices per slice, but at least 1.
     ///
     /// # Errors
     /// Returns an error if the layout does not exist or the mesh is invalid.

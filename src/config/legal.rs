@@ -9,7 +9,7 @@ pub(crate) fn whole_frames(frames: usize) -> usize {
     (frames - 1) / FRAME_STEP * FRAME_STEP + 1
 }
 
-/// Key, value and reason of an invalid value.
+/// Key and value that failed a check, and the reason.
 pub(super) type Fault = (&'static str, String, String);
 
 pub(super) fn fail(key: &'static str, value: String, why: String) -> Result<(), Fault> {

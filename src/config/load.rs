@@ -253,8 +253,8 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// Returns the label, text and folder of a file. If the file cannot be read, `path` is the name of a shipped
-/// configuration.
+/// Returns the label, text and folder of a file. If the file cannot be read, `path` is looked up as the name of a
+/// shipped configuration.
 fn open(path: &Path) -> Result<(String, String, PathBuf), ConfigError> {
     match read(path) {
         Ok(text) => {

@@ -61,7 +61,7 @@ impl RequestLayer {
         found
     }
 
-    /// Sets the number of frames as a duration.
+    /// Sets the duration, from which the number of frames is derived.
     pub(crate) fn set_seconds(&mut self, field: &str, seconds: f64) {
         self.length = Some(Length { seconds, origin: ValueOrigin::Field(field.into()) });
     }
@@ -109,7 +109,7 @@ impl Loaded {
         let mut top = layer.tree.clone();
         expand_reference(&mut top);
         layers.push(top);
-        // Any length in the request replaces a duration of the configuration.
+        // A number of frames or a duration in the request replaces the duration of the configuration.
         let says_frames = layer.unwritten.contains(&FRAMES) || layer.tree.leaf(FRAMES).is_some();
         let own = self.length.clone().filter(|_| !says_frames);
         combine(layers, layer.length.clone().or(own), Some(self.version))

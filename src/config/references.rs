@@ -225,7 +225,7 @@ mod tests {
     use crate::config::{CliOverrides, load};
     use crate::media::{Frames, write_png_frames};
 
-    /// Loads a configuration whose reference is a folder of black frames.
+    /// Loads a configuration whose reference video is a folder of black frames.
     fn of(frames: usize, set: &[&str]) -> Result<Config, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let frames = Frames::new(Array4::zeros((frames, 64, 96, 3))).expect("frames");

@@ -118,8 +118,7 @@ with_defaults! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Decoder {
-    /// The only decoder of the model. If the model has both: `diffusion` with `reference: official`, `conv` with
-    /// `reference: diffusers`.
+    /// The only decoder of the model. If the model has both: `conv` with `reference: diffusers`, otherwise `diffusion`.
     Auto,
     /// Convolutional decoder of the video VAE.
     Conv,
@@ -336,7 +335,7 @@ pub struct AudioLatents {
     pub strength: f64,
 }
 
-/// Time span of the input video to regenerate. Every latent that overlaps the span is regenerated completely.
+/// Time span of the input video to regenerate. Every latent frame that overlaps the span is regenerated completely.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Retake {
@@ -381,7 +380,7 @@ pub struct Extend {
     /// Whether to extend the end or the start of the video.
     #[serde(default)]
     pub at: ExtendAt,
-    /// Frames of the input video that condition the new ones; one more than a multiple of 8.
+    /// Number of frames of the input video that condition the new ones; one more than a multiple of 8.
     #[serde(default = "overlap")]
     #[schemars(range(min = 9))]
     pub overlap: usize,
@@ -425,7 +424,7 @@ fn clip() -> usize {
     121
 }
 
-/// At 24 frames per second, a whole number of audio latents.
+/// At 24 frames per second, clips of the default length start at whole seconds, where an audio latent starts too.
 fn overlap() -> usize {
     25
 }
@@ -479,8 +478,8 @@ with_defaults! {
         pub beta: BetaSchedule = BetaSchedule::default(),
         /// Explicit noise levels instead of `steps`: strictly decreasing, at most 1; a final 0 is optional.
         pub sigmas: Option<Vec<f64>> = None,
-        /// Token count that determines the shift of the schedule. `official`: a constant; `diffusers`: the number of
-        /// all tokens that the transformer reads, including appended ones.
+        /// Token count that determines the shift of the schedule. `official`: a constant, or in `hq` the number of
+        /// video tokens of the first stage; `diffusers`: the number of video tokens, including appended ones.
         pub sigma_shift: Reference = Reference::Official,
         /// Where the initial noise is generated.
         pub noise: Noise = Noise::Torch,
@@ -585,7 +584,7 @@ with_defaults! {
         /// Streams that are perturbed in the perturbed branch of STG. `official`: streams whose `stg` is not 0;
         /// `diffusers`: both streams, or neither if the model has no perturbed attention.
         pub stg_streams: Reference = Reference::Official,
-        /// Elements over which the rescale term computes standard deviations. Each video is rescaled separately, also
+        /// Elements over which the rescale term computes standard deviations. Each video is rescaled separately, even
         /// in a batch, so both values give the same result; `batch` is rejected as having no effect.
         pub rescale_scope: RescaleScope = RescaleScope::PerSample,
     }
@@ -665,11 +664,11 @@ with_defaults! {
         /// streams have tokens at different noise levels (images, input video or audio).
         pub cross_timestep: CrossTimestep = CrossTimestep::Official,
         /// Duration that the positions of an appended image cover. `official` and `diffusers`: one frame;
-        /// `official_1_0`: eight frames (one latent).
+        /// `official_1_0`: eight frames (one latent frame).
         pub keyframe_span: Reference = Reference::Official,
-        /// Latents that tokens conditioned with a strength below 1 start from, with added noise, in a pass that starts
-        /// from latents. `official`, and `dfr` with any reference: the latents that the pass starts from;
-        /// `official_1_0` and `diffusers`: the conditioning latents.
+        /// In a pass that starts from latents: the latents to which noise is added to initialize tokens that are
+        /// conditioned with a strength below 1. `official`, and `dfr` with any reference: the latents that the pass
+        /// starts from; `official_1_0` and `diffusers`: the conditioning latents.
         pub noising: Reference = Reference::Official,
         /// Noise level that converts a token's velocity to its clean prediction. `official` and `official_1_0`: the
         /// token's own level, which is the level of the step times (1 - strength); `diffusers`: the level of the step,
@@ -706,7 +705,7 @@ with_defaults! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CrossTimestep {
-    /// As in Lightricks' current code: `gate_only`.
+    /// As in Lightricks' version 1.2.0: `gate_only`.
     Official,
     /// As in Lightricks' version 1.0.0: `cross`.
     #[serde(rename = "official_1_0")]
@@ -767,7 +766,8 @@ with_defaults! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StageAudio {
-    /// As in Lightricks' current code; depends on the pipeline.
+    /// As in Lightricks' version 1.2.0: stage 2 in `distilled`, `in_context` and `keyframes`, stage 1 in other
+    /// pipelines.
     Official,
     /// As in Lightricks' version 1.0.0: stage 2.
     #[serde(rename = "official_1_0")]
@@ -836,7 +836,8 @@ with_defaults! {
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Runtime {
-        /// Platform: `auto`, `cpu`, `cuda`, `tpu`, or the path of a PJRT plugin. `auto` tries the platforms in turn.
+        /// Platform: `auto`, `cpu`, `cuda`, `tpu`, or the path of a PJRT plugin. `auto` uses the first of `tpu`, `cuda`
+        /// and `cpu` that works, unless `LTX2_PJRT_PLUGIN` is set to a plugin file.
         pub platform: String = "auto".into(),
         /// Type of weights and activations; `f32` also computes matrix products in f32.
         pub dtype: Dtype = Dtype::Bf16,
@@ -922,8 +923,8 @@ pub enum Watchdog {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WatchdogWord {
-    /// Ten times the longest run of the program so far, or ten times the predicted time before its first run has
-    /// finished; at least one minute, or ten minutes for a first execution and in multi-process runs.
+    /// Ten times the longest run of the program so far or, until its first run has finished, ten times the predicted
+    /// time; at least one minute, or ten minutes for a first execution and in multi-process runs.
     Auto,
     /// No timeout.
     Off,
@@ -1019,7 +1020,8 @@ with_defaults! {
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Output {
-        /// MP4 file, or a folder if there are several videos; null writes numbered files to `out/`.
+        /// MP4 file, or WAV file in the pipeline `text_to_audio`; a folder if there are several videos. Null:
+        /// `out/ltx2_SEED.mp4`, with a number appended if that file exists.
         pub path: Option<String> = None,
         /// Folder to write the frames to as PNG files.
         pub save_frames: Option<String> = None,

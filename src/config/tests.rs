@@ -308,7 +308,8 @@ fn invalid_values_list_valid_ones() {
         ),
         (
             "two_stage.upsample=[temporal_x2]",
-            "two_stage.upsample = [temporal_x2] (--set): the pipeline text_to_video has one stage; remove it",
+            "two_stage.upsample = [temporal_x2] (--set): the pipeline text_to_video has only one stage; remove \
+             two_stage.upsample, or use a two-stage pipeline",
         ),
         (
             "two_stage.sigmas=[0.5, 0.7]",
@@ -336,12 +337,12 @@ fn invalid_values_list_valid_ones() {
     for (pairs, want) in [
         (
             ["guidance.audio.skip=1", "sampler.kind=res_2s"],
-            "guidance.audio.skip = 1 (--set): a sampler with two evaluations per step cannot skip steps; remove it, or \
+            "guidance.audio.skip = 1 (--set): a sampler with two evaluations per step cannot skip steps; remove this key, or \
              choose another sampler.kind",
         ),
         (
             ["sampler.sigmas=[1, 0.5]", "sampler.schedule=beta"],
-            "sampler.schedule = beta (--set): sampler.sigmas already sets the noise levels; remove it, or set \
+            "sampler.schedule = beta (--set): sampler.sigmas already sets the noise levels; remove this key, or set \
              sampler.steps instead of sampler.sigmas",
         ),
         (
@@ -350,12 +351,13 @@ fn invalid_values_list_valid_ones() {
         ),
         (
             ["sampler.sigma_shift=diffusers", "sampler.schedule=beta"],
-            "sampler.sigma_shift = diffusers (--set): sampler.schedule = beta does not depend on the number of tokens; remove one \
-             of the two",
+            "sampler.sigma_shift = diffusers (--set): sampler.schedule = beta does not depend on the number of tokens; remove this \
+             key or sampler.schedule",
         ),
         (
             ["guidance.stg_streams=diffusers", "guidance.audio.by_sigma=[{sigma: 1, stg: 1}]"],
-            "guidance.audio.by_sigma = stg at 1 (--set): not supported with guidance.stg_streams: diffusers; use official",
+            "guidance.audio.by_sigma = stg at 1 (--set): not supported with guidance.stg_streams: diffusers; set \
+             guidance.stg_streams to official",
         ),
     ] {
         assert_eq!(load(&set(&pairs)).unwrap_err().to_string(), want, "{pairs:?}");

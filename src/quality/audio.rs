@@ -15,15 +15,16 @@ pub(crate) struct AudioScores {
     pub(crate) relative_l2: f64,
     /// `a·b / (|a| |b|)` over all samples.
     pub(crate) cosine: f64,
-    /// Pearson correlation of the log spectrograms: 1 if they differ only in loudness. Unlike the other scores it
-    /// ignores inaudible phase shifts.
+    /// Pearson correlation of the log spectrograms: 1 if the audio differs only in loudness. Unlike the other scores,
+    /// it ignores inaudible phase shifts.
     pub(crate) spectral: f64,
 }
 
-/// Window and hop length of the spectrogram, in samples.
+/// Window length of the spectrogram, in samples.
 const WINDOW: usize = 1024;
+/// Hop length of the spectrogram, in samples.
 const HOP: usize = 256;
-/// Lower bound of the magnitudes.
+/// Lower bound of the spectral magnitudes, which keeps their logarithms finite.
 const FLOOR: f64 = 1e-5;
 
 /// Scores audio `a` against a reference `b` of the same shape `[channels, samples]`.
@@ -34,8 +35,8 @@ pub(crate) fn audio(a: ArrayView2<f32>, b: ArrayView2<f32>) -> AudioScores {
     AudioScores { relative_l2: s.relative_l2, cosine: s.cosine, spectral: correlation(&spectra(a), &spectra(b)) }
 }
 
-/// Returns the natural logarithms of the spectral magnitudes of every Hann window, concatenated. The last window is
-/// zero-padded.
+/// Returns the natural logarithms of the magnitudes of a short-time Fourier transform with a Hann window: the spectra
+/// of all windows, concatenated. The last window is zero-padded.
 fn log_spectra(samples: ArrayView1<f32>) -> Vec<f64> {
     let windows = samples.len().saturating_sub(WINDOW).div_ceil(HOP) + 1;
     let hann = |i: usize| 0.5 - 0.5 * (2.0 * PI * i as f64 / WINDOW as f64).cos();
@@ -76,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn spectrum_of_a_tone_has_one_line() {
+    fn spectrum_of_a_tone_peaks_at_its_frequency() {
         let s = log_spectra(tone(64.0, 0.3, 1.0).row(0));
         let (windows, bins) = ((2048 - WINDOW) / HOP + 1, WINDOW / 2 + 1);
         assert_eq!(s.len(), windows * bins);

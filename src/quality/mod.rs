@@ -1,4 +1,4 @@
-//! Quality metrics: distances between two videos, audio tracks or tensors.
+//! Metrics that compare two videos, audio tracks or tensors.
 
 mod audio;
 mod video;
@@ -8,18 +8,18 @@ pub(crate) use video::{VideoScores, video};
 
 use serde::Serialize;
 
-/// Distances of a tensor `a` from a reference `b` of the same shape.
+/// Scores of a tensor `a` against a reference `b` of the same shape.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct TensorScores {
     /// `|a - b| / |b|`; infinite if only `b` is zero.
     pub(crate) relative_l2: f64,
-    /// `a·b / (|a| |b|)`; 1 if both are zero.
+    /// `a·b / (|a| |b|)`; 1 if both are zero, NaN if only one is.
     pub(crate) cosine: f64,
     /// Largest absolute element of `a - b`.
     pub(crate) max_abs: f64,
 }
 
-/// Scores the values of tensor `a` against those of the reference `b`, in the same element order.
+/// Scores tensor `a` against the reference `b`. Both iterators must yield the elements in the same order.
 pub(crate) fn tensors(a: impl Iterator<Item = f32>, b: impl Iterator<Item = f32>) -> TensorScores {
     let (mut aa, mut bb, mut ab, mut dd, mut max) = (0f64, 0f64, 0f64, 0f64, 0f64);
     for (a, b) in a.zip(b).map(|(a, b)| (f64::from(a), f64::from(b))) {

@@ -3,7 +3,7 @@
 use ndarray::{Array2, ArrayView3, ArrayView4, Axis, s};
 use serde::Serialize;
 
-/// Scores of a video against a reference of the same shape `[frames, 3, height, width]`, values in 0..1.
+/// Scores of a video against a reference of the same shape `[frames, 3, height, width]`, with values in 0..1.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct VideoScores {
     /// PSNR in decibels over all pixels of all frames; infinite (null in JSON) if the videos are equal.
@@ -63,13 +63,14 @@ pub(crate) fn luma(frame: ArrayView3<f32>) -> Array2<f64> {
     channel(0, 0.2126) + channel(1, 0.7152) + channel(2, 0.0722)
 }
 
-/// Size and standard deviation of the Gaussian window, in pixels.
+/// Size of the Gaussian window, in pixels.
 const WINDOW: usize = 11;
+/// Standard deviation of the Gaussian window, in pixels.
 const SIGMA: f64 = 1.5;
 
-/// Returns the SSIM of two gray images in 0..1: the mean over all windows that fit inside (Wang, Bovik, Sheikh and
-/// Simoncelli 2004: Gaussian windows of 11x11, constants 0.01 and 0.03). Smaller images use the largest odd window that
-/// fits.
+/// Returns the mean SSIM of two grayscale images with values in 0..1. The mean is over all windows that lie inside the
+/// images (Wang, Bovik, Sheikh and Simoncelli 2004: Gaussian windows of 11x11, constants 0.01 and 0.03). A dimension
+/// with fewer than 11 pixels uses the largest odd window that fits.
 pub(crate) fn ssim(a: &Array2<f64>, b: &Array2<f64>) -> f64 {
     let fits = |n: usize| WINDOW.min(n - (n + 1) % 2);
     let (rows, columns) = (gaussian(fits(a.nrows())), gaussian(fits(a.ncols())));
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn ssim_matches_manual_values() {
-        // The weights of a 1x3 window are e, 1, e over their sum.
+        // The weights of a 1x3 window are e, 1 and e, divided by their sum.
         let e = (-1.0f64 / 4.5).exp();
         let w = [e / (1.0 + 2.0 * e), 1.0 / (1.0 + 2.0 * e), e / (1.0 + 2.0 * e)];
         let (a, b) = ([0.0, 0.5, 1.0], [0.2, 0.4, 0.9]);

@@ -167,12 +167,12 @@ fn read_keys(file: Option<&Path>, single: Option<Digest256>) -> Result<Vec<Key>,
         None => Vec::new(),
     };
     if let Some(digest) = single {
-        // If this is the only key, its caller sees all videos, because there are no other callers.
         if keys.iter().any(|other| other.name == ENV || other.digest == digest) {
             return Err(format!(
-                "LTX2_API_KEY: the key file already contains this key or the name '{ENV}'; remove one of them"
+                "LTX2_API_KEY: the key file already contains this key or the name '{ENV}'; remove that line or the variable"
             ));
         }
+        // If this is the only key, its caller sees all videos, because there are no other callers.
         keys.push(Key { name: ENV.into(), sees_all: keys.is_empty(), digest });
     }
     Ok(keys)
@@ -220,7 +220,7 @@ fn parse(text: &str) -> Result<Vec<Key>, String> {
         }
         let digest = digest(key);
         if keys.iter().any(|other| other.name == name || other.digest == digest) {
-            return Err(format!("line {number}: the name '{name}' or its key occurs twice; remove one"));
+            return Err(format!("line {number}: the name '{name}' or its key occurs twice; remove one of the lines"));
         }
         keys.push(Key { name: name.into(), sees_all, digest });
     }
@@ -268,8 +268,8 @@ mod tests {
         assert!(Keys::open(Some(&path), None).expect_err("refused").contains("more than 1048576 bytes"));
     }
 
-    /// The number of comparisons does not depend on which key matches. Each compares two digests of equal length with
-    /// `subtle`.
+    /// The number of comparisons does not depend on which key matches. Each comparison uses `subtle` on two digests of
+    /// equal length.
     #[test]
     fn all_keys_are_compared_whether_or_not_one_matches() {
         // Tests the first, a middle and the last of 100 keys, and a key that is not among them.

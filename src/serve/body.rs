@@ -27,7 +27,8 @@ pub(super) struct Asked {
     inner: Option<Incoming>,
     traffic: Arc<Traffic>,
     limits: Limits,
-    /// Timer for the current interval in which the rate is measured, and the number of bytes received before it.
+    /// Timer for the current interval in which the rate is measured, and the number of bytes received before the
+    /// interval.
     timer: Option<(Pin<Box<Sleep>>, u64)>,
 }
 

@@ -70,7 +70,7 @@ pub struct Figures {
 
 /// A device with a loaded model. One thread owns it.
 pub trait Device {
-    /// Compiles and loads the programs for the shape of a batch and runs them once.
+    /// Compiles and loads the programs for the shape of a batch, and runs them at least once.
     ///
     /// # Errors
     /// Returns an error if the shape does not fit in memory (the message describes the memory plan), or if the device

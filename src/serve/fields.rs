@@ -204,7 +204,8 @@ impl Fields {
     pub fn pipelines(&self) -> Vec<Pipeline> {
         let mut all = vec![self.loaded.config.pipeline];
         all.extend(&self.serve().pipelines);
-        // The two pipelines share weights and preset, so a server that enables one of them also accepts the other.
+        // text_to_video and image_to_video share weights and preset, so a server that enables one of them also accepts
+        // the other.
         for (one, other) in
             [(Pipeline::TextToVideo, Pipeline::ImageToVideo), (Pipeline::ImageToVideo, Pipeline::TextToVideo)]
         {

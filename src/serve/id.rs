@@ -86,7 +86,8 @@ impl Ids {
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
         let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // Keep the top bit clear, because ids of the same millisecond increment the random bits.
+        // Keep the top bit clear, so that incrementing the random bits for ids of the same millisecond does not
+        // overflow.
         let drawn = u128::from_le_bytes(random) & ((1 << 79) - 1);
         let (millis, low) = *last;
         *last = if now > millis { (now, drawn) } else { (millis, low + 1 + (drawn & ((1 << 60) - 1))) };

@@ -85,7 +85,7 @@ pub struct ListQuery {
     pub state: Option<State>,
 }
 
-/// Clock and timing parameters. Tests use shorter ones.
+/// Clock and timing parameters. Tests use shorter times.
 #[derive(Clone)]
 pub struct Pace {
     /// Minimum age of a finished job before it is removed because the disk is full.

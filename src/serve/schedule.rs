@@ -203,7 +203,7 @@ mod tests {
                 orders += 1;
                 for n in picked.into_iter().rev() {
                     let (id, _) = waiting.remove(n);
-                    // Each earlier job leads at most one batch, and at most four jobs overtake.
+                    // Each earlier job leads at most one batch, and at most four jobs overtake this one.
                     let [since, before] = came[id];
                     prop_assert!(orders - since <= before + MAX_OVERTAKEN + 1, "job {id}");
                 }

@@ -217,8 +217,8 @@ impl Server {
         matches!(&*self.worker.status().borrow(), Status::Starting)
     }
 
-    /// Drains the server, waits for running work, and returns the exit code. While it waits, it stops early if `hurry`
-    /// returns true.
+    /// Drains the server, waits for running work, and returns the exit code. Stops waiting as soon as `hurry` returns
+    /// true.
     pub fn end(self, hurry: impl Fn() -> bool) -> u8 {
         self.end_unless_compiling(hurry, || false)
     }

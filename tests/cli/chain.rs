@@ -201,7 +201,7 @@ fn unsupported_chain_options_are_rejected() {
         (&["--pipeline", "text_to_audio"], "this pipeline does not support chained clips; remove --chain"),
         (
             &["--set", "request.chain.overlap=17"],
-            "request.chain.overlap = 17 (--set): must be less than request.chain.clip, 17",
+            "request.chain.overlap = 17 (--set): must be less than request.chain.clip (17)",
         ),
         (&["--audio", "a.wav", "--pipeline", "audio_to_video"], "this pipeline does not support chained clips"),
     ] {
@@ -213,7 +213,10 @@ fn unsupported_chain_options_are_rejected() {
     let one = ["--height", "64", "--num-frames", "17"];
     let (code, said) = run(CONFIG, &out, &[&CHAIN[..], &one].concat());
     assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("17 frames fit in one clip of up to 17; remove it, or generate a longer video"), "{said}");
+    assert!(
+        said.contains("17 frames fit in one clip of up to 17; remove request.chain, or generate a longer video"),
+        "{said}"
+    );
 }
 
 /// The plan lists the tokens per clip, because only single clips are denoised.

@@ -129,7 +129,7 @@ fn pipelines_without_audio_input_reject_audio() {
     let none = fails(2, &["--pipeline", "audio_to_video"]);
     assert!(none.contains("needs input audio: --audio PATH"), "{none}");
     let both = ["--pipeline", "audio_to_video", "--audio", SOUND, "--set", "request.audio_latents=[{path: a}]"];
-    assert!(fails(2, &both).contains("remove one of the two"));
+    assert!(fails(2, &both).contains("remove request.audio or request.audio_latents"));
     let zero = ["--pipeline", "audio_to_video", "--audio", SOUND, "--audio-duration", "0"];
     assert!(fails(2, &zero).contains("request.audio.duration = 0"), "{}", fails(2, &zero));
     let before = ["--pipeline", "audio_to_video", "--audio", SOUND, "--audio-start", "-1"];

@@ -213,7 +213,7 @@ fn flags_without_effect_are_rejected() {
     for (arguments, want) in [
         (
             &["bench", "--micro", "--width", "64"][..],
-            "request.width = 64 (flag --width): --micro runs no model; remove it",
+            "request.width = 64 (flag --width): --micro runs no model; remove this option",
         ),
         (&["bench", "--micro", "-m", &model], "(flag --model): --micro runs no model"),
         (&["bench", "--micro", "--layers", "2"], "--layers"),
@@ -225,19 +225,19 @@ fn flags_without_effect_are_rejected() {
         (&["bench", "-c", CONFIG, "--tolerance", "0.2"], "--baseline"),
         (
             &["bench", "-c", CONFIG, "--num-videos", "2"],
-            "request.num_videos = 2 (flag --num-videos): this command times a single video; remove it",
+            "request.num_videos = 2 (flag --num-videos): this command times a single video; remove this option",
         ),
         (&["bench", "-c", CONFIG, "--set", &save_frames], "(--set): this command writes no video"),
         (&["profile", "-o", &report, "-c", CONFIG, "--num-videos", "2"], "this command times a single video"),
         (&["profile", "-o", &report, "-c", CONFIG, "--set", "output.audio=false"], "this command writes no video"),
         (
             &["profile", "--read", "x.xplane.pb", "--width", "64"],
-            "request.width = 64 (flag --width): --read does not run the model; remove it",
+            "request.width = 64 (flag --width): --read does not run the model; remove this option",
         ),
         (&["check", &model, "--chip", "v6e"], "--chip v6e requires --target"),
         (
             &["check", &model, "--target", "cpu:4", "--platform", "cpu"],
-            "--platform cpu: --target cpu:4 already selects the devices; remove one of the two",
+            "--platform cpu: --target cpu:4 already selects the devices; remove --platform or --target",
         ),
         (
             &["generate", "-p", "x", "--allow-changed-inputs", "--dry-run"],

@@ -71,7 +71,7 @@ pub(super) async fn content(
 ) -> Result<Response, ApiError> {
     let asked = parameters(query.as_deref(), &["variant"])?;
     let name = asked.first().map_or("video", |(_, value)| value.as_str());
-    // Some clients address the files of a video by index; each video has one, with index 0.
+    // Some clients address the outputs of a job by index; each job has a single output, with index 0.
     let name = if name == "0" { "video" } else { name };
     let variant = Variant::named(name).ok_or_else(|| {
         let why = "variant: must be video, thumbnail, spritesheet, sidecar or audio";

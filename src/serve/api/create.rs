@@ -37,8 +37,8 @@ pub(super) enum RequestKind {
 }
 
 impl RequestKind {
-    /// Returns the endpoint's name and, for a remix, its source. It is hashed together with the body, so that an
-    /// idempotency key applies to one endpoint and one source.
+    /// Returns the endpoint's name and, for a remix, the id of the source video. The text is hashed together with the
+    /// body, so that an idempotency key applies to one endpoint and one source.
     fn name(&self) -> String {
         match self {
             RequestKind::Create => "create".into(),
@@ -92,7 +92,7 @@ fn accepted(snapshot: &Snapshot) -> Response {
     response
 }
 
-/// Returns the request of a finished video; fails if the caller may not see the video or it is not finished.
+/// Returns the request of a finished video; fails if the caller may not see the video or the video is not finished.
 fn finished(app: &App, caller: &Caller, id: &VideoId) -> Result<Arc<Accepted>, ApiError> {
     let source = app.jobs.get(caller, id)?;
     match source.record.state {
@@ -157,7 +157,7 @@ pub(super) async fn submit(
     let app = Arc::clone(app);
     blocking(move || {
         let submitted = enter(&app, &caller, form, &kind, key, trace);
-        // The body is no longer in memory, so the next request may use its share.
+        // The body is no longer in memory, so release the permits of this request to other requests.
         drop((room, entry));
         submitted
     })

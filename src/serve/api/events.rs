@@ -205,7 +205,8 @@ impl QueueState {
     fn round(&mut self, app: &App) -> Vec<(&'static str, Value)> {
         let mut events = Vec::new();
         let (running, waiting) = app.jobs.queue(&self.caller);
-        // Built from the same job lists as the other events, so that the queue contains only jobs that clients know.
+        // Built from the same job lists as the other events, so that the queue contains only jobs that the client
+        // knows.
         let mut queue = queue_object(app, &running, &waiting, app.jobs.stopping(&self.caller));
         let mut now: BTreeMap<VideoId, Snapshot> =
             running.into_iter().chain(waiting).map(|job| (job.accepted.id.clone(), job)).collect();

@@ -120,7 +120,7 @@ pub(super) async fn host(State((app, bound)): State<(Arc<App>, IpAddr)>, request
 }
 
 /// Returns whether a host name refers to this server: localhost or a loopback address, the bound address, or a name in
-/// `allowed`. If the server listens on all interfaces, any IP address does, because DNS rebinding needs a name.
+/// `allowed`. If the server listens on all interfaces, any IP address refers to it, because DNS rebinding needs a name.
 fn is_own(named: &str, bound: IpAddr, allowed: &[String]) -> bool {
     let host = match named.strip_prefix('[') {
         Some(v6) => v6.split_once(']').map_or("", |(host, _)| host),
@@ -183,7 +183,7 @@ pub(super) fn csrf(
         layer = layer.add_trusted_origin(origin).map_err(|error| format!("serve.cors_origin: {error}"))?;
     }
     Ok(layer.with_rejection_response(|_| {
-        let message = "cross-origin request rejected; the server's --cors-origin option allows origins";
+        let message = "cross-origin request rejected; the server's --cors-origin option allows other origins";
         ApiError::new(403, "cross_origin", message).should_retry(false).into_response()
     }))
 }

@@ -17,7 +17,7 @@ pub(super) async fn document(State(app): State<Arc<App>>) -> Json<&'static Value
     Json(if has_keys { &KEYED } else { &OPEN }.get_or_init(|| build(has_keys)))
 }
 
-/// Builds the document. If `has_keys`, it requires a bearer token.
+/// Builds the document. If `has_keys` is true, the document requires a bearer token.
 fn build(has_keys: bool) -> Value {
     let mut paths = Map::new();
     for route in ROUTES {

@@ -24,7 +24,8 @@ pub(super) async fn sync(
     let (snapshot, waiter) = submit(&app, caller.clone(), request, RequestKind::Sync).await?;
     let id = snapshot.accepted.id.clone();
     let ended = tokio::time::timeout(app.serve.sync_timeout.duration(), ended(&app, &caller, snapshot)).await;
-    // The job has ended, or it continues without this client after a timeout; neither may cancel it.
+    // The job has ended, or the timeout has expired and the job continues without this client. In both cases, dropping
+    // the waiters must not cancel the job.
     waiter.into_iter().for_each(Waiter::answered);
     let ended = ended.map_err(|_| {
         let message = format!("the video did not finish within serve.sync_timeout; poll GET /v1/videos/{id}");

@@ -26,7 +26,7 @@ const OWN: [(&str, &str); 14] = [
 ];
 
 /// Phrases of configuration errors that contain CLI flags or keys, each with its replacement.
-const WORDS: [(&str, &str); 16] = [
+const WORDS: [(&str, &str); 17] = [
     ("--image PATH FRAME STRENGTH, or request.images", "input_reference or images"),
     ("--audio PATH, or request.audio", "input_audio"),
     ("--video PATH, or request.video", "input_video"),
@@ -43,6 +43,7 @@ const WORDS: [(&str, &str); 16] = [
     ("request.num_frames", "num_frames"),
     ("--num-frames", "num_frames"),
     ("to must be after from", "end must be after start"),
+    ("this key", "this field"),
 ];
 
 /// Returns the field that sets a configuration key, under the name that the client used; `None` if no field sets it.
@@ -90,9 +91,10 @@ pub(super) fn of_config(error: ConfigError, given: &RequestFields) -> ApiError {
             };
             let is_file =
                 ["request.video", "request.images", "request.audio", "request.reference_videos", "model.loras"];
-            let value = if is_file.contains(&key) { String::new() } else { format!(" {value}{whose}") };
+            let has_value = !value.is_empty() && !is_file.contains(&key);
             let name = field.clone().unwrap_or_else(|| key.into());
-            let message = format!("{name}:{value} {}", reworded(&why)).replace("  ", " ");
+            let set = if has_value { format!(" = {value}{whose}") } else { String::new() };
+            let message = format!("{name}{set}: {}", reworded(&why)).replace("  ", " ");
             ApiError { param: field, ..ApiError::new(400, code(key), message) }
         }
         ConfigError::UnknownKey { place, key, hint } => {

@@ -19,8 +19,9 @@ pub(super) fn batch(config: &Config, id: &VideoId) -> String {
     hash(&json!({"config": own, "alone": goes_alone.then_some(id)}))
 }
 
-/// Returns the shape key. Requests with equal shape keys run the same programs. The key does not contain prompts, noise
-/// levels, guidance scales, LoRA weights and file contents, because they are inputs of the programs.
+/// Returns the shape key. Requests with equal shape keys run the same programs. Prompts, seeds, numbers of steps, noise
+/// levels, guidance scales, LoRAs and the contents of input files do not affect the key, because they do not change the
+/// programs.
 pub(super) fn shape(config: &Config) -> String {
     let mut own = config.clone();
     let r = &mut own.request;

@@ -121,8 +121,8 @@ impl Fields {
         Ok(())
     }
 
-    /// Adds the conditioning images to the layer. An image for the frame `"last"` gets the index of the last frame,
-    /// which is derived from `frames`. Returns whether there is such an image.
+    /// Adds the conditioning images to the layer. An image for the frame `"last"` gets the index of the last frame, or
+    /// 0 if `frames` (the number of frames) is `None`. Returns whether `frames` determined the index of an image.
     fn apply_images(
         &self,
         given: &RequestFields,
@@ -189,7 +189,7 @@ impl Fields {
             (None, Endpoint::Extend(_)) => Pipeline::Extend,
             (None, _) => self.infer_pipeline(given, own),
         };
-        // The two pipelines share weights and preset.
+        // text_to_video and image_to_video share weights and preset.
         let has_images = given.get("images").is_some();
         let chosen = if chosen == Pipeline::TextToVideo && has_images { Pipeline::ImageToVideo } else { chosen };
         if chosen == Pipeline::TextToAudio {
@@ -206,7 +206,7 @@ impl Fields {
     }
 
     /// Returns the pipeline that the request's files require if the server enables it, otherwise the server's own
-    /// pipeline.
+    /// pipeline. Without images, `text_to_video` replaces `image_to_video`.
     fn infer_pipeline(&self, given: &RequestFields, own: Pipeline) -> Pipeline {
         let has = |field| given.get(field).is_some();
         let served = self.pipelines();
@@ -253,7 +253,7 @@ impl Fields {
                     let size = given.name("size");
                     return Err(invalid(
                         &given.name(name),
-                        format!("is {own}, but {size} sets it to {of_size}; remove one of these fields"),
+                        format!("{own} conflicts with {size}, which sets it to {of_size}; remove one of these fields"),
                     ));
                 }
                 (Some(own), _) => Some((given.name(name), own)),
@@ -309,7 +309,10 @@ fn apply_span(given: &RequestFields, pipeline: Pipeline, layer: &mut RequestLaye
     let flat: Map<String, Value> = flat.map(|(name, value)| (name.into(), value.clone())).collect();
     match given.get("retake") {
         Some(_) if !flat.is_empty() => {
-            return Err(invalid(&given.name("retake"), "already defines the span; remove start and end"));
+            return Err(invalid(
+                &given.name("retake"),
+                "cannot be combined with start and end; remove them, or remove this field",
+            ));
         }
         Some(span) => {
             let keys = span.as_object().map_or_else(|| span.clone(), span_keys);
@@ -324,7 +327,7 @@ fn apply_span(given: &RequestFields, pipeline: Pipeline, layer: &mut RequestLaye
     if pipeline != Pipeline::Extend {
         let extension = ["before", "overlap"].into_iter().find(|name| given.get(name).is_some());
         return extension
-            .map_or(Ok(()), |name| Err(invalid(&given.name(name), "is only supported by the pipeline extend")));
+            .map_or(Ok(()), |name| Err(invalid(&given.name(name), "only supported by the pipeline extend")));
     }
     if given.get("num_frames").is_some() {
         return Err(invalid(&given.name("num_frames"), "not supported by extensions; set seconds instead"));

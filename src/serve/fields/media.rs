@@ -166,7 +166,9 @@ impl Fields {
                     .transpose()?;
                 let role = take(&mut item, "role");
                 let frame = match (role.as_ref().map(|role| role.as_str().unwrap_or_default()), frame) {
-                    (Some(_), Some(_)) => return Err(invalid(field, "has both role and frame; remove one")),
+                    (Some(_), Some(_)) => {
+                        return Err(invalid(field, "role and frame are both set; remove one of them"));
+                    }
                     (None, frame) => frame.unwrap_or(json!(0)),
                     (Some("first_frame" | "reference"), None) => json!(0),
                     (Some("last_frame"), None) => json!("last"),
@@ -264,7 +266,7 @@ impl Fields {
         let own = parts.of(spec);
         let name = name_of(spec, taken.as_ref(), own.first().map(|at| &parts.all[*at]));
         if own.len() + usize::from(taken.is_some()) > 1 {
-            return Err(invalid(&name, "is set twice; remove one"));
+            return Err(invalid(&name, "set twice; remove one of the two"));
         }
         let mut kept = Map::new();
         if let Some(at) = own.first() {
@@ -300,7 +302,7 @@ impl Fields {
         let own = parts.of(spec);
         let name = name_of(spec, taken.as_ref(), own.first().map(|at| &parts.all[*at]));
         if own.len() + usize::from(taken.is_some()) > 1 {
-            return Err(invalid(&name, "is set twice; remove one"));
+            return Err(invalid(&name, "set twice; remove one of the two"));
         }
         let source = match endpoint {
             Endpoint::Edit(source) | Endpoint::Extend(source) => source,

@@ -1,5 +1,5 @@
 //! Merges the fields of a remix over those of the finished job that it repeats. A new value replaces the old one even
-//! if the two requests set it through different fields or keys.
+//! if the two requests used different fields or keys for the same setting.
 
 use serde_json::{Map, Value, json};
 
@@ -66,7 +66,8 @@ impl RequestFields {
         }
     }
 
-    /// If the remix sets only the width, keeps the height of the source, and vice versa, whichever field set it.
+    /// If the remix sets only the width, keeps the height of the source, and vice versa, regardless of which field set
+    /// the size.
     fn apply_size(&self, below: &mut Below, source: &Accepted) {
         if !SIZE.iter().any(|name| self.says(name)) {
             return;
@@ -80,8 +81,8 @@ impl RequestFields {
         }
     }
 
-    /// If the remix sets only one end of a retake's time span, keeps the other end of the source, whichever field set
-    /// it. The field `retake` replaces the entire span.
+    /// If the remix sets only one end of a retake's time span, keeps the other end of the source, regardless of which
+    /// field set it. The field `retake` replaces the entire span.
     fn apply_span(&self, below: &mut Below) {
         let tree = self.values.get("ltx2").and_then(|tree| at(tree, "request.retake"));
         if tree.is_none() && !["start", "end", "retake"].iter().any(|name| self.says(name)) {

@@ -54,7 +54,7 @@ impl RequestFields {
                 let first = self.name(spec.name);
                 return Err(invalid(
                     &shown_as,
-                    format!("is an alias of {first}, which has a different value; remove one of them"),
+                    format!("an alias of {first}, which has a different value; remove one of the two fields"),
                 ));
             }
             return Ok(());
@@ -72,7 +72,7 @@ impl RequestFields {
             ["num_frames", "seconds"].into_iter().find(|own| self.get(own).is_some_and(|value| value != "auto"));
         if let Some(other) = other {
             let other = self.name(other);
-            return Err(invalid(&name, format!("predicts the length, but {other} sets it; remove one")));
+            return Err(invalid(&name, format!("cannot be combined with {other}; remove one of the two fields")));
         }
         self.put("num_frames", Some(name), "auto".into());
         Ok(())

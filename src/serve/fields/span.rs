@@ -11,7 +11,7 @@ use crate::serve::error::ApiError;
 
 impl Fields {
     /// Sets the time span and the number of frames of a retake if the request does not set them. By default the span
-    /// starts after the first frame, because a retake of everything would not use the video at all. The number of
+    /// starts after the first frame, because a retake of all frames would not use the input video at all. The number of
     /// frames is that of the video, rounded down to a number that the model supports.
     pub(super) fn fill_retake(
         &self,

@@ -291,7 +291,7 @@ pub static FIELDS: [Spec; 72] = [
         &["audio_reference"],
         Sound,
         Own,
-        "Audio that the video is generated for, as a file, a data URL, or {data, start, duration}, in seconds.",
+        "Audio to which the video is matched: a file, a data URL, or {data, start, duration} with times in seconds.",
     ),
     row(
         "input_video",
@@ -308,7 +308,13 @@ pub static FIELDS: [Spec; 72] = [
         "Reference videos of an IC-LoRA: [{file or data, strength, attention_strength, mask, frames}].",
     ),
     row("start", &[], Number(0.0, 1e6), Own, "Start of the time span that an edit regenerates, in seconds."),
-    row("end", &[], Number(0.0, 1e6), Own, "End of that time span, in seconds. Default: the end of the video."),
+    row(
+        "end",
+        &[],
+        Number(0.0, 1e6),
+        Own,
+        "End of the span that an edit regenerates, in seconds. Default: the video's end.",
+    ),
     row(
         "retake",
         &[],
@@ -340,7 +346,7 @@ pub static FIELDS: [Spec; 72] = [
     row("generate_audio", &["generate_sound"], Flag, Keys(&["output.audio"]), "Whether the MP4 has an audio track."),
     row("ltx2", &[], Tree, Own, "Configuration keys, as in YAML files, for options without a field."),
     row("user", &[], Word(64), Own, "Returned unchanged in the video object."),
-    row("metadata", &[], Metadata, Own, "At most 16 pairs of text, returned unchanged in the video object."),
+    row("metadata", &[], Metadata, Own, "At most 16 key-value pairs of text, returned unchanged in the video object."),
     row(
         "n",
         &["num_outputs_per_prompt"],

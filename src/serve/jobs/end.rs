@@ -23,7 +23,8 @@ impl Jobs {
     /// device's next progress report.
     ///
     /// # Errors
-    /// Returns `video_not_found`, or an error if the state cannot be written.
+    /// Returns `video_not_found`, `expired` for a job that was removed recently, or an error if the state cannot be
+    /// written.
     pub fn cancel(&self, caller: &Caller, id: &VideoId) -> Result<Snapshot, ApiError> {
         self.cancel_for(caller, id, Failure::new("cancelled", "the video was cancelled"))
     }
@@ -63,7 +64,8 @@ impl Jobs {
     /// Cancels a job and removes it with its files.
     ///
     /// # Errors
-    /// Returns `video_not_found`, or an error if the job's folder cannot be moved.
+    /// Returns `video_not_found`, `expired` for a job that was removed recently, or an error if the job's state cannot
+    /// be written or its folder cannot be moved.
     pub fn delete(&self, caller: &Caller, id: &VideoId) -> Result<(), ApiError> {
         let index = self.lock();
         if index.seen(caller, id).is_none() {
@@ -187,7 +189,8 @@ impl Jobs {
         written
     }
 
-    /// Removes a run, and the temporary files of its jobs, once the device and the finisher thread are done with it.
+    /// If the device and the finisher thread are done with a run and its jobs have ended, removes the run, the jobs'
+    /// temporary files, and the jobs that were deleted while they ran.
     pub(super) fn close(&self, number: u64) {
         let mut index = self.lock();
         let is_over = index.runs.get(&number).is_some_and(|run| {

@@ -17,8 +17,8 @@ use crate::serve::store::{JobStore, Stored};
 const CRASHES: u32 = 2;
 
 impl Jobs {
-    /// Loads the jobs of a store. Jobs that were queued are queued again; jobs that were running are queued before
-    /// them.
+    /// Loads the jobs of a store. Jobs that were queued are queued again. A job that was running is completed if its
+    /// video is complete, fails if it was interrupted twice, and is otherwise queued before the others.
     ///
     /// # Errors
     /// Returns an error if the store cannot be read.

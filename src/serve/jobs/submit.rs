@@ -91,7 +91,7 @@ impl Jobs {
             return Err(full("queue_full", "the queue", most));
         }
         if !caller.name.is_empty() && own_places(index, &caller.name) >= most_own {
-            return Err(full("key_queue_full", "the queue of this key", most_own));
+            return Err(full("key_queue_full", "the queue of this API key", most_own));
         }
         Ok(())
     }

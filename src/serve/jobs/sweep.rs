@@ -18,8 +18,8 @@ const MOST: usize = 10_000;
 const RESERVE_AGAIN: u64 = 64 << 20;
 
 impl Jobs {
-    /// Removes expired jobs, ended jobs beyond the maximum number in memory, and the oldest completed jobs while the
-    /// disk has too little space.
+    /// Removes expired jobs, ended jobs beyond the maximum number in memory, the oldest completed jobs while the disk
+    /// has too little space, and input files that no job uses.
     pub fn sweep(&self) {
         let now = Instant::now();
         let over = |entry: &Entry| entry.at == At::Over && !entry.is_busy && !entry.is_hidden;

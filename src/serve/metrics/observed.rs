@@ -50,7 +50,7 @@ struct Beat {
     means: HashMap<Stage, f64>,
 }
 
-/// Shape and stage. Times are averaged by both, because large shapes take longer.
+/// Shape and stage. Times are averaged separately for each shape and stage, because large shapes take longer.
 type Stage = (Arc<str>, JobPhase);
 
 /// Time without progress after which the device counts as stuck if the stage has no average. Loading and compiling

@@ -94,7 +94,7 @@ pub(super) fn check(config: &Config) -> Result<(), PipelineError> {
     match (config.pipeline, &config.request.chain) {
         (Pipeline::TextToAudio, _) => refused("pipeline: text_to_audio generates no video; use another pipeline"),
         (_, Some(_)) => {
-            refused("request.chain: the server cannot generate chained clips; remove it, or use `ltx2 generate`")
+            refused("request.chain: the server cannot generate chained clips; remove this key, or use `ltx2 generate`")
         }
         _ => Ok(()),
     }

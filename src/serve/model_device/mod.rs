@@ -53,7 +53,7 @@ pub fn factory(config: Config) -> impl FnOnce() -> Result<Box<dyn Device>, Strin
 }
 
 /// Same as [`factory`], for process 0 of a group whose other processes call [`follow`]. If a sidecar is among the
-/// configuration files, it is compared with the model and its inputs.
+/// configuration files, the model and the input files are compared with those that the sidecar records.
 pub fn factory_together(
     config: Config,
     sidecar: Option<Sidecar>,
@@ -115,7 +115,7 @@ impl ModelDevice {
         let served = config.serve.pipelines.iter().map(|pipeline| Config { pipeline: *pipeline, ..config.clone() });
         served.chain([config.clone()]).try_for_each(|config| model.verify(&config))?;
         let session = Session::start(&plain, model, group)?;
-        let going_on = || Some("restarted with the same --state, the server resumes its unfinished jobs".into());
+        let going_on = || Some("after a restart with the same --state, the server resumes its unfinished jobs".into());
         session.runner.executor.engine().watchdog().continues(going_on);
         Ok(ModelDevice {
             inputs: Inputs::of(config)?,
@@ -210,7 +210,8 @@ impl ModelDevice {
         Ok(Prepared { configs, jobs, requests, shape, rows, chunk: 1, started, warnings: Vec::new(), recorded })
     }
 
-    /// Replaces the current model by one that is read with the settings of a configuration, unless they are the same.
+    /// Replaces the current model by one that is read with the settings of a configuration, unless the current model
+    /// was read with the same settings.
     fn read_as(&mut self, config: &Config) -> Result<(), PipelineError> {
         let wanted = reading(config);
         if wanted == self.reading {
@@ -254,7 +255,7 @@ impl ModelDevice {
         }))
     }
 
-    #[allow(clippy::result_large_err)] // One a job.
+    #[allow(clippy::result_large_err)] // One error per batch.
     fn make(&mut self, order: &Order, work: &mut Prepared, warms: bool, watch: Watch) -> Result<Vec<Generated>, Ended> {
         let saving = self.saving(order, work)?;
         let writes = self.session.first && !warms;
@@ -316,7 +317,7 @@ impl ModelDevice {
         work.configs.into_iter().zip(work.jobs).zip(videos).zip(&order.jobs).map(of).collect()
     }
 
-    #[allow(clippy::result_large_err)] // One a job.
+    #[allow(clippy::result_large_err)] // One error per batch.
     fn run_order(&mut self, order: &Order, chunk: usize, watch: Watch) -> Result<Vec<Box<dyn Made>>, Ended> {
         self.counts.begin(&mut self.session.runner.executor);
         let (mut stopped, together) = (None, self.together.clone());

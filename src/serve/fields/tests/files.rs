@@ -301,7 +301,7 @@ fn finished_video_can_be_edited_and_remixed() {
     assert_eq!(remix(&source, json!({"prompt": ""})).expect_err("no prompt").code, "missing_prompt");
 }
 
-/// A remix that sets one end of the span keeps the other end of its source; the field `retake` replaces both.
+/// A remix that sets one end of the span keeps the other end of its source; the field `retake` replaces both ends.
 fn span_by_span(server: &Server, made: Source) {
     let id = &made.accepted.id;
     let read = |body: &Value| Form::json(body.to_string().as_bytes()).expect("JSON");
