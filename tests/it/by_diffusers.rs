@@ -35,7 +35,7 @@ fn conditions_agree(model: &str, names: &[&str]) {
     }
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn partial_strength_frames_match_diffusers_for_ltx2_0() {
     conditions_agree("tiny_a", &["first", "strengths"]);
 }
@@ -68,7 +68,7 @@ fn partial_strength_reference_video_matches_diffusers() {
     conditions_agree("tiny_2_3", &["reference"]);
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn partial_strength_frames_match_diffusers_for_ltx2_5() {
     conditions_agree("tiny_2_5", &["strengths"]);
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::layouts::{build, limit};
 use crate::parity::valid;
-use crate::support::{Case, cases, cpu, needs, plain, quick, relative_l2, run_case};
+use crate::support::{Case, cases, cpu, full, needs, plain, quick, relative_l2, run_case};
 use ltx2::analysis::Module;
 use ltx2::hlo::DType;
 use ltx2::models::connectors::ConnectorsConfig;
@@ -86,12 +86,13 @@ fn unrolled_layers_match_reference() {
 fn sharded_encoder_matches_single_device() {
     let (client, mut case) = (cpu(8), named("gemma4_a"));
     let whole = encode(&client, &mut case, true, &build("replicated", "data=1", 1));
-    for (layout, mesh) in [
-        ("tensor", "tensor=2"),
+    let layouts = [
         ("tensor", "cfg=2,context=2,tensor=2"),
         ("fsdp-ulysses", "fsdp=2,context=4"),
+        ("tensor", "tensor=2"),
         ("fsdp-ffn", "cfg=2,context=4"),
-    ] {
+    ];
+    for (layout, mesh) in layouts.into_iter().take(if full() { 4 } else { 2 }) {
         let got = encode(&client, &mut case, true, &build(layout, mesh, 8));
         let distance = relative_l2(&got, &whole);
         eprintln!("{layout} {mesh}: {distance:.1e}");

@@ -115,7 +115,7 @@ fn two_distilled_passes_with_x1_5_upsampler_match_reference() {
 }
 
 /// In diffusers no frame is marked, no step adds noise, and the second pass draws its noise in token order.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn two_distilled_passes_match_unmodified_diffusers() {
     let case = named("distilled_by_diffusers");
     agrees(&case, &config(&case, "ltx2_5_distilled", &["reference=diffusers"]));
