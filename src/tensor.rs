@@ -1,12 +1,11 @@
-//! Host tensors: [`ndarray`] arrays with a dynamic element type. Tensors created from bytes or from arrays are in
-//! row-major order.
+//! Host tensors: row-major [`ndarray`] arrays whose element type is known only at run time.
 
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
 
 use crate::hlo::{DType, Element, F8};
 
-/// A dense tensor in host memory.
+/// A dense row-major tensor in host memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tensor {
     /// Booleans, one byte each.
@@ -88,7 +87,7 @@ impl Tensor {
         })
     }
 
-    /// Creates a tensor whose row-major little-endian bytes `fill` writes in place; they are zero before the call.
+    /// Creates a tensor. `fill` writes its row-major little-endian bytes into a buffer of zeros.
     ///
     /// # Errors
     /// Returns the error of `fill`, or an error if host tensors do not support `dtype`.
@@ -119,8 +118,8 @@ impl Tensor {
         })
     }
 
-    /// Returns the row-major bytes. They are borrowed if the array is contiguous in row-major order, which it is in
-    /// every tensor that this type's functions create.
+    /// Returns the row-major bytes: borrowed if the array is contiguous in row-major order, as in every tensor that
+    /// this type's functions create, otherwise copied.
     pub fn bytes(&self) -> std::borrow::Cow<'_, [u8]> {
         use std::borrow::Cow;
         fn of<T: bytemuck::NoUninit>(a: &ArrayD<T>) -> Cow<'_, [u8]> {
@@ -155,7 +154,7 @@ impl Tensor {
         }
     }
 
-    /// Converts the values to `i64`, truncating floats.
+    /// Converts the values to `i64`. Floats are converted to `f32`, then truncated; values out of range saturate.
     pub fn to_i64(&self) -> ArrayD<i64> {
         match self {
             Tensor::Bool(a) => a.mapv(i64::from),
@@ -166,7 +165,9 @@ impl Tensor {
         }
     }
 
-    /// Converts the values to another element type. Conversions to a narrower float round to nearest, ties to even.
+    /// Converts the values to another element type: through `f32` for booleans and floats, through `i64` for integers.
+    /// Narrower floats are rounded to nearest, ties to even; narrower integers keep the low bits. Returns an error if
+    /// host tensors do not support `dtype`.
     pub fn cast(&self, dtype: DType) -> Result<Self, TensorError> {
         if dtype == self.dtype() {
             return Ok(self.clone());
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tensor_bytes_round_trip_and_values_cast() {
+    fn bytes_round_trip_and_bf16_cast_keeps_exact_values() {
         let t = Tensor::from(ndarray::arr2(&[[1.0f32, -2.5], [3.0, 0.25]]));
         let back = Tensor::from_bytes(DType::F32, &[2, 2], &t.bytes()).expect("sizes fit");
         assert_eq!(t, back);

@@ -8,9 +8,9 @@ use crate::hlo::{CustomCall, DType, Type, Value};
 /// Largest head dimension that cuDNN supports on Hopper.
 const WIDEST: usize = 256;
 
-/// Lower bound to which the bias is clamped when attending to a subset of the keys, all of which may be masked for some
-/// queries. With the full mask value, rounding would make the scores differ by more than the exponential can represent.
-/// With this bound, a fully masked subset still has no weight compared with unmasked keys.
+/// Lower bound of the bias in [`partial`], where all keys of a query may be masked. With the full mask value, the
+/// rounding error of a score would exceed the range of the exponential. Even with this bound, a fully masked subset has
+/// no weight compared with unmasked keys.
 const LEAST_BIAS: f64 = -32768.0;
 
 /// Returns why cuDNN does not support these operands, or `None` if it does.
@@ -23,13 +23,9 @@ pub(super) fn unsupported_reason(q: &Value, k: &Value, bias: Option<&Value>) -> 
         return Some(format!("head dimension {dim}, which must be a multiple of 8 and at most {WIDEST}"));
     }
     if k.dtype() != dtype {
-        return Some(format!(
-            "{} queries with {} keys, whose element types must match",
-            dtype.name(),
-            k.dtype().name()
-        ));
+        return Some(format!("{} queries with {} keys (the element types must match)", dtype.name(), k.dtype().name()));
     }
-    // The kernel reads each row of the bias as vectors, so the row length must be a multiple of 8.
+    // The kernel reads the bias of each query in vectors of 8 elements.
     bias.filter(|b| !b.dim(3).is_multiple_of(8))
         .map(|b| format!("a mask whose key count, {}, is not a multiple of 8", b.dim(3)))
 }

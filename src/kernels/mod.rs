@@ -16,7 +16,8 @@ use crate::hlo::{DType, Type, Value};
 pub use mosaic::Tpu;
 pub(crate) use triton::{GridAxis, WindowAttention, window_reach};
 
-/// Maximum number of elements of a materialized score matrix. If there would be more, queries are processed in chunks.
+/// Maximum number of elements of a materialized score matrix. If all queries together have more scores, they are
+/// processed in chunks.
 const LARGEST_SCORES: usize = 1 << 26;
 /// Chunk sizes are multiples of this many queries, the size of a matrix unit.
 const TILE: usize = 128;
@@ -48,7 +49,7 @@ pub enum AttentionKernel {
     Plain,
     /// cuDNN, on CUDA; operands that it does not support are an error.
     Cudnn,
-    /// Mosaic, on TPU.
+    /// Mosaic, on TPU, or plain XLA operations for operands that it does not support.
     Mosaic,
 }
 
@@ -92,7 +93,8 @@ pub fn attention(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&
 }
 
 /// Returns whether a fused kernel supports window attention of `q [b, frames, rows, columns, heads, dim]` on a grid
-/// with these axes. Only CUDA has such a kernel, and it is not used if the configuration requires cuDNN.
+/// with these axes. Only CUDA has such a kernel. It is not used if the configuration requires cuDNN or plain XLA
+/// operations.
 pub(crate) fn has_windows(kernel: Kernel, q: &Value, axes: [GridAxis; 3]) -> bool {
     kernel == Kernel::Cudnn { required: false } && kernel.supports_windows(q, triton::unsupported_reason(q, axes))
 }

@@ -1,4 +1,4 @@
-//! Handles operands that a fused kernel does not support: reports an error, a warning or a debug log line.
+//! Handles operands that a fused kernel does not support: reports an error, or logs a warning or a debug message.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};

@@ -41,14 +41,13 @@ impl Operands {
     }
 }
 
-/// Snapshot of a partial attention program, in which the call returns the log-sum-exp and the bias has a lower bound.
+/// In the snapshot, the call returns the log-sum-exp, and the bias has a lower bound.
 #[test]
-fn the_program_of_a_part() {
+fn partial_attention_program_matches_snapshot() {
     let o = operands(DType::BF16, 8, 16);
     insta::assert_snapshot!(o.text(&o.part(CUDNN, Some(&o.bias))));
 }
 
-/// The calls of partial and full attention differ only in their results.
 #[test]
 fn partial_attention_call_differs_only_in_its_results() {
     let call = |text: String| text.lines().find(|l| l.contains("custom_call")).expect("a call").to_owned();
@@ -67,7 +66,7 @@ fn partial_attention_call_differs_only_in_its_results() {
     assert_ne!(all, with_sums);
 }
 
-/// Operands that cuDNN does not support, whether to pass the mask, and the expected reason.
+/// Returns operands that cuDNN does not support, whether to pass the mask, and the expected reason.
 fn refusals() -> [(Operands, bool, &'static str); 3] {
     let of = operands;
     [

@@ -33,14 +33,14 @@ const INERT: [(&str, &[Inert]); 3] = [
             inert("dtype"),
             inert("torch_dtype"),
             inert("transformers_version"),
-            // Gemma generation that the matching transformer requires; checked when the model is opened.
+            // Gemma version; checked against the transformer when the model is opened.
             inert("gemma_version"),
-            // Features of other model sizes, which must be disabled.
+            // Features of other model sizes. Those that have a switch must be off.
             inert("vocab_size_per_layer_input"),
             off("num_experts"),
             off("top_k_experts"),
             off("moe_intermediate_size"),
-            // Options for training and generation.
+            // Options for training and text generation.
             inert("attention_dropout"),
             inert("initializer_range"),
             inert("use_cache"),
@@ -75,7 +75,7 @@ const INERT: [(&str, &[Inert]); 3] = [
     ("audio_vae", &[("is_causal", |value| *value == true), inert("dropout")]),
 ];
 
-/// Keys that transformers writes for any model: generation, classification and output options.
+/// Keys that the transformers library writes for any model: options for text generation, classification and outputs.
 const TRANSFORMERS: &str = "add_cross_attention bad_words_ids begin_suppress_tokens chunk_size_feed_forward \
      cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample early_stopping \
      encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task forced_bos_token_id \

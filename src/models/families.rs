@@ -26,8 +26,8 @@ fn gemma4(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
 /// # Errors
 /// Returns an error if `model_type` is unknown or a key of the configuration is invalid or unsupported.
 pub(crate) fn text_encoder(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
-    let name = json.get("model_type").and_then(Value::as_str).unwrap_or("not given");
-    match FAMILIES.iter().find(|(known, _)| *known == name) {
+    let name = json.get("model_type");
+    match FAMILIES.iter().find(|(known, _)| name.is_some_and(|name| name == known)) {
         Some((_, read)) => read(json),
         None => Err(unsupported(gemma3::COMPONENT, "model_type", name, "gemma3 or gemma4_unified")),
     }

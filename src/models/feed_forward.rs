@@ -15,13 +15,13 @@ pub enum Activation {
     /// Exact GELU.
     #[serde(rename = "gelu")]
     Gelu,
-    /// One half multiplied by the exact GELU of the other half.
+    /// One half of the input multiplied by the exact GELU of the other half.
     #[serde(rename = "geglu")]
     Geglu,
     /// `x · sigmoid(1.702 x)`.
     #[serde(rename = "geglu-approximate")]
     GeluSigmoid,
-    /// One half multiplied by the SiLU of the other half.
+    /// One half of the input multiplied by the SiLU of the other half.
     #[serde(rename = "swiglu")]
     Swiglu,
     /// `x · sigmoid(x)`.
@@ -54,7 +54,7 @@ impl Activation {
     }
 }
 
-/// Returns `net.2(activation(net.0.proj(x)))` for `x [rows, tokens, width]`; the hidden width is `4 * width`.
+/// Returns `net.2(activation(net.0.proj(x)))` for `x [b, tokens, width]`; the hidden width is `4 * width`.
 pub(crate) fn feed_forward(p: &Params, x: &Value, activation: Activation, bias: bool, sequence: Axis) -> Value {
     let _scope = p.scope();
     let width = x.dim(-1);

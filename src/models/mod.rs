@@ -54,7 +54,7 @@ impl Network {
         Ok(Network { program, params: p.declared(), placements: p.placements(), notes: p.notes() })
     }
 
-    /// Size of all parameters in bytes, unsharded.
+    /// Returns the size of all parameters in bytes, without sharding.
     pub fn parameter_bytes(&self) -> usize {
         self.params.iter().map(|p| p.ty.bytes()).sum()
     }
@@ -63,7 +63,7 @@ impl Network {
 /// Error in a component's `config.json`.
 #[derive(Debug)]
 pub enum ConfigError {
-    /// The file does not deserialize: the parser's message, which contains the key.
+    /// The file cannot be deserialized, or a list has the wrong length. The message contains the key.
     Form {
         component: &'static str,
         message: String,
@@ -101,7 +101,7 @@ impl fmt::Display for ConfigError {
                 write!(f, "{key} = {value} is not supported, only {supported}")
             }
             ConfigError::Unread { key, value, .. } => {
-                write!(f, "{key} = {value} is an unknown key: the model may be newer than this program")
+                write!(f, "unknown key {key} = {value}; the model may be newer than this program")
             }
             ConfigError::OutOfRange { key, value, range, .. } => {
                 write!(f, "{key} = {value} is out of range: it must be {range}")
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(error(serde_json::json!({"widths": [1, "two"]})), wrong);
         let silent = serde_json::json!({"widths": [], "_class_name": "C", "causal_temporal_positioning": false});
         assert!(parse_config::<C>("connectors", &silent).expect("known keys").widths.is_empty());
-        let new = "depth = 3 is an unknown key: the model may be newer than this program";
+        let new = "unknown key depth = 3; the model may be newer than this program";
         assert_eq!(error(serde_json::json!({"widths": [], "depth": 3})), new);
         assert!(error(serde_json::json!({"widths": [], "causal_temporal_positioning": true})).contains("newer"));
     }

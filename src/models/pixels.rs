@@ -9,7 +9,7 @@ pub enum Pixels {
     /// `video [b, out_channels, frames, height, width]`, f32, approximately -1..1.
     Values,
     /// `video [b, frames, height, width, out_channels]`, u8: values are clamped to -1..1, mapped to 0..255 and rounded
-    /// half to even. A second output, `finite`, tells whether all values were finite before the conversion.
+    /// half to even. A second output, `finite`, indicates whether all values were finite before the conversion.
     Bytes,
 }
 

@@ -239,7 +239,7 @@ fn check_value(component: &'static str, rows: &[Row], path: &str, key: &str, val
             Err(out_of_range(component, path, number, range.text()))
         }
         (Value::Array(list), Some(_)) if list.len() > MAX_ENTRIES => {
-            Err(out_of_range(component, path, format!("{} entries", list.len()), format!("at most {MAX_ENTRIES}")))
+            Err(out_of_range(component, &format!("{path} length"), list.len(), format!("at most {MAX_ENTRIES}")))
         }
         (Value::Array(list), Some(_)) => {
             let mut each = list.iter().enumerate();
@@ -326,7 +326,7 @@ mod tests {
         );
         assert_eq!(
             error("vocoder", json!({"upsample_factors": vec![2; 65]})),
-            "upsample_factors = 65 entries is out of range: it must be at most 64"
+            "upsample_factors length = 65 is out of range: it must be at most 64"
         );
         assert_eq!(
             error("transformer", json!({"num_layers": u64::MAX})),

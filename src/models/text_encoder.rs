@@ -1,4 +1,4 @@
-//! The text encoder trait; each family implements it in its own module.
+//! The text encoder trait; each model family implements it in its own module.
 
 use super::Network;
 use super::connectors::ConnectorsConfig;

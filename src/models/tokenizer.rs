@@ -45,7 +45,8 @@ pub struct Encoding {
     pub(crate) cut: usize,
 }
 
-/// Default special tokens of a model family, used if the tokenizer's files do not define them, and its BOS rule.
+/// Default special tokens of a model family, used if the tokenizer's files do not define them, and the family's BOS
+/// rule.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenizerRules {
     pub(crate) bos: &'static str,
@@ -166,7 +167,7 @@ impl Tokenizer {
         Ok(Encoding { ids, mask, cut: words.len() - kept })
     }
 
-    /// Size of the vocabulary: the largest id plus one, special tokens and unused ids included.
+    /// Returns the size of the vocabulary: the largest id plus one, special tokens and unused ids included.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
     }
@@ -243,7 +244,7 @@ fn parse(file: &Path, text: &[u8]) -> Result<Value, TokenizerError> {
     Ok(map.into())
 }
 
-/// Returns a token of a configuration: either a string or an object with a `content` string.
+/// Returns the token in a configuration value: either a string or an object with a `content` string.
 fn token_name(value: &Value) -> Option<String> {
     value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
 }

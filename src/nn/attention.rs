@@ -20,7 +20,7 @@ impl Heads {
     }
 }
 
-/// Scaled dot-product attention.
+/// Operands of scaled dot-product attention. `rows` is the size of the batch.
 pub struct Attention<'a> {
     /// Queries `[rows, q, heads, dim]`.
     pub q: &'a Value,
@@ -34,7 +34,7 @@ pub struct Attention<'a> {
     pub sequence: [Axis; 2],
 }
 
-/// Bias of masked keys: smaller than any real score, but finite, so that a row with only masked keys does not become
+/// Bias of masked keys: far below any score, but finite, so that the result of a query with only masked keys is not
 /// NaN.
 pub(crate) const MASK_VALUE: f64 = -1e30;
 
@@ -51,7 +51,7 @@ pub fn padding_mask(b: &Builder, length: usize, content: usize) -> Option<Value>
 /// Communication that attention needs, depending on the sharding of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Communication {
-    /// Keys are replicated or there is only one device.
+    /// Keys are replicated.
     Local,
     /// Queries are replicated, keys are sharded.
     SplitKv,
@@ -78,8 +78,8 @@ impl Attention<'_> {
         if p.layout().is_single() { self.here(p) } else { self.split(p) }
     }
 
-    /// Like [`Attention::run`], but with all operands on one device. Use this inside a manual region, because manual
-    /// regions cannot be nested.
+    /// Like [`Attention::run`], but each device computes attention of its own operands, without communication. Use this
+    /// inside a manual region, because manual regions cannot be nested.
     pub(crate) fn here(&self, p: &Params) -> Value {
         self.local(p, self.q, self.k, self.v, self.bias).here()
     }
@@ -117,8 +117,8 @@ impl Attention<'_> {
         let kv_heads = if shared { Axis::KvHeads } else { Axis::Heads };
         let mut k_at = place(self.k, &[Axis::CfgBatch, of_k, kv_heads, Axis::HeadDim]);
         let [mut k, mut v] = [self.k, self.v].map(Value::clone);
-        // Query heads must be on the same device as the key heads that they share; otherwise repeat the keys for every
-        // query head.
+        // Query heads must be on the same device as the key and value heads that they share. If they are not, repeat
+        // the keys and values for every query head.
         let degree = if communication == Communication::ContextParallel {
             layout.context_parallel.ulysses_degree(&groups)
         } else {
@@ -130,14 +130,15 @@ impl Attention<'_> {
             k_at = place(&k, &[Axis::CfgBatch, of_k, Axis::Heads, Axis::HeadDim]);
         }
         let mut operands = vec![(self.q, q_at.clone()), (&k, k_at.clone()), (&v, k_at)];
-        // The device's position along the axis of the keys: element `i` of this vector is on device `i`.
+        // Position of each device along the axis of the keys: this vector is sharded, and element `i` is on the device
+        // with shard `i`.
         let parts = layout.parts(&name, of_k);
         let positions = b.iota(Type::new(DType::I32, [parts]), 0);
         operands.push((&positions, place(&positions, &[of_k])));
         if let Some(bias) = self.bias {
             let rows = if bias.dim(0) == 1 { Axis::Replicated } else { Axis::CfgBatch };
-            // With Ulysses, each device needs the bias of all queries; otherwise only that of its own queries. It needs
-            // the bias of all keys, except with SplitKv.
+            // With Ulysses, each device needs the bias of all queries; otherwise only that of its own queries. With
+            // SplitKv, each device needs only the bias of its own keys; otherwise that of all keys.
             let all_queries = bias.dim(2) == 1 || degree > 1;
             let queries = if all_queries { Axis::Replicated } else { of_q };
             let keys = if communication == Communication::SplitKv { of_k } else { Axis::Replicated };
@@ -148,8 +149,8 @@ impl Attention<'_> {
             vec![match communication {
                 Communication::Local => local.here(),
                 Communication::SplitKv => {
-                    // The position is unused here; the operation keeps the program text, and with it the compile-cache
-                    // key, unchanged.
+                    // The result is unused, but without this operation the program text, and with it the compile-cache
+                    // key, would differ from that of earlier versions.
                     let _ = x[3].reshape(vec![]);
                     local.split_kv(&groups)
                 }

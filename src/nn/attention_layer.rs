@@ -31,7 +31,7 @@ pub struct AttentionLayer {
     pub(crate) sequence: [Axis; 2],
 }
 
-/// RoPE table as values of a program.
+/// Cosines and sines of RoPE, as values of a program.
 #[derive(Clone)]
 pub struct Rope {
     /// `[b or 1, tokens, heads, head_dim / 2]`, f32.
@@ -47,7 +47,7 @@ impl AttentionLayer {
         if self.gathers_keys(p) && !self.rotates_gathered(p) {
             // Compute keys and values first, so that they are gathered while the queries are computed.
             let [k, v] = self.keys_values(p, x, rope);
-            // The barriers keep the compiler from merging both into one dot and one rotation.
+            // Without the barriers, the compiler would merge the projections into one dot, and the rotations into one.
             let rope = rope.map(|r| Rope { cos: r.cos.optimization_barrier(), sin: r.sin.optimization_barrier() });
             return [self.queries(p, &x.optimization_barrier(), rope.as_ref()), k, v];
         }
@@ -57,7 +57,7 @@ impl AttentionLayer {
         if !self.rotates_gathered(p) {
             return [q, self.normed(p, "norm_k", &k, rope), v];
         }
-        // Gather keys before rotation, their RoPE tables, and values.
+        // Gather the keys before they are rotated, and also their RoPE tables and the values.
         let everywhere = [Axis::CfgBatch, Axis::Replicated, Axis::Heads, Axis::HeadDim];
         let rope = rope.map(|r| {
             let table = |name: &str, x: &Value| {
@@ -96,10 +96,10 @@ impl AttentionLayer {
         [self.normed(p, "norm_k", &parts.at(2, 0), rope), parts.at(2, 1)]
     }
 
-    /// Computes attention, gate and output projection: converts queries `[b, n, heads, dim]` to `[b, n, out]`.
-    /// `gate_input` is the query-side input of the layer. `stg_mask` (`[b, 1, 1, 1]`, f32) is 1 for batch entries that
-    /// attend normally and 0 for perturbed ones, in which each token's attention result is replaced by the token's own
-    /// value (self-attention only).
+    /// Computes attention, gate and output projection from queries, keys and values `[b, n, heads, dim]`. Returns `[b,
+    /// n, out]`. `gate_input` is the query-side input of the layer. `stg_mask` (`[b, 1, 1, 1]`, f32) is 1 for batch
+    /// entries that attend normally and 0 for perturbed ones, in which each token's attention result is replaced by the
+    /// token's own value (self-attention only).
     pub(crate) fn attend(
         &self,
         p: &Params,
@@ -136,7 +136,7 @@ impl AttentionLayer {
         p.place("out", &y, &[Axis::CfgBatch, self.sequence[0], Axis::Replicated])
     }
 
-    /// Computes several projections of one input with a single dot: `[b, n, projections, heads, dim]`.
+    /// Computes several projections of one input with a single dot. Returns `[b, n, projections, heads, dim]`.
     fn fused(&self, p: &Params, names: &[&str], x: &Value, sequence: Axis) -> Value {
         let _scope = p.builder().scope(names.join("+"));
         let (count, dim, inner) = (self.heads.count, self.heads.dim, x.dim(-1));
@@ -180,9 +180,8 @@ mod tests {
     use crate::hlo::Type;
     use crate::nn::Build;
 
-    /// Snapshot of the program of one self-attention layer.
     #[test]
-    fn the_program_of_one_layer() {
+    fn self_attention_program_matches_snapshot() {
         let p = Params::new("attention", "transformer", &Build::new(DType::BF16));
         let heads = Heads { count: 2, dim: 4 };
         let layer = AttentionLayer {

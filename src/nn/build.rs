@@ -1,4 +1,4 @@
-//! Options of program construction that are independent of the model configuration and the sizes.
+//! Options of program construction that do not depend on the model configuration or on tensor sizes.
 
 use super::layout::Layout;
 use crate::defaults::with_defaults;
@@ -33,13 +33,14 @@ pub enum Quantization {
     },
 }
 
-/// Rounding order of the bf16 forward pass, which differs between the reference implementations.
+/// Points at which a bf16 forward pass rounds, which differ between the reference implementations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Numerics {
     /// RoPE in f32, rounded once at the end.
     #[default]
     Default,
-    /// RoPE with bf16 tables: the product with the cosine is rounded, followed by one f32 multiply-add.
+    /// RoPE with tables rounded to bf16. The product with the cosine is rounded to bf16; an f32 multiply-add then adds
+    /// the product with the sine.
     Official,
 }
 
@@ -102,26 +103,27 @@ with_defaults! {
         /// batch.
         pub batch_invariant: bool = false,
         pub attention: Kernel = Kernel::Plain,
-        /// Whether the plugin is untested with the attention kernel. If it rejects a program, the program is rebuilt
-        /// with plain XLA operations.
+        /// Whether the plugin is untested with the attention kernel. If the plugin rejects a program, the program is
+        /// rebuilt with plain XLA operations.
         pub attention_may_be_rejected: bool = false,
         /// If a sequence must be padded to a divisible length, the number of tokens per device is rounded up to a
-        /// multiple of this. The cuDNN attention kernel requires that mask lengths are multiples of 8.
+        /// multiple of this. The cuDNN attention kernel requires mask lengths that are multiples of 8.
         pub sequence_unit: usize = 1,
-        /// Dimension order of the text keys and values of all layers, each stacked in one tensor.
+        /// Dimension order in which the text keys and values of all layers are stored.
         pub text_stacks: StackOrder = StackOrder::HeadsTokens,
         /// Whether biases and GELU are written in a form that the compiler fuses into the epilogue of the preceding
         /// dot.
         pub fuse_epilogues: bool = false,
         /// Whether dots of 8-bit integers produce i32. If not, they produce the element type of the run.
         pub integer_sums: bool = false,
-        /// Minimum number of rows for which activations are quantized to 8-bit integers. A dot with fewer rows is bound
-        /// by reading its weights, not by arithmetic.
+        /// Minimum number of tokens, over all batch entries, for which activations are quantized to 8-bit integers. A
+        /// dot with fewer tokens is bound by reading its weights, not by arithmetic.
         pub min_integer_rows: usize = 0,
         pub rope: RopeForm = RopeForm::Halves,
         pub windows: WindowForm = WindowForm::Bias,
-        /// Whether padding at frame edges is one gather with precomputed positions for all directions; otherwise slices
-        /// are concatenated.
+        /// Whether convolutions that pad by reflection or replication gather the padded elements by index. XLA fuses
+        /// the gathers of all dimensions into one pass. Otherwise, slices are concatenated, with one pass per
+        /// dimension.
         pub pads_by_index: bool = false,
         /// Whether loops over identical layers are unrolled, with separate arguments for each layer. This avoids
         /// copying slices of stacked weights, at the cost of a longer program.
@@ -131,7 +133,7 @@ with_defaults! {
     }
 }
 
-/// Dimension order of stacked text keys or values after `[layers, rows]`.
+/// Dimension order of stacked text keys or values, after the dimensions for layers and batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StackOrder {
     /// `[tokens, heads, dim]`, the order of fused attention kernels.
@@ -162,8 +164,8 @@ pub enum RopeForm {
     /// Uses `reverse`, which loop-fusing compilers fuse with the operation that reads its result, so that queries, keys
     /// and values are processed in a single pass over memory.
     Reversal,
-    /// Multiplies by a signed permutation matrix, which the TPU compiler fuses with the preceding norm and the
-    /// following rounding. Slicing vector registers in half would take separate passes in f32.
+    /// Multiplies by a signed permutation matrix. The TPU compiler fuses this dot with the preceding norm and the
+    /// following rounding; slicing vector registers in half would take separate passes in f32.
     Product,
 }
 
@@ -200,7 +202,8 @@ impl Lowering {
         }
     }
 
-    /// Returns this lowering with the attention kernel `attention`.
+    /// Returns this lowering with the attention kernel `attention`, and with the text order and window form that the
+    /// kernel needs.
     #[must_use]
     pub(crate) fn with_attention(self, attention: Kernel) -> Self {
         // On TPUs, plain XLA attention reads values with tokens last and supports any bias.

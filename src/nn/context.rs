@@ -110,7 +110,8 @@ impl Context {
         Some(format!("{{{}:{tiles}}}", order.join(",")))
     }
 
-    /// Returns sharding and placement of a tensor and records its notes. A layout error becomes the program's error.
+    /// Returns the sharding and the placement of a tensor, and records the notes of `placed`. Returns `None` on one
+    /// device, and after a layout error, which becomes the program's error.
     pub(super) fn placed(
         &self,
         name: &str,

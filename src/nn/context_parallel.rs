@@ -52,13 +52,12 @@ pub(super) struct Local<'a> {
     pub(crate) k: &'a Value,
     /// Same shape as `k`.
     pub(crate) v: &'a Value,
-    /// `[b or 1, 1, q or 1, all keys]`, f32.
+    /// `[b or 1, 1, q or 1, keys]`, f32. It covers the keys of all devices, except in [`Local::split_kv`].
     pub(crate) bias: Option<&'a Value>,
     /// Factor by which the scores are multiplied.
     pub(crate) scale: f64,
-    /// Attention kernel for devices that have all the keys that their queries attend to.
     pub(crate) kernel: Kernel,
-    /// Whether to compute each batch row separately, because the bits of a dot depend on its number of rows.
+    /// Whether to compute each batch entry separately. Needed where the bits of a dot depend on its number of rows.
     pub(crate) by_row: bool,
 }
 

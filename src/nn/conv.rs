@@ -20,7 +20,7 @@ pub struct Conv3d {
     pub causal: bool,
     /// Padding in height and width.
     pub padding: Padding,
-    /// Padding before the first frame and after the last one.
+    /// Padding before the first frame and, unless `causal`, after the last one.
     pub temporal_padding: Padding,
 }
 
@@ -87,8 +87,8 @@ impl Conv3d {
     }
 }
 
-/// Moves channels `(c, t, i, j)` to time, height and width. When upsampling time, the first frame comes from a single
-/// latent frame, so its extra copies are dropped.
+/// Moves channels, in the order `(c, t, i, j)`, to time, height and width. Drops the first `st - 1` frames, because the
+/// first latent frame represents a single frame.
 pub(crate) fn depth_to_space(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
     let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
     let c = all / (st * sh * sw);
@@ -126,7 +126,7 @@ pub(crate) fn conv2d(p: &Params, x: &Value, out: usize, kernel: usize, window: &
 }
 
 /// Convolves `x [b, channels, samples]` with the parameters at `p` and keeps the length: `(kernel - 1) · dilation`
-/// zeros are split between both ends, with the odd one at the end.
+/// zeros are split between both ends; an odd one goes to the end.
 pub(crate) fn conv1d(p: &Params, x: &Value, out: usize, kernel: usize, dilation: usize, bias: bool) -> Value {
     let _scope = p.scope();
     let (weight, bias) = parameters(p, out, x.dim(1), &[kernel], bias);

@@ -1,5 +1,5 @@
-//! Halo exchange for video sharded by height and width: a convolution fetches the rows and columns beyond its block
-//! from the neighboring devices. All functions run on the local block inside a manual region.
+//! Halo exchange for video sharded by height and width: a convolution fetches the rows and columns beyond the local
+//! block from the neighboring devices. All functions run on the local block inside a manual region.
 
 use serde::Deserialize;
 
@@ -23,7 +23,7 @@ pub(crate) const SPATIAL_DIMS: [usize; 2] = [3, 4];
 /// of the frame; the values there are arbitrary and do not affect the video.
 #[derive(Clone)]
 pub(crate) struct ShardedDim {
-    /// Index of the dimension; one of `SPATIAL_DIMS`.
+    /// Index of the dimension in the tensor.
     pub(crate) axis: usize,
     /// Groups of devices that share one video, in block order.
     pub(crate) groups: Groups,
@@ -55,7 +55,7 @@ impl ShardedDim {
         let size = self.global_size(block);
         if block < n || (padding == Padding::Reflect && size <= n) {
             let message = format!(
-                "{} padding of {n} along axis {axis} is too large for a frame of size {size} in blocks {}",
+                "{} padding of {n} along axis {axis} is too large for a frame of size {size} in blocks of type {}",
                 format!("{padding:?}").to_lowercase(),
                 x.ty()
             );
@@ -89,7 +89,7 @@ impl ShardedDim {
         let joined = x.builder().concat(&[&before, x, &after], axis);
         let index = self.index(&joined, block, n);
         // The frame may end inside a block: element `i` after the edge is copied from the mirrored or nearest element
-        // before it.
+        // before the edge.
         (0..n).fold(joined.clone(), |y, i| {
             let distance = if padding == Padding::Reflect { 2 * (i + 1) } else { i + 1 };
             let length = joined.dim(axis);
@@ -98,7 +98,7 @@ impl ShardedDim {
         })
     }
 
-    /// Returns an extended block with zeros beyond the edge of the frame.
+    /// Sets the elements of an extended block that are beyond the edge of the frame to 0.
     fn inside(&self, joined: &Value, size: usize, block: usize, n: usize) -> Value {
         let index = self.index(joined, block, n);
         let inside = index.compare(Comparison::Lt, &index.like(size as f64));

@@ -1,6 +1,5 @@
-//! Keys and values of the text for all layers, each stacked in one tensor. They are computed once and read in the
-//! denoising loop. They are stored in the dimension order of the attention implementation, so that the compiler does
-//! not transpose an entire stacked tensor.
+//! Text keys and values of all layers, computed once and read in every denoising step. They are stored in the dimension
+//! order that the attention implementation reads, so that the compiler does not transpose an entire stacked tensor.
 
 use super::attention::Heads;
 use super::build::StackOrder;

@@ -22,11 +22,12 @@ pub(crate) struct KindLayer<K> {
 /// Consecutive layers of the same kind within a period.
 struct Run<K> {
     kind: K,
-    /// Index of the first layer in the period.
+    /// Index, within the period, of the first layer of this run.
     start: usize,
     length: usize,
-    /// Number of layers of this kind in the period: before this run, and in total (`all`).
+    /// Number of layers of this kind before this run, within the period.
     before: usize,
+    /// Number of layers of this kind in the period.
     all: usize,
 }
 
@@ -49,7 +50,7 @@ fn runs<K: Copy + PartialEq>(round: &[K]) -> Vec<Run<K>> {
 
 impl Params {
     /// Runs `body(layer, carried)` for the layers `name.0`, `name.1` …, whose kinds are `kinds`. In the names of
-    /// stacked parameters, the kind's name replaces the layer number.
+    /// stacked parameters that are specific to a kind, the kind's name replaces the layer number.
     pub(crate) fn each_layer_by_kind<K: Copy + PartialEq + Display>(
         &self,
         name: &str,
@@ -122,7 +123,7 @@ mod tests {
         assert_eq!(of("ssfsf"), [[0, 2, 0, 3], [2, 1, 0, 2], [3, 1, 2, 3], [4, 1, 1, 2]]);
     }
 
-    /// Returns names and shapes of the parameters that a loop over eight layers declares.
+    /// Returns the name, the shape and the checkpoint tensors of each parameter that a loop over eight layers declares.
     fn declared(lowering: Lowering) -> Vec<(String, Vec<usize>, Vec<String>)> {
         let p = Params::new("kinds", "text_encoder", &Build { lowering, ..Build::new(DType::F32) });
         let x = p.builder().argument("x", Type::new(DType::F32, [4]));

@@ -73,8 +73,8 @@ impl Params {
         self.loop_over_layers(name, 0..count, count, init, body)
     }
 
-    /// Like [`Self::each_layer`], but only the weights of layers for which `narrow` is true are quantized. Each run of
-    /// layers with the same weight types has its own loop.
+    /// Like [`Self::each_layer`], but in quantized runs, the weights of layers for which `narrow` is true have 8 bits.
+    /// Consecutive layers with the same weight types share a loop.
     pub(crate) fn each_layer_quantized(
         &self,
         name: &str,

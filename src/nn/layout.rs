@@ -309,16 +309,16 @@ impl Layout {
             placed.sharding.0[at.dim] = mesh_axes;
             placed.rules.extend(rules);
         } else {
-            let uneven = self.uneven(at, &mesh_axes, &rules);
+            let uneven = self.uneven(at, &self.sizes(&mesh_axes), &rules);
             placed.notes.push(format!("{uneven}; replicated"));
         }
     }
 
     /// Returns a note on a dimension that is not divisible: tensor, sizes and rule.
-    fn uneven<'a>(&self, at: &Dimension, mesh_axes: &[String], rules: impl IntoIterator<Item = &'a Rule>) -> String {
+    fn uneven<'a>(&self, at: &Dimension, sizes: &str, rules: impl IntoIterator<Item = &'a Rule>) -> String {
         let &Dimension { tensor, ty, dim, axis } = at;
         let rules = rules.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-        let (name, size, sizes) = (axis.name(), ty.dims[dim], self.sizes(mesh_axes));
+        let (name, size) = (axis.name(), ty.dims[dim]);
         format!("tensor '{tensor}' {ty}: {name} = {size} is not divisible by {sizes} ({rules})")
     }
 
@@ -328,8 +328,9 @@ impl Layout {
         let even = ty.dims[dim].is_multiple_of(self.parts(tensor, axis) * unit);
         (!even).then(|| {
             let at = Dimension { tensor, ty, dim, axis };
-            let uneven = self.uneven(&at, &self.mesh_axes(tensor, axis), self.rules_of(tensor, axis));
-            if unit > 1 { format!("{uneven} into blocks that are multiples of {unit}") } else { uneven }
+            let sizes = self.sizes(&self.mesh_axes(tensor, axis));
+            let sizes = if unit > 1 { format!("{sizes} x {unit}") } else { sizes };
+            self.uneven(&at, &sizes, self.rules_of(tensor, axis))
         })
     }
 

@@ -14,7 +14,7 @@ pub(crate) fn linear_nd(p: &Params, x: &Value, weight: &Value) -> Value {
 
 /// Like [`linear_nd`], but the result has the element type `dtype`.
 pub(crate) fn linear_into(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
-    // Number of rows per device. With `batch_invariant`, each row is multiplied separately.
+    // With `batch_invariant`: the number of batch entries per device, each of which is multiplied separately.
     let parts = p.layout().parts(&p.activation("rows"), Axis::CfgBatch);
     let local = if p.lowering().batch_invariant && x.rank() == 3 { x.dim(0) / parts } else { 1 };
     if local <= 1 || !x.dim(0).is_multiple_of(parts) {
@@ -33,13 +33,13 @@ fn product(x: &Value, weight: &Value, dtype: DType) -> Value {
     x.builder().einsum(&format!("{rows}z,{out}z->{rows}{out}"), x, weight, dtype)
 }
 
-/// Linear layer with the parameters at `p`: `weight [out, in]` and, if `bias` is set, `bias [out]`. `axes` are the
-/// logical axes of the input and of the output.
+/// Applies a linear layer with the parameters at `p`: `weight [out, in]` and, if `bias` is set, `bias [out]`. `axes`
+/// are the logical axes of the input and of the output.
 pub(crate) fn linear(p: &Params, x: &Value, out: usize, bias: bool, axes: [Axis; 2]) -> Value {
     project(p, x, &[out], bias, &[axes[1]], axes[0])
 }
 
-/// Linear layer with several output dimensions. The checkpoint stores `weight` as `[product(out), in]`.
+/// Applies a linear layer with several output dimensions. The checkpoint stores `weight` as `[product(out), in]`.
 pub(crate) fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes: &[Axis], in_axis: Axis) -> Value {
     let _scope = p.scope();
     let weight = p.weight(&["weight"], &[out, &[x.dim(-1)]].concat(), &[out_axes, &[in_axis]].concat());
@@ -100,8 +100,8 @@ pub(crate) fn gelu_tanh(x: &Value) -> Value {
 
 /// Applies [`gelu_tanh`] to the result of a linear layer, in a form that compilers can fuse with the layer.
 pub(crate) fn gelu_tanh_of_product(p: &Params, x: &Value) -> Value {
-    // XLA fuses exactly this form into the epilogue of the dot, applied to its f32 accumulators. It does not if it has
-    // to pad the number of rows to a multiple of 8 or if the accumulators still have to be scaled.
+    // XLA fuses exactly this form into the epilogue of the dot, applied to the f32 accumulators of the dot. XLA does
+    // not fuse it if the number of rows must be padded to a multiple of 8 or the accumulators must be scaled first.
     let rows: usize = x.dims()[..x.rank() - 1].iter().product();
     if !p.lowering().fuse_epilogues || p.is_quantized() || x.dtype() != DType::BF16 || !rows.is_multiple_of(8) {
         return gelu_tanh(x);

@@ -43,9 +43,9 @@ pub(crate) fn pixel_norm(x: &Value, eps: f64) -> Value {
     rms_over(x, &[1], eps).to(x.dtype())
 }
 
-/// Group norm of `x [b, channels, frames, height, width]` with the parameters at `p`, in f32: normalizes each group of
-/// channels, over all frames or for each frame, then applies weight and bias per channel. If the video is sharded, the
-/// statistics cover all blocks.
+/// Applies group norm to `x [b, channels, frames, height, width]` with the parameters at `p`, in f32: normalizes each
+/// group of channels, over all frames or for each frame, then applies weight and bias per channel. If the video is
+/// sharded, the statistics cover all blocks.
 pub(crate) fn group_norm(
     p: &Params,
     x: &Value,

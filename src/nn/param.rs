@@ -86,7 +86,8 @@ impl Source {
 pub struct Param {
     /// Name of the model component, such as `transformer` or `vae`.
     pub(crate) component: &'static str,
-    /// Name of the argument: the component, then the checkpoint name with `*` instead of the layer number.
+    /// Name of the argument: the component, then the checkpoint name. In a stack, `*` or a label replaces the layer
+    /// number.
     pub name: String,
     /// Type on the device, including the leading dimension of stacked layers.
     pub ty: Type,

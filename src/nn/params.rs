@@ -83,8 +83,8 @@ impl Params {
         Params { component, prefix: String::new(), layer: None, is_quantized: false, ..self.clone() }
     }
 
-    /// Returns this prefix with quantized linear weights if the run uses quantization and `narrow(layer)` is true. All
-    /// layers of a loop must agree.
+    /// Returns this prefix with quantized linear weights if the run uses quantization and `narrow(layer)` is true.
+    /// `narrow` must return the same value for all layers of a loop.
     pub(crate) fn quantized(&self, narrow: impl Fn(usize) -> bool) -> Self {
         let first = match self.layer.as_ref().map(|l| &l.number) {
             Some(Number::Fixed(l)) => Some(*l),
@@ -183,7 +183,8 @@ impl Params {
         self.gathered(&format!("{}.{key}", self.component), stored, axes)
     }
 
-    /// Returns a parameter (of the current layer) with its stored sharding.
+    /// Declares a parameter unless it is already declared. Returns it, or the current layer's slice of it, with its
+    /// stored sharding.
     fn stored(&self, key: &str, source: Source, ty: Type, axes: &[Axis], init: Init) -> Value {
         // Layout rules match all layers; only the argument name includes the layer number or the label of the stack.
         let rules = format!("{}.{key}", self.component);
@@ -249,7 +250,8 @@ impl Params {
         (output, value.clone())
     }
 
-    /// Records a placement. A layout error becomes the program's error.
+    /// Records the placement of a tensor and returns its sharding. Returns `None` on one device, and after a layout
+    /// error, which becomes the program's error.
     fn placed(
         &self,
         name: &str,
@@ -259,7 +261,7 @@ impl Params {
         placed: Result<Option<Placed>, LayoutError>,
     ) -> Option<Sharding> {
         let (sharding, placement) = self.context.placed(name, ty, axes, role, placed)?;
-        // All layers have the same placement: record only the first of each shape.
+        // Layers of the same shape have the same placement, so it is recorded only once.
         let is_later = match self.layer.as_ref().map(|l| &l.number) {
             Some(Number::Fixed(l)) => *l > 0,
             Some(Number::Counted { layers, .. }) => layers.first().is_some_and(|l| *l > 0),

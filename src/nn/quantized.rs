@@ -30,8 +30,8 @@ impl Weight {
     }
 }
 
-/// Returns the value of an 8-bit type to which the largest magnitude of a row is scaled. For integers the range is
-/// symmetric.
+/// Returns the largest value of an 8-bit type. Quantization scales the largest magnitude of each row to it; integers
+/// range from -127 to 127.
 pub(crate) fn largest(dtype: DType) -> f32 {
     if dtype == DType::I8 { f32::from(i8::MAX) } else { F8::MAX }
 }
@@ -48,8 +48,8 @@ pub(super) fn scaled(x: &Value, dtype: DType) -> (Value, Value) {
     (narrow.to(dtype), rows)
 }
 
-/// Applies scales and bias to the product `[rows…, out…]` with a quantized weight: the `channels` scales of the weight
-/// and, if the activations were [`scaled`], their `rows` scales. Returns f32.
+/// Converts the product `[rows…, out…]` of activations and a quantized weight to f32: multiplies it by the weight's
+/// scales `channels` and, if the activations were [`scaled`], by their scales `rows`, then adds the bias.
 pub(super) fn unscaled(product: &Value, rows: Option<&Value>, channels: &Value, bias: Option<&Value>) -> Value {
     let mut y = product.to(DType::F32);
     if let Some(rows) = rows {

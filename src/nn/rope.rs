@@ -59,8 +59,9 @@ pub(crate) fn frequencies(theta: f64, n: usize, double: bool) -> Vec<f32> {
 
 /// Computes the table for token positions `[b, tokens, axes]` in [-1, 1], as returned by [`grid`].
 ///
-/// Angles are `position·ω`. The pairs of the axes alternate: the axis is the fastest varying index. Pairs without a
-/// frequency come first and are not rotated.
+/// Angles are `position·ω`; the frequencies `ω` are computed from `theta`, in f64 with `double`, otherwise in f32. Of
+/// the feature pairs of all heads in sequence, those without a frequency come first and are not rotated; the others
+/// alternate between the axes.
 pub fn table(positions: ArrayView3<f32>, heads: Heads, theta: f64, double: bool) -> Table {
     let (b, tokens, axes) = positions.dim();
     let pairs = heads.width() / 2;

@@ -7,7 +7,7 @@ use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::{Isolation, Perturbation, TextContext, TextRows};
 use crate::nn::{Axis, Params};
 
-/// Batch rows of a forward pass.
+/// Batch rows of a forward pass: one for each video and guidance branch.
 pub(super) struct BranchRows {
     pub(crate) branches: Vec<Branch>,
     /// Branches per video, including padding.

@@ -80,10 +80,10 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 
 /// Builds the denoising loop.
 ///
-/// Inputs: `begin` and `end` (i32, evaluation indices), `sigmas [257]` (one per evaluation), `scales [2, 4]` (video,
-/// audio: cfg, stg, modality, rescale, then the guider's parameters), `latents.video [b, n, c]` and `latents.audio [b,
-/// m, c]` (f32, donated), the RoPE tables and the outputs of [`prepare`]. Outputs: `latents.video` and `latents.audio`
-/// after evaluations `begin..end`.
+/// Inputs: `begin` and `end` (i32, evaluation indices), `sigmas [257]` (one per evaluation), `scales [2, 4 + g]` (for
+/// video and audio: cfg, stg, modality, rescale and the guider's `g` parameters), `latents.video [b, n, c]` and
+/// `latents.audio [b, m, c]` (f32, donated), the RoPE tables and the outputs of [`prepare`]. Outputs: `latents.video`
+/// and `latents.audio` after evaluations `begin..end`.
 ///
 /// Additional inputs:
 ///
@@ -93,14 +93,15 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 /// - Masked self-attention: `self_mask.video [1, n, n]`, added to the attention scores of the video tokens (queries,
 ///   keys).
 /// - Keyframes: `keyframes.video [1, n]`, 1 for video tokens that represent a single frame.
-/// - Guidance that varies by step: `scales [257, 2, 4]`. If steps run different branches, `branch_sets [257]` (i32) is
-///   the index of each evaluation's branch set, and the forward pass is a `case` over the sets. If steps reuse a
-///   prediction, `prediction.<stream>` is carried.
+/// - Guidance that varies by step: `scales [257, 2, 4 + g]`. If steps run different branches, `branch_sets [257]` (i32)
+///   is the index of each evaluation's branch set, and the forward pass is a `case` over the sets. If steps reuse a
+///   prediction, `prediction.<stream>` is carried like the latents.
 /// - Depending on the [`Sampler`](super::Sampler): `coefficients [257, k]`, and `noise.<stream> [noises, b, n, c]` for
-///   the evaluations starting at `begin`. Its state tensors `<state>.<stream>` are carried like the latents.
+///   the evaluations starting at `begin`. The state tensors of the sampler and of the guider, `<state>.<stream>`, are
+///   carried like the latents.
 ///
-/// A stream that is not denoised is treated as clean at every step and returned unchanged. Of an absent stream only the
-/// latents are read.
+/// A stream that is not denoised is treated as clean at every step and returned unchanged. An absent stream has only
+/// its carried tensors as inputs; they are returned unchanged.
 ///
 /// # Errors
 /// Returns the first error recorded by the builder.

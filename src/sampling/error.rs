@@ -39,7 +39,7 @@ pub enum SamplingError {
     /// A width, height or frame count breaks a divisibility rule.
     #[error("{what} {value} is not {rule}; the nearest legal values are {below} and {above}")]
     Size {
-        /// `width`, `height` or `num_frames`.
+        /// `width`, `height`, `num_frames` or `latent frame count`.
         what: &'static str,
         /// Requested value.
         value: usize,

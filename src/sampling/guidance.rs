@@ -41,7 +41,7 @@ impl Scales {
     }
 }
 
-/// Scope of the standard deviations in guidance rescale.
+/// Values over which guidance rescale computes standard deviations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum RescaleScope {
     /// Each sample separately (diffusers).

@@ -17,7 +17,7 @@ pub struct GuidanceSteps {
 }
 
 /// Guidance of a stream at noise levels from the next lower bound up to `sigma`. The entry with the highest bound also
-/// applies above it, the one with the lowest bound down to 0.
+/// applies above that bound, the one with the lowest bound down to 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SigmaGuidance {
     /// Upper bound of the noise level.
@@ -54,7 +54,7 @@ pub struct BranchSet {
 
 /// Guidance of all steps of a pass.
 pub(crate) struct GuidancePlan<'a> {
-    /// Scales of a stream whose guidance does not depend on the noise level.
+    /// Scales of each stream, used unless the stream's guidance depends on the noise level.
     pub(crate) scales: Av<Scales>,
     pub(crate) steps: Av<&'a GuidanceSteps>,
     pub(crate) guider: GuiderKind,
@@ -87,8 +87,8 @@ impl GuidancePlan<'_> {
             (Branch::Isolated, any(&|s| s.modality != 1.0)),
         ];
         let branches: Vec<Branch> = needed.into_iter().filter(|(_, needed)| *needed).map(|(b, _)| b).collect();
-        // A stream whose STG scale is 0 at every level is perturbed together with the other stream, if it has STG
-        // blocks.
+        // A stream whose STG scale is 0 at every noise level is perturbed together with the other stream. This has an
+        // effect only if the stream has STG blocks.
         let perturbs = branches.contains(&Branch::Perturbed);
         let ever = self.steps.zip(self.scales).map(|(steps, own)| steps.all(own).iter().any(|s| s.stg != 0.0));
         let perturbed = scales.zip(ever).zip(predicted);
@@ -130,7 +130,7 @@ impl GuidancePlan<'_> {
                 sets.push(set);
             }
         }
-        // The order of the sets must not depend on which step comes first.
+        // Sort the sets, so that their order does not depend on the steps in which they first occur.
         let place = |set: &BranchSet| {
             let bits = |own: Av<bool>| own.into_iter().fold(0, |bits, on| bits << 1 | u8::from(on));
             let number = set.branches.iter().fold(0u8, |all, branch| all | 1 << *branch as u8);

@@ -75,7 +75,7 @@ impl GuiderKind {
     /// Builds the guider from its options.
     ///
     /// # Errors
-    /// Returns key and value of an option that this guider does not support.
+    /// Returns the key and the value of an option that this guider does not support.
     pub fn guider(self, mut options: GuiderOptions) -> Result<Guider, (&'static str, String)> {
         let mut take = |default: f64, of: fn(&mut GuiderOptions) -> &mut Option<f64>| {
             of(&mut options).take().unwrap_or(default) as f32
@@ -195,7 +195,7 @@ impl Term<'_> {
     }
 }
 
-/// Returns, for each sample, the factor of `onto` that projects `x` onto it.
+/// Returns, for each sample, the factor by which to multiply `onto` to get the projection of `x` onto it.
 fn projection(counted: &Counted, x: &Value, onto: &Value) -> Value {
     counted.sum(&(x * onto)) / (counted.sum(&onto.square()) + 1e-8)
 }

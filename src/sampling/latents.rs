@@ -94,7 +94,7 @@ impl VideoGrid {
             .map_err(|_| wrong("video latents", latents.shape(), "[B, C, F, H, W]".into()))
     }
 
-    /// Inverse of [`Self::pack`].
+    /// Unpacks tokens to latents, the inverse of [`Self::pack`].
     ///
     /// # Errors
     /// Returns [`SamplingError::Shape`] if the tokens do not match `shape`.
@@ -226,7 +226,7 @@ pub(crate) fn pack_audio(latents: ArrayView4<f32>) -> Array3<f32> {
     Array3::from_shape_fn((b, l, c * m), |(b, l, f)| latents[[b, f / m, l, f % m]])
 }
 
-/// Inverse of [`pack_audio`].
+/// Unpacks tokens to latents, the inverse of [`pack_audio`].
 ///
 /// # Errors
 /// Returns [`SamplingError::Shape`] if the tokens do not match `shape`.
@@ -268,7 +268,7 @@ impl Statistics {
         self.apply(latents, axis, |x, mean, std, factor| (x - mean) * factor / std)
     }
 
-    /// Inverse of [`Self::normalize`]: `x * std / scaling_factor + mean`.
+    /// Converts latents to the space of the VAE, the inverse of [`Self::normalize`]: `x * std / scaling_factor + mean`.
     ///
     /// # Errors
     /// Returns [`SamplingError::Shape`] if the length of the axis differs from the number of channels.
@@ -302,8 +302,8 @@ impl Statistics {
     }
 }
 
-/// Returns an error with the two nearest legal values if `value` (a width or height, named by `what`) is not a positive
-/// multiple of `multiple`.
+/// Returns an error with the two nearest legal values if `value` is not a positive multiple of `multiple`. `what`: name
+/// of the value in the error.
 pub(crate) fn check_multiple(what: &'static str, value: usize, multiple: usize) -> Result<(), SamplingError> {
     if value > 0 && value.is_multiple_of(multiple) {
         return Ok(());

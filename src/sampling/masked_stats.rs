@@ -2,7 +2,7 @@
 
 use crate::hlo::{Builder, Comparison, DType, Type, Value};
 
-/// Computes sums and standard deviations over a tensor without its padding samples and tokens.
+/// Sums and standard deviations over a tensor without its padding samples and tokens.
 pub struct Counted {
     /// Dimensions without padding.
     content: [usize; 3],
@@ -11,7 +11,8 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// Excludes everything outside the leading `content` dimensions of tensors shaped like `x [samples, n, channels]`.
+    /// Creates statistics of tensors shaped like `x [samples, n, channels]`, over the first `content` elements along
+    /// each dimension.
     pub fn new(b: &Builder, x: &Value, content: [usize; 3]) -> Self {
         let inside = |axis: usize| {
             let position = b.iota(Type::new(DType::I32, [x.dims()[0], x.dims()[1], 1]), axis);

@@ -14,16 +14,16 @@ use crate::hlo::Value;
 /// A sampler: an integrator of the flow from noise (level 1) to clean latents (level 0). The denoising loop and the
 /// pipelines depend only on this trait, so you can implement your own sampler.
 pub trait Sampler: Debug + Send + Sync {
-    /// Names of additional tensors that each stream carries between evaluations, with the shape and type of its latents
-    /// (`[b, n, c]`, f32). They are 0 at the start of each pass. The names `latents`, `noise`, `clean` and `level` are
-    /// reserved for the inputs of the loop.
+    /// Returns the names of additional tensors that each stream carries between evaluations, with the shape and type of
+    /// its latents (`[b, n, c]`, f32). They are 0 at the start of each pass. The names `latents`, `noise`, `clean` and
+    /// `level` are reserved for the inputs of the loop.
     fn state(&self) -> &[&'static str] {
         &[]
     }
 
-    /// Number of transformer evaluations for `steps` steps, at most [`MAX_STEPS`](super::MAX_STEPS); by default one per
-    /// step. [`Sampler::schedule`] must return one noise level more than this number. Neither condition is checked for
-    /// custom samplers.
+    /// Returns the number of transformer evaluations for `steps` steps, at most [`MAX_STEPS`](super::MAX_STEPS); by
+    /// default one per step. [`Sampler::schedule`] must return one noise level more than this number. Neither condition
+    /// is checked for custom samplers.
     fn evaluations(&self, steps: usize) -> usize {
         steps
     }
@@ -34,13 +34,14 @@ pub trait Sampler: Debug + Send + Sync {
         Schedule { levels: sigmas.to_vec(), coefficients: Vec::new() }
     }
 
-    /// Number of coefficients per evaluation in [`Schedule::coefficients`]; 0 if the sampler has none.
+    /// Returns the number of coefficients per evaluation in [`Schedule::coefficients`]; 0 if the sampler has none.
     fn coefficients(&self) -> usize {
         0
     }
 
-    /// Number of noise tensors per call of the denoising program, one for each evaluation of the call. 1: each call
-    /// runs one evaluation. 2: each call runs both evaluations of a two-evaluation step. 0: steps use no noise.
+    /// Returns the number of noise tensors per call of the denoising program, one for each evaluation of the call. 1:
+    /// each call runs one evaluation. 2: each call runs both evaluations of a two-evaluation step. 0: steps use no
+    /// noise.
     ///
     /// `RunOptions::chunk` sets the number of evaluations per call only if there is no noise, no [`Sampler::state`] and
     /// no step that reuses a prediction.
@@ -98,8 +99,8 @@ impl PartialEq for AnySampler {
     }
 }
 
-/// Noise source of one video in one pass. Each call takes the tokens and channels `[n, c]` of both streams and returns
-/// the noise `[noises, n, c]` for one call of the denoising program.
+/// Noise source of one video in one pass. Takes the token and channel counts `[n, c]` of each stream, and returns noise
+/// `[noises, n, c]` for each stream, for one execution of the denoising program.
 pub type StepNoise = Box<dyn FnMut(Av<[usize; 2]>) -> Av<Array3<f32>>>;
 
 /// Host tables of a schedule.

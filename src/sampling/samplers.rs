@@ -62,7 +62,7 @@ impl SamplerKind {
     /// Builds the sampler from its options.
     ///
     /// # Errors
-    /// Returns key and value of an option that this sampler does not support.
+    /// Returns the key and the value of an option that this sampler does not support.
     pub fn sampler(self, mut options: SamplerOptions) -> Result<AnySampler, (&'static str, String)> {
         let sampler: AnySampler = match self {
             SamplerKind::Euler => Euler.into(),

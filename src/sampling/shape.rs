@@ -36,7 +36,8 @@ pub enum CleanPrediction {
     Step,
 }
 
-/// Everything that determines the `prepare` and `denoise` programs; all other values are program inputs.
+/// Properties of a request that determine the `prepare` and `denoise` programs; all other values of a request are
+/// program inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenoiseShape {
     /// Videos per batch.
@@ -57,7 +58,7 @@ pub struct DenoiseShape {
     pub(crate) text_channels: Av<usize>,
     /// Layers with perturbed self-attention in the perturbed branch (STG), per stream.
     pub(crate) stg_blocks: Av<Vec<usize>>,
-    /// Scope of the standard deviations in guidance rescale.
+    /// Values over which guidance rescale computes standard deviations.
     pub(crate) rescale: RescaleScope,
     /// Number of distinct noise levels of tokens in a step: the step's sigma, plus one for each conditioning strength.
     pub(crate) levels: usize,

@@ -151,12 +151,12 @@ impl FlowMatch {
             let idle = value.is_null() || *value == false;
             if OFF.contains(&key.as_str()) {
                 if !idle {
-                    return Err(fail(format!("`{key}`: {value} is not supported; set it to false")));
+                    return Err(fail(format!("{key} = {value} is not supported; set it to false")));
                 }
             } else if !KEYS.contains(&key.as_str()) && !key.starts_with('_') && !idle {
                 let near = KEYS.iter().max_by(|a, b| strsim::jaro(a, key).total_cmp(&strsim::jaro(b, key)));
                 let near = near.expect("some keys are known");
-                return Err(fail(format!("unknown key `{key}` (the nearest known key is `{near}`); remove it")));
+                return Err(fail(format!("unknown key {key}; remove it, or use the nearest known key, {near}")));
             }
         }
         // A null means the default; for `shift_terminal`, null is the default.
@@ -352,11 +352,11 @@ mod tests {
         let file = "scheduler/scheduler_config.json: ";
         assert_eq!(
             message(r#"{"use_karras_sigmas": true}"#),
-            format!("{file}`use_karras_sigmas`: true is not supported; set it to false")
+            format!("{file}use_karras_sigmas = true is not supported; set it to false")
         );
         assert_eq!(
             message(r#"{"shift_terminl": 0.1}"#),
-            format!("{file}unknown key `shift_terminl` (the nearest known key is `shift_terminal`); remove it")
+            format!("{file}unknown key shift_terminl; remove it, or use the nearest known key, shift_terminal")
         );
         assert!(message(r#"{"_class_name": "DDIMScheduler"}"#).contains("only FlowMatchEulerDiscreteScheduler"));
         assert!(message(r#"{"time_shift_type": "cubic"}"#).contains("cubic"));

@@ -51,7 +51,7 @@ fn mismatched_upsampling_gives_one_error_before_the_run() {
             &[&both, &["--upsampler", &twice, "--temporal-upsampler", &folder]],
             "is x1.5, but two_stage.upsample requests temporal_x2: set model.upsampler to this file",
         ),
-        (&[&x1_5, &["--upsampler", &halves]], "takes latents with 4 channels, but the video VAE has 8"),
+        (&[&x1_5, &["--upsampler", &halves]], "takes latents with 4 channels, but those of the video VAE have 8"),
         (
             &[&x1_5, &["--upsampler", &twice, "--width", "128"]],
             "request.width = 128 (flag --width): must be a multiple of 96 with spatial_x1_5 between two stages; the nearest are \

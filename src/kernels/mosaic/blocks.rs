@@ -10,7 +10,8 @@ use crate::hlo::DType;
 pub struct Tpu {
     /// Peak FLOP/s divided by memory bandwidth in byte/s.
     flops_per_byte: usize,
-    /// Matmul operations, in millions, that the chip could execute during the overhead of one grid step.
+    /// Floating-point operations of matmuls, in millions, that the chip could execute during the overhead of one grid
+    /// step.
     step_megaflops: usize,
     /// Bytes of vector memory (VMEM) that a kernel requests: an upper bound on the memory of a grid step.
     memory: usize,
@@ -20,9 +21,10 @@ impl Tpu {
     /// Returns the properties of the chip with this PJRT device kind: `TPU v5 lite`, `TPU v5`, `TPU v6 lite` or
     /// `TPU7x`. Other kinds have the properties of `TPU v5`.
     pub fn of(kind: &str) -> Self {
-        // Peak and bandwidth from `analysis::chip`; the overhead of a grid step is about 0.35 microseconds. The memory
-        // is half of a core's 64 MiB of VMEM, or a quarter of v6e's 128 MiB; more does not help. On v5e it is 16 MiB,
-        // because the compiler runs gathers inside the kernel (docs/internals/tpu-attention.md).
+        // Peak and bandwidth from the chip files of `crates/xla-analysis`; the overhead of a grid step is about 0.35
+        // microseconds. The memory is half of a core's 64 MiB of VMEM, or a quarter of v6e's 128 MiB; more does not
+        // help. On v5e it is 16 MiB, because the compiler runs gathers inside the kernel
+        // (docs/internals/tpu-attention.md).
         let (teraflops, gigabytes, mebibytes) = match kind {
             "TPU v5 lite" | "TPU v5e" => (197, 819, 16),
             "TPU v6 lite" | "TPU v6e" => (918, 1638, 32),
@@ -75,7 +77,7 @@ pub(super) struct BlockSizes {
     pub keys: usize,
 }
 
-/// Larger blocks save little time and take long to compile.
+/// Maximum block sizes: larger blocks save little time and take long to compile.
 const MOST_QUERIES: usize = 2048;
 const MOST_KEYS: usize = 2048;
 
@@ -111,8 +113,8 @@ impl BlockSizes {
         shape.queries.div_ceil(self.queries) * shape.keys.div_ceil(self.keys)
     }
 
-    /// Returns the estimated time of one block of heads, as the number of matmul operations that the chip could execute
-    /// in that time.
+    /// Returns the estimated time of one block of heads, as the number of floating-point operations that the chip could
+    /// execute in matmuls in that time.
     fn cost(self, shape: &Shape, tpu: Tpu) -> usize {
         let products = 4 * self.queries * self.keys * shape.lanes() * shape.together();
         let read = 2 * self.keys * shape.lanes() * shape.dtype.size();

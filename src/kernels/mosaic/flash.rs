@@ -1,11 +1,11 @@
 //! The attention kernel: online softmax over blocks of keys.
 //!
 //! A block contains tokens of one head or, if a head is narrower than a vector register, of as many heads as fill the
-//! lanes of a register. If a head fills complete registers, arrays are `[rows, heads, tokens, dim]`: the order in which
-//! the surrounding matmuls write them and in which the text keys of all layers are stored, so that no copy is needed.
-//! For narrower heads, this order would leave lanes empty, so arrays are `[rows, tokens, heads · dim]`. Sharing lanes
-//! costs nothing, because the depth of a matrix unit equals the width of a register. In the queries, the features of
-//! other heads are masked out; in the weighted values, the lanes of other heads are computed and discarded.
+//! lanes of a register. If a head fills complete registers, arrays are `[batch, heads, tokens, dim]`: the order in
+//! which the surrounding matmuls write them and in which the text keys of all layers are stored, so that no copy is
+//! needed. For narrower heads, this order would leave lanes empty, so arrays are `[batch, tokens, heads · dim]`.
+//! Sharing lanes costs nothing, because the depth of a matrix unit equals the width of a register. In the queries, the
+//! features of other heads are masked out; in the weighted values, the lanes of other heads are computed and discarded.
 
 use std::f64::consts::{LN_2, LOG2_E};
 
@@ -26,7 +26,7 @@ impl Shape {
     }
 }
 
-/// Which results the kernel returns.
+/// Results that the kernel returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// Normalized values in the element type of the operands.
@@ -35,7 +35,7 @@ pub(super) enum Wanted {
     Partial,
 }
 
-/// Initial maximum: not larger than any score, but finite, so that differences are not NaN.
+/// Initial value of the running maximum: no larger than any score, but finite, so that differences are not NaN.
 const LEAST: f32 = f32::MIN;
 
 /// Writes the kernel as MLIR text.
@@ -250,7 +250,7 @@ impl Writer<'_> {
 
 /// State of the online softmax of one head after a block of keys.
 struct Head {
-    /// Weighted sum of the values of this block, in all lanes.
+    /// Weighted sum of the values of this block, including the lanes of other heads.
     values: Matrix,
     /// Sum of all weights so far.
     sum: Matrix,

@@ -14,7 +14,7 @@ pub(super) struct Shape {
     pub(crate) dim: usize,
     /// Element type of queries, keys and values: bf16 or f32.
     pub(crate) dtype: DType,
-    /// Number of rows of the bias; `None` without bias.
+    /// Batch size of the bias: 1 (shared by the batch) or `rows`. `None`: no bias.
     pub(crate) bias: Option<usize>,
 }
 
@@ -24,12 +24,12 @@ impl Shape {
         self.dim.max(LANES)
     }
 
-    /// Whether arrays are `[rows, heads, tokens, dim]`.
+    /// Whether arrays are `[batch, heads, tokens, dim]`, not `[batch, tokens, heads · dim]`.
     pub(crate) fn is_heads_first(&self) -> bool {
         self.dim.is_multiple_of(LANES)
     }
 
-    /// Number of heads in a block.
+    /// Returns the number of heads in a block.
     pub(crate) fn together(&self) -> usize {
         self.lanes() / self.dim
     }

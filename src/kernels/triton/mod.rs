@@ -11,7 +11,7 @@ use crate::hlo::{Attribute, CustomCall, DType, Value};
 /// Name of the kernel in profiles.
 const NAME: &str = "neighborhood";
 
-/// Supported head dimensions: powers of two, up to the largest whose tiles fit.
+/// Supported head dimensions: powers of two, up to the largest whose tiles fit in shared memory.
 const DIMS: [usize; 4] = [16, 32, 64, 128];
 
 /// One axis (frames, rows or columns) of a grid of cells. A cell is one position of the video, with one query, key and
@@ -66,7 +66,7 @@ impl Grid {
         Grid { axes, videos: q.dim(0), heads: q.dim(4), dim: q.dim(5), dtype: q.dtype() }
     }
 
-    /// Number of elements per cell.
+    /// Returns the number of elements per cell.
     fn channels(&self) -> usize {
         self.heads * self.dim
     }
@@ -97,7 +97,7 @@ pub(super) fn unsupported_reason(q: &Value, axes: [GridAxis; 3]) -> Option<Strin
     }
     let [_, heads, videos] = grid.programs();
     (heads.max(videos) > usize::from(u16::MAX))
-        .then(|| format!("{heads} heads and {videos} videos, of which there may be at most 65535 each"))
+        .then(|| format!("{heads} heads and {videos} videos (at most 65535 of each)"))
 }
 
 /// Operands of window attention. Queries `q` are `[b, frames, rows, columns, heads, dim]`; keys `k` and values `v` also
@@ -119,7 +119,8 @@ impl WindowAttention<'_> {
         let grid = Grid::new(q, axes);
         let [x, y, z] = grid.programs();
         let int = |value: usize| Attribute::I32(i32::try_from(value).unwrap_or(i32::MAX));
-        // Matmul operations without masked keys: each query attends only to its own window.
+        // Floating-point operations of the matmuls, without those for masked keys: each query attends only to its own
+        // window.
         let window: usize = axes.iter().map(|axis| axis.window).product();
         let flops = 4 * q.ty().elements() * window;
         let attributes = [

@@ -34,13 +34,13 @@ impl Grid {
         if self.axes[1].window > 8 { [4, LONGEST, 4] } else { [4, 4, 4] }
     }
 
-    /// Returns the number of blocks along each axis. The last block is shifted inward, so some queries are computed
-    /// twice.
+    /// Returns the number of blocks along each axis. The last block is shifted inward if it would extend beyond the
+    /// shard, so some queries are computed twice.
     fn blocks(&self) -> [usize; 3] {
         [0, 1, 2].map(|axis| self.axes[axis].own.div_ceil(self.block()[axis]))
     }
 
-    /// Returns the launch grid: the numbers of blocks of queries, heads and videos.
+    /// Returns the launch grid: the number of query blocks, of heads and of videos.
     pub(super) fn programs(&self) -> [usize; 3] {
         [self.blocks().iter().product(), self.heads, self.videos]
     }
@@ -136,8 +136,8 @@ impl Grid {
             // Converts a global cell to an index in the local keys, which start with the halo.
             let moved = |cell: &Tile| cell.minus(&first).plus(axis.reach);
             let slab_at = moved(&begin(&start.plus(&first), slab));
-            // Clamp to the local cells, which contain the windows of all cells of the grid. Padding cells beyond the
-            // end of the grid have no window and may attend to any keys.
+            // Clamp to the local cells. These contain the windows of all queries within the grid; padding queries
+            // beyond the end of the grid have no window and may attend to any keys.
             let slab_at = slab_at.at_least(0).at_most(axis.extended() - slab);
             let begin = moved(&begin(&lane.plus(&start).plus(&first), axis.window)).minus(&slab_at);
             [start, slab_at, lane, begin]

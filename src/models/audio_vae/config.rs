@@ -83,7 +83,7 @@ impl AudioVaeConfig {
         let c: Self = parse_config(COMPONENT, json)?;
         require(!c.ch_mult.is_empty(), COMPONENT, "ch_mult", &c.ch_mult, "one entry or more")?;
         // Each level halves the size, so deeper levels would have nothing left to halve.
-        check_at_most(COMPONENT, "entries of ch_mult", c.ch_mult.len(), MAX_LEVELS)?;
+        check_at_most(COMPONENT, "ch_mult length", c.ch_mult.len(), MAX_LEVELS)?;
         let per_second = c.sample_rate / c.mel_hop_length;
         check_at_most(COMPONENT, "sample_rate / mel_hop_length", per_second, MAX_MEL_FRAMES)?;
         require(c.double_z, COMPONENT, "double_z", c.double_z, "true")?;
@@ -96,7 +96,7 @@ impl AudioVaeConfig {
         Ok(c)
     }
 
-    /// Number of mel bins.
+    /// Returns the number of mel bins.
     pub(crate) fn bins(&self) -> usize {
         self.mel_bins.unwrap_or(64)
     }
@@ -110,7 +110,7 @@ impl AudioVaeConfig {
         }
     }
 
-    /// Number of mel bins of the latents.
+    /// Returns the number of mel bins of the latents.
     pub(crate) fn latent_bins(&self) -> usize {
         self.bins() / COMPRESSION
     }

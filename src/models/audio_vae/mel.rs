@@ -49,7 +49,7 @@ pub fn log_mel(c: &AudioVaeConfig, samples: ArrayView2<f32>, rate: u32) -> Optio
     Some(mel)
 }
 
-/// Returns the number of samples, at the model's rate, that yields this number of mel frames.
+/// Returns the smallest number of samples, at the model's rate, for which [`log_mel`] returns at least `frames` frames.
 pub(crate) fn samples_for_frames(c: &AudioVaeConfig, frames: usize) -> usize {
     (c.mel_hop_length * frames.saturating_sub(1)).max(MIN_SAMPLES)
 }
@@ -83,7 +83,7 @@ fn bands(count: usize, rate: f64) -> Vec<Band> {
     corners.windows(3).map(band).collect()
 }
 
-/// Slaney's mel scale: linear below 1 kHz, logarithmic above.
+/// Converts a frequency to Slaney's mel scale, which is linear below 1 kHz and logarithmic above.
 fn mel(hertz: f64) -> f64 {
     if hertz < 1000.0 { 3.0 * hertz / 200.0 } else { 15.0 + 27.0 * (hertz / 1000.0).ln() / 6.4f64.ln() }
 }
@@ -98,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// A constant tone and a rising one: 4000 samples at 16 kHz.
+    /// Returns a constant tone and a rising one: 4000 samples at 16 kHz.
     fn sound() -> Array2<f32> {
         Array2::from_shape_fn((2, 4000), |(channel, i)| {
             let t = i as f64;

@@ -43,8 +43,8 @@ pub fn resample(samples: ArrayView2<f32>, from: u32, to: u32) -> Array2<f32> {
 /// output sample. The reference has a tap for every input sample of a period. Here, taps outside the window, which are
 /// zero, are omitted: coprime rates would otherwise need billions of taps.
 fn kernel(from: usize, to: usize) -> (Vec<(usize, Vec<f32>)>, usize) {
-    // Computed in f32, as in the reference, although positions are then off by up to 5e-6 samples in phases in the
-    // hundreds.
+    // Computed in f32, as in the reference, although positions are then off by up to 5e-6 samples if there are hundreds
+    // of phases.
     let (o, n) = (from as f32, to as f32);
     let base = ROLL_OFF * o.min(n);
     let reach = (WIDTH * o / base).ceil() as usize;

@@ -55,13 +55,13 @@ fn attention_layers_exist_only_where_configured() {
 }
 
 #[test]
-fn unsupported_values_are_rejected_by_key() {
+fn unsupported_value_errors_name_the_key() {
     let cases = [
         (json!({"norm_type": "group"}), "norm_type = \"group\" is not supported, only pixel"),
         (json!({"norm_type": "group", "causality_axis": "none", "base_channels": 48}), "base_channels = 48"),
         (json!({"causality_axis": null}), "causality_axis = null is not supported, only none, width"),
         (json!({"ch_mult": []}), "ch_mult = []"),
-        (json!({"ch_mult": vec![1; 9]}), "entries of ch_mult = 9 is out of range: it must be at most 8"),
+        (json!({"ch_mult": vec![1; 9]}), "ch_mult length = 9 is out of range: it must be at most 8"),
         (json!({"mel_bins": 0}), "mel_bins = 0 is out of range: it must be 4 to 1024"),
         (json!({"mel_hop_length": 1}), "sample_rate / mel_hop_length = 16000 is out of range"),
     ];

@@ -126,7 +126,8 @@ impl ConnectorsConfig {
         }
     }
 
-    /// Projections of the normalized text: one shared by both connectors, or one for video and one for audio.
+    /// Returns the projections of the normalized text: one shared by both connectors, or one for video and one for
+    /// audio.
     pub(crate) fn text_maps(&self) -> Vec<TextMap> {
         if !self.per_modality_projections {
             return vec![TextMap { name: "text_proj_in", width: self.caption_channels, scale: 1.0 }];
@@ -138,7 +139,7 @@ impl ConnectorsConfig {
         vec![map("video_text_proj_in", self.video_hidden_dim), map("audio_text_proj_in", self.audio_hidden_dim)]
     }
 
-    /// Total number of channels of all text projections.
+    /// Returns the total number of channels of all text projections.
     pub(crate) fn text_width(&self) -> usize {
         self.text_maps().iter().map(|m| m.width).sum()
     }

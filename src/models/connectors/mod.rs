@@ -94,8 +94,9 @@ pub(crate) fn host_inputs(c: &ConnectorsConfig, tokens: usize) -> Vec<(String, T
 }
 
 /// Runs one connector on `text [b, t, width]`. The first `tokens` of the `t` positions belong to the prompt; the rest
-/// are padding for sharding, which attention masks. If the connector has no registers, padding inside the prompt is
-/// masked in attention only: the reference also multiplies the video result by a mask, which is 1 everywhere.
+/// are padding for sharding, and attention ignores them. If the connector has no registers, padding inside the prompt
+/// is masked only in attention. The reference also multiplies the video result by a mask, but that mask is 1
+/// everywhere.
 fn connector(p: &Params, k: &Connector, text: &Value, mask: &Value, rope: &Rope, tokens: usize) -> Value {
     let _scope = p.scope();
     let (start, bias) = match k.registers {

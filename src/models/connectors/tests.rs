@@ -96,7 +96,7 @@ fn null_disables_registers_and_missing_key_uses_default() {
 }
 
 #[test]
-fn unsupported_values_are_rejected_by_key() {
+fn unsupported_value_errors_name_the_key() {
     let cases = [
         (json!({"per_modality_projections": true}), "video_hidden_dim = 4096 is not supported, only the width"),
         (
@@ -115,9 +115,8 @@ fn unsupported_values_are_rejected_by_key() {
     assert_refused("connectors", ConnectorsConfig::from_json, cases);
 }
 
-/// Snapshot of the program of one block.
 #[test]
-fn a_block_reads_as_expected() {
+fn block_program_matches_snapshot() {
     let p = Params::new("block", COMPONENT, &Build::new(DType::BF16));
     let video = tiny(json!(4)).connectors().video;
     let x = p.builder().argument("x", Type::new(DType::BF16, [1, 4, 8]));

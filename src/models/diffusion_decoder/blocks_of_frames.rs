@@ -6,9 +6,10 @@ use super::config::DiffusionDecoderConfig;
 use super::neighborhood::{block, reaches_neighbors_only};
 use crate::nn::{Axis, Build};
 
-/// Returns build options that shard the rows and columns of latents `[frames, rows, columns]` over as many of their
-/// mesh axes (outermost first) as possible with shards that are large enough for the attention windows. Also returns a
-/// note for each of the two dimensions that is sharded over fewer mesh axes than the layout specifies.
+/// Limits the sharding of the rows and columns of latents `[frames, rows, columns]`. Each dimension keeps as many of
+/// the layout's mesh axes, outermost first, as possible while attention windows reach only into neighbouring shards.
+/// Returns the adjusted build options, and a note for each dimension that is sharded over fewer axes than the layout
+/// specifies.
 pub(super) fn limit_spatial_sharding(
     c: &DiffusionDecoderConfig,
     latents: [usize; 3],
@@ -25,7 +26,7 @@ pub(super) fn limit_spatial_sharding(
         let name = if dim == 1 { "rows" } else { "columns" };
         notes.push(format!(
             "{COMPONENT}: sharding {} latent {name} over {} would give shards smaller than the reach of the \
-             attention windows; they are sharded over {} instead",
+             attention windows; the {name} are sharded over {} instead",
             latents[dim],
             whole.join(" x "),
             if n == 0 { "no axis".into() } else { whole[..n].join(" x ") }

@@ -7,7 +7,7 @@ use crate::defaults::with_defaults;
 use crate::models::ranges::{MAX_RATIO, check_at_most};
 use crate::models::{ConfigError, parse_config, require};
 
-/// What the network predicts.
+/// Quantity that the network predicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) enum OutputType {
     /// The clean pixels.
@@ -162,7 +162,7 @@ impl DiffusionDecoderFile {
             ("decoder_upsample_channel_reductions", self.decoder_upsample_channel_reductions.len(), stages),
         ] {
             if length != want {
-                let message = format!("{key} has {length} entries, but the stages need {want}");
+                let message = format!("{key} has {length} entries, but decoder_stage_kernels requires {want}");
                 return Err(ConfigError::Form { component: COMPONENT, message });
             }
         }

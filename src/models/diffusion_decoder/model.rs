@@ -29,7 +29,7 @@ impl Sizes {
         let frames = |latents: usize| (latents.max(1) - 1) * ratios[0] + 1;
         let [f, h, w] = padding.padded(latents);
         let side = |latents: usize, axis: usize| latents * ratios[axis] / c.patch_size;
-        // A video shorter than the attention window keeps some frames of the appended copies.
+        // A video shorter than the attention window keeps some of the frames that the appended copies add.
         let tokens = [frames(f).max(c.kernel[0]).min(frames(f + c.appendix())), side(h, 1), side(w, 2)];
         Sizes { padding, pixels: [frames(latents[0]), latents[1] * ratios[1], latents[2] * ratios[2]], tokens }
     }
@@ -43,7 +43,7 @@ pub fn noise_shape(c: &DiffusionDecoderConfig, [b, f, h, w]: [usize; 4]) -> [usi
 }
 
 /// Builds the decoder program. Inputs, f32: un-normalized `latents [b, latent_channels, f, h, w]` for `shape = [b, f,
-/// h, w]`, and standard normal `noise` of shape [`noise_shape`]. Output: `video` in the format `pixels`.
+/// h, w]`, and standard normal `noise` of shape [`noise_shape`]. Outputs: see [`Pixels`].
 ///
 /// # Errors
 /// Returns the first error recorded while building the graph, with its op, scope and shapes.
@@ -174,7 +174,7 @@ fn patchify(x: &Value, patch: usize) -> Value {
     y.reshape(vec![b, f, h / patch, w / patch, c * patch * patch])
 }
 
-/// Inverse of [`patchify`].
+/// Moves the channels of tokens to squares of pixels, the inverse of [`patchify`].
 fn unpatchify(x: &Value, patch: usize) -> Value {
     let [b, f, h, w, all] = [0, 1, 2, 3, 4].map(|axis| x.dim(axis));
     let c = all / (patch * patch);

@@ -26,7 +26,8 @@ struct Blocks {
     /// Number of queries per block; `slab` is the number of keys per slab.
     block: usize,
     slab: usize,
-    /// Start of each block and of its slab. The last block is shifted inward too, so some queries are computed twice.
+    /// Start of each block and of its slab. The last block is shifted inward if it would extend beyond the axis, so
+    /// some queries are computed twice.
     starts: Vec<[usize; 2]>,
     /// `Some` if the axis is sharded; slabs then index the cells extended by the halo.
     shard: Option<Shard>,
@@ -42,7 +43,7 @@ struct Shard {
     first: Value,
 }
 
-/// Frames, rows and columns of a block of queries.
+/// Returns the numbers of frames, rows and columns of a block of queries.
 pub(super) fn block(lowering: Lowering) -> [usize; 3] {
     match lowering.windows {
         WindowForm::Bias => BLOCK,
@@ -77,7 +78,7 @@ impl Blocks {
         Blocks { length, window, block, slab: block + 2 * reach, starts, shard }
     }
 
-    /// Number of cells on this device.
+    /// Returns the number of cells on this device.
     fn own(&self) -> usize {
         self.shard.as_ref().map_or(self.length, |shard| shard.own)
     }
@@ -227,7 +228,7 @@ fn batched(x: &Value, [n, m]: [usize; 2]) -> Value {
     y.reshape(vec![b * n * m, t * h * w / (n * m), heads, dim])
 }
 
-/// Inverse of [`batched`], for blocks of `[t, h, w]`.
+/// Moves blocks of `[t, h, w]` cells back from the batch, the inverse of [`batched`].
 fn unbatched(x: &Value, [n, m]: [usize; 2], [t, h, w]: [usize; 3]) -> Value {
     let (b, heads, dim) = (x.dim(0) / (n * m), x.dim(2), x.dim(3));
     let y = x.reshape(vec![b, n, m, t, h, w, heads, dim]).transpose(&[0, 3, 1, 4, 2, 5, 6, 7]);

@@ -78,7 +78,7 @@ fn spatial_sharding_is_limited_by_window_reach() {
     let small = of(16, 24);
     assert_eq!((axes(&small, 3), axes(&small, 4)), ("context".into(), "cfg".into()));
     let note = "diffusion_decoder: sharding 16 latent rows over context x tensor would give shards smaller than the \
-                reach of the attention windows; they are sharded over context instead";
+                reach of the attention windows; the rows are sharded over context instead";
     assert!(small.notes.iter().any(|n| n == note), "{:?}", small.notes);
     let large = of(64, 24);
     assert_eq!((axes(&large, 3), large.notes.len()), ("context,tensor".into(), 0));
@@ -90,10 +90,13 @@ fn rope_pairs_are_split_by_axis() {
 }
 
 #[test]
-fn unsupported_values_are_rejected_by_key() {
+fn unsupported_value_errors_name_the_key() {
     let cases = [
         (json!({"decoder_model_output_type": "eps"}), "decoder_model_output_type: unknown variant `eps`"),
-        (json!({"decoder_stage_depths": [4, 6]}), "decoder_stage_depths has 2 entries, but the stages need 5"),
+        (
+            json!({"decoder_stage_depths": [4, 6]}),
+            "decoder_stage_depths has 2 entries, but decoder_stage_kernels requires 5",
+        ),
         (json!({"decoder_head_dim": 12}), "decoder_head_dim = 12 is not supported, only a multiple of 8"),
         (json!({"decoder_head_dim": 48}), "only multiples of decoder_head_dim"),
         (
@@ -120,7 +123,7 @@ fn unsupported_values_are_rejected_by_key() {
         (json!({"patch_size": 0}), "patch_size = 0"),
         (json!({"decoder_num_inference_steps": 0}), "decoder_num_inference_steps = 0"),
         (json!({"scaling_factor": 0.5}), "scaling_factor = 0.5"),
-        (json!({"coarse": true}), "coarse = true is an unknown key"),
+        (json!({"coarse": true}), "unknown key coarse = true"),
     ];
     assert_refused(COMPONENT, DiffusionDecoderConfig::from_json, cases);
 }

@@ -33,8 +33,8 @@ pub fn program(c: &DurationHeadConfig, batch: usize, tokens: Av<usize>, build: &
     Network::finish(&p, vec![result])
 }
 
-/// Attention pooling: the learned queries attend to all tokens `[b, n, width]`, none of which is padding; returns `[b,
-/// q, width]`.
+/// Pools tokens `[b, n, width]`, none of which is padding, by attention of the learned queries. Returns `[b, q,
+/// width]`.
 fn pool(p: &Params, c: &DurationHeadConfig, tokens: &Value) -> Value {
     let _scope = p.scope();
     let (b, width) = (p.builder(), c.heads.width());

@@ -1,4 +1,4 @@
-//! Decoder layer shared by the Gemma generations: attention and MLP, each with a norm before and after it.
+//! Decoder layer shared by Gemma 3 and Gemma 4: attention and MLP, each with a norm before and after it.
 
 use crate::hlo::Value;
 use crate::nn::{Axis, Heads, Init, Params, gelu_tanh, linear_nd, project};

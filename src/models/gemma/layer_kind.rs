@@ -38,6 +38,6 @@ pub(crate) fn every(pattern: usize, layers: usize) -> Vec<LayerKind> {
 /// Returns the kinds that a configuration lists explicitly, or an error if their number differs from `layers`.
 pub(crate) fn listed(kinds: &[LayerKind], layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
     let supported = "one entry for each layer (num_hidden_layers)";
-    require(kinds.len() == layers, COMPONENT, "entries of layer_types", kinds.len(), supported)?;
+    require(kinds.len() == layers, COMPONENT, "layer_types length", kinds.len(), supported)?;
     Ok(kinds.to_vec())
 }

@@ -1,5 +1,5 @@
-//! The text encoder network shared by the Gemma generations: converts token ids to hidden states. LTX-2's text
-//! projection is computed inside the loop over layers. Each generation provides its own layers and norm.
+//! The text encoder network shared by Gemma 3 and Gemma 4: converts token ids to hidden states. LTX-2's text projection
+//! is computed inside the loop over layers. Each Gemma version provides its own layers and norm.
 
 mod block;
 mod layer_kind;

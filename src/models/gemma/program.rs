@@ -19,7 +19,7 @@ pub(crate) struct Stack {
 }
 
 impl Stack {
-    /// Number of hidden states: the embeddings and the output of every layer.
+    /// Returns the number of hidden states: the embeddings and the output of every layer.
     fn hidden_states(&self) -> usize {
         self.layers + 1
     }

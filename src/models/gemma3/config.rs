@@ -65,7 +65,7 @@ with_defaults! {
     }
 }
 
-/// RoPE scaling. `type` is the older name of `rope_type`; some releases wrote both.
+/// RoPE scaling. `type` is the older name of `rope_type`; some versions of the transformers library wrote both.
 #[derive(Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Scaling {
@@ -75,7 +75,7 @@ struct Scaling {
     rope_theta: Option<f64>,
 }
 
-/// RoPE parameters by kind of layer, as newer files write them.
+/// RoPE parameters by kind of layer, in the format of newer transformers versions.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Parameters {

@@ -82,7 +82,7 @@ impl SharedInputs {
         let (b, dtype) = (p.builder(), p.dtype());
         let (t, half) = (mask.dim(1), c.heads.dim / 2);
         let inverse = |base: RopeBase| {
-            // Computed in f32 throughout, as in the reference.
+            // Every operation is rounded to f32, as in the reference.
             move |j: usize| {
                 let exponent = (2 * j) as f32 / c.heads.dim as f32;
                 (1.0 / (base.theta as f32 as f64).powf(f64::from(exponent)) as f32) / base.factor as f32
@@ -115,7 +115,7 @@ impl SharedInputs {
     }
 }
 
-/// RMS norm over the last dimension, scaled by `1 + weight`.
+/// Applies RMS norm over the last dimension and multiplies by `1 + weight`.
 fn norm(p: &Params, c: &Gemma3Config, x: &Value) -> Value {
     let weight = p.get("weight", &[x.dim(-1)], &[Axis::Replicated], Init::normal(0.02));
     (rms(x, c.rms_norm_eps) * (weight.to(DType::F32) + 1.0)).to(x.dtype())

@@ -61,7 +61,7 @@ fn older_and_newer_config_keys_are_equivalent() {
 }
 
 #[test]
-fn unsupported_values_are_rejected_by_key() {
+fn unsupported_value_errors_name_the_key() {
     let cases = [
         (json!({"hidden_activation": "gelu"}), "hidden_activation = \"gelu\" is not supported, only gelu_pytorch_tanh"),
         (json!({"attn_logit_softcapping": 50.0}), "attn_logit_softcapping = 50.0 is not supported, only null"),
@@ -71,7 +71,10 @@ fn unsupported_values_are_rejected_by_key() {
         ),
         (json!({"num_key_value_heads": 3}), "num_key_value_heads = 3 is not supported, only a divisor"),
         (json!({"head_dim": 7}), "head_dim = 7 is not supported, only an even number"),
-        (json!({"layer_types": ["full_attention"]}), "layer_types = 1 is not supported, only one entry for each"),
+        (
+            json!({"layer_types": ["full_attention"]}),
+            "layer_types length = 1 is not supported, only one entry for each",
+        ),
         (json!({"layer_types": ["chunked_attention"]}), "layer_types[0]: unknown variant `chunked_attention`"),
         (json!({"sliding_window_pattern": 0}), "sliding_window_pattern = 0 is out of range: it must be 1 to 256"),
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}), "rope_type = \"yarn\" is not supported"),

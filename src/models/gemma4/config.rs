@@ -1,4 +1,5 @@
-//! Reads `text_encoder/config.json` of Gemma 4, with the publisher's keys or those that transformers saves.
+//! Reads `text_encoder/config.json` of Gemma 4, with the keys of the publisher's file or of files saved by
+//! transformers.
 
 use std::collections::BTreeMap;
 
@@ -107,7 +108,7 @@ impl Gemma4ConfigFile {
     /// transformers specify them for every layer.
     fn full_layers(&self, layers: &[LayerKind]) -> Result<LayerOverride, ConfigError> {
         let Some(by_layer) = &self.per_layer_config else {
-            // As in the reference, the number of key-value heads applies only if keys and values are shared.
+            // As in the reference, `num_global_key_value_heads` applies only if keys and values are shared.
             let kv_heads = self.num_global_key_value_heads.filter(|_| self.attention_k_eq_v);
             return Ok(LayerOverride { head_dim: Some(self.global_head_dim), num_key_value_heads: kv_heads });
         };

@@ -84,7 +84,7 @@ impl LayerInputs {
     }
 }
 
-/// RMS norm over the last dimension, scaled by `weight`.
+/// Applies RMS norm over the last dimension and multiplies by `weight`.
 fn norm(p: &Params, c: &Gemma4Config, x: &Value) -> Value {
     let weight = p.get("weight", &[x.dim(-1)], &[Axis::Replicated], Init { mean: 1.0, std: 0.02 });
     (rms(x, c.rms_norm_eps) * weight.to(DType::F32)).to(x.dtype())

@@ -1,4 +1,4 @@
-//! RoPE of Gemma 4: rotates all feature pairs of a head, or only the first part of them.
+//! RoPE of Gemma 4: rotates all feature pairs of a head, or only the first ones.
 
 use serde::Deserialize;
 
@@ -57,7 +57,8 @@ impl RopeFile {
 
 impl Rope {
     /// Returns the frequency of each pair of a head of width `dim`; 0 for pairs that are not rotated. The exponents are
-    /// relative to the full width even if only some pairs are rotated. Computed in f32 throughout, as in the reference.
+    /// relative to the full width even if only some pairs are rotated. Every operation is rounded to f32, as in the
+    /// reference.
     pub(super) fn frequencies(&self, dim: usize) -> Vec<f32> {
         let rotated = (self.share * dim as f64) as usize / 2;
         let frequency = |pair: usize| {

@@ -21,7 +21,7 @@ fn read(text: Json) -> Gemma4Config {
     Gemma4Config::from_json(&json!({"text_config": text})).expect("reads")
 }
 
-/// The published Gemma 4 text encoder with LTX-2.3's connectors.
+/// Returns the published Gemma 4 text encoder with LTX-2.3's connectors.
 fn published() -> (Gemma4Config, ConnectorsConfig) {
     let connectors = ConnectorsConfig::from_json(&testing::published("ltx2_3", "connectors")).expect("reads");
     (Gemma4Config::from_json(&fixture("gemma4_12b")).expect("reads"), connectors)
@@ -78,7 +78,7 @@ fn rope_frequencies_match_the_reference() {
 }
 
 #[test]
-fn unsupported_values_are_rejected_by_key() {
+fn unsupported_value_errors_name_the_key() {
     let cases = [
         (json!({"hidden_activation": "gelu"}), "hidden_activation = \"gelu\" is not supported, only gelu_pytorch_tanh"),
         (json!({"use_bidirectional_attention": "all"}), "use_bidirectional_attention = \"all\" is not supported"),
@@ -88,7 +88,10 @@ fn unsupported_values_are_rejected_by_key() {
         (json!({"hidden_size_per_layer_input": 256}), "hidden_size_per_layer_input = 256 is not supported, only 0"),
         (json!({"num_key_value_heads": 3}), "num_key_value_heads = 3 is not supported, only a divisor"),
         (json!({"head_dim": 7}), "head_dim = 7 is not supported, only an even number"),
-        (json!({"layer_types": ["full_attention"]}), "layer_types = 1 is not supported, only one entry for each"),
+        (
+            json!({"layer_types": ["full_attention"]}),
+            "layer_types length = 1 is not supported, only one entry for each",
+        ),
         (
             json!({"per_layer_config": {"03": {"head_dim": 8}}}),
             "per_layer_config.3 = {\"head_dim\":8,\"num_key_value_heads\":null} is not supported, only the same values \
@@ -108,7 +111,7 @@ fn unsupported_values_are_rejected_by_key() {
             "partial_rotary_factor = 1.5 is out of range: it must be 0 to 1",
         ),
         (json!({"hidden_size": "wide"}), "hidden_size: invalid type"),
-        (json!({"novel": 1}), "novel = 1 is an unknown key"),
+        (json!({"novel": 1}), "unknown key novel = 1"),
     ];
     assert_refused("text_encoder", Gemma4Config::from_json, cases);
 }
@@ -140,7 +143,8 @@ fn gemma_4_12b_declares_every_text_tensor_once() {
     assert_eq!(elements(&alone), 11_907_350_272 + 48);
 }
 
-/// Tensors of the reference class at the published size: name and shape, one entry per layer.
+/// Returns the name and the shape of every tensor of the reference class at the published size, with one entry per
+/// layer.
 fn published_tensors() -> Vec<(String, Vec<usize>)> {
     let file = "tests/fixtures/models/gemma4_12b/text_encoder/tensors.tsv";
     let text = std::fs::read_to_string(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).expect("the fixture is there");

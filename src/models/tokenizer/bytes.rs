@@ -1,4 +1,4 @@
-//! A small byte-level tokenizer in the format of Gemma's, for models with random weights.
+//! A small byte-level tokenizer in the format of Gemma's tokenizer, for models with random weights.
 
 use std::path::Path;
 
@@ -6,12 +6,14 @@ use serde_json::{Map, Value, json};
 
 use super::{CONFIG_FILE, MODEL_FILE, SPECIAL_FILE, TokenizerError};
 
-/// Gemma's special tokens in id order.
+/// Gemma's special tokens, in ID order.
 const SPECIAL: [&str; 4] = ["<pad>", "<eos>", "<bos>", "<unk>"];
-/// transformers appends this token to a vocabulary that lacks it, so it is included as the last token.
+/// The transformers library appends this token to a vocabulary that lacks it, so this vocabulary includes it as the
+/// last token.
 const MASK: &str = "<mask>";
 
-/// Vocabulary in id order: special tokens, 256 byte tokens, `▁` for the space, printable ASCII.
+/// Returns the vocabulary in ID order: special tokens, the 256 byte tokens, `▁` for the space, printable ASCII without
+/// the space, and `<mask>`.
 fn byte_tokens() -> impl Iterator<Item = String> {
     SPECIAL
         .iter()
@@ -68,8 +70,8 @@ pub(super) fn byte_tokenizer() -> [Value; 3] {
     [model, config, names]
 }
 
-/// Writes the byte-level tokenizer to `dir` and returns the size of its vocabulary. It has no merges, so every
-/// character that is neither a space nor printable ASCII becomes its UTF-8 bytes.
+/// Writes the byte-level tokenizer to `dir` and returns the size of its vocabulary. The tokenizer has no merges, so
+/// every character that is neither a space nor printable ASCII becomes its UTF-8 bytes.
 pub(crate) fn write_byte_tokenizer(dir: &Path) -> Result<usize, TokenizerError> {
     std::fs::create_dir_all(dir).map_err(|source| TokenizerError::Write { file: dir.to_path_buf(), source })?;
     for (name, content) in [MODEL_FILE, CONFIG_FILE, SPECIAL_FILE].into_iter().zip(byte_tokenizer()) {

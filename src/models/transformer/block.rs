@@ -34,7 +34,7 @@ impl StreamInputs {
         rows(table, timestep).iter().map(|row| at_noise_level(row, self.noise_level_index.as_ref())).collect()
     }
 
-    /// Bias on self-attention scores.
+    /// Returns the bias on self-attention scores: the sum of both masks.
     fn self_bias(&self) -> Option<Value> {
         add(self.self_mask.clone(), self.padding_mask.clone())
     }

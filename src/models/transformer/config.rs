@@ -86,7 +86,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Width of the residual stream.
+    /// Returns the width of the residual stream.
     pub fn width(&self) -> usize {
         self.attention.heads.width()
     }
@@ -95,7 +95,7 @@ impl Stream {
         AttentionLayer { sequence: [self.sequence, Axis::TextSequence], ..self.attention }
     }
 
-    /// Number of rows of the main modulation table.
+    /// Returns the number of rows of the main modulation table.
     pub fn modulation_rows(&self) -> usize {
         if self.text_modulation { 9 } else { 6 }
     }
@@ -180,12 +180,12 @@ impl TransformerConfig {
         }
     }
 
-    /// Cross-modal attention with video queries and audio keys.
+    /// Returns the cross-modal attention with video queries and audio keys.
     pub(crate) fn a2v(&self) -> AttentionLayer {
         self.layer(self.audio_heads(), self.gated_attn, [Axis::VideoSequence, Axis::AudioSequence])
     }
 
-    /// Cross-modal attention with audio queries and video keys.
+    /// Returns the cross-modal attention with audio queries and video keys.
     pub(crate) fn v2a(&self) -> AttentionLayer {
         self.layer(self.audio_heads(), self.audio_gated_attn, [Axis::AudioSequence, Axis::VideoSequence])
     }

@@ -93,7 +93,7 @@ impl Ada {
     }
 }
 
-/// Noise levels of one stream, as the reference's timesteps (1000 · sigma).
+/// Noise levels of one stream, expressed as the reference's timesteps (1000 · sigma).
 #[derive(Clone, Copy)]
 pub struct Levels<'a> {
     /// Level of each token, or one level for all tokens; f32 `[b, 1 or tokens]`.
@@ -102,8 +102,8 @@ pub struct Levels<'a> {
     pub(crate) sigma: &'a Value,
 }
 
-/// AdaLN-single with weights at `p`: maps timesteps `[b, s]` to modulation vectors `[b, s, rows, width]` and to the
-/// embedded timestep `[b, s, width]`.
+/// Applies AdaLN-single with the weights at `p`: maps timesteps `[b, s]` to modulation vectors `[b, s, rows, width]`
+/// and to the embedded timestep `[b, s, width]`.
 pub fn adaln(p: &Params, timestep: &Value, rows: usize, width: usize) -> (Value, Value) {
     let _scope = p.scope();
     let embedded = timestep_embedding(&p.pp("emb.timestep_embedder"), timestep, width);
@@ -159,8 +159,8 @@ pub(super) fn rows(table: &Value, timestep: &Value) -> Vec<Value> {
 }
 
 /// Selects for each token the row of `x [b, levels, width]` given by `index`, i32 `[b, tokens]`; returns `[b, tokens,
-/// width]`. Uses selects rather than a gather, because they fuse with their consumers: the result is never written to
-/// memory.
+/// width]`. Without `index`, or if there is only one level, returns `x`. Uses selects instead of a gather, because the
+/// compiler fuses selects with the operations that read them: the result is never written to memory.
 pub(crate) fn at_noise_level(x: &Value, index: Option<&Value>) -> Value {
     let Some(index) = index.filter(|_| x.dim(1) > 1) else { return x.clone() };
     let (tokens, width) = (index.dim(1), x.dim(2));
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
     use crate::hlo::{Builder, Type};
 
-    /// Names of a program's operations, with ` bf16` appended to those with a bf16 operand or result.
+    /// Returns the names of a program's operations, with ` bf16` appended to those with a bf16 operand or result.
     fn operations(f: impl FnOnce(&Builder) -> Value) -> Vec<String> {
         let b = Builder::new("f");
         let y = f(&b);

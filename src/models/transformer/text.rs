@@ -72,7 +72,7 @@ impl TextContext {
         TextContext::KeysValues(kv.input(p, c.num_layers), None)
     }
 
-    /// Number of tokens, including padding.
+    /// Returns the number of tokens, including padding.
     pub(crate) fn tokens(&self) -> usize {
         match self {
             TextContext::Projected(x) => x.dim(1),

@@ -123,7 +123,7 @@ impl UpsamplerConfig {
         if channels != self.in_channels || to[0] != self.in_channels {
             let width = if channels == self.in_channels { to[0] } else { channels };
             return Err(format!(
-                "the latent upsampler takes latents with {} channels, but the video VAE has {width}; use the latent \
+                "the latent upsampler takes latents with {} channels, but those of the video VAE have {width}; use the latent \
                  upsampler of the same model version",
                 self.in_channels
             ));

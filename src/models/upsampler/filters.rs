@@ -2,9 +2,9 @@
 
 use ndarray::{Array5, ArrayView1, ArrayView5, Axis, Zip};
 
-/// Adaptive instance normalization (AdaIN): gives each channel of each video in `latents [b, c, f, h, w]` the mean and
-/// unbiased standard deviation of the same channel in `reference`, which has the same `b` and `c` and any size.
-/// `factor` interpolates linearly from the input (0) to the full result (1).
+/// Applies adaptive instance normalization (AdaIN): gives each channel of each video in `latents [b, c, f, h, w]` the
+/// mean and unbiased standard deviation of the same channel in `reference`, which has the same `b` and `c` and any
+/// size. `factor` interpolates linearly from the input (0) to the full result (1).
 pub fn adain(latents: ArrayView5<f32>, reference: ArrayView5<f32>, factor: f32) -> Array5<f32> {
     let mut result = latents.to_owned();
     Zip::from(result.outer_iter_mut()).and(reference.outer_iter()).for_each(|mut video, reference| {

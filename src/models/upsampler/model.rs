@@ -25,7 +25,7 @@ impl Layers {
         }
     }
 
-    /// Group norm with the weights at `p`; returns f32.
+    /// Applies group norm with the weights at `p`; returns f32.
     fn norm(&self, p: &Params, x: &Value) -> Value {
         group_norm(p, x, GROUPS, NORM_EPS, self.each_frame, &self.shards)
     }

@@ -57,7 +57,7 @@ fn program_output_size_matches_config() {
 }
 
 #[test]
-fn unsupported_values_are_rejected_by_key() {
+fn unsupported_value_errors_name_the_key() {
     let scales = "rational_spatial_scale = 3.0 is not supported, only 0.75, 1.5, 2 and 4";
     let cases = [
         (json!({"rational_spatial_scale": 3.0}), scales),
@@ -112,7 +112,7 @@ fn shape_mismatch_reports_both_shapes() {
     let c = config(json!({}));
     assert_eq!(c.check_fit([128, 3, 4, 6], [128, 3, 8, 12]), Ok(()));
     let width = c.check_fit([8, 3, 4, 6], [8, 3, 8, 12]).expect_err("other channels");
-    assert!(width.contains("128 channels") && width.contains("has 8"), "{width}");
+    assert!(width.contains("128 channels") && width.contains("have 8"), "{width}");
     let size = config(json!({"rational_spatial_scale": 1.5})).check_fit([128, 3, 4, 6], [128, 3, 8, 12]);
     let size = size.expect_err("another size");
     assert!(

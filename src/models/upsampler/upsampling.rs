@@ -21,7 +21,7 @@ pub enum Upsampling {
 }
 
 impl Upsampling {
-    /// Name in YAML and on the command line.
+    /// Returns the name in YAML and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Upsampling::SpatialX2 => "spatial_x2",
@@ -38,7 +38,7 @@ impl Upsampling {
         }
     }
 
-    /// Spatial scale as `[numerator, denominator]`.
+    /// Returns the spatial scale as `[numerator, denominator]`.
     pub fn rows(self) -> [usize; 2] {
         match self {
             Upsampling::SpatialX2 => [2, 1],
@@ -49,7 +49,7 @@ impl Upsampling {
 }
 
 impl UpsamplerConfig {
-    /// Kind of this upsampler; `None` if no request can select it.
+    /// Returns the kind of this upsampler; `None` if no request can select it.
     pub(crate) fn upsampling(&self) -> Option<Upsampling> {
         match self.resampler {
             Resampler::Rational { up: 2, down: 1 } | Resampler::Shuffle([1, 2, 2]) => Some(Upsampling::SpatialX2),

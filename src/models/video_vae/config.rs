@@ -10,7 +10,8 @@ use crate::models::{ConfigError, parse_config, require};
 use crate::nn::Padding;
 
 with_defaults! {
-    /// Keys of `config.json`, with the defaults of the reference class. Both networks and the host code use them.
+    /// Keys of `config.json`, with the defaults of the reference class. The encoder, the decoder and the host code read
+    /// these keys.
     #[derive(Deserialize)]
     #[serde(default)]
     pub struct VideoVaeConfig {
@@ -60,12 +61,12 @@ impl Geometry {
         Geometry { latent_channels, scaling_factor: 1.0, ratios: [temporal, spatial] }
     }
 
-    /// Pixels per latent along height and width.
+    /// Returns the number of pixels per latent along height and width.
     pub(crate) fn spatial(&self) -> usize {
         self.ratios[1]
     }
 
-    /// Frames per latent.
+    /// Returns the number of frames per latent.
     pub(crate) fn temporal(&self) -> usize {
         self.ratios[0]
     }
@@ -109,8 +110,8 @@ impl VideoVaeConfig {
         require(self.patch_size_t == 1, COMPONENT, "patch_size_t", self.patch_size_t, "1")
     }
 
-    /// Returns an error if the compression ratios in the file differ from those that stages with these strides have:
-    /// the host code relies on the ratios.
+    /// Returns an error if the compression ratios in the file differ from those of stages with these strides, because
+    /// the host code relies on the ratios in the file.
     fn check_ratios(&self, strides: impl Iterator<Item = [usize; 3]>) -> Result<(), ConfigError> {
         let [frames, rows] = strides.fold([1usize, self.patch_size], |[frames, rows], [t, h, _]| {
             [frames.saturating_mul(t), rows.saturating_mul(h)]
@@ -255,7 +256,7 @@ pub(crate) enum Downsample {
 }
 
 impl Downsample {
-    /// Downsampling factors of time, height and width.
+    /// Returns the downsampling factors of time, height and width.
     fn stride(self) -> [usize; 3] {
         match self {
             Downsample::Strided => [2; 3],
@@ -390,7 +391,7 @@ impl VideoVaeConfig {
 }
 
 impl EncoderConfig {
-    /// Pixels per latent along height and width.
+    /// Returns the number of pixels per latent along height and width.
     pub fn reduction(&self) -> [usize; 2] {
         let strides = self.stages.iter().filter_map(|stage| stage.downsample).map(Downsample::stride);
         strides.fold([self.patch_size; 2], |[rows, columns], [_, h, w]| [rows * h, columns * w])
@@ -413,7 +414,8 @@ impl DownStage {
     }
 }
 
-/// Returns the first `n` values of a list. The list may be longer: models with fewer blocks keep the class defaults.
+/// Returns the first `n` values of a list. The list may be longer, because the default lists are longer than models
+/// with few blocks need.
 fn first<'a, T: Clone + 'a>(
     key: &str,
     n: usize,
@@ -421,7 +423,7 @@ fn first<'a, T: Clone + 'a>(
 ) -> Result<Vec<T>, ConfigError> {
     let length = values.len();
     if length < n {
-        return Err(form(format!("{key} has {length} entries, but the blocks need {n}")));
+        return Err(form(format!("{key} has only {length} of the {n} entries that the blocks need")));
     }
     Ok(values.take(n).cloned().collect())
 }

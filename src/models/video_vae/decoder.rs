@@ -53,7 +53,7 @@ fn up_block(p: &Params, layers: &Layers, stage: &UpStage, x: &Value, temb: Optio
 }
 
 /// Builds the decoder program. Inputs: f32 `latents [b, latent_channels, f, h, w]` and, for timestep-conditioned
-/// models, f32 `temb [b]`. Output: `video` in the format `pixels`.
+/// models, f32 `temb [b]`. Outputs: see [`Pixels`].
 ///
 /// # Errors
 /// Returns the first error recorded while building the graph, with its op, scope and shapes.

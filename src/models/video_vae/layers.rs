@@ -55,7 +55,7 @@ impl Layers {
         h + self.shortcut(p, x, out)
     }
 
-    /// Returns `x` or, if the number of channels changes, a layer norm followed by a 1x1x1 convolution of `x`.
+    /// Returns `x`. If the number of channels changes, applies a layer norm and a 1x1x1 convolution to it.
     fn shortcut(&self, p: &Params, x: &Value, out: usize) -> Value {
         if x.dim(1) == out {
             return x.clone();
@@ -89,7 +89,7 @@ impl Layers {
 
     /// Downsamples to `out` channels. Adds two parts: space-to-depth of a convolution to `out / volume` channels, and
     /// space-to-depth of the input with channels averaged in groups; `volume` is the product of the strides. If time is
-    /// downsampled, the first frame is duplicated before.
+    /// downsampled, the first frame is duplicated beforehand.
     pub(crate) fn downsample(&self, p: &Params, x: &Value, stride: [usize; 3], out: usize) -> Value {
         let _scope = p.builder().scope("downsample");
         let volume: usize = stride.iter().product();
@@ -158,7 +158,7 @@ pub(crate) fn embedded(p: &Params, temb: &Value, width: usize) -> Value {
     timestep_embedding(&p.pp("time_embedder.timestep_embedder"), temb, width)
 }
 
-/// Inverse of `Layers::patchify`: moves channels `(c, column, row)` to squares of `patch` pixels.
+/// Moves channels `(c, column, row)` to squares of `patch` pixels, the inverse of [`Layers::patchify`].
 pub(crate) fn unpatchify(x: &Value, patch: usize) -> Value {
     let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
     let c = all / (patch * patch);

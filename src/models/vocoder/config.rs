@@ -45,7 +45,7 @@ pub(crate) struct Spectrogram {
 }
 
 impl Spectrogram {
-    /// Number of Fourier bins.
+    /// Returns the number of Fourier bins.
     pub(crate) fn frequencies(&self) -> usize {
         self.filter_length / 2 + 1
     }
@@ -82,7 +82,8 @@ with_defaults! {
 const PLAIN: &str = "LTX2Vocoder";
 const EXTENDED: &str = "LTX2VocoderWithBWE";
 
-/// Defaults of the reference class with bandwidth extension, for the keys whose defaults differ from LTX-2.0's class.
+/// Returns the defaults of the reference class with bandwidth extension, for the keys whose defaults differ from those
+/// of LTX-2.0's class.
 fn extended_defaults() -> Json {
     json!({
         "hidden_channels": 1536, "upsample_kernel_sizes": [11, 4, 4, 4, 4, 4], "upsample_factors": [5, 2, 2, 2, 2, 2],
@@ -254,7 +255,7 @@ impl GeneratorConfig {
         Ok(c)
     }
 
-    /// Audio samples generated per spectrogram frame.
+    /// Returns the number of audio samples generated per spectrogram frame.
     pub(crate) fn samples_per_frame(&self) -> usize {
         self.upsample_factors.iter().product()
     }

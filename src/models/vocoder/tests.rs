@@ -91,7 +91,7 @@ fn periodic_activations_declare_their_parameters_and_filters() {
 }
 
 #[test]
-fn unsupported_values_are_rejected_by_key() {
+fn unsupported_value_errors_name_the_key() {
     let cases = [
         (json!({"_class_name": "BigVGAN"}), "_class_name = \"BigVGAN\" is not supported"),
         (json!({"antialias": true}), "antialias = true is not supported, only false if act_fn is leaky_relu"),

@@ -21,7 +21,8 @@ pub enum StepDraws {
     Continued,
 }
 
-/// Ancestral Euler: each step goes below the next noise level by `eta`, then fresh noise raises it to that level.
+/// Ancestral Euler: each step goes below the next noise level, the further the larger `eta` is; fresh noise then raises
+/// the latents to that level.
 #[derive(Debug)]
 pub struct EulerAncestral {
     /// Stochasticity, 0 to 1; 0 is [`Euler`](super::Euler).
@@ -31,8 +32,8 @@ pub struct EulerAncestral {
     /// Added to the request's seed if `noise_seed` is `None`.
     pub seed_offset: u64,
     pub draws: StepDraws,
-    /// Whether to blend in conditioned tokens after every step, as diffusers does. Lightricks' loop blends only where
-    /// noise changed them.
+    /// Whether to blend in conditioned tokens after every step, as diffusers does. Lightricks' loop blends only after
+    /// steps whose noise changed these tokens.
     pub blends_every_step: bool,
 }
 
@@ -63,7 +64,8 @@ impl Sampler for EulerAncestral {
         1
     }
 
-    /// True unless a noise seed is set or `eta` is 0 (no noise is drawn).
+    /// Returns true for [`StepDraws::Continued`], unless a noise seed is set or `eta` is 0, with which no noise is
+    /// drawn.
     fn continues_request(&self) -> bool {
         self.draws == StepDraws::Continued && self.noise_seed.is_none() && self.eta != 0.0
     }

@@ -23,7 +23,8 @@ const LAST: f64 = 0.0011;
 const C2: f64 = 0.5;
 /// Fraction of the target noise level that is fresh noise.
 const ETA: f64 = 0.5;
-/// Rounds of anchor refinement, which runs for log-steps below `LARGEST_STEP` and sigmas above `SMALLEST_SIGMA`.
+/// Number of rounds that refine the anchor. Only steps that reduce `ln σ` by less than `LARGEST_STEP` and start above
+/// `SMALLEST_SIGMA` refine it.
 const ROUNDS: i32 = 100;
 const LARGEST_STEP: f64 = 0.5;
 const SMALLEST_SIGMA: f64 = 0.03;
@@ -89,19 +90,19 @@ impl Noised {
     }
 }
 
-/// `(e^z - 1) / z`.
+/// Returns `(e^z - 1) / z`.
 fn phi1(z: f64) -> f64 {
     if z.abs() < 1e-10 { 1.0 } else { z.exp_m1() / z }
 }
 
-/// `(e^z - 1 - z) / z²`.
+/// Returns `(e^z - 1 - z) / z²`.
 fn phi2(z: f64) -> f64 {
     if z.abs() < 1e-10 { 0.5 } else { (z.exp_m1() - z) / (z * z) }
 }
 
-/// Noise source for the two evaluations of a step: `[2, n, c]` per stream, with mean 0 and unit variance. Midpoints and
-/// step ends use separate generators with fixed seeds; the request's seed has no effect. Video noise is drawn before
-/// audio noise.
+/// Returns the noise source for the two evaluations of a step: `[2, n, c]` per stream, with mean 0 and unit variance.
+/// Midpoints and step ends use separate generators with fixed seeds; the request's seed has no effect. Video noise is
+/// drawn before audio noise.
 fn noise() -> StepNoise {
     let mut generators = [MIDPOINT_SEED, STEP_SEED].map(TorchRng::new);
     Box::new(move |tokens| {
@@ -181,12 +182,12 @@ mod tests {
     use super::*;
     use crate::av::Av;
 
-    /// Stand-in for the network's clean prediction.
+    /// Stands in for the network's clean prediction.
     fn predicted(x: f64, sigma: f64) -> f64 {
         0.3 * x + 0.2 * sigma - 0.1
     }
 
-    /// The reference's step function: from `anchor` towards `next`, with fresh noise.
+    /// Applies the reference's step function: from `anchor` towards `next`, with fresh noise.
     fn stepped(anchor: f64, next: f64, sigma: f64, to: f64, noise: f64) -> f64 {
         let up = 0.5 * to;
         let kept = (to.powi(2) - up.powi(2)).sqrt();
@@ -196,7 +197,7 @@ mod tests {
         signal * (clean + kept / signal * slope) + up * noise
     }
 
-    /// The reference's loop on a scalar, with all 100 refinement rounds; returns the value after each evaluation.
+    /// Runs the reference's loop on a scalar, with all 100 refinement rounds; returns the value after each evaluation.
     fn iterated_reference(sigmas: &[f64], start: f64, mut noise: impl FnMut() -> f64) -> Vec<f64> {
         let (mut x, mut all) = (start, Vec::new());
         for pair in sigmas.windows(2) {
