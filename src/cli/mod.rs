@@ -300,7 +300,7 @@ mod tests {
         assert_eq!(exit_code(&PipelineError::from(SamplingError::Steps(300)).into()), 2);
         assert_eq!(exit_code(&anyhow::anyhow!("device")), 1);
         let flags = || pjrt::Error::Flags { plugin: "p.so".into(), reason: "Unknown flag in XLA_FLAGS: --a".into() };
-        let line = "Unknown flag in XLA_FLAGS: --a (plugin p.so); correct or remove it";
+        let line = "Unknown flag in XLA_FLAGS: --a (plugin p.so); correct or remove the flag";
         assert_eq!(flags().to_string(), line);
         let error = PipelineError::from(PlatformError::from(flags()));
         assert_eq!((exit_code(&error.into()), exit_code(&RuntimeError::from(flags()).into())), (2, 2));

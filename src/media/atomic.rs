@@ -45,7 +45,7 @@ pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
         std::fs::create_dir_all(&folder).map_err(Error::io("create folder", &folder))?;
         builder.tempfile_in(&folder).map_err(Error::io("create a temporary file in", &folder))
     };
-    // A concurrent [`check_writable`] on the same folder may remove it between the two calls; retry once.
+    // A concurrent [`check_writable`] on the same folder may remove the folder between the two calls; retry once.
     let file = match create() {
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => create()?,
         created => created?,

@@ -1,13 +1,14 @@
 //! Converts RGB to Y'CbCr 4:2:0 and back: BT.601, limited range. Rounds exactly as libswscale does on x86-64 with
-//! bilinear filters, so that conditioning images have the same values with the built-in encoder as with ffmpeg.
+//! bilinear filters, so that the H.264 round trip of conditioning images converts pixels alike with the built-in
+//! encoder and with ffmpeg.
 
 use super::yuv::Planes;
 
 /// Fractional bits of the fixed-point coefficients.
 const SHIFT: i32 = 15;
 
-/// Returns the fixed-point coefficient of an RGB component: `part`, scaled from 255 input levels to `range` output
-/// levels.
+/// Returns the fixed-point coefficient of an RGB component: `part` (its share of the weighted sum), scaled from 255
+/// input levels to `range` output levels.
 const fn scaled(part: f64, range: f64) -> i32 {
     (part * range / 255.0 * (1 << SHIFT) as f64 + 0.5) as i32
 }
@@ -45,7 +46,7 @@ pub(super) fn planes(rgb: &[u8], width: usize, height: usize) -> Planes {
 }
 
 /// Filters the chroma values of four rows to one sample. Each term is truncated; the initial value 5 compensates for
-/// that.
+/// the truncation.
 fn filtered(values: [i32; 4]) -> u8 {
     let sum = ROWS.iter().zip(values).fold(5, |sum, (weight, value)| sum + ((weight * value) >> 16));
     (sum >> 3).clamp(0, 255) as u8

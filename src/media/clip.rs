@@ -1,7 +1,7 @@
 //! Input videos: a video file, which an installed ffmpeg decodes, or a folder of PNG frames.
 //!
-//! A video file gives the frames that ffmpeg decodes from the default video track: in presentation order, without
-//! dropped or repeated frames, rotated as the container specifies.
+//! The frames of a video file are those that ffmpeg decodes from its default video track: in presentation order,
+//! without dropped or repeated frames, rotated as the container specifies.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ impl Clip {
     /// frame: drops earlier sound, and inserts silence if the sound starts later.
     ///
     /// # Errors
-    /// Returns an error in the cases of [`read_clip`], or if the sound cannot be read.
+    /// Fails for the same reasons as [`read_clip`], or if the sound cannot be read.
     pub fn read(path: &Path, ffmpeg: &Path, wanted: ClipPart) -> Result<Self> {
         let (frames, track) = read_frames(path, ffmpeg, wanted.frames, frame_memory_limit())?;
         let sound = match track.filter(|_| wanted.seconds != Some(0.0)) {
@@ -67,7 +67,7 @@ pub struct ClipPart {
     pub seconds: Option<f64>,
 }
 
-/// Reads the frame tables of an MP4. `None`: `path` is a folder, or counting its frames requires decoding.
+/// Reads the frame tables of an MP4. `None`: `path` is a folder, or the file has to be decoded to count its frames.
 fn told(path: &Path) -> Result<Option<Tables>> {
     if path.is_dir() {
         return Ok(None);
@@ -81,7 +81,8 @@ fn told(path: &Path) -> Result<Option<Tables>> {
 ///
 /// # Errors
 /// Returns an error if the file is missing or damaged (with ffmpeg's message), if ffmpeg is needed but not installed,
-/// if the frame rate varies, if the pixels are not square, or if the video is HDR.
+/// if there are fewer than two frames, if the frame rate varies, if the pixels are not square, if the rotation is not a
+/// multiple of 90 degrees, or if the video is HDR.
 pub fn probe_clip(path: &Path, ffmpeg: &Path) -> Result<ClipInfo> {
     if path.is_dir() {
         let (frames, width, height) = png_size(path)?;
@@ -100,8 +101,7 @@ pub fn probe_clip(path: &Path, ffmpeg: &Path) -> Result<ClipInfo> {
 /// Restricts ffmpeg to this one file and to frames of at most `most_pixels` pixels.
 ///
 /// # Errors
-/// Returns an error in the cases of [`probe_clip`], if the file is truncated, or if its container refers to other
-/// files.
+/// Fails for the same reasons as [`probe_clip`], if the file is truncated, or if its container refers to other files.
 pub(crate) fn decode_upload(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Result<ClipInfo> {
     let pixels = most_pixels.to_string();
     let info = decode_list(path, ffmpeg, &[&BEFORE[..], &SELF_CONTAINED, &["-max_pixels", &pixels]].concat())?;
@@ -111,8 +111,8 @@ pub(crate) fn decode_upload(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Res
     Ok(info)
 }
 
-/// Returns an error if the decoded width, height and frame count differ from the MP4's header. At most `most` frames
-/// were decoded.
+/// Returns an error if the decoded width, height or frame count differs from the MP4's header. `most` is the limit on
+/// the number of frames that were decoded.
 fn check_header(path: &Path, told: &Tables, most: usize, decoded: [usize; 3]) -> Result<()> {
     let all = told.times.len().min(most);
     if decoded == [told.width, told.height, all] {
@@ -120,8 +120,8 @@ fn check_header(path: &Path, told: &Tables, most: usize, decoded: [usize; 3]) ->
     }
     let [width, height, count] = decoded;
     let why = format!(
-        "its header states {all} frames of {}x{}, but ffmpeg decodes {count} of {width}x{height}: if it is complete, convert it first, \
-         e.g. ffmpeg -i IN OUT.mp4",
+        "the header states {all} frames of {}x{}, but ffmpeg decodes {count} of {width}x{height}; if the file is complete, convert \
+         it first, e.g. ffmpeg -i IN OUT.mp4",
         told.width, told.height
     );
     Err(unusable(path, &why))
@@ -150,12 +150,12 @@ fn track_of(path: &Path, ffmpeg: &Path, before: &[&str]) -> Result<VideoTrack> {
 /// Returns ffmpeg's stdout for a file, at most `most` bytes.
 ///
 /// # Errors
-/// Returns an error in the cases of [`decode_with_messages`], or if the file is truncated.
+/// Fails for the same reasons as [`decode_with_messages`], or if the file is truncated or has no video.
 fn decoded(path: &Path, ffmpeg: &Path, before: &[&str], how: &[&str], most: u64) -> Result<Vec<u8>> {
     const CUT: [&str; 3] = ["File ended prematurely", "partial file", "corrupt input packet"];
     let is_cut = |words: &str| CUT.iter().any(|sign| words.contains(sign));
-    let why =
-        "it is truncated or damaged; to use the part that ffmpeg can read, copy it first, e.g. ffmpeg -i IN OUT.mp4";
+    let why = "the file is truncated or damaged; to use the part that ffmpeg can read, convert the file first, e.g. \
+               ffmpeg -i IN OUT.mp4";
     match decode_with_messages(path, ffmpeg, before, how, most) {
         Err(Error::Ffmpeg { tail, .. }) if is_cut(&tail) => Err(unusable(path, why)),
         Ok(Some((_, words))) if is_cut(&words) => Err(unusable(path, why)),
@@ -163,10 +163,10 @@ fn decoded(path: &Path, ffmpeg: &Path, before: &[&str], how: &[&str], most: u64)
     }
 }
 
-/// Pixels added to the width and to the height for ffmpeg's `-max_pixels`: decoders allocate more than the frame. For a
-/// frame of 64x48, for example, the MPEG-4 decoder allocates 192x280.
+/// Pixels added to the width and to the height for ffmpeg's `-max_pixels`: decoders allocate more pixels than a frame
+/// has. For example, the MPEG-4 decoder allocates 192x280 for a frame of 64x48.
 const DECODER_MARGIN: usize = 512;
-const NO_VIDEO: &str = "it has no video that ffmpeg can decode";
+const NO_VIDEO: &str = "the file has no video that ffmpeg can decode";
 /// ffmpeg arguments before the input: stop at the first damaged packet.
 const BEFORE: [&str; 1] = ["-xerror"];
 /// ffmpeg arguments before the input: exclude network protocols, and playlist formats, which refer to other files.
@@ -187,15 +187,15 @@ fn frames_of(map: &str) -> [&str; 4] {
 /// Reads all frames of a video file or of a folder of PNG frames.
 ///
 /// # Errors
-/// Returns an error in the cases of [`probe_clip`], or if the frames do not fit in this host's memory.
+/// Fails for the same reasons as [`probe_clip`], or if the frames do not fit in this host's memory.
 pub fn read_clip(path: &Path, ffmpeg: &Path) -> Result<Frames> {
     Ok(read_frames(path, ffmpeg, None, frame_memory_limit())?.0)
 }
 
-/// Reads the first `most` frames of a video file or of a folder of PNG frames; all frames if there are fewer.
+/// Reads the first `most` frames of a video file or of a folder of PNG frames, or all frames if there are fewer.
 ///
 /// # Errors
-/// Returns an error in the cases of [`read_clip`].
+/// Fails for the same reasons as [`read_clip`].
 pub fn read_first_frames(path: &Path, ffmpeg: &Path, most: usize) -> Result<Frames> {
     Ok(read_frames(path, ffmpeg, Some(most), frame_memory_limit())?.0)
 }
@@ -214,8 +214,8 @@ fn check_size(path: &Path, frames: usize, width: usize, height: usize, limit: u6
     }
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     let why = format!(
-        "{frames} frames of {width}x{height} take {:.1} GiB, but this host has room for {:.1} GiB: use a shorter part, e.g. \
-         ffmpeg -t SECONDS -i IN OUT.mp4",
+        "{frames} frames of {width}x{height} take {:.1} GiB, but the limit on this host is {:.1} GiB (a quarter of the \
+         free memory); use a shorter part, e.g. ffmpeg -t SECONDS -i IN OUT.mp4",
         gib(bytes),
         gib(limit)
     );

@@ -14,8 +14,8 @@ use super::error::{Error, Result, tail};
 use super::frames::Frames;
 use super::wav::parse_wav;
 
-/// ffmpeg arguments before an untrusted input: allow only containers that hold their own sound. Excludes playlists and
-/// scripts, which refer to other files and hosts.
+/// ffmpeg arguments before an untrusted input: allow only containers that contain the audio data themselves. This
+/// excludes playlists and scripts, which refer to other files and hosts.
 pub(super) const PLAIN_FILES: [&str; 4] = [
     "-protocol_whitelist",
     "file,pipe",
@@ -93,7 +93,7 @@ pub(super) fn decode_with_messages(
     });
     if is_long {
         let reason =
-            "its frames do not fit in this host's memory: use a shorter part, e.g. ffmpeg -t SECONDS -i IN OUT.mp4";
+            "the frames do not fit in this host's memory; use a shorter part, e.g. ffmpeg -t SECONDS -i IN OUT.mp4";
         return Err(Error::Clip { path: path.to_path_buf(), reason: reason.into() });
     }
     let Some(Output { made, said }) = made? else { return Ok(None) };
@@ -108,11 +108,11 @@ pub(super) struct Output<T> {
     pub(super) said: String,
 }
 
-/// Runs ffmpeg on a file and passes its stdout to `read`, which must read it to the end. Returns `None` if the file has
-/// no stream of the requested kind.
+/// Runs ffmpeg on a file and passes its stdout to `read`. If `read` returns before the end of the output, ffmpeg is
+/// stopped. Returns `None` if the file has no stream of the requested kind.
 ///
 /// # Errors
-/// Returns an error if ffmpeg is not installed or cannot read the file.
+/// Returns an error if ffmpeg is not installed, cannot read the file, or was stopped.
 pub(super) fn run<T>(
     path: &Path,
     ffmpeg: &Path,

@@ -1,5 +1,6 @@
 //! Downmix of multichannel audio to stereo (ITU-R BS.775): keeps front left and right at full level, adds center and
-//! surrounds at -3 dB, and drops low-frequency effects. The result is scaled so that it cannot clip.
+//! surrounds at -3 dB and a single rear center at -6 dB, and drops low-frequency effects. The result is scaled so that
+//! it cannot clip.
 
 use std::f32::consts::FRAC_1_SQRT_2;
 

@@ -127,7 +127,7 @@ impl Mp4Sound {
         let more = self.pieces.checked_sub(1).filter(|more| *more > 0)?;
         let last = self.edit.skip + self.edit.length.unwrap_or_default();
         Some(format!(
-            "the edit list of its sound has {} segments, of which only the first is used (seconds {:.3} to {last:.3} of the \
+            "the audio edit list has {} segments, of which only the first is used (seconds {:.3} to {last:.3} of the \
              track; {more} ignored): export the file without edits, e.g. by re-encoding it with ffmpeg",
             self.pieces, self.edit.skip
         ))
@@ -410,7 +410,7 @@ mod tests {
             let said = std::fs::read_to_string(log.path()).unwrap();
             assert_eq!(said.matches("WARN").count(), usize::from(pieces > 1), "{said}");
             let named = format!(
-                "{}: the edit list of its sound has {pieces} segments, of which only the first is used (seconds 0.500 to \
+                "{}: the audio edit list has {pieces} segments, of which only the first is used (seconds 0.500 to \
                  1.500 of the track; {} ignored)",
                 file.path().display(),
                 pieces - 1

@@ -22,7 +22,7 @@ impl std::fmt::Display for Encoder {
     }
 }
 
-/// Resolves the requested encoder to one that this machine has.
+/// Resolves the requested encoder to one that is available on this machine.
 pub(super) fn choose(options: &Mp4Options) -> Result<Encoder> {
     if options.encoder == EncoderChoice::Embedded {
         return Ok(Encoder::Embedded);

@@ -54,8 +54,8 @@ pub enum Error {
 /// Formats an [`Error::Undecoded`]: the cause and a remedy.
 fn undecoded(why: &str, ffmpeg: Option<&str>) -> String {
     match ffmpeg {
-        Some(words) => format!("{why}, and ffmpeg cannot decode it: {words}"),
-        None => format!("{why}; install ffmpeg, or convert it to WAV, FLAC, MP3, AAC, ALAC or Vorbis"),
+        Some(words) => format!("{why}, and ffmpeg cannot decode the file: {words}"),
+        None => format!("{why}; install ffmpeg, or convert the file to WAV, FLAC, MP3, AAC, ALAC or Vorbis"),
     }
 }
 

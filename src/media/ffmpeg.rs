@@ -21,7 +21,8 @@ use super::wav::{WavFormat, wav_bytes};
 use super::yuv;
 use crate::catch_panic::panic_message;
 
-/// Returns the version line of the ffmpeg at `program`. Returns an error with the reason if it lacks any of `encoders`.
+/// Returns the version line of the ffmpeg at `program`. The error says why ffmpeg cannot be started, or which of
+/// `encoders` it lacks.
 pub(super) fn probe(program: &Path, encoders: &[&str]) -> std::result::Result<String, String> {
     let ask = |argument: &str| {
         let output = Command::new(program).args(["-hide_banner", argument]).stdin(Stdio::null()).output();

@@ -20,7 +20,7 @@ pub struct ClipInfo {
 /// The third number of a line is the frame's time.
 ///
 /// # Errors
-/// Returns an error in the cases of [`rate_of`], or if the output cannot be parsed.
+/// Fails for the same reasons as [`rate_of`], or if the output cannot be parsed.
 pub(super) fn listed(path: &Path, text: &str, timing: &Timing) -> Result<ClipInfo> {
     let header = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
     let pair = |text: &str, between: char| {
@@ -32,7 +32,7 @@ pub(super) fn listed(path: &Path, text: &str, timing: &Timing) -> Result<ClipInf
     let parsed = header("#dimensions 0:").and_then(|text| pair(text, 'x'));
     let tick = header("#tb 0:").and_then(|text| pair(text, '/'));
     let (Some([width, height]), Some(tick), Some(times)) = (parsed, tick, times) else {
-        return Err(unusable(path, "ffmpeg's list of its frames cannot be read"));
+        return Err(unusable(path, "cannot parse ffmpeg's list of frames"));
     };
     let frame_rate = Some(rate_of(path, &times, tick, timing)?);
     Ok(ClipInfo { width, height, frames: times.len(), frame_rate })
@@ -45,7 +45,7 @@ pub(super) fn listed(path: &Path, text: &str, timing: &Timing) -> Result<ClipInf
 /// Returns an error if there are fewer than two frames or if the frame rate varies.
 pub(super) fn rate_of(path: &Path, times: &[i64], [num, den]: [usize; 2], timing: &Timing) -> Result<f64> {
     let [first, .., last] = *times else {
-        return Err(unusable(path, "it has fewer than two frames; use --image for a still image"));
+        return Err(unusable(path, "the video has fewer than two frames; use --image for a still image"));
     };
     let each = (last - first) as f64 / (times.len() - 1) as f64;
     let per_second = den as f64 / num as f64;
@@ -55,7 +55,7 @@ pub(super) fn rate_of(path: &Path, times: &[i64], [num, den]: [usize; 2], timing
     };
     let rounding = rounding(each, off(each), per_second, timing);
     if each <= 0.0 || off(each) > rounding {
-        let why = "its frame rate varies, and frames are not resampled: make it constant first, e.g. \
+        let why = "the frame rate varies; resample the video to a constant frame rate first, e.g. \
                    ffmpeg -i IN -vf fps=24 OUT.mp4";
         return Err(unusable(path, why));
     }
@@ -136,18 +136,18 @@ mod tests {
         let fast: Vec<i64> = (0..241).map(|n| (f64::from(n) * 1000.0 / 120.0).round() as i64).collect();
         assert_eq!(of(&fast, "1/1000").unwrap().frame_rate, Some(120.0));
         let varies = of(&[0, 1, 3, 4, 6, 7, 9, 10], "1/24").unwrap_err().to_string();
-        assert!(varies.contains("a.mp4: its frame rate varies") && varies.contains("-vf fps=24"), "{varies}");
+        assert!(varies.contains("a.mp4: the frame rate varies") && varies.contains("-vf fps=24"), "{varies}");
         // An MP4 remuxed from Matroska: whole milliseconds in ticks of 1/16000 s.
         let remuxed: Vec<i64> = (0..241).map(|n| (f64::from(n) * 1000.0 / 24.0).round() as i64 * 16).collect();
         assert_eq!(of(&remuxed, "1/16000").unwrap().frame_rate, Some(24.0));
         let lacks: Vec<i64> = remuxed.iter().copied().filter(|time| *time != remuxed[120]).collect();
-        assert!(of(&lacks, "1/16000").unwrap_err().to_string().contains("its frame rate varies"));
+        assert!(of(&lacks, "1/16000").unwrap_err().to_string().contains("the frame rate varies"));
         // One frame per millisecond, with one frame missing.
         let quick: Vec<i64> = (0..100).filter(|n| *n != 50).map(|n| n * 16).collect();
-        assert!(of(&quick, "1/16000").unwrap_err().to_string().contains("its frame rate varies"));
+        assert!(of(&quick, "1/16000").unwrap_err().to_string().contains("the frame rate varies"));
         assert!(of(&[0], "1/24").unwrap_err().to_string().contains("fewer than two frames"));
         let none = listed(Path::new("a"), "nothing", &Timing::default()).unwrap_err().to_string();
-        assert!(none.contains("cannot be read"), "{none}");
+        assert!(none.contains("cannot parse"), "{none}");
     }
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
         let times = rounded(24.0, 25, 100.0);
         assert_eq!([&times[..], &times[..9]].map(|times| gif(times).unwrap().frame_rate), [Some(24.0); 2]);
         let lacks: Vec<i64> = times.iter().copied().filter(|time| *time != times[7]).collect();
-        assert!(gif(&lacks).unwrap_err().to_string().contains("its frame rate varies"));
+        assert!(gif(&lacks).unwrap_err().to_string().contains("the frame rate varies"));
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl FrameEncoder {
         let units = encoded.map_err(|e| failed(e.to_string()))?.concat();
         match units.len() == frames.len() {
             true => Ok(units),
-            false => Err(failed(format!("it returned {} access units for {} frames", units.len(), frames.len()))),
+            false => Err(failed(format!("got {} access units for {} frames", units.len(), frames.len()))),
         }
     }
 }
@@ -126,7 +126,7 @@ impl TrackBuilder {
         // The list may contain the index of a frame that could not be written.
         self.sync.retain(|index| *index < self.samples.len());
         let (Some(sps), Some(pps)) = (self.sps, self.pps) else {
-            return Err(failed("it returned no parameter sets".into()));
+            return Err(failed("the stream contains no parameter sets".into()));
         };
         let (timescale, delta) = self.encoder.rate.timescale();
         // `FrameEncoder::new` has checked that the sizes fit in u16.
@@ -155,8 +155,8 @@ fn config(width: usize, height: usize, rate: FrameRate, quantizer: u8) -> Encode
     config
 }
 
-/// Returns the lowest level that allows this many macroblocks per second (H.264, table A-1). The encoder raises the
-/// level if the picture size requires it.
+/// Returns the lowest level that allows `macroblocks` macroblocks per frame at `fps` frames per second (H.264, table
+/// The encoder raises the level if the picture size requires it.
 fn level(macroblocks: usize, fps: f64) -> u8 {
     const MOST: [(u8, f64); 7] = [
         (30, 40_500.0),

@@ -56,8 +56,8 @@ impl ImageKind {
         }
     }
 
-    /// Returns ffmpeg's demuxer for the format. ffmpeg gets it explicitly, because other demuxers that it might try may
-    /// open further files.
+    /// Returns ffmpeg's demuxer for the format. It is passed to ffmpeg explicitly, because a demuxer that ffmpeg
+    /// chooses itself may open further files.
     fn demuxer(self) -> &'static str {
         match self {
             ImageKind::Gif => "gif",
@@ -73,8 +73,8 @@ impl ImageKind {
 /// Decodes an image of at most `most_pixels` pixels with ffmpeg; `bytes` are the file's contents.
 ///
 /// # Errors
-/// Returns an error if ffmpeg is not installed, if the image is damaged (with ffmpeg's message), if ffmpeg decodes only
-/// one tile of it, or if it is HDR.
+/// Returns an error if ffmpeg is not installed, or if the image is damaged (with ffmpeg's message), tiled, HDR, or a
+/// preview of a raw photograph.
 pub(super) fn read_by_ffmpeg(
     path: &Path,
     ffmpeg: &Path,
@@ -99,34 +99,34 @@ pub(super) fn read_by_ffmpeg(
         Err(Error::NoDecoder { reason, .. }) => {
             let name = kind.name();
             return Err(bad(format!(
-                "{name} images need ffmpeg, which cannot be started ({reason}): install it, or convert the image, e.g. \
+                "{name} images need ffmpeg, which cannot be started ({reason}); install ffmpeg, or convert the image, e.g. \
                  ffmpeg -i IN OUT.png"
             )));
         }
         output => output?,
     };
     let frames = pixmap.and_then(|bytes| pixmaps(&bytes));
-    let frames = frames.ok_or_else(|| bad("ffmpeg decodes no image from it: it is damaged or truncated".into()))?;
+    let frames = frames.ok_or_else(|| bad("ffmpeg cannot decode the image, which is damaged or truncated".into()))?;
     let size = [frames.width(), frames.height()];
     if let Some([width, height]) = facts.size.filter(|whole| *whole != size) {
-        let why = "it is a tiled image; convert it to PNG with another program, e.g. heif-convert IN OUT.png";
-        return Err(bad(format!("ffmpeg decodes only {}x{} of its {width}x{height} pixels: {why}", size[0], size[1])));
+        let why = "the image is tiled; convert it to PNG with another program, e.g. heif-convert IN OUT.png";
+        return Err(bad(format!("ffmpeg decodes only {}x{} of {width}x{height} pixels: {why}", size[0], size[1])));
     }
     if frames.count() > 1 {
         tracing::warn!("{}: {ANIMATED}", path.display());
     }
     let rgb = frames.iter().next().map(<[u8]>::to_vec).unwrap_or_default();
     let image = RgbImage::from_raw(size[0] as u32, size[1] as u32, rgb).map(DynamicImage::ImageRgb8);
-    let image = image.ok_or_else(|| bad("ffmpeg decodes no image from it".into()))?;
+    let image = image.ok_or_else(|| bad("ffmpeg cannot decode the image".into()))?;
     upright_srgb(path, image, facts.orientation, facts.profile.as_deref())
 }
 
 /// Metadata of an image file.
 #[derive(Default)]
 struct Facts {
-    /// Why the image cannot be used.
+    /// Why the image cannot be used. `None`: no reason found.
     fault: Option<&'static str>,
-    /// Stored width and height of the complete image.
+    /// Width and height of the complete image before rotation. `None`: not stated.
     size: Option<[usize; 2]>,
     orientation: Option<Orientation>,
     profile: Option<Vec<u8>>,
@@ -140,7 +140,8 @@ impl Facts {
         let is_reduced = tiff_number(bytes, SUBFILE).is_some_and(|kind| kind & 1 == 1);
         let orientation = tiff_number(bytes, ORIENTATION).and_then(|code| u8::try_from(code).ok());
         Facts {
-            fault: is_reduced.then_some("its first image is only a preview, as in raw photographs: convert it to PNG"),
+            fault: is_reduced
+                .then_some("the first image is only a preview, as in raw photographs; convert the file to PNG"),
             orientation: orientation.and_then(Orientation::from_exif),
             ..Facts::default()
         }
@@ -169,7 +170,7 @@ impl Facts {
                     facts.profile = Some(body[4..].to_vec())
                 }
                 b"colr" if matches!(body.get(6..8), Some([0, 16 | 18])) => {
-                    facts.fault = Some("it is HDR, but the models use SDR: export it as SDR, e.g. to PNG");
+                    facts.fault = Some("the image is HDR, but the models use SDR; export it as SDR, e.g. to PNG");
                 }
                 _ => {}
             }

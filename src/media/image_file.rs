@@ -14,7 +14,8 @@ use super::image_ffmpeg::{ImageKind, read_by_ffmpeg};
 use super::image_pixels::{ANIMATED, upright_srgb};
 use super::jpeg_end::check_jpeg_end;
 
-/// Maximum number of pixels of an image that ffmpeg decodes; the built-in decoders have the same limit.
+/// Maximum number of pixels of an image that ffmpeg decodes. At three bytes per pixel, this is the memory limit of the
+/// built-in decoders.
 const MAX_FFMPEG_PIXELS: u64 = (512 << 20) / 3;
 
 /// Reads an image as one sRGB frame; detects the format from the file's contents. Applies the rotation (but not the
@@ -23,7 +24,8 @@ const MAX_FFMPEG_PIXELS: u64 = (512 << 20) / 3;
 /// by the `ffmpeg` on PATH.
 ///
 /// # Errors
-/// Returns an error if the file is missing, damaged or of another format, or if ffmpeg is needed but not installed.
+/// Returns an error if the file is missing, damaged, HDR, tiled or of another format, or if ffmpeg is needed but not
+/// installed.
 pub fn read_image(path: &Path) -> Result<Frames> {
     read_image_by(path, Path::new("ffmpeg"), MAX_FFMPEG_PIXELS)
 }
@@ -31,7 +33,7 @@ pub fn read_image(path: &Path) -> Result<Frames> {
 /// Like [`read_image`], with a pixel limit for images that ffmpeg decodes.
 ///
 /// # Errors
-/// Returns an error in the cases of [`read_image`].
+/// Fails for the same reasons as [`read_image`].
 pub(crate) fn read_image_limited(path: &Path, most_pixels: u64) -> Result<Frames> {
     read_image_by(path, Path::new("ffmpeg"), most_pixels)
 }
@@ -61,9 +63,10 @@ fn read_image_by(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Result<Frames>
 }
 
 /// End of the error message for an unsupported format.
-const UNKNOWN: &str = "its format is not PNG, JPEG, WebP, HEIC, AVIF, GIF, BMP, TIFF, JPEG XL or JPEG 2000; convert it, e.g. \
+const UNKNOWN: &str = "the format is not PNG, JPEG, WebP, HEIC, AVIF, GIF, BMP, TIFF, JPEG XL or JPEG 2000; convert the file, e.g. \
                        ffmpeg -i IN OUT.png";
-/// Whether a PNG or WebP contains several images.
+
+/// Returns whether a PNG or WebP is animated.
 fn is_animated(bytes: &[u8], format: ImageFormat) -> bool {
     match format {
         // The animation control chunk precedes the pixels, so the pixels are not decoded.

@@ -65,8 +65,7 @@ struct Chunk {
 /// Writes the file. Its duration is that of the longest track.
 ///
 /// # Errors
-/// Returns [`Error::Container`] if the file format cannot hold the clip, or the error that `failed` makes if writing
-/// fails.
+/// Returns [`Error::Container`] if the file format cannot hold the clip. `failed` converts a write error.
 pub(super) fn write(tracks: &[&Track], out: &mut impl Write, failed: impl FnOnce(io::Error) -> Error) -> Result<()> {
     // With audio, the movie's time scale is the audio rate, so that the audio's duration is exact.
     let Some(timescale) = tracks.last().map(|t| t.timescale) else {

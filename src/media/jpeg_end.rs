@@ -3,7 +3,7 @@
 
 /// Returns an error if a JPEG ends before its end-of-image marker. Ignores data after the marker.
 pub(super) fn check_jpeg_end(bytes: &[u8]) -> Result<(), &'static str> {
-    find_end(bytes).ok_or("it is truncated: its end-of-image marker is missing")
+    find_end(bytes).ok_or("the file is truncated: the end-of-image marker is missing")
 }
 
 /// Steps from marker to marker (ITU-T T.81, annex B) to the end of the image. `None`: the file ends earlier.

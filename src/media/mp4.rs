@@ -35,7 +35,7 @@ pub fn write_mp4(
 /// Writes an MP4 like [`write_mp4`]. If `encoded` is set, uses its encoded frames instead of encoding `frames`.
 ///
 /// # Errors
-/// Returns an error in the cases of [`write_mp4`].
+/// Fails for the same reasons as [`write_mp4`].
 pub fn write_encoded_mp4(
     path: &Path,
     frames: &Frames,

@@ -33,7 +33,7 @@ pub enum ImageH264 {
     Off,
 }
 
-/// The H.264 encoder that an [`ImageH264`] stands for on this host.
+/// The H.264 encoder that is used on this host for an [`ImageH264`].
 #[derive(Clone, Debug)]
 pub struct RoundTrip {
     by: By,
@@ -158,7 +158,7 @@ fn builtin(rgb: &[u8], width: usize, height: usize, crf: u8) -> Result<Vec<u8>> 
 }
 
 /// Estimates libx264's average quantizer for a CRF at one frame per second with the preset's macroblock tree. The
-/// estimate is the sum of the CRF, 5.4 for the macroblock tree (13.5 times 1 - qcomp, with qcomp = 0.6), 6·log2 of the
+/// estimate is the sum of the CRF, 5.4 for the macroblock tree (13.5·(1 - qcomp), with qcomp = 0.6), 6·log2 of the
 /// duration factor (0.04 s / 1 s)^0.4, and the mean adaptive-quantization offset, which depends on the energy of each
 /// block's samples.
 fn quantizer(crf: u8, planes: &Planes, width: usize) -> u8 {

@@ -30,7 +30,7 @@ pub fn read_sound(path: &Path, ffmpeg: &Path, end: Option<f64>) -> Result<Option
 /// Reads audio like [`read_sound`], but from second `start`. Earlier samples are not kept in memory.
 ///
 /// # Errors
-/// Returns an error in the cases of [`read_sound`].
+/// Fails for the same reasons as [`read_sound`].
 pub fn read_sound_from(path: &Path, ffmpeg: &Path, start: f64, end: Option<f64>) -> Result<Option<SoundPart>> {
     read_part(path, ffmpeg, Wanted { zero: None, start, end })
 }
@@ -38,7 +38,7 @@ pub fn read_sound_from(path: &Path, ffmpeg: &Path, start: f64, end: Option<f64>)
 /// Reads part of a file's audio. Logs a warning if only part of a damaged file could be decoded.
 ///
 /// # Errors
-/// Returns an error in the cases of [`read_sound`].
+/// Fails for the same reasons as [`read_sound`].
 pub(super) fn read_part(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Result<Option<SoundPart>> {
     File::open(path).map_err(Error::io("read", path))?;
     let own = catch_silently(|| read_file(path, wanted));
@@ -63,7 +63,7 @@ pub(super) fn read_part(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Result<Op
         (_, Ok(Some(part))) => Some(SoundPart { damage: why, ..part }),
         (Ok(None), Ok(None)) => None,
         (Err(failure), Ok(None)) => match why {
-            Some(why) => return Err(undecoded(format!("it is damaged: {why}"), failure.words())),
+            Some(why) => return Err(undecoded(format!("the file is damaged: {why}"), failure.words())),
             None => None,
         },
     };

@@ -56,13 +56,13 @@ pub(super) struct Reading {
 pub(super) enum Doubt {
     /// The file states nothing that confirms the length.
     Unconfirmed,
-    /// The file states a different length; contains the reason.
+    /// The file states a different length or is truncated; contains a description.
     Contradicted(String),
 }
 
 impl Doubt {
     fn broken_off() -> Self {
-        Doubt::Contradicted("it is truncated".into())
+        Doubt::Contradicted("the file is truncated".into())
     }
 }
 
@@ -188,7 +188,7 @@ fn time_of(packet: &Packet, tracks: &[Track]) -> f64 {
     base.map_or(0.0, |base| ticks * f64::from(base.numer.get()) / f64::from(base.denom.get()))
 }
 
-/// What a file states about its audio. It is used to verify that the decoded audio is complete.
+/// What a file states about its audio, to verify that the decoded audio is complete.
 struct Claim {
     /// Number of samples per channel in all packets. `None`: not stated, or only estimated by symphonia's reader.
     samples: Option<u64>,
@@ -248,8 +248,8 @@ impl Claim {
         }
     }
 
-    /// Checks whether the decoded audio is complete. Its packets hold `counted` samples and cover `span` samples by
-    /// their timestamps. Returns why the audio may be incomplete, if so.
+    /// Returns why the decoded audio may be incomplete; `None` if it is complete. `counted` is the number of samples in
+    /// the packets, and `span` the number of samples that the packets' timestamps cover.
     fn doubt(&self, counted: u64, span: u64, end: End) -> Option<Doubt> {
         let missing = |counted: u64, all: u64| {
             Some(Doubt::Contradicted(format!("{} of {all} samples are missing", all - counted)))
@@ -319,7 +319,9 @@ impl Decoded {
             None if !RATES.contains(&rate) => return Err(Fault::Rate(rate)),
             None => self.form = Some((rate, channels)),
             Some(known) if *known == (rate, channels) => {}
-            Some(_) => return Err(Reason::DecodeError("the rate or the channels change within the file").into()),
+            Some(_) => {
+                return Err(Reason::DecodeError("the sample rate or channel count changes within the file").into());
+            }
         }
         self.own = self.own.min(time);
         let planes = &mut self.planes;
@@ -365,7 +367,7 @@ impl Decoded {
 /// Decodes the audio of an open file.
 ///
 /// # Errors
-/// Returns an error in the cases of [`read_file`].
+/// Fails for the same reasons as [`read_file`].
 pub(super) fn decode(
     source: Box<dyn MediaSource>,
     hint: &Hint,

@@ -74,7 +74,7 @@ pub(super) fn read_by_ffmpeg(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Resu
     };
     let damage = (!said.is_empty()).then(|| first_and_last(&said));
     if first.is_none() {
-        tracing::warn!("{}: ffmpeg does not report when its sound starts; assuming no delay", path.display());
+        tracing::warn!("{}: ffmpeg does not report when the sound starts; assuming no delay", path.display());
     }
     match (part, damage) {
         (None, Some(damage)) => Err(Failure::Decoder(damage)),
@@ -106,7 +106,7 @@ fn until(sound: Audio, wanted: Wanted) -> Audio {
 /// Joins the first and the last of ffmpeg's messages into one line.
 fn first_and_last(said: &str) -> String {
     if said.contains("not on whitelist") {
-        return "its container may refer to other files or is not on the list of allowed formats; convert it, e.g. ffmpeg -i IN OUT.flac".into();
+        return "the container may refer to other files, or its format is not allowed; convert the file, e.g. ffmpeg -i IN OUT.flac".into();
     }
     let mut lines = said.lines().flat_map(|line| line.split(" | "));
     let first = lines.next().unwrap_or("no message");

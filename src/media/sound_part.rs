@@ -9,6 +9,7 @@ use super::audio::Audio;
 pub(super) const RATES: std::ops::RangeInclusive<u32> = 8000..=384_000;
 /// Maximum duration in seconds of the silence at the start of a file, if the caller requests no end.
 pub(super) const MAX_SILENCE: f64 = 600.0;
+
 /// A decoded part of a file's audio.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SoundPart {
@@ -53,21 +54,21 @@ impl From<std::io::Error> for Fault {
 }
 
 impl Fault {
-    /// Returns the reason if the audio itself is unusable. `None`: another decoder may be able to read it.
+    /// Returns the reason if the audio itself is unusable. `None`: another decoder may be able to read the audio.
     pub(super) fn of_sound(&self) -> Option<String> {
         match self {
             Fault::Decoder(_) | Fault::Panic(_) => None,
             Fault::Rate(rate) => Some(format!(
-                "its sample rate of {rate} Hz is not supported; convert it to a rate from {} to {} Hz",
+                "the sample rate of {rate} Hz is not supported; convert the sound to a rate from {} to {} Hz",
                 RATES.start(),
                 RATES.end()
             )),
-            Fault::Long => Some("it is too long; use a shorter file".into()),
+            Fault::Long => Some("the sound is too long; use a shorter file".into()),
             Fault::Late(seconds) => Some(format!(
-                "its sound starts after {seconds:.1} s, but at most {MAX_SILENCE} s of silence are accepted: trim it first, e.g. \
+                "the sound starts after {seconds:.1} s, but at most {MAX_SILENCE} s of silence are accepted; trim the file first, e.g. \
                  ffmpeg -ss SECONDS -i IN OUT.mp4"
             )),
-            Fault::NotFinite => Some("it is damaged: some samples are NaN or infinite (non-finite)".into()),
+            Fault::NotFinite => Some("the file is damaged: some samples are NaN or infinite (non-finite)".into()),
         }
     }
 
@@ -75,9 +76,9 @@ impl Fault {
     pub(super) fn of_decoder(&self) -> String {
         match self {
             Fault::Decoder(Reason::Unsupported(what)) => unsupported(what),
-            Fault::Decoder(reason) => format!("it is damaged: {reason}"),
-            Fault::Panic(words) => format!("it is damaged: the built-in decoder panicked: {words}"),
-            other => other.of_sound().unwrap_or_else(|| "it is damaged".into()),
+            Fault::Decoder(reason) => format!("the file is damaged: {reason}"),
+            Fault::Panic(words) => format!("the file is damaged: the built-in decoder panicked: {words}"),
+            other => other.of_sound().unwrap_or_else(|| "the file is damaged".into()),
         }
     }
 }
@@ -86,10 +87,10 @@ impl Fault {
 fn unsupported(what: &str) -> String {
     match what {
         _ if what.contains("probe") || what == "container" => {
-            "the built-in decoders do not support its container".into()
+            "the built-in decoders do not support the container".into()
         }
-        _ if what.contains("codec") || what.contains("aac") => "the built-in decoders do not support its codec".into(),
-        _ => format!("the built-in decoders do not support its container, or it is damaged: {what}"),
+        _ if what.contains("codec") || what.contains("aac") => "the built-in decoders do not support the codec".into(),
+        _ => format!("the built-in decoders do not support the container, or the file is damaged: {what}"),
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) type Part = (Option<EncodedVideo>, Result<()>);
 
 impl VideoStream {
     /// Starts a video with frames of the size of `first` at `fps` frames per second. Returns `None` if ffmpeg is the
-    /// encoder, because it accepts only complete videos.
+    /// encoder, because this type only supports the built-in encoder.
     ///
     /// # Errors
     /// Returns an error if the rate or size is invalid, or if ffmpeg is requested but not available.
@@ -66,7 +66,7 @@ impl VideoStream {
     pub fn finish(self) -> Result<EncodedVideo> {
         let (video, ended) = self.finish_part();
         ended?;
-        video.ok_or_else(|| panicked("it encoded no frame".into()))
+        video.ok_or_else(|| panicked("no frame was encoded".into()))
     }
 
     /// Waits until all frames are encoded or the encoder fails.

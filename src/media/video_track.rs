@@ -123,17 +123,17 @@ impl VideoTrack {
     pub(super) fn fault(&self) -> Option<String> {
         if let Some([width, height]) = self.pixel.filter(|[w, h]| (w / h - 1.0).abs() > SQUARE) {
             return Some(format!(
-                "its pixels are not square but {width}:{height}: scale it first, e.g. ffmpeg -i IN -vf \
+                "the pixels are not square but {width}:{height}; scale the video first, e.g. ffmpeg -i IN -vf \
                  \"scale=trunc(iw*sar/2)*2:ih,setsar=1\" OUT.mp4"
             ));
         }
         if let Some(name) = self.hdr {
-            return Some(format!("it is HDR ({name}), but the models use SDR: {SDR_ADVICE}"));
+            return Some(format!("the video is HDR ({name}), but the models use SDR; {SDR_ADVICE}"));
         }
         let turns = self.turned / 90.0;
         ((turns - turns.round()).abs() > 0.01).then(|| {
             format!(
-                "it is rotated by {} degrees, not by a multiple of 90: convert it first, e.g. ffmpeg -i IN OUT.mp4",
+                "the video is rotated by {} degrees, not by a multiple of 90; convert it first, e.g. ffmpeg -i IN OUT.mp4",
                 self.turned
             )
         })
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!((plain.fault(), plain.warning()), (None, None));
         assert_eq!(track("vp8, yuv420p, 96x64, 24 fps, 24 tbr, 1k tbn").timing.tick, Some(0.001));
         for (form, why) in [
-            ("mpeg4, yuv420p, 96x64 [SAR 1:1 DAR 3:2], SAR 4:3 DAR 2:1, 24 fps", "4:3: scale it first"),
+            ("mpeg4, yuv420p, 96x64 [SAR 1:1 DAR 3:2], SAR 4:3 DAR 2:1, 24 fps", "4:3; scale the video first"),
             ("hevc (Main 10), yuv420p10le(tv, bt2020nc/bt2020/smpte2084), 96x64, 24 fps", "HDR (PQ)"),
             ("hevc (Main 10), yuv420p10le(tv, bt2020nc/bt2020/arib-std-b67), 96x64, 24 fps", "HDR (HLG)"),
             (

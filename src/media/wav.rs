@@ -41,12 +41,12 @@ pub fn read_wav(path: &Path) -> Result<Audio> {
 /// Parses the bytes of a WAV file. The last chunk may be shorter than its size field states, because a program that
 /// writes to a pipe does not know the size in advance.
 pub(super) fn parse_wav(bytes: &[u8]) -> std::result::Result<Audio, String> {
-    let short = || "it is truncated".to_string();
+    let short = || "the file is truncated".to_string();
     let word = |b: &[u8], at: usize| b.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]])).ok_or_else(short);
     let long =
         |b: &[u8], at: usize| b.get(at..at + 4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).ok_or_else(short);
     if bytes.get(..4) != Some(b"RIFF") || bytes.get(8..12) != Some(b"WAVE") {
-        return Err("it is not a RIFF WAVE file".into());
+        return Err("not a RIFF WAVE file".into());
     }
     let (mut at, mut form) = (12, None);
     while let Some(name) = bytes.get(at..at + 4) {
@@ -68,7 +68,7 @@ pub(super) fn parse_wav(bytes: &[u8]) -> std::result::Result<Audio, String> {
                     (3, 32) => body.as_chunks::<4>().0.iter().map(|c| f32::from_le_bytes(*c)).collect(),
                     _ => {
                         return Err(format!(
-                            "format tag {tag} with {bits} bits is not supported; convert it to 16-, 24- or 32-bit integers (tag 1) or 32-bit floats (tag 3)"
+                            "format tag {tag} with {bits} bits is not supported; convert the file to 16-, 24- or 32-bit integers (tag 1) or 32-bit floats (tag 3)"
                         ));
                     }
                 };
@@ -80,7 +80,7 @@ pub(super) fn parse_wav(bytes: &[u8]) -> std::result::Result<Audio, String> {
         }
         at = at.saturating_add(8).saturating_add(size).saturating_add(size % 2);
     }
-    Err("it has no samples".into())
+    Err("the file has no samples".into())
 }
 
 /// Converts a little-endian signed integer of any byte width to -1..1.

@@ -1,8 +1,8 @@
 //! Compile cache: serialized executables on disk, written by earlier runs or by `ltx2 compile --save`.
 //!
 //! An entry is one file: a line of JSON that identifies the executable, then the bytes that the plugin serialized. The
-//! file name is a hash of everything that the executable depends on, all of which is also known on a machine without
-//! the devices.
+//! file name is a hash of everything that the executable depends on, which is also known on a machine without the
+//! devices.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -42,7 +42,7 @@ impl CacheError {
     }
 }
 
-/// Everything that an executable depends on.
+/// Everything that an executable depends on; its hash is the name of the entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Identity {
     /// Hash of the program text.
@@ -194,8 +194,8 @@ impl Entry {
         };
         let serialized = self.serialized(&bytes).map_err(|reason| CacheError::file(&self.path, reason))?;
         let loaded = client.load(serialized)?;
-        // Each process passes the arguments in the order of its own devices, so the executable must list them in the
-        // same order.
+        // Each process passes the arguments in the order of its own devices, so the executable must list these devices
+        // in the same order.
         let own: Vec<i64> = client.devices().iter().map(|device| device.id().into()).collect();
         let ids = loaded.devices().iter().map(Device::id).map(i64::from);
         match ids.eq(self.ids.iter().copied().filter(|id| own.contains(id))) {

@@ -63,7 +63,7 @@ pub(crate) fn replace(path: &Path, name: &str, parts: &[&[u8]]) -> std::io::Resu
     let Destination::File(path) = Destination::of(path)? else {
         return Err(std::io::Error::new(
             std::io::ErrorKind::InvalidInput,
-            "it is a device or a pipe; use a regular file",
+            "the path is a device or a pipe; use a regular file",
         ));
     };
     let folder = folder(&path);

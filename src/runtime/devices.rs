@@ -39,7 +39,7 @@ impl Devices {
         self.all.len() > self.own.len()
     }
 
-    /// Returns the number of device groups with fast interconnects: slices of a TPU, or hosts of GPUs.
+    /// Returns the number of device groups with fast interconnects: TPU slices or GPU hosts.
     pub(crate) fn slices(&self) -> usize {
         self.all.iter().map(slice).collect::<BTreeSet<_>>().len()
     }

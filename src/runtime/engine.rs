@@ -191,7 +191,7 @@ impl Engine {
     }
 
     /// Waits for a pending write of a program's compile-cache entry and returns the path of the entry; `None` if there
-    /// is none.
+    /// is no entry.
     pub(crate) fn cache_file(&self, name: &str, program: &Program) -> Option<PathBuf> {
         let path = self.entry(name, program).1?.path().to_path_buf();
         drop(EntryLock::at(&path).wait());
@@ -275,7 +275,7 @@ impl Engine {
                 s.cache_seconds += took.as_secs_f64();
             }
         });
-        // Includes the memory that the compiler used for autotuning on the device.
+        // The peak includes the memory that the compiler used for autotuning on the device.
         let peak = self.own_device().memory().ok().and_then(|memory| memory.peak).map(|bytes| bytes >> 20);
         tracing::debug!(
             program = name,
@@ -298,8 +298,8 @@ impl Engine {
         }))
     }
 
-    /// Writes an executable to the compile cache. Given the entry's lock, it writes after the first run, since
-    /// serializing a GPU executable takes seconds; otherwise it writes at once.
+    /// Writes an executable to the compile cache. If `turn` holds the entry's lock, defers the write until after the
+    /// first run, because serializing a GPU executable takes seconds; otherwise writes at once.
     fn save(&self, entry: Entry, loaded: &LoadedExecutable, turn: Option<(&EntryLock, MutexGuard<PendingWrite>)>) {
         let (loaded, timeline) = (loaded.clone(), self.timeline.clone());
         let save = move || {

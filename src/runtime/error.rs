@@ -16,7 +16,9 @@ pub enum RuntimeError {
     OutOfMemory { during: During, name: String, source: crate::pjrt::Error },
     /// A libtpu release rejects a default option that it was tested with. For untested releases, the compile is retried
     /// without the option instead.
-    #[error("libtpu {release} rejects the option {option}: {source}; this is a bug, please report it with the command")]
+    #[error(
+        "libtpu {release} rejects the option {option}: {source}; this is a bug, please report it together with the command line"
+    )]
     Option { release: &'static str, option: String, source: crate::pjrt::Error },
     /// A plugin rejects a default option that results depend on.
     #[error(

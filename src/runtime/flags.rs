@@ -40,9 +40,9 @@ impl std::fmt::Display for Toolchain {
     }
 }
 
-/// Default options that affect speed, compile messages or tracing, but not results: if a plugin does not know one, the
-/// program is compiled without it. Without the option, the compiler may select kernels that add in a different order,
-/// as a different plugin version may.
+/// Default options that affect speed, compile messages or tracing. If a plugin rejects one of them, the program is
+/// compiled without it. This can change results only as much as another plugin version can: the compiler may select
+/// kernels that add in a different order.
 const SPEED_ONLY: [&str; 16] = [
     // Only suppresses a warning.
     "xla_enable_hlo_sharding_v3",
@@ -84,9 +84,9 @@ pub(crate) fn defaults(toolchain: &Toolchain, program: &Program) -> Vec<(&'stati
     }
     match platform {
         "cpu" => {
-            // Use the YNN library only for individual matmuls: its sums depend on the number of rows, and a GELU that
-            // it fuses into a matmul uses a different polynomial from XLA's. What it fuses depends on whether the
-            // samples' matmuls are adjacent in the program.
+            // Limit the YNN library to individual matmuls, because its fusions change results: sums depend on the
+            // number of rows, a GELU fused into a matmul uses a different polynomial from XLA's, and which operations
+            // are fused depends on whether the samples' matmuls are adjacent in the program.
             let products = OptionValue::Text("LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT".into());
             flags.push(("xla_cpu_experimental_ynn_fusion_type", products));
         }
@@ -109,9 +109,9 @@ pub(crate) fn defaults(toolchain: &Toolchain, program: &Program) -> Vec<(&'stati
                 ]);
             }
             if program.smallest_permute.is_some_and(|bytes| bytes >= COPY_ENGINE_BYTES) {
-                // Applies to all permutes of a program; those of ring attention are large, those of a decoder's halo
-                // exchange are not. Unlike NCCL's kernels, copy engines also leave the multiprocessors free for
-                // concurrent work.
+                // The option applies to all permutes of a program. Those of ring attention are large; those of a
+                // decoder's halo exchange are not. Unlike NCCL's kernels, copy engines also leave the multiprocessors
+                // free for concurrent work.
                 let engines = OptionValue::Text("COLLECTIVES_PEER_MEMORY".into());
                 flags.push(("xla_gpu_collective_permute_mode", engines));
             }
@@ -131,8 +131,8 @@ fn of_tpu(libtpu: Libtpu, kind: &str) -> Vec<(&'static str, OptionValue)> {
         ("xla_tpu_enable_async_collective_fusion", on.clone()),
         ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", fused),
         ("xla_tpu_enable_async_collective_fusion_multiple_steps", on.clone()),
-        // Without this, gathers overlap only with matmuls, and a fifth of the bytes that the layout `fsdp-ulysses`
-        // gathers do not overlap with computation.
+        // Without this option, gathers overlap only with matmuls: a fifth of the bytes that the layout `fsdp-ulysses`
+        // gathers then do not overlap with computation.
         ("xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions", on.clone()),
         // Lets the attention kernel overlap with gathers, as matmuls do.
         ("xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call", on.clone()),

@@ -27,7 +27,7 @@ mod tests {
     use crate::hlo::DType;
 
     #[test]
-    fn what_is_split_becomes_whole() {
+    fn program_gathers_all_sharded_dimensions() {
         // Four devices with one shard each; five of the six columns are logical, the last one is padding.
         let mesh = Mesh::new(&[("cfg", 2), ("context", 2)]);
         let (split, ty, content) = (Sharding::new(&[&["cfg"], &["context"]]), Type::new(DType::F32, [4, 6]), [4, 5]);

@@ -7,8 +7,8 @@ use std::path::Path;
 use crate::pjrt::discover::Platform;
 use crate::pjrt::with_sources;
 
-/// Describes a platform's hardware, or why there is none. Loads no plugin, so it neither hangs nor crashes on a machine
-/// without the hardware.
+/// Describes a platform's hardware; the error says why there is none. Loads no plugin, so it neither hangs nor crashes
+/// on a machine without the hardware.
 pub(crate) fn hardware(platform: Platform) -> Result<String, String> {
     match platform {
         Platform::Cpu => Ok("always available".into()),

@@ -189,7 +189,7 @@ fn header(key: &CompileKey, outcome: Outcome) -> Header {
     Header { ltx2: env!("CARGO_PKG_VERSION").into(), key: key.clone(), outcome }
 }
 
-/// Compresses a module at the fastest level; every level shrinks its names and shapes to about a quarter.
+/// Compresses a module to about a quarter of its size, at the fastest level; other levels give about the same size.
 fn compressed(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(bytes)?;

@@ -125,7 +125,7 @@ fn first_plugin(platform: Platform) -> Option<PathBuf> {
 
 /// Predicts the platform that a choice opens, from this machine's hardware and the names of plugin files, without
 /// loading a plugin. For `auto` the prediction is CPU if no other platform has both hardware and a plugin. `None`: the
-/// platform cannot be told from the plugin's file name.
+/// plugin's file name does not reveal the platform.
 pub(crate) fn expected(choice: &Choice) -> Option<Platform> {
     match choice {
         Choice::Named(platform) => Some(*platform),
@@ -175,7 +175,7 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
     let mut passed = Vec::new();
     for platform in Platform::ALL {
         if platform == Platform::Cpu && options.node.is_some() {
-            passed.push("cpu: it supports one process only".into());
+            passed.push("cpu: supports only one process".into());
             continue;
         }
         let hardware = match hardware(platform) {
@@ -202,7 +202,7 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
     Err(PlatformError::None(passed.join("; ")))
 }
 
-/// Starts a plugin file, with the options of its platform if that is known.
+/// Starts a plugin file, with the options of its platform if the platform is known.
 fn start_file(path: &Path, platform: Option<Platform>, options: &Options) -> Result<(Plugin, Client), Error> {
     let plugin = trial::load(path, options.trial, Purpose::Run)?;
     let client = Client::among(&plugin, &client_options(platform, options), options.node.as_ref())?;

@@ -37,8 +37,8 @@ pub(super) fn identity() -> Option<String> {
     Some(if texts.is_empty() { String::new() } else { format!("-{}", &sha256(texts.concat().as_bytes())[..16]) })
 }
 
-/// Makes a plugin parse its flags, as it does on its first client or compile. Needs no device. An error is only
-/// printed, because an invalid flag ends the process instead.
+/// Makes a plugin parse its flags, which it does when it creates its first client or compiles. Needs no device. Errors
+/// are only printed, because an invalid flag causes no error: it ends the process.
 pub(super) fn parse(plugin: &Plugin) {
     let parsed = match plugin.kind() {
         None => Client::new(plugin, &ClientOptions::Named(Attributes::new())).map(drop),

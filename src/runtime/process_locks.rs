@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// Maximum wait for another process's compile. Only a suspended process takes this long.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
-/// Lock on a missing compile-cache entry: other processes that want the program wait until it is dropped. Implemented
-/// as a locked file next to the entry, so that the lock ends with its process.
+/// Lock on a missing compile-cache entry: other processes that need the program wait until the lock is dropped.
+/// Implemented as a locked file next to the entry, so that the lock ends with its process.
 pub(super) struct ProcessLock {
     path: PathBuf,
     file: File,

@@ -3,7 +3,7 @@
 //! A program returns the parameters of a network as results, each with the type, sharding and memory layout of the
 //! argument for which it is used. An element depends only on the seed, the name of its checkpoint tensor and its
 //! indices in that tensor. Each device therefore generates its shard without communication or temporaries, and the
-//! values are the same on every mesh, whether the platform stacks or unrolls layers, and whether it fuses matmuls.
+//! values are the same on every mesh, regardless of whether the platform stacks or unrolls layers or fuses matmuls.
 //!
 //! A tensor's key is two words. The first word, and the second plus the element's row-major index, are hashed by
 //! `pcg2d` (Jarzynski and Olano, *Hash Functions for GPU Rendering*, JCGT 2020) to two 32-bit words. The sum of their
@@ -83,9 +83,9 @@ pub fn random_programs(program: &Program, params: &[&Param]) -> Result<Vec<Rando
     Ok(all)
 }
 
-/// Splits the indices of the parameters into batches of the same kinds of parameters, which one program generates in
-/// one run each, and the remaining parameters. Unrolled layers have thousands of parameters of a few kinds; one kernel
-/// for each would cost half a minute of compile time.
+/// Splits the indices of the parameters into batches and the remaining parameters. All batches have the same kinds of
+/// parameters, so the same program generates each batch in one run. Unrolled layers have thousands of parameters of a
+/// few kinds; one kernel for each would cost half a minute of compile time.
 fn batches(program: &Program, params: &[&Param]) -> [Vec<Vec<usize>>; 2] {
     let mut kinds: Vec<((DrawSpec, Output), Vec<usize>)> = Vec::new();
     for (i, param) in params.iter().enumerate() {
@@ -318,7 +318,7 @@ impl DrawSpec {
         let own = &ty.dims[self.lead..];
         if own.iter().product::<usize>() as u64 > 1 << 32 {
             return Err(RuntimeError::Parameter(format!(
-                "cannot generate random values for a tensor of type {ty}: it has more than 2^32 elements"
+                "cannot generate random values for a tensor of type {ty}, which has more than 2^32 elements"
             )));
         }
         let dims = [&[keys.dim(0)], &ty.dims[..]].concat();

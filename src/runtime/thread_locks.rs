@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{Builder, JoinHandle};
 
-/// Lock on one entry of the compile cache. Threads that want the same program wait for the first one until its entry is
-/// written.
+/// Lock on one entry of the compile cache. Threads that need the same program wait until the first thread has written
+/// the entry.
 #[derive(Clone, Default)]
 pub(super) struct EntryLock(Arc<Mutex<PendingWrite>>);
 
@@ -33,7 +33,7 @@ impl EntryLock {
         match std::mem::take(&mut *writing) {
             PendingWrite::Done => {}
             PendingWrite::Due(write) => write(),
-            // A panic of the thread was already printed; the entry is then missing.
+            // If the thread panicked, the panic was already printed and the entry is missing.
             PendingWrite::Running(thread) => drop(thread.join()),
         }
         writing

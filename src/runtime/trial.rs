@@ -98,9 +98,9 @@ pub(crate) fn check(path: &Path, limit: Option<Duration>, purpose: Purpose) -> R
     })
 }
 
-/// Loads a plugin into this process. Without chips, libtpu searches for them for minutes, during initialization or,
-/// with `TPU_SKIP_MDS_QUERY`, when a client is created. Without chips it is therefore initialized only for compiling
-/// with `TPU_SKIP_MDS_QUERY` set.
+/// Loads a plugin into this process. On a machine without TPU chips, libtpu searches for chips for minutes: during
+/// initialization or, if `TPU_SKIP_MDS_QUERY` is set, when a client is created. On such a machine, libtpu is therefore
+/// initialized only for compiling with `TPU_SKIP_MDS_QUERY` set.
 fn load_here(path: &Path, purpose: Purpose) -> Result<Plugin, Error> {
     let check = |plugin: &Plugin| {
         let for_absent = purpose == Purpose::Compile && std::env::var_os("TPU_SKIP_MDS_QUERY").is_some();
@@ -133,9 +133,9 @@ fn folder() -> Option<PathBuf> {
     Some(cache.join("ltx2/plugins"))
 }
 
-/// Stored trial results. For each combination of the checksum of a good plugin and the flags that it parsed there is an
-/// empty file. A second file for each plugin file, named after a hash of its path, size, inode and modification time,
-/// contains the checksum, so that the plugin is hashed only once.
+/// Stored trial results. A successful trial is an empty file, named after the plugin's checksum and the flags. Another
+/// file per plugin file, named after a hash of the plugin's path, size, inode and modification time, contains the
+/// checksum, so that a plugin is hashed only once.
 struct TrialResults {
     folder: PathBuf,
     /// Identity of the environment's flags; empty if none are set.

@@ -120,8 +120,8 @@ impl Parameters {
         all
     }
 
-    /// Returns the bytes that the parameters in `params` that are not loaded yet need on one device; all are arguments
-    /// of `program`.
+    /// Returns the size in bytes, on one device, of those of `params` that are not loaded yet; all are arguments of
+    /// `program`.
     pub(crate) fn missing_bytes(&self, program: &Program, params: &[Param]) -> usize {
         self.missing(params).into_iter().map(|param| device_bytes(program, param)).sum()
     }

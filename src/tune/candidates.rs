@@ -14,7 +14,7 @@ pub(crate) struct Candidate {
     /// The change, in the syntax of a layout file.
     pub(crate) change: String,
     pub(crate) layout: LayoutSource,
-    /// Upper bound of the cost saved: the cost per step of the collectives that the change may remove.
+    /// Upper bound of the saved cost: the cost per step of the collectives that the change may remove.
     pub(crate) bound: f64,
     /// Number of tensor families (see [`family`]) that the change affects.
     pub(crate) families: usize,
@@ -348,7 +348,8 @@ mod tests {
                 named("context_parallel: kind: ulysses", 1.0, 1),
             ]
         );
-        // A collective costs less than 1 % of the step; then, a device has no room for the replicated weight.
+        // Rejected candidates: the collective costs less than 1 % of the step, or a device has no room for the
+        // replicated weight.
         assert!(!changes(&base(&path, 0.09)).iter().any(|c| c.0.contains("*ff*")));
         let mut full = base(&path, 3.0);
         full.memory.capacity = Some(89);

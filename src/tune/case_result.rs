@@ -40,8 +40,7 @@ impl CaseResult {
         self.report.as_ref().is_some_and(|f| f.fits() && in_room(f))
     }
 
-    /// Returns whether the case sets no layout. Its layout then comes from the configuration or from the file of the
-    /// TPU slice.
+    /// Returns whether the case uses the layout of its configuration or of its TPU slice, because it sets none itself.
     pub(super) fn uses_default_layout(&self) -> bool {
         self.case.layout.is_none()
     }

@@ -5,8 +5,9 @@ use crate::hlo::Mesh;
 use crate::nn::Placement;
 
 /// Returns the placement of the tensor that a collective most likely moves. Candidates are the tensors that are sharded
-/// along the collective's axes. The best candidate shares the longest prefix of the name scope; among equals, one with
-/// the same number of bytes is preferred. `layers` is the leading dimension of stacked layer weights.
+/// along the collective's axes. The best candidate shares the longest prefix of the name scope. Among equals, a tensor
+/// that explains the collective's number of bytes is preferred, and then the shortest scope. `layers` is the leading
+/// dimension of stacked layer weights.
 ///
 /// This is an inference: the compiler keeps the scope of the operation that needed the collective, not the tensor's
 /// name. `None` if no scope matches.

@@ -164,7 +164,7 @@ impl<'a> Compiler<'a> {
     /// Compiles the programs of `plan` whose modules are missing. `tasks` must be those of [`Compiler::plan`].
     ///
     /// # Errors
-    /// Returns an error in the cases of [`Compiler::compile`].
+    /// Fails for the same reasons as [`Compiler::compile`].
     pub(crate) fn carry_out(
         &mut self,
         plan: Plan,

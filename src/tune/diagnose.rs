@@ -269,8 +269,9 @@ fn suggestion(candidate: &Candidate, base: &CompileReport, f: &CompileReport) ->
     }
 }
 
-/// Returns the trade-off of a change: other collectives if those of any kind grow by more than [`MIN_GAIN`], or else
-/// memory if it grows.
+/// Returns the trade-off of a change: other collectives if one kind of collective gains more than the fraction
+/// [`MIN_GAIN`] of all collectives' bytes, or else memory if the program needs more than that fraction of additional
+/// memory.
 fn trade_off(base: &CompileReport, f: &CompileReport, difference: &Difference) -> TradeOff {
     let least = MIN_GAIN * base.collectives.per_step_bytes;
     let grown = difference.by_kind().into_iter().any(|(_, bytes)| bytes > least);

@@ -51,9 +51,9 @@ struct Entry {
     dtype: Dtype,
     shape: Arc<[usize]>,
     range: Range<u64>,
-    /// Tensor of factors by which the rows are multiplied: one per row, or one for all.
+    /// Tensor of factors by which the rows are multiplied: one per row, or one for all. `None`: no factors.
     factors: Option<Box<Entry>>,
-    /// Storage form of 8-bit values that are read as another type.
+    /// Storage form of 8-bit values that are read as another type. `None`: values are read as stored.
     eight_bits: Option<EightBits>,
 }
 
@@ -73,7 +73,7 @@ pub struct TensorView {
     shape: Arc<[usize]>,
     shard: Arc<Shard>,
     range: Range<u64>,
-    /// Factors by which the rows are multiplied: one per row, or one for all.
+    /// Factors by which the rows are multiplied: one per row, or one for all. `None`: no factors.
     factors: Option<Box<TensorView>>,
     eight_bits: Option<EightBits<TensorView>>,
 }
@@ -92,7 +92,7 @@ impl TensorView {
         &self.shape
     }
 
-    /// Returns the size of the values in bytes; larger than in the file for 8-bit values that are read as another type.
+    /// Returns the size of the values in bytes; larger than in the file if 8-bit values are read as another type.
     pub(crate) fn size(&self) -> usize {
         let bytes = (self.range.end - self.range.start) as usize;
         if self.eight_bits.is_some() { bytes * self.dtype.size() } else { bytes }
@@ -169,8 +169,8 @@ impl Shard {
         let bad = |reason: String| WeightsError::NotSafetensors { path: path.to_path_buf(), reason };
         if got < 8 {
             return Err(bad(match got {
-                0 => "it is empty, possibly an unfinished download; download it again".into(),
-                _ => format!("it has {got} bytes, fewer than the length field of the header (8)"),
+                0 => "the file is empty, possibly an unfinished download; download it again".into(),
+                _ => format!("the file has {got} bytes, fewer than the length field of the header (8)"),
             }));
         }
         let read = |into: &mut [u8], at| file.read_exact_at(into, at).map_err(WeightsError::io(path, "cannot read"));
@@ -182,11 +182,11 @@ impl Shard {
         // In every safetensors file, a brace follows the length field.
         let is_foreign = length > MAX_HEADER || start.get(8) != Some(&b'{');
         if let Some(kind) = file_kind::kind(&start).filter(|_| is_foreign) {
-            return Err(bad(format!("it is {kind}")));
+            return Err(bad(format!("the file is {kind}")));
         }
         if length > MAX_HEADER {
             return Err(bad(
-                "it is in another format or damaged: its first 8 bytes are not a valid header length".into()
+                "the file is in another format or damaged: the first 8 bytes are not a valid header length".into(),
             ));
         }
         let data = 8 + length;
@@ -387,7 +387,7 @@ impl Checkpoint {
         self.tensors.contains_key(name)
     }
 
-    /// Returns the dequantization scales of the 8-bit weight `name`, one number or one per row: the tensor
+    /// Returns the dequantization scales of the 8-bit weight `name`, one per row or one for all: the tensor
     /// `….weight_scale`, as in Lightricks' files. `None`: the weight has no scales.
     ///
     /// # Errors
@@ -494,7 +494,7 @@ pub(super) fn read_json(path: &Path) -> Result<Value, WeightsError> {
     let text = fs::read(path).map_err(WeightsError::io(path, "cannot read"))?;
     serde_json::from_slice(text_file::unmarked(&text)).map_err(|e| {
         let foreign = file_kind::non_json_kind(&text);
-        let reason = foreign.map_or_else(|| format!("not JSON: {e}"), |kind| format!("not JSON: it is {kind}"));
+        let reason = foreign.map_or_else(|| format!("not JSON: {e}"), |kind| format!("not JSON: the file is {kind}"));
         WeightsError::Json { path: path.to_path_buf(), reason }
     })
 }

@@ -87,7 +87,7 @@ impl fmt::Display for Component {
     }
 }
 
-/// Names related to a component.
+/// Names of a component: of its folder, in messages, of its files, and of its YAML key.
 struct Facts {
     folder: &'static str,
     label: &'static str,
@@ -96,7 +96,7 @@ struct Facts {
     override_key: Option<&'static str>,
 }
 
-/// Returns the names of a component whose weights are in diffusers' format.
+/// Returns the names of a component whose weight files have the stem `diffusion_pytorch_model`.
 const fn row(folder: &'static str, label: &'static str, override_key: Option<&'static str>) -> Facts {
     Facts { folder, label, config_file: "config.json", weights_stem: Some("diffusion_pytorch_model"), override_key }
 }

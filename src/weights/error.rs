@@ -20,15 +20,15 @@ pub enum WeightsError {
     NoWeights { path: PathBuf, reason: String },
     #[error("{}: not a safetensors file: {reason}", path.display())]
     NotSafetensors { path: PathBuf, reason: String },
-    #[error("{}: changed while it was in use: it had {was} bytes, now {is}; start again", path.display())]
+    #[error("{}: changed while it was in use (it had {was} bytes, now {is}); restart the program", path.display())]
     Changed { path: PathBuf, was: u64, is: u64 },
-    #[error("{}: truncated: its header requires {want} bytes, the file has {got}; download it again", path.display())]
+    #[error("{}: truncated: the header requires {want} bytes, the file has {got}; download the file again", path.display())]
     Truncated { path: PathBuf, want: u64, got: u64 },
-    #[error("{}: {} bytes after the last tensor: its header ends at {want} bytes, the file has {got}", path.display(), got - want)]
+    #[error("{}: {} bytes after the last tensor: the header accounts for {want} bytes, the file has {got}; download the file again", path.display(), got - want)]
     Trailing { path: PathBuf, want: u64, got: u64 },
-    #[error("{}: shard `{shard}` is missing, which contains `{key}` and {others} more tensors; download it", index.display())]
+    #[error("{}: shard `{shard}` is missing; it contains `{key}` and {others} more tensors; download the shard", index.display())]
     MissingShard { index: PathBuf, shard: String, key: String, others: usize },
-    #[error("{}: tensor `{key}` should be in `{shard}`, which does not have it", index.display())]
+    #[error("{}: tensor `{key}` is not in `{shard}`, where the index places it", index.display())]
     IndexMismatch { index: PathBuf, shard: String, key: String },
     /// Two files, or two spellings of a name, contain the same tensor.
     #[error("{}: tensor `{key}` is defined twice (also as `{other}` in {})", path.display(), other_path.display())]
@@ -36,7 +36,7 @@ pub enum WeightsError {
     #[error("{}: tensor `{key}` is missing", path.display())]
     MissingTensor { path: PathBuf, key: String },
     /// A tensor has an unsupported element type.
-    #[error("{}: tensor `{key}` is {dtype}, expected {want}; other quantized weights are not supported, use the bf16 files", path.display())]
+    #[error("{}: tensor `{key}` is {dtype}, expected {want}; use the bf16 files, because other quantized weights are not supported", path.display())]
     WrongDtype { path: PathBuf, key: String, dtype: String, want: &'static str },
     #[error("{}: tensor `{key}` has shape {got:?}, but the model's configuration requires {want:?}", path.display())]
     Shape { path: PathBuf, key: String, got: Vec<usize>, want: Vec<usize> },
@@ -48,19 +48,19 @@ pub enum WeightsError {
     #[error("{}: tensor `{key}`{} not read by any part of LTX-2.0, LTX-2.3 or LTX-2.5: the model may be newer than this program",
         path.display(), if *others > 0 { format!(" and {others} more are") } else { " is".into() })]
     Unread { path: PathBuf, key: String, others: usize },
-    /// The model's generation is not supported.
+    /// The model version is not supported.
     #[error("{}: {mark} is unknown to this program, which supports LTX-2.0, LTX-2.3 and LTX-2.5; a newer model needs \
              a newer ltx2", path.display())]
     Newer { path: PathBuf, mark: String },
-    /// A component and the transformer are of different generations, which their shapes do not reveal.
+    /// A component and the transformer belong to different model versions, which tensor shapes do not reveal.
     #[error("{}: {what}, but {} is the transformer of LTX-{wants}: {cure}", path.display(), transformer.display())]
     Pairing { path: PathBuf, what: String, transformer: PathBuf, wants: Version, cure: &'static str },
     /// The file is a quantized repack.
     #[error("{}: tensor `{key}` is {dtype}: quantized repacks (int8-convrot, nvfp4) are not supported; use the \
              bf16 file of the same component", path.display())]
     Repack { path: PathBuf, key: String, dtype: String },
-    /// A component's tensors and its configuration are of different generations.
-    #[error("{}: the {component} has `{tensor}` of LTX-{has}, but {} describes LTX-{wants}; use both from one model", path.display(), config.display())]
+    /// A component's tensors and its configuration belong to different model versions.
+    #[error("{}: the {component} has `{tensor}` of LTX-{has}, but {} describes LTX-{wants}; use weights and configuration of the same model", path.display(), config.display())]
     Generation {
         path: PathBuf,
         component: Component,
@@ -73,15 +73,15 @@ pub enum WeightsError {
     NonFinite { path: PathBuf, key: String, index: Vec<usize>, value: f64 },
     #[error("{}: {reason}", path.display())]
     Json { path: PathBuf, reason: String },
-    /// A configuration key has an unsupported value.
-    #[error("{}: `{key}`: {reason}", path.display())]
+    /// A configuration key has an unsupported value. `reason` is a predicate, such as `is 3, not a list`.
+    #[error("{}: `{key}` {reason}", path.display())]
     Config { path: PathBuf, key: String, reason: String },
     #[error("{}: contains no {component}{}", path.display(), override_hint(*component))]
     NoComponent { path: PathBuf, component: Component },
-    /// A LoRA cannot be read or does not fit the model.
-    #[error("{}: `{key}`: {reason}", path.display())]
+    /// A LoRA cannot be read or does not fit the model. `reason` is a predicate, such as `is not part of a LoRA`.
+    #[error("{}: `{key}` {reason}", path.display())]
     Lora { path: PathBuf, key: String, reason: String },
-    #[error("{}: already exists; choose another folder or remove it", path.display())]
+    #[error("{}: already exists; choose another folder, or remove this one", path.display())]
     Exists { path: PathBuf },
     /// A written tensor differs from its declaration.
     #[error("{}: {reason}", path.display())]
@@ -91,7 +91,7 @@ pub enum WeightsError {
     Tensor { path: PathBuf, key: String, source: TensorError },
 }
 
-/// Dequantization scales that are neither one number nor one per row.
+/// Dequantization scales that are neither one per row nor one for all rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misscaled {
     pub(crate) name: String,
@@ -105,7 +105,7 @@ impl fmt::Display for Misscaled {
         let Misscaled { name, shape, rows } = self;
         write!(
             f,
-            "`{name}` has shape {shape:?}, where 8-bit weights have one scale or one for each of {rows} rows; use bf16 \
+            "`{name}` has shape {shape:?}, but 8-bit weights need one scale, or one for each of {rows} rows; use bf16 \
              weights, or weights quantized per tensor or per row"
         )
     }

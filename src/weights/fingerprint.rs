@@ -15,8 +15,8 @@ pub(crate) const SAMPLED: &str = "v2:";
 /// Bytes per block.
 pub(super) const BLOCK: u64 = 4096;
 
-/// Returns the byte ranges to hash in a tensor of `size` bytes: a block each at the start, middle and end; everything
-/// if it has at most four blocks.
+/// Returns the byte ranges to hash in a tensor of `size` bytes: a block each at the start, middle and end, or the
+/// complete tensor if it has at most four blocks.
 pub(super) fn blocks(size: u64) -> Vec<Range<u64>> {
     if size <= 4 * BLOCK {
         return std::iter::once(0..size).collect();

@@ -10,7 +10,7 @@ use crate::text_file;
 /// File name extensions of models and LoRAs.
 const FILES: [&str; 7] = [".safetensors", ".gguf", ".json", ".flashpack", ".bin", ".pt", ".ckpt"];
 
-/// A cache folder `…/hub`, and the setting that it comes from.
+/// A cache folder `…/hub`, and the setting that determined it.
 #[derive(Clone, Debug)]
 pub struct HubCache {
     root: PathBuf,
@@ -91,9 +91,10 @@ impl HubCache {
         // Files in a snapshot are links into `blobs`; a link without its blob is an unfinished download.
         match path.exists() {
             true => Ok(path),
-            false => {
-                Err(fail(format!("the cache contains the repository, but not {}; download it again", path.display())))
-            }
+            false => Err(fail(format!(
+                "the cache contains the repository, but not {}; download the repository again",
+                path.display()
+            ))),
         }
     }
 }
@@ -103,13 +104,13 @@ fn advice(org: &str, repo: &str, file: Option<&str>) -> String {
     match org {
         // The `nano…` presets refer to the toy models by these paths.
         "assets" => format!(
-            "this is the toy model of this program's repository: run it from the folder that contains {org}/{repo}, or \
-             give the path of that model"
+            "this is the toy model of ltx2's repository; run ltx2 from the folder that contains {org}/{repo}, or pass \
+             the path of the model"
         ),
-        _ if Path::new(org).is_dir() => format!("the folder {org} contains no {repo}: correct the path"),
+        _ if Path::new(org).is_dir() => format!("the folder {org} contains no {repo}; correct the path"),
         _ => {
             let file = file.map(|file| format!(" {file}")).unwrap_or_default();
-            format!("download it with `hf download {org}/{repo}{file}` or give a path")
+            format!("download the model with `hf download {org}/{repo}{file}`, or pass a path")
         }
     }
 }

@@ -33,7 +33,7 @@ pub struct Update {
     /// `B`: `[out, rank]`.
     pub(super) up: TensorView,
     rank: usize,
-    /// LoRA alpha; equal to the rank if the file contains none.
+    /// LoRA alpha; equal to the rank if the file contains no alpha.
     alpha: f64,
     /// Whether Lightricks' loader supports the naming scheme of the update's tensors.
     official: bool,
@@ -104,7 +104,8 @@ impl LoraFile {
     /// alphas.
     ///
     /// # Errors
-    /// Returns an error if the file is missing, or if it contains anything but pairs of matrices of matching rank.
+    /// Returns an error if the file is missing, or if it contains anything but pairs of matrices of matching rank and
+    /// alphas.
     pub fn open(name: &str) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(&locate(name)?)?;
         let path = checkpoint.path().to_path_buf();
@@ -123,7 +124,7 @@ impl LoraFile {
             updates.insert((component, format!("{module}.weight")), update);
         }
         if updates.is_empty() {
-            return Err(wrong(&path, "*", "contains no LoRA"));
+            return Err(wrong(&path, "lora_A", "is missing: the file contains no tensors"));
         }
         let meta = std::fs::metadata(&path).map_err(WeightsError::io(&path, "cannot read its size"))?;
         let whole = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
@@ -137,7 +138,7 @@ impl LoraFile {
         let first = self.updates.values().find(unused)?;
         let (path, key, alpha, rank) = (self.path.display(), first.down.key(), first.alpha, first.rank);
         Some(format!(
-            "{path}: `{key}` has alpha {alpha} and rank {rank}; Lightricks' loader ignores alpha, so it is merged at \
+            "{path}: `{key}` has alpha {alpha} and rank {rank}; Lightricks' loader ignores alpha, so the LoRA is merged at \
              full strength; set model.lora_merge to diffusers or exact to multiply it by alpha / rank"
         ))
     }
@@ -155,7 +156,7 @@ impl LoraFile {
         self.updates.get(&(component, name.to_string()))
     }
 
-    /// Returns a warning if the model is LTX-2.5 and the file does not state which generation it was trained on.
+    /// Returns a warning if the model is LTX-2.5 and the file does not state the model version that it was trained on.
     pub(crate) fn unverified(&self, model: &ModelSource) -> Option<String> {
         let transformer = model.transformer().filter(|_| self.version.is_none())?;
         transformer.unverified(&self.path, "a LoRA", unsupported::VERSION)
@@ -165,17 +166,17 @@ impl LoraFile {
     ///
     /// # Errors
     /// Returns an error for the first tensor that does not fit (with file, key and both shapes), or if the file is for
-    /// another generation.
+    /// another model version.
     pub fn check(&self, model: &ModelSource) -> Result<(), WeightsError> {
         if let Some(transformer) = model.transformer() {
-            let cure = "use a LoRA that was trained on this generation";
+            let cure = "use a LoRA that was trained on this model version";
             transformer.check_header(&self.path, self.version.as_deref(), "is a LoRA", cure)?;
         }
         for ((component, name), update) in &self.updates {
             let fail = |view: &TensorView, reason: String| {
                 let version = model.version().map_or_else(|_| String::new(), |v| format!(" (LTX-{v})"));
                 let reason =
-                    format!("{reason} of {}{version}; is it for another model version?", model.path().display());
+                    format!("{reason} of {}{version}; is the LoRA for another model version?", model.path().display());
                 WeightsError::Lora { path: self.path.clone(), key: view.key().into(), reason }
             };
             let checkpoint = model.checkpoint(*component)?;
@@ -187,10 +188,14 @@ impl LoraFile {
                     return Err(fail(&update.down, reason));
                 }
                 Some(shape) if shape != made => {
-                    let both = format!("`{}`, {:?},", update.up.key(), update.up.shape());
+                    let both = format!(
+                        "has shape {:?} and `{}` has {:?}",
+                        update.down.shape(),
+                        update.up.key(),
+                        update.up.shape()
+                    );
                     let reason = format!(
-                        "its shape {:?} and that of {both} give an update of shape {made:?}, but `{name}` has shape {shape:?} in the {component}",
-                        update.down.shape()
+                        "{both}, which give an update of shape {made:?}, but `{name}` has shape {shape:?} in the {component}"
                     );
                     return Err(fail(&update.down, reason));
                 }
@@ -230,18 +235,17 @@ fn place(key: &str) -> Result<(Component, String, Role), String> {
     let kind = OTHERS.iter().find(|(part, _)| key.contains(part)).map(|(_, kind)| *kind);
     let whole = [".diff", ".diff_b"].iter().any(|end| key.ends_with(end)).then_some("a full weight difference");
     if let Some(kind) = kind.or(whole) {
-        return Err(format!(
-            "is part of {kind}, which is not supported: only lora_A, lora_B and alpha of a LoRA are supported"
-        ));
+        return Err(format!("is part of {kind}; only lora_A, lora_B and alpha of a LoRA are supported"));
     }
     let Some((module, role)) = ROLES.iter().find_map(|(end, role)| Some((key.strip_suffix(end)?, *role))) else {
-        return Err("is not part of a LoRA: only lora_A, lora_B (lora_down, lora_up) and alpha are supported".into());
+        return Err("is not part of a LoRA; only lora_A, lora_B (lora_down, lora_up) and alpha are supported".into());
     };
     match target(module) {
         Some((component, module)) => Ok((component, module, role)),
-        None => Err("begins neither with `transformer.` or `connectors.` (diffusers) nor with `diffusion_model.` \
-                     (Lightricks)"
-            .into()),
+        None => {
+            Err("does not begin with `transformer.` or `connectors.` (diffusers) or `diffusion_model.` (Lightricks)"
+                .into())
+        }
     }
 }
 
@@ -271,17 +275,17 @@ fn pair(path: &Path, module: &str, parts: Parts, listed: Option<f64>) -> Result<
             return Err(wrong(
                 path,
                 one.key(),
-                "is a LoRA matrix without its counterpart; both lora_A and lora_B are needed",
+                "is a LoRA matrix without its counterpart; both lora_A and lora_B are required",
             ));
         }
         (None, None) => return Err(wrong(path, module, "has an alpha but no matrices")),
     };
-    let both = format!("its shape {:?} and the shape of `{}`, {:?},", down.shape(), up.key(), up.shape());
+    let both = format!("has shape {:?} and `{}` has {:?}", down.shape(), up.key(), up.shape());
     let (&[rank, _], &[_, inner]) = (down.shape(), up.shape()) else {
-        return Err(wrong(path, down.key(), format!("{both} must both have two dimensions")));
+        return Err(wrong(path, down.key(), format!("{both}; both must have two dimensions")));
     };
     if rank != inner || rank == 0 {
-        return Err(wrong(path, down.key(), format!("{both} differ in rank")));
+        return Err(wrong(path, down.key(), format!("{both}; the ranks must be equal and greater than 0")));
     }
     let alpha = match own {
         Some(view) => view.to_tensor()?.to_f32().iter().next().map(|alpha| f64::from(*alpha)),
@@ -311,17 +315,19 @@ impl Metadata {
         for component in [Component::Transformer, Component::Connectors] {
             for key in ["use_rslora", "use_dora", "lora_bias"] {
                 if metadata.get(component, key).and_then(Value::as_bool) == Some(true) {
-                    return Err(fail(format!("{key} is not supported")));
+                    return Err(fail(format!("enables {key}, which is not supported")));
                 }
             }
             let alphas =
                 metadata.patterns(component).map(|(_, alpha)| alpha).chain(metadata.get(component, "lora_alpha"));
             if let Some(alpha) = alphas.into_iter().find(|alpha| !alpha.is_number()) {
-                return Err(fail(format!("an alpha is {alpha}, not a number")));
+                return Err(fail(format!("has the alpha {alpha}, which is not a number")));
             }
             let is_name = |c: char| c.is_alphanumeric() || "._-".contains(c);
             if let Some((pattern, _)) = metadata.patterns(component).find(|(p, _)| !end(p).chars().all(is_name)) {
-                return Err(fail(format!("alpha_pattern `{pattern}` is not supported; use the end of a module name")));
+                return Err(fail(format!(
+                    "has the unsupported alpha_pattern `{pattern}`; use the end of a module name"
+                )));
             }
         }
         Ok(metadata)
@@ -354,8 +360,8 @@ fn end(pattern: &str) -> &str {
     pattern.strip_prefix('^').unwrap_or(pattern)
 }
 
-/// Returns the updates of a tensor, each with its file and strength, by all LoRAs whose strength is not 0. Equal lists
-/// give equal merged weights.
+/// Returns the updates that LoRAs with a strength other than 0 make to a tensor, each with its file and strength. Equal
+/// lists give equal merged weights.
 pub fn updates<'a>(loras: &'a [Lora], component: Component, name: &str) -> Vec<(&'a LoraFile, &'a Update, f64)> {
     let active = loras.iter().filter(|l| l.strength != 0.0);
     active.filter_map(|l| Some((&*l.file, l.file.get(component, name)?, l.strength))).collect()

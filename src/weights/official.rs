@@ -47,12 +47,12 @@ fn projects_first(t: Section) -> Result<bool, WeightsError> {
     Ok(true)
 }
 
-/// Returns a component's generation according to the header. `None`: the header does not state it.
+/// Returns a component's model version according to the header. `None`: the header does not state one.
 pub(super) fn version(path: &Path, config: &Value, component: Component) -> Option<Version> {
     let newer = |yes: bool| Some(if yes { Version::V2_3 } else { Version::V2_0 });
     let (t, vocoder) = (Section::new(path, config, "transformer"), Section::new(path, config, "vocoder"));
     match component {
-        // A header that matches neither generation is reported when its configuration is read.
+        // A header that matches no model version is reported when its configuration is read.
         Component::Transformer if t.values.is_some() => projects_first(t).ok().map(|first| match first {
             true => Version::since_2_3(&config["transformer"]),
             false => Version::V2_0,
@@ -227,7 +227,7 @@ fn connectors(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value
     if stacked % width != 0 || stacked == 0 {
         return Err(t.error(
             "caption_channels",
-            format!("is {width}, which does not divide the {stacked} columns of {projection}.weight"),
+            format!("is {width}, but the {stacked} columns of {projection}.weight are not a multiple of {width}"),
         ));
     }
     let registers =
@@ -350,7 +350,7 @@ fn vocoder(s: Section, tensors: &Checkpoint) -> Result<Value, WeightsError> {
     }
     let first = s.sub("vocoder");
     let mut config = Map::from_iter([("_class_name".into(), json!("LTX2VocoderWithBWE"))]);
-    // Whether values are clamped between the stages is an option of the run in both layouts.
+    // Clamping between the stages is set by `vocoder.stage1_clamp`, not by the model's configuration.
     let between = if tanh(first)? { json!("tanh") } else { Value::Null };
     config.extend(generator(first, channels("vocoder.conv_in.weight")?, between)?);
     let second = generator(bwe, channels("bwe_generator.conv_in.weight")?, Value::Null)?;
@@ -387,7 +387,8 @@ fn scheduler(path: &Path, s: Section) -> Value {
     })
 }
 
-/// Derives the configuration of a duration head from tensor shapes, which do not reveal the number of attention heads.
+/// Derives the configuration of a duration head from tensor shapes. The number of attention heads, which shapes do not
+/// reveal, is left to the default.
 fn duration_head(path: &Path, tensors: &Checkpoint) -> Result<Value, WeightsError> {
     let sizes = |key: &str| match tensors.shape(key) {
         Some(&[out, inner]) => Ok([out, inner]),

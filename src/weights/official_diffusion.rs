@@ -7,7 +7,7 @@ use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
 use super::section::Section;
 
-/// Upsampling after a stage: growth in frames, rows and columns, and the divisor of the channels.
+/// Upsampling after a stage: the factors of frames, rows and columns, and the divisor of the channel count.
 type Upsample = ([u64; 3], u64);
 
 /// Derives `diffusion_decoder/config.json` from the header's `vae` section, with the training code's defaults.

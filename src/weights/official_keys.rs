@@ -254,11 +254,11 @@ impl Keys {
         for (key, value) in values.iter().filter(|(key, _)| !known(key)) {
             let reason = match self.inert.iter().find(|(name, ..)| name == key) {
                 Some((_, may, _)) if may(value) => continue,
-                Some(_) => "which is not supported",
-                None => "an unknown key: the model may be newer than this program",
+                Some(_) => format!("is {}, which is not supported", short(value)),
+                None => format!("is an unknown key (value {}); the model may be newer than this program", short(value)),
             };
             let way: Vec<&str> = self.section.iter().copied().chain([key.as_str()]).collect();
-            return refused(&way, format!("is {}, {reason}", short(value)));
+            return refused(&way, reason);
         }
         Ok(())
     }

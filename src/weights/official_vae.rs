@@ -28,7 +28,7 @@ fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsErro
     let (mut layers, mut noise, mut changes) = (vec![], vec![], vec![]);
     for (i, block) in list.iter().enumerate() {
         let name = block.get(0).and_then(Value::as_str).unwrap_or_default();
-        let wrong = |reason: String| s.error(key, format!("entry {i} {reason}: {block}"));
+        let wrong = |reason: String| s.error(key, format!("is invalid: entry {i} {reason}: {block}"));
         if block.as_array().is_some_and(|parts| parts.len() > 2) {
             return Err(wrong("has more than a name and parameters".into()));
         }
@@ -63,7 +63,7 @@ fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsErro
         match (name, kind, i % 2) {
             ("res_x", _, 0) => {
                 let count = params.get("num_layers").unwrap_or(params).as_u64();
-                layers.push(count.ok_or_else(|| s.error(key, format!("entry {i} has no num_layers: {block}")))?);
+                layers.push(count.ok_or_else(|| wrong("has no num_layers".into()))?);
                 noise.push(flag("inject_noise")?);
             }
             (_, Some(kind), 1) if multiplier > 0 => {
@@ -71,7 +71,7 @@ fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsErro
             }
             _ => {
                 let want = if i % 2 == 0 { "res_x" } else { "a resolution change" };
-                return Err(s.error(key, format!("entry {i} is {block}, expected {want}")));
+                return Err(s.error(key, format!("is invalid: entry {i} is {block}, expected {want}")));
             }
         }
     }
@@ -153,8 +153,8 @@ fn encoder(s: Section, e: Section) -> Result<Map<String, Value>, WeightsError> {
     Ok(config.as_object().cloned().unwrap_or_default())
 }
 
-/// Returns the padding mode of the encoder or decoder: the one that is set for this half, or else the one that is set
-/// for both.
+/// Returns the padding mode of the encoder or decoder: the mode of this half or of the complete VAE, whichever is set,
+/// or else `default`.
 fn padding(s: Section, part: Section, half: &str, default: &str) -> Value {
     let one = s.get(&format!("{half}_spatial_padding_mode"));
     let of_part = part.get("spatial_padding_mode");

@@ -17,7 +17,8 @@ const CONFIG: &str = "gemma_config";
 const TOKENIZER: &str = "tokenizer_json";
 /// Name prefix of tensors whose bytes are other tokenizer files.
 const ASSET: &str = "hf_asset__";
-/// Name prefixes of modules that text prompts do not use: images, audio and the language head.
+/// Name prefixes of modules that text prompts do not use: the image modules, the audio modules and the language model
+/// head.
 const INERT: [&str; 4] = ["vision_model.", "multi_modal_projector.", "audio_projector.", "lm_head."];
 
 /// The files of a tokenizer.
@@ -50,8 +51,8 @@ impl PackedTextEncoder {
             return Err(WeightsError::NoComponent { path, component: Component::TextEncoder });
         };
         let wrong = |reason| WeightsError::Config { path, key: CONFIG.into(), reason };
-        let config: Value = serde_json::from_str(text)
-            .map_err(|e| wrong(format!("the value in the header's metadata is not JSON: {e}")))?;
+        let config: Value =
+            serde_json::from_str(text).map_err(|e| wrong(format!("in the header's metadata is not JSON: {e}")))?;
         Ok(PackedTextEncoder { checkpoint, config })
     }
 

@@ -1,6 +1,6 @@
-//! Checks that components and the transformer are of the same generation. Shapes do not distinguish LTX-2.5 from
-//! LTX-2.3: a text encoder, connectors or a LoRA of one generation load into a model of the other and produce noise.
-//! Version fields in the files distinguish them.
+//! Checks that components and the transformer belong to the same model version. Shapes do not distinguish LTX-2.5 from
+//! LTX-2.3: a text encoder, connectors or a LoRA of one version can be loaded into a model of the other, which then
+//! generates noise. Version fields in the files distinguish them.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ const USE_LTX_2_5_ENCODER: &str = "use LTX-2.5's own text encoder, text_encoders
                         of Lightricks/LTX-2.5-Diffusers, with `model.text_encoder` or --text-encoder";
 const USE_GEMMA_3: &str = "use Gemma-3-12B with `model.text_encoder` or --text-encoder";
 
-/// The transformer, whose generation all other components must match.
+/// The transformer, whose model version all other components must match.
 pub(super) struct Transformer {
     /// Path of the transformer's configuration.
     pub(super) path: PathBuf,
@@ -41,7 +41,7 @@ impl Provenance {
     /// Configuration key of [`Provenance::gemma_version`].
     pub(crate) const GEMMA: &'static str = GEMMA_VERSION;
 
-    /// Returns the version fields for a transformer's configuration. `None`: its generation has none.
+    /// Returns the version fields for a transformer's configuration. `None`: the model version has no version fields.
     pub(crate) fn of(transformer: &Value) -> Option<Self> {
         let is_2_5 = Version::of_transformer(transformer) == Some(Version::V2_5);
         is_2_5.then_some(Provenance { model_version: "2.5.0", gemma_version: LTX_2_5_GEMMA_VERSION })
@@ -54,15 +54,15 @@ impl Transformer {
         WeightsError::Pairing { path: path.to_path_buf(), what, transformer, wants, cure }
     }
 
-    /// Returns the `gemma_version` that the transformer's header requires; if the header states none, that of LTX-2.5.
+    /// Returns the `gemma_version` that the transformer's header requires, or LTX-2.5's if the header states none.
     fn gemma_version(&self) -> String {
         let source = self.gemma.as_deref().and_then(|text| serde_json::from_str::<Value>(text).ok());
         let named = source.as_ref().and_then(|source| source.get(GEMMA_VERSION)?.as_str());
         named.unwrap_or(LTX_2_5_GEMMA_VERSION).to_string()
     }
 
-    /// Returns an error if the text encoder is of another generation or, for LTX-2.5, was not trained for it. `own`:
-    /// the text encoder is part of the model folder, where `gemma_version` may be missing.
+    /// Returns an error if the text encoder belongs to another model version or, for LTX-2.5, was not trained for
+    /// LTX-2.5. `own`: whether the text encoder is part of the model folder, where `gemma_version` may be missing.
     pub(super) fn check_text_encoder(&self, path: &Path, config: &Value, own: bool) -> Result<(), WeightsError> {
         let family = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
         let is = |what: &str| format!("`model_type` = {family} is {what}");
@@ -95,8 +95,8 @@ impl Transformer {
         }
     }
 
-    /// Returns an error if exactly one of the file (according to its `model_version`) and the transformer is of
-    /// LTX-2.5.
+    /// Checks a file's `model_version` against the transformer: an LTX-2.5 file requires an LTX-2.5 transformer, and
+    /// any other version an older one. A file without a version number is accepted.
     pub(super) fn check_header(
         &self,
         path: &Path,
@@ -110,14 +110,15 @@ impl Transformer {
         match mixed && major > 0 {
             true => Err(self.refused(
                 path,
-                format!("{what} of LTX-{major}.{minor} (`model_version` {text} in its header)"),
+                format!("{what} of LTX-{major}.{minor} (`model_version` {text} in the header)"),
                 cure,
             )),
             false => Ok(()),
         }
     }
 
-    /// If the model is LTX-2.5, returns a warning about a file whose shapes fit but which states no generation.
+    /// Returns a warning if the model is LTX-2.5, because a file without the version field `lacks` may belong to
+    /// another model version although its shapes match. `part`: what the file contains.
     pub(super) fn unverified(&self, path: &Path, part: &str, lacks: &str) -> Option<String> {
         (self.version == Version::V2_5).then(|| {
             format!(
@@ -128,7 +129,7 @@ impl Transformer {
         })
     }
 
-    /// Like [`Transformer::unverified`], for the configuration of a text encoder without `gemma_version`.
+    /// Like [`Transformer::unverified`], for a text encoder whose configuration has no `gemma_version`.
     pub(super) fn unverified_text_encoder(&self, path: &Path, config: &Value) -> Option<String> {
         let says = config.get(GEMMA_VERSION).is_some_and(|version| !version.is_null());
         (!says).then(|| self.unverified(path, "a text encoder", GEMMA_VERSION))?

@@ -37,24 +37,24 @@ impl SingleFile {
     fn open(path: &Path, part: Option<Component>) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(path)?;
         unsupported::refuse_repack(&checkpoint)?;
-        // These components need no configuration in the header, because it is derived from their tensors.
+        // The header need not contain the configuration of these components, because it is derived from their tensors.
         let alone = part.filter(|c| {
             matches!(c, Component::LatentUpsampler | Component::TemporalUpsampler | Component::DurationHead)
         });
         let text = checkpoint.metadata("config").or(alone.map(|_| "{}")).ok_or_else(|| {
             let path = checkpoint.path().to_path_buf();
             if let Some(key) = checkpoint.names().find(|key| is_lora_key(key)) {
-                let reason = "is part of a LoRA, which is not a model: specify a model here, and the LoRA with --lora or model.loras";
+                let reason = "is part of a LoRA, which is not a model; specify a model here, and the LoRA with --lora or model.loras";
                 return WeightsError::Lora { path, key: key.into(), reason: reason.into() };
             }
-            let reason = "is missing in the header's metadata: this is not one of Lightricks' model files, or has lost its metadata; use \
-                          the published file or the diffusers folder";
+            let reason = "is missing in the header's metadata: the file is not one of Lightricks' model files, or has lost its metadata; \
+                          use the published file or the diffusers folder";
             WeightsError::Config { path, key: "config".into(), reason: reason.into() }
         })?;
         let config = serde_json::from_str(text).map_err(|e| WeightsError::Config {
             path: checkpoint.path().to_path_buf(),
             key: "config".into(),
-            reason: format!("the value in the header's metadata is not JSON: {e}"),
+            reason: format!("in the header's metadata is not JSON: {e}"),
         })?;
         unsupported::refuse_file(&checkpoint)?;
         match part {
@@ -69,7 +69,7 @@ impl SingleFile {
         for component in [Component::Transformer, Component::Connectors, Component::Vocoder] {
             let tensors = single.checkpoint.renamed(|key| single.name(component, key))?;
             let described = official::version(path, &single.config, component);
-            check_version(component, &tensors, described, Path::new("its header"))?;
+            check_version(component, &tensors, described, Path::new("the file's header"))?;
         }
         Ok(single)
     }
@@ -84,7 +84,7 @@ impl SingleFile {
         UPSAMPLER_MODULES.contains(&first).then(|| key.to_string())
     }
 
-    /// Whether the file contains a component: its tensors or, for the scheduler, its configuration, which is in every
+    /// Whether the file contains a component's tensors. The scheduler, which has only a configuration, is in every
     /// file.
     pub(super) fn has(&self, component: Component) -> bool {
         component == Component::Scheduler || self.checkpoint.names().any(|key| self.name(component, key).is_some())
@@ -133,7 +133,7 @@ pub(super) fn place(path: &Path, part: Option<Component>) -> Result<Place, Weigh
     SingleFile::open(path, None).map(|s| Place::Single(Box::new(s)))
 }
 
-/// Detects a component's generation from its tensors; also returns the tensor that identifies it.
+/// Detects a component's model version from its tensors; also returns the tensor that identifies the version.
 fn tensor_version(component: Component, tensors: &Checkpoint) -> Option<(Version, &'static str)> {
     let telling = match component {
         Component::Transformer => ["caption_projection.linear_1.weight", "prompt_adaln.linear.weight"],
@@ -145,8 +145,8 @@ fn tensor_version(component: Component, tensors: &Checkpoint) -> Option<(Version
         if tensors.contains(KEYFRAMES) {
             return Some((Version::V2_5, KEYFRAMES));
         }
-        // The other difference of LTX-2.5: the feed-forward layers of the video stream have no biases, while those of
-        // the audio stream do.
+        // LTX-2.5 also differs in the feed-forward layers: those of the video stream have no biases, unlike those of
+        // the audio stream.
         let [video, audio] = ["ff", "audio_ff"].map(|ff| format!("transformer_blocks.0.{ff}.net.0.proj"));
         let has = |name: &str, end: &str| tensors.contains(&format!("{name}.{end}"));
         if has(&video, "weight") && !has(&video, "bias") && has(&audio, "bias") && tensors.contains(telling[1]) {
@@ -159,7 +159,7 @@ fn tensor_version(component: Component, tensors: &Checkpoint) -> Option<(Version
 /// A tensor that LTX-2.5's transformer adds.
 pub(super) const KEYFRAMES: &str = "keyframes_abs_pos_embedding";
 
-/// Returns an error if a component's tensors and its configuration are of different generations.
+/// Returns an error if a component's tensors and its configuration belong to different model versions.
 pub(super) fn check_version(
     component: Component,
     tensors: &Checkpoint,

@@ -59,8 +59,8 @@ fn check_torchao(path: &Path, quantization: &Value) -> Result<(), WeightsError> 
 
 fn refused(path: &Path, tool: &str) -> WeightsError {
     let reason = format!(
-        "the weights are quantized by {tool}, which is not supported: use the bf16 weights and runtime.weights, or weights \
-         saved by torchao with {}",
+        "states that the weights are quantized by {tool}, which is not supported; use the bf16 weights with runtime.weights, \
+         or weights saved by torchao with {}",
         READ.join(" or ")
     );
     WeightsError::Config { path: path.to_path_buf(), key: KEY.into(), reason }

@@ -42,13 +42,12 @@ impl ReferenceScales {
             reason,
         };
         if let Some(curve) = checkpoint.metadata(HDR) {
-            return Err(fail(HDR, format!("is {curve}, but LoRAs for HDR video are not supported")));
+            return Err(fail(HDR, format!("has the header value `{curve}`: LoRAs for HDR video are not supported")));
         }
         let scale = |key: &str| {
             let Some(text) = checkpoint.metadata(key) else { return Ok(None) };
             let value = text.trim().parse::<usize>().ok().filter(|value| (1..=MOST).contains(value));
-            let wrong =
-                || fail(key, format!("is `{text}` in the header, which is not a whole number from 1 to {MOST}"));
+            let wrong = || fail(key, format!("has the header value `{text}`, not a whole number from 1 to {MOST}"));
             value.map(Some).ok_or_else(wrong)
         };
         let one_of = |keys: &[&'static str]| {
@@ -56,7 +55,7 @@ impl ReferenceScales {
             for key in keys {
                 match (scale(key)?, found) {
                     (Some(own), Some((known, first))) if own != known => {
-                        return Err(fail(key, format!("is {own} in the header, but {first} is {known}")));
+                        return Err(fail(key, format!("has the header value {own}, but {first} is {known}")));
                     }
                     (Some(own), None) => found = Some((own, key)),
                     _ => {}

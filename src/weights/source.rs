@@ -76,7 +76,7 @@ impl ModelSource {
     /// Like [`ModelSource::open`], with the Hugging Face cache `hub`.
     ///
     /// # Errors
-    /// Returns an error in the cases of [`ModelSource::open`].
+    /// Fails for the same reasons as [`ModelSource::open`].
     pub fn open_in(model: &str, overrides: &Overrides, hub: &HubCache) -> Result<Self, WeightsError> {
         let path = split::transformer(locate(model, hub)?)?;
         let main = place(&path, None)?;
@@ -96,7 +96,7 @@ impl ModelSource {
         Ok(source)
     }
 
-    /// Returns an error for folders of an unsupported generation; single files are checked when they are opened.
+    /// Returns an error for a folder of an unsupported model version; single files are checked when they are opened.
     fn refuse_newer(&self) -> Result<(), WeightsError> {
         if let Place::Model(folder) = &self.main {
             let index = folder.join("model_index.json");
@@ -128,7 +128,7 @@ impl ModelSource {
         transformer.check_text_encoder(&self.config_path(Component::TextEncoder), &config, own)
     }
 
-    /// Returns the transformer, if there is one of a known generation.
+    /// Returns the transformer; `None` if there is none or its model version is unknown.
     pub(super) fn transformer(&self) -> Option<Transformer> {
         let gemma = match self.place(Component::Transformer) {
             Place::Single(s) => s.checkpoint.metadata(GEMMA_SOURCE).map(String::from),
@@ -218,7 +218,7 @@ impl ModelSource {
     /// Checks that the model has these components.
     ///
     /// # Errors
-    /// Returns an error for the first missing component, which contains the YAML key and the flag that set the
+    /// Returns an error for the first missing component. The error contains the YAML key and the flag that set the
     /// component.
     pub(crate) fn require(&self, components: impl IntoIterator<Item = Component>) -> Result<(), WeightsError> {
         for component in components {
@@ -314,7 +314,8 @@ impl ModelSource {
         }
     }
 
-    /// Adds the text projections to the connectors of a file; with split files, they are in the text encoder's file.
+    /// Adds the text projections to the connectors of a file. In a repository of split files, the projections are in
+    /// the text encoder's file.
     fn with_projections(&self, connectors: Checkpoint) -> Result<Checkpoint, WeightsError> {
         if connectors.names().any(|name| name.contains("text_proj_in.")) {
             return Ok(connectors);
@@ -329,17 +330,17 @@ impl ModelSource {
                 path: connectors.path().to_path_buf(),
                 key: "text_embedding_projection".into(),
                 reason:
-                    "is not in this file, but in the text encoder's: set `model.text_encoder` or --text-encoder to \
+                    "is not in this file, but in the text encoder's file; set `model.text_encoder` or --text-encoder to \
                          text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors"
                         .into(),
             }),
         }
     }
 
-    /// Returns an error if the connectors' header states a generation other than the transformer's.
+    /// Returns an error if the connectors' header states a model version that does not fit the transformer.
     fn check_connectors(&self, tensors: &Checkpoint) -> Result<(), WeightsError> {
         let (version, cure) =
-            (tensors.metadata(unsupported::VERSION), "use the transformer and connectors of one model");
+            (tensors.metadata(unsupported::VERSION), "use the transformer and connectors of the same model");
         let check = |t: Transformer| t.check_header(tensors.path(), version, "holds connectors", cure);
         self.transformer().map_or(Ok(()), check)
     }
@@ -379,11 +380,11 @@ impl ModelSource {
         asks && self.checkpoint(Component::Transformer).is_ok_and(|tensors| !tensors.contains(KEYFRAMES))
     }
 
-    /// Returns an error for the first tensor of a single file that no component reads. The video latents' training
-    /// statistics (all but mean and deviation) are ignored.
+    /// Checks that components read all tensors of the model's single files. The video latents' training statistics
+    /// other than mean and deviation are not checked.
     ///
     /// # Errors
-    /// Returns an error with the first unread tensor.
+    /// Returns an error for the first unread tensor.
     pub fn refuse_unread(&self) -> Result<(), WeightsError> {
         let places = [(None, &self.main)].into_iter().chain(self.parts.iter().map(|(c, place)| (Some(*c), place)));
         for (part, place) in places {
@@ -396,10 +397,10 @@ impl ModelSource {
         Ok(())
     }
 
-    /// Returns the model's generation, from the transformer's configuration.
+    /// Returns the model version, from the transformer's configuration.
     ///
     /// # Errors
-    /// Returns an error if there is no transformer, or if its keys match no generation.
+    /// Returns an error if there is no transformer, or if its keys match no model version.
     pub(crate) fn version(&self) -> Result<Version, WeightsError> {
         let config = self.config(Component::Transformer)?;
         Version::of_transformer(&config).ok_or_else(|| {

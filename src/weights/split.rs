@@ -12,8 +12,8 @@ const TRANSFORMERS: &str = "diffusion_models";
 /// Part of the file name of the video VAE with the diffusion decoder.
 const DIFFUSION: &str = "video-vae-bf16";
 
-/// Folder and part of the file name of every other component. If a component has several rows, the first existing file
-/// is used.
+/// For each component that has its own file, apart from the transformer: its folder and part of the file name. If a
+/// component has several rows, the first row with a matching file is used.
 const PARTS: [(Component, &str, &str); 8] = [
     (Component::TextEncoder, "text_encoders", "gemma4"),
     (Component::Vae, "vae", "video-vae-conv-"),

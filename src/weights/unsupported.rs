@@ -1,4 +1,4 @@
-//! Detection of unsupported models: newer generations, which must not run as older ones, and quantized repacks.
+//! Detection of unsupported models: newer versions, which must not run as older ones, and quantized repacks.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::version::Version;
 /// The newest supported version below 2.5. Of later versions, only 2.5 is supported.
 const LAST_BEFORE_2_5: (u64, u64) = (2, 3);
 
-/// Metadata key of the model's generation.
+/// Metadata key of the model version.
 pub(super) const VERSION: &str = "model_version";
 
 /// Supported classes of components in the diffusers layout.
@@ -49,13 +49,13 @@ fn refused(path: &Path, mark: String) -> WeightsError {
     WeightsError::Newer { path: path.to_path_buf(), mark }
 }
 
-/// Returns an error if the header of a single file specifies an unsupported generation.
+/// Returns an error if the header of a single file specifies an unsupported model version.
 pub(super) fn refuse_file(checkpoint: &Checkpoint) -> Result<(), WeightsError> {
     let Some(version) = checkpoint.metadata(VERSION) else { return Ok(()) };
     let numbers = Version::numbers(version);
     match numbers <= LAST_BEFORE_2_5 || numbers == (2, 5) {
         true => Ok(()),
-        false => Err(refused(checkpoint.path(), format!("`{VERSION}` {version} in its header"))),
+        false => Err(refused(checkpoint.path(), format!("`{VERSION}` {version} in the header"))),
     }
 }
 

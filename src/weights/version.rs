@@ -1,4 +1,4 @@
-//! Model generations, and how they are detected from files and configurations.
+//! Model versions, and how they are detected from files and configurations.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::Component;
 /// Key that LTX-2.5 adds to the transformer's configuration.
 pub(super) const USE_KEYFRAMES: &str = "use_keyframes_abs_pos_embedding";
 
-/// A generation of the model.
+/// A version of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
     /// LTX-2, 19B.
@@ -31,7 +31,7 @@ impl fmt::Display for Version {
 }
 
 impl Version {
-    /// Detects the generation from a transformer's configuration. `None`: the keys match no generation.
+    /// Detects the model version from a transformer's configuration. `None`: the keys match no version.
     pub(crate) fn of_transformer(config: &Value) -> Option<Self> {
         let flag = |key: &str, default: bool| config.get(key).and_then(Value::as_bool).unwrap_or(default);
         // LTX-2.3 projects captions before the connectors and modulates the text by the noise level.
@@ -51,16 +51,16 @@ impl Version {
         }
     }
 
-    /// Parses major and minor from a header's `model_version`, such as `2.5.0` or `v2.3-rc1`; zeros if there is no
-    /// number.
+    /// Parses the major and minor version from a header's `model_version`, such as `2.5.0` or `v2.3-rc1`; a missing
+    /// number becomes 0.
     pub(super) fn numbers(text: &str) -> (u64, u64) {
         let number = text.trim_start_matches(|c: char| !c.is_ascii_digit());
         let mut numbers = number.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
     }
 
-    /// Detects the generation from a component's configuration. `None`: unknown, or the component is the same in all
-    /// generations.
+    /// Detects the model version from a component's configuration. `None`: unknown, or the component is the same in all
+    /// versions.
     pub(super) fn of_config(component: Component, config: &Value) -> Option<Self> {
         let newer = |yes: bool| Some(if yes { Version::V2_3 } else { Version::V2_0 });
         match component {

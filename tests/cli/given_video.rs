@@ -67,7 +67,7 @@ fn undecodable_input_videos_are_rejected() {
     let tone = ["--audio", "tests/fixtures/sounds/tone.flac"];
     for (name, more, why) in [
         ("good.mp4", &tone[..], "has its own sound; remove request.audio"),
-        ("varies.mp4", &[], "its frame rate varies"),
+        ("varies.mp4", &[], "the frame rate varies"),
     ] {
         let error = fails(&[&["--video", &text(name), "--retake", "0", "1"], more].concat());
         assert!(error.contains(why), "{name} {more:?}: {error}");
@@ -400,7 +400,7 @@ fn ten_bit_video_is_read_and_truncated_file_rejected() {
     assert!(place(b"moov") < place(b"mdat"), "the header is in front");
     fs::write(&cut, &whole[..(place(b"mdat") + whole.len()) / 2]).expect("written");
     let why = read(&cut).expect_err("damaged").to_string();
-    assert!(why.contains("cut.mp4") && why.contains("it is truncated"), "{why}");
+    assert!(why.contains("cut.mp4") && why.contains("is truncated"), "{why}");
     let error = fails(&["--video", &cut, "--retake", "0", "0.2"]);
     assert!(error.contains("cut.mp4"), "{error}");
 }

@@ -130,7 +130,7 @@ fn block_scaled_fp8_weights_are_rejected_before_compiling() {
         }
         for (model, key) in [(&[path(&model)][..], name), (&single, &key)] {
             let had =
-                format!("`{key}_scale` has shape {scales:?}, where 8-bit weights have one scale or one for each of 32");
+                format!("`{key}_scale` has shape {scales:?}, but 8-bit weights need one scale, or one for each of 32");
             refused(dir.path(), model, &[&had, "use bf16 weights"]);
         }
     }

@@ -317,7 +317,7 @@ fn unknown_keys_and_tensors_are_rejected() {
         (
             "transformer",
             json!({"use_keyframes_abs_pos_embedding": true}),
-            &["`use_prompt_embeddings`: does not match cross_attn_mod or use_keyframes_abs_pos_embedding"],
+            &["`use_prompt_embeddings` does not match cross_attn_mod or use_keyframes_abs_pos_embedding"],
         ),
         ("vae", json!({"blend_tiles": 3}), &["unknown key blend_tiles = 3"]),
         ("connectors", json!({"text_proj_in_factor": 7}), &["text_proj_in.weight: file [24, 192], model [24, 168]"]),

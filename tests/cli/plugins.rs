@@ -365,11 +365,11 @@ fn aborting_or_hanging_plugin_gives_an_error() {
     };
     refused(Load::Abort, ["a trial process ended with signal: 6 (SIGABRT)", " while loading the plugin"]);
     refused(Load::Hang, ["a trial process hung for 2 s while loading the plugin", "LTX2_PJRT_PLUGIN=FILE.so"]);
-    refused(Load::Major, ["it has PJRT 1.", "this program requires 0."]);
+    refused(Load::Major, ["the plugin has PJRT 1.", "this program requires 0."]);
     let (ran, file) = run(Some(Load::Old));
     let old = format!("error: {}: the plugin is too old: it has PJRT 0.80, but 0.81 or newer ", file.display());
     assert!(error(&ran).starts_with(&old) && !results.exists() && !out.exists(), "{}", error(&ran));
-    refused(Load::NoEntry, ["it does not export `GetPjrtApi`", "so it is not a PJRT plugin"]);
+    refused(Load::NoEntry, ["the file does not export `GetPjrtApi`", "so it is not a PJRT plugin"]);
 
     let (ran, _) = run(None);
     assert!(ran.status.success() && out.exists(), "{}", String::from_utf8_lossy(&ran.stderr));

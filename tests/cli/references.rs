@@ -97,21 +97,21 @@ fn invalid_references_are_rejected() {
     let huge = lora(&path("huge.safetensors"), &[("reference_downscale_factor", "288230376151711744")]);
     let long = lora(&path("long.safetensors"), &[("reference_temporal_scale_factor", "65")]);
     let hdr = lora(&path("hdr.safetensors"), &[("hdr_transform", "logc3")]);
-    let no_number = "`reference_downscale_factor`: is `half` in the header, which is not a whole number from 1 to 64";
+    let no_number = "`reference_downscale_factor` has the header value `half`, not a whole number from 1 to 64";
     for (more, why) in [
         (&["--lora", &half][..], no_number),
         (
             &["--lora", &huge],
-            "huge.safetensors: `reference_downscale_factor`: is `288230376151711744` in the header, which is not a whole",
+            "huge.safetensors: `reference_downscale_factor` has the header value `288230376151711744`, not a whole",
         ),
         (
             &["--lora", &long],
-            "long.safetensors: `reference_temporal_scale_factor`: is `65` in the header, which is not a whole number",
+            "long.safetensors: `reference_temporal_scale_factor` has the header value `65`, not a whole number",
         ),
         (&["--set", "conditioning.reference_downscale_factor=65"], "conditioning.reference_downscale_factor"),
         (&["--set", "conditioning.reference_temporal_scale_factor=65"], "conditioning.reference_temporal_scale_factor"),
         (&["--lora", &two, "--lora", &three], "2.safetensors has 2; LoRAs with different scales cannot be combined"),
-        (&["--lora", &hdr], "`hdr_transform`: is logc3, but LoRAs for HDR video"),
+        (&["--lora", &hdr], "`hdr_transform` has the header value `logc3`: LoRAs for HDR video"),
         (&["--lora", "gone.safetensors"], "gone.safetensors"),
         (&["--lora", &two], "must be a multiple of 64 with reference videos at 1/2 size; the nearest are 64 and 128"),
         (&["--pipeline", "text_to_audio"], "does not support reference videos; use --pipeline in_context"),

@@ -110,7 +110,7 @@ fn search_weights_passes_by_their_step_counts() {
     let best = std::fs::read_to_string(dir.path().join("best.yml")).expect("a layout");
     assert!(best.contains("# Times are for 20 x denoise + 3 x refine.") && best.contains(" of 1.00 GiB"), "{best}");
     assert!(
-        best.contains("# Not compiled,") && best.contains("\n#   same as ") && best.contains("\n#   at least "),
+        best.contains("# Not compiled:") && best.contains("\n#   same as ") && best.contains("\n#   at least "),
         "{best}"
     );
 

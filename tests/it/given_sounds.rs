@@ -191,7 +191,7 @@ fn playlists_and_scripts_are_rejected() {
     fs::write(files.path("text.wav"), "no sound at all").expect("written");
     let error = read_sound(&files.path("text.wav"), Path::new("ffmpeg"), None).expect_err("text").to_string();
     let want = format!(
-        "sound {}: the built-in decoders do not support its container, and ffmpeg cannot decode it: Invalid data found when processing input",
+        "sound {}: the built-in decoders do not support the container, and ffmpeg cannot decode the file: Invalid data found when processing input",
         files.at("text.wav")
     );
     assert_eq!(error, want);

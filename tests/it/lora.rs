@@ -222,7 +222,7 @@ fn mismatched_lora_error_has_file_key_and_shapes() {
     let (ga, gb) = (&format!("{gate}.lora_A.weight"), &format!("{gate}.lora_B.weight"));
     says(bad(&[(ga, [2, 24]), (gb, [4, 2])]), &[ga, "to_gate_logits.weight", "not a tensor", "another model version"]);
     says(bad(&[("lora_unet_x.lora_down.weight", [2, 2])]), &["lora_unet_x", "diffusers", "Lightricks"]);
-    says(bad(&[("model.diffusion_model.x.lora_A.weight", [2, 2])]), &["begins neither with"]);
+    says(bad(&[("model.diffusion_model.x.lora_A.weight", [2, 2])]), &["does not begin with"]);
     for (part, kind) in [
         ("dora_scale", "DoRA"),
         ("lora_magnitude_vector", "DoRA"),
@@ -252,12 +252,12 @@ fn unsupported_lora_metadata_is_rejected() {
     };
     opened(json!({"transformer.use_rslora": false, "transformer.alpha_pattern": {"^a.to_q": 1}})).expect("a LoRA");
     for (metadata, said) in [
-        (json!({"transformer.use_rslora": true}), "use_rslora is not supported"),
-        (json!({"use_dora": true}), "use_dora is not supported"),
-        (json!({"connectors.lora_bias": true}), "lora_bias is not supported"),
+        (json!({"transformer.use_rslora": true}), "use_rslora, which is not supported"),
+        (json!({"use_dora": true}), "use_dora, which is not supported"),
+        (json!({"connectors.lora_bias": true}), "lora_bias, which is not supported"),
         (json!({"transformer.alpha_pattern": {"blocks.[0-9]+": 1}}), "alpha_pattern `blocks.[0-9]+`"),
-        (json!({"lora_alpha": "12"}), "an alpha is \"12\", not a number"),
-        (json!({"transformer.alpha_pattern": {"^a.to_q": [1]}}), "an alpha is [1], not a number"),
+        (json!({"lora_alpha": "12"}), "the alpha \"12\", which is not a number"),
+        (json!({"transformer.alpha_pattern": {"^a.to_q": [1]}}), "the alpha [1], which is not a number"),
     ] {
         let error = opened(metadata).expect_err("refused").to_string();
         assert!(error.contains("a.safetensors") && error.contains(said), "{error}");

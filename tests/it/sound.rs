@@ -183,7 +183,7 @@ fn unreadable_audio_error_has_the_file() {
     assert!(said("none.wav").starts_with("cannot read ") && said("none.wav").contains("none.wav"));
     fs::write(path("text.wav"), "no sound at all").expect("written");
     let text = said("text.wav");
-    assert!(text.contains("text.wav") && text.contains("install ffmpeg, or convert it to WAV"), "{text}");
+    assert!(text.contains("text.wav") && text.contains("install ffmpeg, or convert the file to WAV"), "{text}");
     fs::copy(sounds("tone.opus"), path("tone.opus")).expect("copied");
     assert!(said("tone.opus").contains("install ffmpeg"), "{}", said("tone.opus"));
     let mut flac = fs::read(sounds("tone.flac")).expect("read");
@@ -191,12 +191,12 @@ fn unreadable_audio_error_has_the_file() {
     flac[middle..middle + 40].fill(0x55);
     fs::write(path("damaged.flac"), flac).expect("written");
     let damaged = said("damaged.flac");
-    assert!(damaged.contains("damaged.flac: it is damaged: "), "{damaged}");
+    assert!(damaged.contains("damaged.flac: the file is damaged: "), "{damaged}");
     // 65535 channels: the bytes per frame exceed the decoder's 16 bits.
     let mut many = wav(1, 16, None, &[0; 8]);
     many[22..24].fill(0xff);
     fs::write(path("many.wav"), many).expect("written");
-    assert!(said("many.wav").contains("many.wav: it is damaged: "), "{}", said("many.wav"));
+    assert!(said("many.wav").contains("many.wav: the file is damaged: "), "{}", said("many.wav"));
     let odd = Audio::new(ndarray::array![[0.0, f32::NAN]], 8000).expect("mono");
     write_wav(&path("nan.wav"), &odd, WavFormat::Float32).expect("written");
     assert!(said("nan.wav").contains("non-finite"), "{}", said("nan.wav"));

@@ -113,7 +113,7 @@ fn undecodable_uploads_are_rejected() {
     let playlist = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n";
     let hdr = ["-c:v", "mpeg4", "-color_trc", "smpte2084", "-color_primaries", "bt2020", "-colorspace", "bt2020nc"];
     for (name, bytes, why) in [
-        ("cut.mkv", &matroska[..matroska.len() * 2 / 3], "it is truncated"),
+        ("cut.mkv", &matroska[..matroska.len() * 2 / 3], "is truncated"),
         ("cut.mp4", &indexed[..indexed.len() * 2 / 3], ""),
         ("wide.mkv", &made("wide.mkv", &["-c:v", "mpeg4", "-vf", "setsar=4/3"]), "pixels are not square but 4:3"),
         ("hdr.mkv", &made("hdr.mkv", &hdr), "HDR (PQ)"),

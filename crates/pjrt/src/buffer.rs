@@ -14,8 +14,8 @@ use super::event::Event;
 use super::layout::{DeviceLayout, RawLayout};
 use super::raw::Raw;
 
-/// A device buffer. It may still be pending: reading it waits until it is filled, and returns the error of the program
-/// or transfer that fills it.
+/// A device buffer. It may still be pending: reading it waits until it is filled, and returns the error, if any, of the
+/// program or transfer that fills it.
 pub struct Buffer {
     client: Arc<ClientHandle>,
     raw: Raw,

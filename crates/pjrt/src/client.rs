@@ -117,7 +117,7 @@ impl Client {
     }
 
     /// Creates the client of one of several processes. On CUDA, waits for the other processes; on TPU, libtpu finds
-    /// them itself. `None`: a single process.
+    /// them itself. If `node` is `None`, there is only one process.
     pub fn among(plugin: &Plugin, options: &ClientOptions, node: Option<&Node>) -> Result<Client> {
         let mut given = options.to_attributes();
         if let (ClientOptions::Cuda(_), Some(node)) = (options, node) {

@@ -37,7 +37,7 @@ pub enum Error {
     #[error("platform {platform}: {reason}; use `--platform auto`, or see `ltx2 doctor` for the available platforms")]
     NoHardware { platform: &'static str, reason: String },
     /// A flag in the environment would make the plugin abort the process.
-    #[error("{reason} (plugin {}); correct or remove it", plugin.display())]
+    #[error("{reason} (plugin {}); correct or remove the flag", plugin.display())]
     Flags { plugin: PathBuf, reason: String },
     #[error(
         "no {platform} plugin found in {}; run `ltx2 plugin install {platform}`, or set LTX2_PJRT_PLUGIN to a plugin file",

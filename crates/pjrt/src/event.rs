@@ -71,7 +71,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         if !self.raw.0.is_null() {
             let args = abi::EventDestroyArgs { event: self.raw.0, ..Struct::new() };
-            // SAFETY: we own the event and do not use it again. If destroying it fails, it leaks.
+            // SAFETY: we own the event and do not use it again. If destroying it fails, the event leaks.
             let _ = unsafe { self.plugin.call(args) };
         }
     }

@@ -205,7 +205,7 @@ impl Drop for Executable {
 pub struct ExecuteOptions {
     /// Indices of arguments whose donation is switched off for this execution.
     pub keep: Vec<usize>,
-    /// Identifies the execution: equal in all processes of one execution and different for each execution.
+    /// Identifies the execution: the same in all processes that take part, and different for each execution.
     pub launch_id: i32,
 }
 

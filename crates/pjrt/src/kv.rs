@@ -114,7 +114,7 @@ pub(super) fn set_store_callbacks(store: &Arc<dyn KvStore>, args: &mut abi::Clie
 unsafe extern "C" fn get(args: *mut abi::KeyValueGetCallbackArgs) -> *mut c_void {
     // SAFETY: during the call, the plugin's struct is alive and nothing else accesses it.
     let args = unsafe { &mut *args };
-    // A negative timeout requests an unlimited wait.
+    // A negative timeout requests an unlimited wait; one day is used instead.
     let wait = u64::try_from(args.timeout_in_ms).map_or(Duration::from_secs(86_400), Duration::from_millis);
     // SAFETY: `set_store_callbacks` set `user_arg`; the key and the error function belong to the plugin and outlive the call.
     unsafe {
@@ -164,7 +164,7 @@ unsafe fn ask<T>(user: *mut c_void, what: impl FnOnce(&dyn KvStore) -> Result<T,
     catch_unwind(AssertUnwindSafe(|| what(&**store))).unwrap_or_else(|_| Err(panicked()))
 }
 
-/// Passes a value to `give`; the plugin must free the value. If there is an error instead, returns a plugin error that
+/// Passes a found value to `give`; the plugin must free the value. If `found` is an error, returns a plugin error that
 /// `make_error` creates.
 ///
 /// # Safety

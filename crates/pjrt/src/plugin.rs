@@ -48,7 +48,7 @@ impl Plugin {
     /// minutes on a machine without TPUs.
     ///
     /// # Errors
-    /// Returns an error in the cases of [`Plugin::load`], or the error of `check`.
+    /// Fails for the same reasons as [`Plugin::load`], or with the error of `check`.
     pub fn load_if(path: &Path, check: impl FnOnce(&Plugin) -> Result<()>) -> Result<Plugin> {
         static LOADED: Mutex<Option<HashMap<PathBuf, Plugin>>> = Mutex::new(None);
         let load_error = |reason: String| Error::Load { plugin: path.to_owned(), reason: one_line(&reason) };
@@ -64,7 +64,7 @@ impl Plugin {
         // SAFETY: `GetPjrtApi` has this signature in every PJRT plugin.
         let table = unsafe {
             library.get::<unsafe extern "C" fn() -> *const Api>(b"GetPjrtApi\0").map_err(|_| {
-                load_error(format!("it does not export `GetPjrtApi`, so it is not a PJRT plugin; {INSTALL}"))
+                load_error(format!("the file does not export `GetPjrtApi`, so it is not a PJRT plugin; {INSTALL}"))
             })?()
         };
         // A plugin starts threads and registers exit handlers, so its code must stay mapped.
@@ -216,7 +216,7 @@ fn check_version(path: &Path, api: &Api) -> Result<()> {
     let need = format!("{}.{} or newer (built for {}.{})", OLDEST.0, OLDEST.1, abi::VERSION.0, abi::VERSION.1);
     if has.0 > abi::VERSION.0 {
         let (theirs, ours) = (format!("{}.{}", has.0, has.1), format!("{}.{}", abi::VERSION.0, abi::VERSION.1));
-        let reason = format!("it has PJRT {theirs}, but this program requires {ours}; {INSTALL}");
+        let reason = format!("the plugin has PJRT {theirs}, but this program requires {ours}; {INSTALL}");
         return Err(Error::Load { plugin: path.to_owned(), reason });
     }
     let complete = api.executable_get_compiled_memory_stats.is_some() && api.loaded_executable_execute.is_some();
@@ -254,7 +254,7 @@ mod tests {
         let error = check_version(Path::new("new.so"), &api).unwrap_err().to_string();
         assert_eq!(
             error,
-            "new.so: cannot load the plugin: it has PJRT 1.0, but this program requires 0.114; install a compatible one with \
+            "new.so: cannot load the plugin: the plugin has PJRT 1.0, but this program requires 0.114; install a compatible one with \
              `ltx2 plugin install cpu|cuda|tpu`"
         );
     }

@@ -3,11 +3,11 @@
 /// Variable that contains libtpu's command-line flags.
 const ARGUMENTS: &str = "LIBTPU_INIT_ARGS";
 
-/// libtpu flag that stops it from moving its code to huge pages, which logs an error on kernels without them. The flag
-/// does not affect compiled programs.
+/// libtpu flag that keeps libtpu's code out of huge pages. On kernels without huge pages, moving the code logs an
+/// error. The flag does not affect compiled programs.
 pub const NO_HUGEPAGE_TEXT: &str = " --hugepage_text=false";
 
-/// libtpu flag that sets the stack size of its threads.
+/// libtpu flag that sets the stack size of libtpu's threads.
 const STACK_SIZE: &str = "default_thread_stack_size";
 
 /// Returns the libtpu flags that the user has set. Invalid UTF-8 is replaced.
@@ -30,8 +30,8 @@ pub fn quiet_plugins() {
 /// loaded. Call it before the process starts a thread. Returns false if the variables are not set yet but threads
 /// already exist.
 pub fn prepare_absent_tpus() -> bool {
-    // The last two describe a machine. A topology that is created by name overrides them, but libtpu logs errors
-    // without them.
+    // The last two variables describe a machine. A topology that is created by name overrides them, but without them
+    // libtpu logs errors.
     let fixed = [
         ("TPU_SKIP_MDS_QUERY", "1"),
         ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),

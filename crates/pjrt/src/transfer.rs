@@ -1,4 +1,4 @@
-//! Transfers, which fill device buffers in chunks. With them, stacked weights (one tensor that holds those of all
+//! Transfers, which fill device buffers in chunks. With them, stacked weights (one tensor with the weights of all
 //! layers) load from files without a host copy of the complete tensor.
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::raw::Raw;
 pub struct TransferShape {
     pub ty: BufferType,
     pub dims: Vec<usize>,
-    /// Device layout. `None`: the default. Either all buffers of a transfer have a layout or none has.
+    /// Device layout. `None`: the default. Must be set for all buffers of a transfer or for none.
     pub layout: Option<DeviceLayout>,
 }
 

@@ -106,8 +106,8 @@ impl Sharding {
     /// Returns the type of one device's shard of a value of type `ty`.
     ///
     /// # Errors
-    /// Returns an error if the number of dimensions differs, if the mesh does not have an axis, or if a dimension is
-    /// not divisible by the size of its axes.
+    /// Returns an error if `ty` and the sharding have different numbers of dimensions, if the mesh lacks an axis of the
+    /// sharding, or if a dimension is not divisible by the size of its axes.
     pub fn local(&self, ty: &Type, mesh: &Mesh) -> Result<Type, String> {
         if self.0.len() != ty.rank() {
             return Err(format!("{ty} has {} dimensions, but the sharding has {}", ty.rank(), self.0.len()));

@@ -10,7 +10,7 @@ fn arg(b: &Builder, name: &str, dtype: DType, dims: &[usize]) -> Value {
 }
 
 #[test]
-fn a_small_program_reads_as_expected() {
+fn program_text_matches_the_snapshot() {
     let b = builder();
     let x = arg(&b, "x", F32, &[2, 3]);
     let w = arg(&b, "w", F32, &[4, 3]);
@@ -19,7 +19,7 @@ fn a_small_program_reads_as_expected() {
 }
 
 #[test]
-fn a_loop_carries_what_its_body_uses_from_outside() {
+fn loop_carries_captured_outer_values() {
     let b = builder();
     let x = arg(&b, "x", BF16, &[2, 4]);
     let stack = arg(&b, "w", BF16, &[3, 4, 4]);
@@ -39,7 +39,7 @@ fn nested_loops_capture_outer_values_once() {
 }
 
 #[test]
-fn a_choice_sees_the_loop_around_it_and_counts_its_largest_body() {
+fn case_in_loop_captures_its_values_and_counts_only_the_largest_branch() {
     let b = builder();
     let (x, w) = (arg(&b, "x", F32, &[2, 2]), arg(&b, "w", F32, &[2, 2]));
     let which = arg(&b, "which", I32, &[4]);
@@ -153,7 +153,7 @@ fn constraint_must_divide_the_dimension() {
 }
 
 #[test]
-fn a_manual_region_sees_local_parts() {
+fn manual_region_operates_on_shards() {
     let mesh = Mesh::new(&[("fsdp", 2), ("context", 4)]);
     let groups = mesh.groups(&["context"]);
     assert_eq!(groups, Groups(vec![vec![0, 1, 2, 3], vec![4, 5, 6, 7]]));

@@ -148,8 +148,9 @@ impl Module {
         Some(at)
     }
 
-    /// Returns the category of a fusion: collective or matmul if the fusion contains one, copy if it contains only data
-    /// movement.
+    /// Returns the category of a fusion: that of a collective in the fusion, or copy if the fusion only moves data, or
+    /// attention in the scope of attention, or else the first category in the order of [`OpCategory`] that the fusion
+    /// contains.
     fn fused_category(&self, c: &ComputationProto, in_attention: bool) -> OpCategory {
         if let Some((_, collective)) = self.fused_collectives(c).first() {
             return CollectiveKind::of(&collective.opcode).map_or(OpCategory::Other, OpCategory::Collective);
@@ -354,7 +355,7 @@ mod tests {
         let done = |id, of| InstructionProto { operand_ids: vec![of], ..instruction(id, "d", "async-done", "") };
         assert_eq!(
             decode(vec![computation(1, vec![done(10, 11), done(11, 10)])]).unwrap_err(),
-            "operand 11 of 'd' does not precede it"
+            "operand 11 does not precede its user 'd'"
         );
         let own = computation(1, vec![fusion(10, &[1])]);
         assert!(decode(vec![own]).unwrap_err().contains("computation 1 calls itself"));

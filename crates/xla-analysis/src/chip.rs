@@ -8,13 +8,13 @@
 //!
 //! **Links.** A collective in which a device receives `w` bytes takes `w / (links used · link bandwidth)`. A ring along
 //! one mesh axis receives from both sides (2 links); a permute uses 1 link. In an all-to-all over a ring of `n`
-//! devices, devices also forward bytes. Its busiest link carries `w · n / 8` bytes (on average a quarter of the ring,
+//! devices, devices also forward bytes. The busiest link carries `w · n / 8` bytes (on average a quarter of the ring,
 //! in both directions), but at least half of the bytes that arrive. With an NVLink switch, every pattern uses the full
 //! bandwidth of a device's port. A group of GPUs on several hosts uses the network. An asynchronous collective overlaps
 //! with the work between its start and its end; the same work can hide only one collective.
 //!
-//! The model leaves out launch overhead, caches and contention, so use it to rank layouts, not to predict absolute
-//! times.
+//! For chips without a calibration, the model leaves out launch overhead, caches and contention. Use such predictions
+//! to rank layouts, not as absolute times.
 //!
 //! **Measured chips.** A [`Calibration`] replaces the data sheet: an instruction takes `launch + max(flops / measured
 //! rate, bytes / measured bandwidth)`, and a collective inside a host takes `latency + w / measured rate` for its kind
@@ -127,7 +127,7 @@ impl OpTime {
     }
 }
 
-/// The embedded chip files, in the order in which they are listed.
+/// Embedded chip files, in the order in which error messages list the chips.
 const FILES: [&str; 6] = [
     include_str!("chips/v5e.toml"),
     include_str!("chips/v5p.toml"),
@@ -212,7 +212,7 @@ impl Chip {
     /// Returns an embedded chip by name, or reads one from a TOML file.
     ///
     /// # Errors
-    /// Returns the errors of [`Chip::named`] and [`Chip::read`].
+    /// Fails for the same reasons as [`Chip::named`] and [`Chip::read`].
     pub fn find(name_or_path: &str) -> Result<Chip, ChipError> {
         match Chip::is_file(name_or_path) {
             true => Chip::read(Path::new(name_or_path)),
@@ -288,7 +288,8 @@ impl Chip {
         self.processors.map_or(0.0, |processors| idle_flops(processors, heads, queries, flops))
     }
 
-    /// Returns how much work with this predicted time and an overlapping collective slow each other down.
+    /// Returns by how much a collective and overlapping work slow each other down. `time` is the predicted time of the
+    /// work.
     pub(crate) fn contention(&self, time: OpTime) -> Shares {
         let contention = self.calibration.as_ref().and_then(|c| c.contention);
         contention.map_or(Shares::default(), |c| if time.compute > time.memory { c.compute } else { c.memory })

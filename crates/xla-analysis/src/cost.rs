@@ -47,8 +47,8 @@ impl Work {
     }
 }
 
-/// Returns whether an instruction causes no memory traffic. These are aliases, and the ends of asynchronous operations,
-/// whose traffic is counted at their start.
+/// Returns whether an instruction causes no memory traffic. Such instructions are aliases and the ends of asynchronous
+/// operations; the traffic of an asynchronous operation is counted at its start.
 fn is_free(opcode: &str) -> bool {
     const FREE: [&str; 13] = [
         "parameter",
@@ -120,8 +120,8 @@ impl<'a> Counter<'a> {
         Work { bytes: read as f64 + written as f64 + inside.bytes, ..inside }
     }
 
-    /// Returns the FLOPs of a fused computation and of the fusions nested in it. If custom calls in it read operands
-    /// more than once, the work also has the additional bytes.
+    /// Returns the work of a fused computation and of the fusions nested in it. The work's bytes include only repeated
+    /// reads of operands by custom calls.
     fn fused(&self, c: &ComputationProto) -> Work {
         let mut sum = Work::default();
         for i in &c.instructions {
@@ -143,7 +143,7 @@ impl<'a> Counter<'a> {
     fn read_of(&self, c: &ComputationProto, p: &InstructionProto) -> Option<u64> {
         let outermost = c.id;
         let mut sum: u64 = 0;
-        // Aliases of the parameter in this and nested fusions. Flag: a copy, of which only used elements are computed.
+        // Aliases of the parameter in this and nested fusions. The flag marks copies; only their used elements are read.
         let mut names = vec![(c, p.id, false)];
         let mut seen = HashSet::new();
         // The instruction that calls each nested fusion, to continue with the users of its result.
@@ -227,7 +227,7 @@ impl<'a> Counter<'a> {
                 let places = i.shape.iter().flat_map(|s| s.tuple_shapes.iter().take(2));
                 shape::sum(places.map(|s| size(Some(s))))
             }
-            // The computation that it calls is counted separately; a transfer uses links, not memory.
+            // The called computation is counted separately; a transfer uses links, not memory.
             "async-start" => 0,
             _ => {
                 let operands = i.operand_ids.iter().map(|&o| self.module.instruction(o));
@@ -346,7 +346,7 @@ fn output_elements(i: &InstructionProto) -> f64 {
     i.shape.as_ref().map_or(0.0, |s| elements(s) as f64)
 }
 
-/// Maximum kernel size times base dilation that is accepted. Compilers stay far below it.
+/// Maximum accepted product of kernel size and base dilation. Compilers stay far below it.
 const STEPS: i128 = 1 << 22;
 
 /// Returns the number of pairs of a kernel position and an output position that use an element of the input. `None`:
@@ -361,7 +361,7 @@ fn valid_pairs(input: i64, output: i64, w: &WindowDimensionProto) -> Option<f64>
         let shift = k * dilation - i128::from(w.padding_low);
         let from = ((-shift).max(0) + stride - 1) / stride;
         let to = (last - shift).div_euclid(stride).min(i128::from(output) - 1);
-        // Dilation places input elements `base` positions apart, so the output positions that use one repeat.
+        // Input elements are `base` positions apart, so the output positions that read one are evenly spaced.
         let meets = |o: &i128| (o * stride + shift) % base == 0;
         let mut met = (from..=to.min(from + 2 * base)).filter(meets);
         match (met.next(), met.next()) {

@@ -106,7 +106,10 @@ impl Module {
             for (at, i) in c.instructions.iter().enumerate() {
                 let before = |id: &&i64| self.places.get(*id).is_none_or(|(of, n)| *of == c.id && *n < at);
                 if let Some(operand) = i.operand_ids.iter().find(|id| !before(id)) {
-                    return Err(ModuleError::Order(format!("operand {operand} of '{}' does not precede it", i.name)));
+                    return Err(ModuleError::Order(format!(
+                        "operand {operand} does not precede its user '{}'",
+                        i.name
+                    )));
                 }
             }
         }
@@ -131,7 +134,7 @@ impl Module {
         }
         match self.computations.values().find(|c| !met.contains_key(&c.id)) {
             Some(c) => Err(ModuleError::Order(format!(
-                "computation {} calls itself, or its calls nest more than {NESTED} calls deep",
+                "computation {} calls itself, or its calls are nested more than {NESTED} deep",
                 c.id
             ))),
             None => Ok(()),

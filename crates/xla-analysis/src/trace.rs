@@ -61,7 +61,7 @@ pub struct ScopeTime {
     pub categories: BTreeMap<OpCategory, f64>,
 }
 
-/// Time of the operations of one device.
+/// Times of one device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceTime {
     pub device: String,
@@ -132,7 +132,7 @@ impl Trace {
     }
 }
 
-/// Returns whether a plane is that of a device. Planes of the host, and of units of a TPU other than its core, are not.
+/// Returns whether a plane belongs to a device. Planes of the host, and of TPU units other than the core, do not.
 fn is_device(name: &str) -> bool {
     name.starts_with("/device:") && !name.contains(' ') && !name.contains("CUSTOM")
 }

@@ -105,8 +105,8 @@ pub(crate) const KINDS: [CollectiveKind; 5] = [
     CollectiveKind::CollectivePermute,
 ];
 
-/// Runs all benchmarks `runs` times each; if `only` is not empty, runs only those of the collectives in it. Returns the
-/// seconds per iteration of an empty loop, and the samples.
+/// Runs all benchmarks, each `runs` times; if `only` is not empty, runs only the benchmarks of the collectives in
+/// `only`. Returns the seconds per iteration of an empty loop, and the samples.
 pub(crate) fn micro(
     engine: &Engine,
     chip: Option<&Chip>,

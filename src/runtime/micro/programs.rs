@@ -219,7 +219,8 @@ impl Beside {
     }
 }
 
-/// Builds the benchmark of a collective of `size` bytes among all devices that can overlap with independent work.
+/// Builds the benchmark of a collective of `size` bytes among all devices, with independent work that can overlap with
+/// it.
 pub(super) fn overlapped(kind: CollectiveKind, devices: usize, size: usize, beside: Beside) -> Result<Micro, Error> {
     let mesh = Mesh::new(&[("near", devices)]);
     let groups = mesh.groups(&["near"]);
@@ -263,7 +264,7 @@ pub(super) fn overlapped(kind: CollectiveKind, devices: usize, size: usize, besi
 /// Applies one collective. The result has the operand's size and depends on the complete collective.
 fn once(kind: CollectiveKind, x: &Value, groups: &Groups) -> Value {
     let n = groups.size();
-    // Copying one element serializes the collectives and keeps the devices' values different, because the compiler
+    // Copying one element serializes the collectives and keeps the devices' values different; otherwise, the compiler
     // would replace a collective of equal operands by arithmetic.
     let stitched = |result: Value| {
         let zero = x.builder().scalar(0.0, DType::I32);

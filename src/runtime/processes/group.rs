@@ -13,7 +13,7 @@ use super::store::{self, ETCD, Server};
 use super::waiting::{Waiting, resolve};
 use crate::pjrt::{KvError, KvStore, Node};
 
-/// A timeout that is never reached: only the heartbeat ends a wait with this timeout.
+/// A timeout that is never reached: if another process is lost, the heartbeat thread ends this process during the wait.
 const UNLIMITED: Duration = Duration::from_secs(30 * 86_400);
 /// Pause between attempts to reach process 0, which may start later.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -123,7 +123,7 @@ impl Group {
                 Ok(group(hosts))
             }
             Err(error) => {
-                // Tells the reason to the processes that did register.
+                // Reports the reason to the processes that did register.
                 group(Vec::new()).fail(&format!("failed: {error}"));
                 Err(error)
             }
@@ -186,7 +186,8 @@ impl Group {
             texts.push(String::from_utf8_lossy(&self.store.get(&key(process), UNLIMITED)?).into_owned());
             self.store.remove(&key(process))?;
         }
-        // Every process that takes part in this call has read the result of the previous call.
+        // Every process that takes part in this call has read the result of the previous call, which is therefore
+        // removed.
         if let Some(before) = n.checked_sub(1) {
             self.store.remove(&format!("all_gather/{before}"))?;
         }

@@ -203,8 +203,8 @@ fn jobset(variable: Variable) -> Result<Option<Detected>, LaunchError> {
         Some(jobs) => jobs,
         None => number(variable, "MEGASCALE_NUM_SLICES")?.unwrap_or(1),
     };
-    // JOB_INDEX is also read if there is only one job: if that number is wrong, the second job then fails with an id
-    // that is out of range instead of acting as the first.
+    // JOB_INDEX is also read if the number of jobs is 1: if that number is wrong, the second job fails because its id
+    // is out of range, instead of running as the first job.
     let index =
         if jobs > 1 { needed(variable, "JOB_INDEX", MARK)? } else { number(variable, "JOB_INDEX")?.unwrap_or(0) };
     // Pods of a JobSet have DNS names under its headless service.

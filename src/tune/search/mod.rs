@@ -74,7 +74,7 @@ const WAVE: usize = 4;
 struct Bounded {
     point: Point,
     batch: usize,
-    /// For each program, the bytes per device of those parameters of a run that the program does not use; empty if
+    /// For each program, the bytes per device of the run's other parameters, which the program does not use; empty if
     /// memory is not limited.
     beside: Vec<i64>,
     /// Factor that converts a program's step time to cost.

@@ -28,8 +28,8 @@ impl PruneReason {
             }
             PruneReason::TooLarge => "do not fit into device memory together with the other components",
             PruneReason::Duplicate => "have the same programs as another layout",
-            PruneReason::Slower => "cannot be faster",
-            PruneReason::OverBudget => "exceeded --budget or --seconds",
+            PruneReason::Slower => "cannot be faster than the best compiled layout",
+            PruneReason::OverBudget => "were not reached within --budget or --seconds",
         }
     }
 }
@@ -54,7 +54,7 @@ impl Pruned {
 /// A program whose cost is used to compare layouts, with the number of steps of its loop.
 #[derive(Clone, Debug)]
 pub(super) struct ComparedLoop {
-    /// Video size and kind of loop. Each is left out if the search has only one; may be empty.
+    /// Video size and kind of loop. A part that is the same for all loops is omitted, so the name may be empty.
     pub(super) name: String,
     pub(super) steps: usize,
 }
@@ -67,7 +67,7 @@ pub(super) struct Tried {
     pub(super) batch: usize,
     /// Result of each program that layouts are compared by.
     pub(super) rows: Vec<CaseResult>,
-    /// For each program, the bytes per device of those parameters of a run that the program does not use; empty if
+    /// For each program, the bytes per device of the run's other parameters, which the program does not use; empty if
     /// memory is not limited.
     pub(super) beside: Vec<i64>,
     /// Total milliseconds of all steps of all programs; received bytes if the chip is unknown.

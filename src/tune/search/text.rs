@@ -33,7 +33,7 @@ pub(crate) fn best_layout(result: &SearchResult, request: &SearchRequest) -> Opt
         comments.push("  no other layout".into());
     }
     for (reason, all) in by_reason(&result.pruned) {
-        comments.push(format!("Not compiled, {} layouts that {}:", all.len(), reason.words()));
+        comments.push(format!("Not compiled: {} layout(s) that {}:", all.len(), reason.words()));
         let mut by_why: Vec<(&str, Vec<&str>)> = Vec::new();
         for pruned in all {
             match by_why.iter_mut().find(|(why, _)| *why == pruned.why) {
@@ -66,7 +66,12 @@ pub(crate) fn summary(result: &SearchResult) -> String {
     for (reason, all) in by_reason(&result.pruned) {
         let named: Vec<String> = all.iter().take(NAMED).map(|pruned| left_out(pruned)).collect();
         let more = if all.len() > NAMED { ", …" } else { "" };
-        lines.push(format!("Not compiled, {} layouts that {}: {}{more}", all.len(), reason.words(), named.join("; ")));
+        lines.push(format!(
+            "Not compiled: {} layout(s) that {}: {}{more}",
+            all.len(),
+            reason.words(),
+            named.join("; ")
+        ));
     }
     let undecided = result.pruned.iter().filter(|p| p.named && p.reason == PruneReason::OverBudget);
     let undecided: Vec<&str> = undecided.map(|p| p.label.as_str()).collect();

@@ -8,7 +8,7 @@ use super::WeightsError;
 
 /// Error message for weights in FlashPack's format.
 pub(super) const FLASHPACK: &str = "FlashPack weights, which this program does not read; get the model's safetensors \
-                                    files, or load it with the tool that packed it and save it as safetensors";
+                                    files, or convert the weights with the tool that packed them";
 
 /// Maximum number of missing shards that an error lists.
 const MAX_LISTED: usize = 3;
@@ -82,7 +82,7 @@ pub(super) fn find_weights(folder: &Path) -> Result<Found, WeightsError> {
         let (got, missing) = (shards.len(), missing.join(", "));
         let reason =
             format!("{got} of {count} shards and no index; {missing} and {stem}.safetensors.index.json are missing");
-        return Err(WeightsError::NoWeights { path: folder.to_path_buf(), reason: reason + ": download them" });
+        return Err(WeightsError::NoWeights { path: folder.to_path_buf(), reason: reason + "; download them" });
     }
     let reason = if files.len() > 1 {
         let names: Vec<_> = files.iter().map(|n| n.as_str()).collect();

@@ -8,7 +8,7 @@ use super::{Checkpoint, WeightsError};
 
 impl Checkpoint {
     /// Reads ranges of a tensor's stored bytes, whatever its element type. `ranges` returns the ranges to read for a
-    /// given number of stored bytes. If the tensor has row factors, the ranges of their bytes follow.
+    /// given number of stored bytes. If the tensor has row factors, the ranges of the factors' bytes follow.
     ///
     /// # Errors
     /// Returns an error if the tensor is missing, or if the file cannot be read or has changed since it was opened.

@@ -156,7 +156,8 @@ impl TensorView {
         Ok(())
     }
 
-    /// Multiplies values by the factors of their rows, in place. `offset` is the byte offset at which they were read.
+    /// Multiplies values by the factors of their rows, in place. `offset` is the byte offset at which the values were
+    /// read.
     pub(super) fn multiply(&self, factors: &TensorView, offset: usize, read: &mut [u8]) -> Result<(), WeightsError> {
         let factors: Vec<f32> = factors.to_tensor()?.to_f32().into_iter().collect();
         let (size, row) = (self.dtype.size(), self.shape[1..].iter().product::<usize>());

@@ -37,7 +37,7 @@ impl Checkpoint {
         let refused = |what: String| WeightsError::Config {
             path: self.origin.clone(),
             key: name.into(),
-            reason: format!("quantized by torchao as {kind}{what}, which is not supported: {CURE}"),
+            reason: format!("is quantized by torchao as {kind}{what}, which is not supported; {CURE}"),
         };
         let part = |end: &str| format!("{stem}{end}");
         let (numbers, scales) = (part(NUMBERS), part("_scale"));

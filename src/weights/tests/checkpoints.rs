@@ -35,7 +35,7 @@ fn damaged_file_errors_contain_path() {
     let dir = TempDir::new().expect("dir");
     let whole = safetensors(&[("w", "F32", &[4])], Value::Null);
     let open = |bytes: &[u8]| Checkpoint::open(&put(dir.path().join("x.safetensors"), bytes));
-    fails(open(b""), &["x.safetensors", "it is empty"]);
+    fails(open(b""), &["x.safetensors", "the file is empty"]);
     fails(open(b"short"), &["x.safetensors", "5 bytes"]);
     fails(open(b"<html>not a model</html>"), &["not a safetensors file"]);
     fails(open(&whole[..20]), &["truncated", "the file has 20"]);

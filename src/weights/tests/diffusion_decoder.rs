@@ -168,7 +168,7 @@ fn mismatches_are_reported_by_key() {
         vae[section][key] = value;
         written(&vae, &TENSORS).and_then(|source| source.config(Component::DiffusionDecoder))
     };
-    fails(with("decoder", "dream", json!(1)), &["config.vae.decoder.dream", "is 1", "an unknown key"]);
+    fails(with("decoder", "dream", json!(1)), &["config.vae.decoder.dream", "is an unknown key (value 1)"]);
     fails(
         with("decoder", "stage5_channels", json!(64)),
         &["stage5_channels", "is 64", "the value of the last entry of stage_channels"],

@@ -39,9 +39,9 @@ fn foreign_file_types_are_identified() {
         fails(open(dir.path()).expect("opens").checkpoint(Component::Transformer), &["it is ", kind]);
     }
     let file = dir.path().join("foreign.safetensors");
-    fails(Checkpoint::open(&put(file.clone(), b"")), &["it is empty"]);
+    fails(Checkpoint::open(&put(file.clone(), b"")), &["the file is empty"]);
     // An impossible length field and unknown contents.
-    fails(Checkpoint::open(&put(file, [0xfe; 64])), &["it is in another format or damaged"]);
+    fails(Checkpoint::open(&put(file, [0xfe; 64])), &["the file is in another format or damaged"]);
 }
 
 #[test]
@@ -49,10 +49,10 @@ fn git_lfs_pointer_config_is_identified() {
     let dir = TempDir::new().expect("dir");
     diffusers_folder(dir.path());
     put(dir.path().join("transformer/config.json"), LFS);
-    let words = ["transformer/config.json: not JSON: it is a git-LFS pointer", "git lfs pull"];
+    let words = ["transformer/config.json: not JSON: the file is a git-LFS pointer", "git lfs pull"];
     fails(open(dir.path()).expect("opens").config(Component::Transformer), &words);
     let index = put(dir.path().join("model.safetensors.index.json"), LFS);
-    fails(Checkpoint::open(&index), &["index.json: not JSON: it is a git-LFS pointer"]);
+    fails(Checkpoint::open(&index), &["index.json: not JSON: the file is a git-LFS pointer"]);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn lora_file_as_model_is_identified() {
     }
     let other = safetensors(&[("weight", "BF16", &[4])], Value::Null);
     let said = message(open(&put(dir.path().join("other.safetensors"), other)));
-    assert!(said.contains("`config`: is missing") && !said.contains("LoRA"), "{said}");
+    assert!(said.contains("`config` is missing") && !said.contains("LoRA"), "{said}");
 }
 
 /// Returns the bytes of a safetensors file with e5m2 weights, given as bytes, and optional scales.

@@ -290,7 +290,7 @@ fn single_file_with_all_components_opens() {
     assert_eq!(source.config(Component::Transformer).expect("derived")["vae_scale_factors"], json!([8, 32, 32]));
     assert_eq!(source.config(Component::Connectors).expect("derived")["text_proj_in_factor"], json!(49));
     assert!(source.has(Component::DiffusionDecoder) && source.has(Component::DurationHead));
-    // A Gemma folder whose configuration states that it was trained for this model.
+    // A Gemma folder whose configuration states that the text encoder was trained for this model.
     let encoder = dir.path().join("ltx-2.5-22b-gemma4-12b");
     put(encoder.join("config.json"), json!({"model_type": "gemma4_unified", "gemma_version": OWN}).to_string());
     with_text_encoder(&file, &encoder).expect("goes with it");
@@ -332,7 +332,7 @@ fn mismatched_text_encoder_is_refused() {
 }
 
 #[test]
-fn connectors_and_loras_of_other_generations_are_refused() {
+fn connectors_and_loras_of_other_model_versions_are_refused() {
     let dir = TempDir::new().expect("dir");
     let (model, older) = (dir.path().join("model"), dir.path().join("older"));
     folder(&model);
@@ -378,7 +378,7 @@ fn connectors_and_loras_of_other_generations_are_refused() {
     put(model.join("transformer/diffusion_pytorch_model.safetensors"), safetensors(&marker, Value::Null));
     let (model, older) = (open(&model).expect("opens"), open(&older).expect("opens"));
     let is =
-        ["lora.safetensors", "is a LoRA of LTX-2.3", "is the transformer of LTX-2.5", "trained on this generation"];
+        ["lora.safetensors", "is a LoRA of LTX-2.3", "is the transformer of LTX-2.5", "trained on this model version"];
     fails(lora(said("2.3.0")).check(&model), &is);
     fails(lora(said("2.5.0")).check(&older), &["is a LoRA of LTX-2.5", "is the transformer of LTX-2.3"]);
     for (model, header) in [(&model, said("2.5.0")), (&model, Value::Null), (&older, said("2.3.0"))] {

@@ -51,11 +51,8 @@ fn missing_model_error_lists_searched_paths() {
     assert!(absent.starts_with("absent/a.safetensors: cannot open: ") && !absent.contains("hf download"), "{absent}");
     // These are paths, although they have the form of a repository name.
     for (path, advice) in [
-        (
-            "assets/no-such",
-            "the toy model of this program's repository: run it from the folder that contains assets/no-such",
-        ),
-        ("src/no-such", "the folder src contains no no-such: correct the path"),
+        ("assets/no-such", "the toy model of ltx2's repository; run ltx2 from the folder that contains assets/no-such"),
+        ("src/no-such", "the folder src contains no no-such; correct the path"),
     ] {
         let error = open(Path::new(path)).map(drop).expect_err("absent").to_string();
         assert!(error.contains(advice) && !error.contains("hf download"), "{error}");
@@ -84,7 +81,7 @@ fn hub_cache_links_are_resolved() {
     assert_eq!(source.path(), snapshot);
     assert_eq!(source.checkpoint(Component::Transformer).expect("linked").names().count(), 1);
     fails(open("Org/Other"), &["models--Org--Other", "from HF_HOME"]);
-    fails(open("Org/Name/ltx.safetensors"), &["ltx.safetensors", "download it again"]);
+    fails(open("Org/Name/ltx.safetensors"), &["ltx.safetensors", "download the repository again"]);
     fs::remove_file(repo.join("blobs/1234")).expect("remove");
     source.checkpoint(Component::Transformer).expect("opened before");
     fails(

@@ -1,4 +1,4 @@
-//! Tests of models with unknown parts: newer generations, unknown keys and unknown tensors.
+//! Tests of models with unknown parts: newer versions, unknown keys and unknown tensors.
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -23,12 +23,12 @@ fn newer_single_file_is_refused() {
     for known in ["2.0", "2.0.0", "2.3.0", "2.3-rc1", "2.5.0", "2.5-rc1", "community"] {
         versioned(known, &[]).unwrap_or_else(|e| panic!("{known}: {e}"));
     }
-    let nine = ["x.safetensors", "`model_version` 9.0 in its header", "is unknown to this program", "newer ltx2"];
+    let nine = ["x.safetensors", "`model_version` 9.0 in the header", "is unknown to this program", "newer ltx2"];
     fails(versioned("9.0", &[]), &nine);
     for newer in ["2.4.1", "v2.4.1", "2.6", "LTX-9.0"] {
         fails(versioned(newer, &[]), &[&format!("`model_version` {newer}"), "is unknown to this program"]);
     }
-    // LTX-2.5's marker together with LTX-2.0's text path matches no generation, both as a key and as a tensor.
+    // LTX-2.5's marker, as a key or as a tensor, together with LTX-2.0's text path matches no version.
     let marks = ("transformer", "use_keyframes_abs_pos_embedding", json!(true));
     fails(
         versioned("", &[marks]).and_then(|source| source.version()),
@@ -87,7 +87,10 @@ fn unknown_config_keys_are_refused() {
     };
     for section in ["", "/transformer", "/vae", "/audio_vae/model/params/ddconfig", "/vocoder"] {
         let key = format!("config{}.zoom_level", section.replace('/', "."));
-        fails(with(&format!("{section}/zoom_level"), json!(3)), &["x.safetensors", &key, "is 3, an unknown key"]);
+        fails(
+            with(&format!("{section}/zoom_level"), json!(3)),
+            &["x.safetensors", &key, "is an unknown key (value 3)"],
+        );
         with(&format!("{section}/_saved_by"), json!("x")).expect("says nothing of the network");
     }
     // These keys have no effect with the values of all published models; other values are an error.
@@ -141,8 +144,7 @@ fn every_read_key_changes_a_derived_config() {
             *way.iter().fold(&mut config, |place, name| &mut place[name]) = value.clone();
             derived(&config) != plain
         };
-        // No default list, number or text equals one of these values, and a Boolean default differs from true or from
-        // false.
+        // Every default differs from at least one of these values.
         if ![json!([77, 78, 79]), json!(true), json!(false), json!("77")].iter().any(changes) {
             silent.push(way.join("."));
         }
@@ -161,7 +163,10 @@ fn unknown_upsampler_keys_and_tensors_are_refused() {
         open_with(dir.path(), &overrides)
     };
     source(json!({"dims": 3}), "final_conv.bias").expect("opens").refuse_unread().expect("reads all");
-    fails(source(json!({"warp": 2}), "final_conv.bias"), &["up.safetensors", "config.warp", "is 2, an unknown key"]);
+    fails(
+        source(json!({"warp": 2}), "final_conv.bias"),
+        &["up.safetensors", "config.warp", "is an unknown key (value 2)"],
+    );
     let extra = source(json!({"dims": 3}), "warp.weight").expect("opens");
     fails(extra.refuse_unread(), &["up.safetensors", "`warp.weight` is not read"]);
 }

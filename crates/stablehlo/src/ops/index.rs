@@ -1,4 +1,4 @@
-//! Slices and gathers whose indices are known when the program is built or only when it runs.
+//! Slices and gathers. Indices are either constants or computed when the program runs.
 
 use crate::DType;
 use crate::builder::{Value, axis_of};
@@ -27,8 +27,8 @@ impl Value {
         self.b.op("dynamic_slice", text, ty).with_sharding(sharding)
     }
 
-    /// Returns element `at` of the first dimension and removes this dimension. For example, takes the weights of one
-    /// layer from a tensor that stacks those of all layers.
+    /// Returns element `at` of the first dimension and removes this dimension. For example, selects the weights of one
+    /// layer from a tensor that stacks the weights of all layers.
     pub fn index(&self, at: &Value) -> Value {
         let row = self.dynamic_slice(0, at, 1);
         let dims = row.ty.dims.get(1..).unwrap_or_default().to_vec();

@@ -27,8 +27,8 @@ impl Value {
 
 impl Builder {
     /// Adds a manual computation over all mesh axes: `body` runs on each device's shard of the operands. `results` has
-    /// the shardings of the results, which determine their global types. Other values that the body uses are
-    /// replicated: sharded ones are all-gathered before it runs.
+    /// the shardings of the results, which determine their global types. Other values that `body` uses are replicated:
+    /// sharded values are all-gathered before `body` runs.
     pub fn manual(
         &self,
         operands: &[(&Value, Sharding)],

@@ -72,7 +72,7 @@ pub fn fit(all: &[Measurements], command: &str) -> Result<Calibration, FitError>
 }
 
 /// Fits the contention between other work and a collective. A sample has the seconds of both together, and the seconds
-/// of each alone. The longer of the two takes additional time because of the other, as long as the other runs.
+/// of each alone. The longer of the two is slowed down while the other runs.
 fn shares(samples: impl Iterator<Item = (f64, (f64, f64))>) -> Option<Shares> {
     let (mut of_work, mut of_collective) = (Vec::new(), Vec::new());
     for (seconds, (work, collective)) in samples {

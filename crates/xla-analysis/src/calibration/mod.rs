@@ -149,7 +149,7 @@ pub struct Sample {
     pub devices: usize,
     /// FLOPs of the matmuls in the optimized program.
     pub flops: f64,
-    /// FLOPs that the multiprocessors left idle by attention could have done in the same time.
+    /// FLOPs that idle multiprocessors could have done while the others computed attention.
     #[serde(default)]
     pub idle: f64,
     /// Bytes of device memory read and written.

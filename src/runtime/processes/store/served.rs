@@ -102,7 +102,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // It was asked to stop; a panicked thread counts as stopped.
+            // The thread was asked to stop; a panicked thread counts as stopped.
             let _ = thread.join();
         }
     }
