@@ -185,7 +185,7 @@ fn warm(folder: &Folder, cache: &str, more: &[&str]) -> Vec<(String, bool)> {
     each.collect()
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn run_after_warm_command_compiles_nothing() {
     let folder = Folder::new();
     let cache = folder.path("warm");

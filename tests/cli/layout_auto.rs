@@ -29,7 +29,7 @@ fn estimate(said: &str) -> (&str, &str, f64) {
     (layout, mesh, rest.split(' ').next().and_then(|n| n.parse().ok()).expect("a figure"))
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn generate_reports_auto_choice_and_faster_layout() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = dir.path().join("auto.mp4");
