@@ -1,32 +1,38 @@
 # Needs Linux x86-64, Rust 1.89+, python3 with pip and venv, make and a C compiler. Downloads everything else.
 LTX2 := target/release/ltx2
 DEBUG := target/debug/ltx2
-CPU_PLUGIN := plugins/cpu/installed.txt
 TIER := python3 scripts/tests/tier.py
 
-.PHONY: lint check test test-tpu test-cuda test-gpu test-full reliability mutants demo nano-sheet test-nano nano-parity reference soak \
-	fuzz fuzz-seeds sanitize sanitize-leaks sanitize-threads test-mosaic test-processes-gpu agree traces-gpu tpu-tables \
-	ablations tuning-image report-page serve-page layouts-figure oracle-check verify-rehearsal serve-sdk serve-load container fixtures
+.PHONY: lint check test test-tpu test-cuda test-gpu test-full reliability mutants demo nano-sheet test-nano nano-parity reference \
+	soak fuzz fuzz-seeds sanitize sanitize-leaks sanitize-threads test-mosaic test-processes-gpu agree traces-gpu tpu-tables \
+	ablations tuning-image report-page serve-page layouts-figure oracle-check verify-rehearsal serve-sdk serve-load container \
+	fixtures debug $(LTX2)
 
 # A video with sound by the toy model in assets/nano: make demo PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
-demo: $(CPU_PLUGIN)
+demo: plugin-cpu
 	$(LTX2) generate -c configs/nano.yml --prompt "$(PROMPT)" -o out/demo.mp4 --force
 
 # Writes docs/images/nano.png, the README's image.
-nano-sheet: $(CPU_PLUGIN)
+nano-sheet: plugin-cpu
 	rm -rf out/sheet
 	$(LTX2) generate -c configs/nano.yml --platform cpu --prompts docs/images/nano.txt -o out/sheet/clips \
 		--set output.save_frames=out/sheet/frames --set output.save_audio=out/sheet/sounds
 	cargo run --locked --release --example contact_sheet out/sheet/frames out/sheet/sounds > docs/images/nano.png
 
-$(LTX2): FORCE
+$(LTX2):
 	cargo build --release --locked
 
-FORCE:
+plugin-%: $(LTX2)
+	$(LTX2) plugin install $*
 
-$(CPU_PLUGIN): $(LTX2)
-	$(LTX2) plugin install cpu
+# A debug build with the CPU plugin.
+debug:
+	cargo build --locked
+	$(DEBUG) plugin install cpu
+
+# $(call VENV,FOLDER,PACKAGES)
+VENV = python3 -m venv $(1) && $(1)/bin/pip install -q $(2)
 
 # Test tiers: docs/internals/testing.md.
 lint:
@@ -48,20 +54,20 @@ test-full:
 reference:
 	LTX2_WRITE_REFERENCE=1 cargo test --locked --test host reference::
 
-# Prints the table of docs/internals/reliability.md with pass or fail per row; runs the tests that no tier has run in full.
+# Runs the tests of docs/internals/reliability.md in full; prints pass or fail per row.
 reliability:
-	python3 scripts/tests/reliability.py --run
+	python3 scripts/tests/reliability.py
 
 # Plants faults one at a time; the test named with each must fail: scripts/mutants/README.md.
 mutants:
 	python3 scripts/mutants/mutants.py
 
 # All held-out prompts of the toy model; `make test` has some of them.
-test-nano: $(CPU_PLUGIN)
+test-nano: plugin-cpu
 	LTX2_REQUIRE=cpu LTX2_TEST_FULL=1 cargo test --locked --release --test cli nano_quality::
 
 # The same clips by diffusers from the same weights and noise, with both scores; needs the .venv of `make fixtures`.
-nano-parity: $(CPU_PLUGIN)
+nano-parity: plugin-cpu
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2)
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2) --dtype bf16 --count 8
 
@@ -80,7 +86,7 @@ fuzz:
 # Writes fuzz/seeds: optimized modules of three platforms, and LoRA files.
 fuzz-seeds:
 	cargo build --locked
-	scripts/fuzz/seeds.sh
+	scripts/fuzz/seeds.py
 
 # Tests under sanitizers; needs nightly. Leaks are checked only in the ABI crate, as plugins leak.
 SANITIZED := --locked --target x86_64-unknown-linux-gnu
@@ -97,8 +103,9 @@ sanitize-leaks:
 	done
 
 # Runtime and server under ThreadSanitizer (needs rust-src), without a plugin and without tests that judge time or memory.
+TIMED := $(addprefix --skip ,load:: request_overhead_is_small slow_clients within_two_seconds)
 sanitize-threads:
-	for part in "--lib runtime::" "--test serve -- --skip load:: --skip request_overhead_is_small --skip slow_clients --skip within_two_seconds"; do \
+	for part in "--lib runtime::" "--test serve -- $(TIMED)"; do \
 		RUSTFLAGS=-Zsanitizer=thread LTX2_PJRT_PLUGIN=/nowhere/cpu.so TSAN_OPTIONS=suppressions=$(CURDIR)/scripts/tests/threads.supp \
 			cargo +nightly test -Zbuild-std $(SANITIZED) $$part || exit 1; \
 	done
@@ -106,12 +113,11 @@ sanitize-threads:
 # The interpreter of Mosaic kernels (tests/it/mosaic) against JAX's own flash attention.
 JAX_FLASH := target/jax-flash
 test-mosaic:
-	python3 -m venv $(JAX_FLASH)/venv
-	$(JAX_FLASH)/venv/bin/pip install -q jax==0.10.2
+	$(call VENV,$(JAX_FLASH)/venv,jax==0.10.2)
 	$(JAX_FLASH)/venv/bin/python scripts/oracle/jax_flash.py $(JAX_FLASH)/cases
 	LTX2_REQUIRE=jax LTX2_JAX_FLASH=$(CURDIR)/$(JAX_FLASH)/cases cargo test --locked --test it mosaic::
 
-# Several processes on the GPUs of this machine: the bytes of one process; all exit if one is killed.
+# Several processes on the GPUs of this machine: the bytes of one process, equal repetitions; all exit if one is killed.
 test-processes-gpu: $(LTX2)
 	scripts/gpu/setup.sh $(LTX2)
 	scripts/gpu/processes.sh $(LTX2) out/processes
@@ -120,8 +126,7 @@ test-processes-gpu: $(LTX2)
 XPROF := target/xprof
 TRACES ?= $(shell find out/traces -name '*.xplane.pb*' 2> /dev/null)
 agree: $(LTX2)
-	python3 -m venv $(XPROF)
-	$(XPROF)/bin/pip install -q -r scripts/tune/requirements.txt
+	$(call VENV,$(XPROF),-r scripts/tune/requirements.txt)
 	$(XPROF)/bin/python scripts/tune/agree.py $(LTX2) $(TRACES)
 
 traces-gpu: $(LTX2)
@@ -129,15 +134,12 @@ traces-gpu: $(LTX2)
 	scripts/tune/trace.sh $(LTX2) out/traces
 
 # Writes the tables of benchmarks/tpu.md by compiling for TPU slices without a TPU. An hour.
-tpu-tables: $(LTX2)
-	$(LTX2) plugin install tpu
-	python3 scripts/layouts/pods.py --ltx2 $(LTX2) -o benchmarks/tpu.md
+tpu-tables: plugin-tpu
+	python3 scripts/layouts/pods.py $(LTX2) benchmarks/tpu.md
 
 # The published ablation, compiled for TPUs and GPUs in half an hour; cases that are done are not repeated.
 TPU_ENV := TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1
-out/ablation/results.jsonl: $(LTX2)
-	$(LTX2) plugin install tpu
-	$(LTX2) plugin install cuda
+out/ablation/results.jsonl: plugin-tpu plugin-cuda
 	mkdir -p out/ablation
 	[ -e $@ ] || cp benchmarks/calibration/ablation-4.jsonl $@
 	$(TPU_ENV) $(LTX2) experiment experiments/ablation.yml -o out/ablation
@@ -166,17 +168,14 @@ report-page:
 	$(BROWSE) scripts/tune/check.py $(REPORTS) $(BROWSER) $(REPORTS) $(if $(ONLY),--only $(ONLY))
 
 # Tests the server's page in the pinned Chromium, with axe, and writes docs/images/serve-*.png. One case: ONLY=narrow.
-serve-page:
-	cargo build --locked
-	$(DEBUG) plugin install cpu
+serve-page: debug
 	scripts/browser/setup.sh $(BROWSER)
 	$(BROWSE) scripts/serve/page/check.py $(DEBUG) $(BROWSER) target/serve-page $(if $(ONLY),--only $(ONLY),--images docs/images)
 
 # Writes benchmarks/layouts: the collectives of a transformer block by layout, compiled for TPUs. A quarter of an hour.
 FIGURES := benchmarks/layouts
 FIGURE = $(TPU_ENV) $(LTX2) compile -c ltx2 --layers 3 --force
-layouts-figure: $(LTX2)
-	$(LTX2) plugin install tpu
+layouts-figure: plugin-tpu
 	mkdir -p $(FIGURES)
 	for l in cfg-ulysses ulysses hybrid ring sequence; do \
 		$(FIGURE) --target tpu:v5p:2x2x2 --layout $$l --json $(FIGURES)/$$l.json || exit 1; done
@@ -192,15 +191,13 @@ FIRST ?= 0
 SEEDS ?= 100
 SEEDS_2_5 ?= 40
 ORACLE_CHECK = OMP_NUM_THREADS=1 $(PYTHON) scripts/oracle/check.py --ltx2 $(DEBUG)
-oracle-check:
-	cargo build --locked
-	$(DEBUG) plugin install cpu
+oracle-check: debug
 	$(ORACLE_VENV)
 	$(ORACLE_CHECK) $(if $(SEED),--seed $(SEED),--seeds $(FIRST) $(SEEDS))
 	$(ORACLE_CHECK) --generation 2.5 $(if $(SEED),--seed $(SEED),--seeds $(FIRST) $(SEEDS_2_5))
 
 # scripts/verify_real.sh from end to end on tiny random models.
-verify-rehearsal: $(CPU_PLUGIN)
+verify-rehearsal: plugin-cpu
 	$(ORACLE_VENV)
 	PYTHON=$(PYTHON) scripts/verify/rehearse.sh $(LTX2) out/rehearsal
 
@@ -208,17 +205,13 @@ verify-rehearsal: $(CPU_PLUGIN)
 # SGLang, vLLM-Omni and TensorRT-LLM. RECORD=1 writes the requests that `cargo test --test serve recorded::` replays.
 SERVE_SDK := target/serve-sdk
 RECORDED := tests/fixtures/serve
-serve-sdk:
-	cargo build --locked
-	$(DEBUG) plugin install cpu
-	python3 -m venv $(SERVE_SDK)
-	$(SERVE_SDK)/bin/pip install -q -r scripts/serve/requirements.txt
+serve-sdk: debug
+	$(call VENV,$(SERVE_SDK),-r scripts/serve/requirements.txt)
 	$(SERVE_SDK)/bin/python scripts/serve/sdk.py --ltx2 $(DEBUG) $(if $(RECORD),--record $(RECORDED)/openai.json)
 	$(SERVE_SDK)/bin/python scripts/serve/peers.py --ltx2 $(DEBUG) --peers "$(PEERS)" $(if $(RECORD),--record $(RECORDED)/peers.json)
 
 # Writes benchmarks/serving.md: the server under load, faults and full disks. A quarter of an hour.
-serve-load: $(LTX2)
-	$(LTX2) plugin install cpu
+serve-load: plugin-cpu
 	python3 scripts/serve/load.py -o benchmarks/serving.md
 
 # An image of the server by docker; without docker, the same steps in a clean folder.

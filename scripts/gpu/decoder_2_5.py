@@ -36,8 +36,6 @@ def theirs(model, dtype, latents, noise, name):
     seconds = median(name, lambda: network.decode(given, return_dict=False), 3)
     video = network.decode(given, return_dict=False)[0].float().cpu()
     ltx2_diffusion_decoder._neighborhood_block_mask.cache_clear()
-    del network
-    release()
     return video, seconds
 
 
@@ -56,7 +54,9 @@ def main():
         latents = torch.randn(1, 128, frames, height, width, generator=source).bfloat16().float()
         noise = torch.randn(1, 3, pixels, 32 * height, 32 * width, generator=source).bfloat16().float()
         exact, _ = theirs(model, torch.float32, latents, noise, f"{text}, f32")
+        release()
         rounded, seconds = theirs(model, torch.bfloat16, latents, noise, f"{text}, bf16")
+        release()
         save_file({"latents": latents, "noise": noise}, out / "inputs.safetensors")
         files = ["--inputs", out / "inputs.safetensors", "--output", out / "ours.safetensors", "--force"]
         command = [ltx2, "run", "diffusion-decoder", "--model", model, *files, "--platform", "cuda", "--dtype", "bf16"]

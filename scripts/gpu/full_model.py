@@ -5,7 +5,6 @@ Builds diffusers' and transformers' classes from src/models/presets with random 
 Exit code 4 if no folder has the space.
 """
 
-import gc
 import json
 import math
 import shutil
@@ -24,38 +23,32 @@ from transformers import (
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "oracle"))
+from peer import release  # noqa: E402
 from tokenizer import save_tokenizer  # noqa: E402
 
 # Size of the tokenizer.
 VOCABULARY = 400
-
 GIB = 1 << 30
 PRESETS = {"2.0": "ltx2", "2.3": "ltx2_3", "2.5": "ltx2_5"}
 CLASSES = {
     "vae": AutoencoderKLLTX2Video, "audio_vae": AutoencoderKLLTX2Audio, "connectors": LTX2TextConnectors,
     "transformer": LTX2VideoTransformer3DModel, "latent_upsampler": LTX2LatentUpsamplerModel,
-    "diffusion_decoder": LTX2VideoDiffusionDecoderModel,
+    "diffusion_decoder": LTX2VideoDiffusionDecoderModel, "vocoder": LTX2Vocoder,
 }
-
-
-def class_of(name, config):
-    if name == "vocoder":
-        return LTX2VocoderWithBWE if "bwe_in_channels" in config else LTX2Vocoder
-    return CLASSES[name]
-
-
-# Too large to build in f32 first.
-LARGE = ("transformer", "text_encoder")
-# The smallest vision towers, as the pipelines only read text.
-VISION = {
-    "gemma3": dict(
+# With the smallest vision towers, as the pipelines only read text.
+TEXT_ENCODERS = {
+    "gemma3": (Gemma3ForConditionalGeneration, Gemma3Config, dict(mm_tokens_per_image=4, vision_config=dict(
         hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
         num_channels=3, vision_use_head=False,
-    ),
-    "gemma4_unified": dict(mm_embed_dim=32, output_proj_dims=32, mm_posemb_size=8, patch_size=4),
+    ))),
+    "gemma4_unified": (Gemma4UnifiedForConditionalGeneration, Gemma4UnifiedConfig, dict(
+        audio_config=dict(audio_embed_dim=8),
+        vision_config=dict(mm_embed_dim=32, output_proj_dims=32, mm_posemb_size=8, patch_size=4),
+    )),
 }
-# Gemma-4 does not scale its attention scores; without small norms, softmax would select one token, which
-# any rounding changes.
+# Too large to build in f32 first.
+LARGE = ("transformer", "text_encoder")
+# Gemma-4 does not scale its attention scores; without small norms, softmax would select one token, which any rounding changes.
 UNSCALED = ("q_norm.weight", "k_norm.weight")
 # Without these factors LTX-2.3's vocoder clips nearly all samples.
 QUIETER = {"convs2": 0.3, "conv_out": 0.2}
@@ -65,15 +58,9 @@ def built(name, config, device):
     """Builds a component on a device."""
     with torch.device(device):
         if name == "text_encoder":
-            kind, text = config["model_type"], config["text_config"]
-            if kind == "gemma3":
-                whole = Gemma3Config(text_config=text, vision_config=VISION[kind], mm_tokens_per_image=4)
-                return Gemma3ForConditionalGeneration(whole)
-            audio = dict(audio_embed_dim=8)
-            return Gemma4UnifiedForConditionalGeneration(
-                Gemma4UnifiedConfig(text_config=text, vision_config=VISION[kind], audio_config=audio)
-            )
-        return class_of(name, config).from_config(config)
+            model, configuration, others = TEXT_ENCODERS[config["model_type"]]
+            return model(configuration(text_config=config["text_config"], **others))
+        return (LTX2VocoderWithBWE if "bwe_in_channels" in config else CLASSES[name]).from_config(config)
 
 
 def filled(name, config):
@@ -122,7 +109,7 @@ def main():
         sys.exit(__doc__)
     generation, wanted = sys.argv[1], Path(sys.argv[2]) if len(sys.argv) == 3 else None
     preset = json.loads((ROOT / "src" / "models" / "presets" / f"{PRESETS[generation]}.json").read_text())
-    names = [name for name in (*CLASSES, "vocoder", "text_encoder") if name in preset]
+    names = [name for name in (*CLASSES, "text_encoder") if name in preset]
     networks = [built(name, preset[name], "meta") for name in names]
     need = 2 * sum(t.numel() for network in networks for t in (*network.parameters(), *network.buffers()))
     folder = place(need + GIB // 4, wanted) / f"ltx2-full-{generation}"
@@ -132,8 +119,7 @@ def main():
         network.save_pretrained(folder / name, max_shard_size="8GB")
         print(f"full_model.py: {name} written", file=sys.stderr, flush=True)
         del network
-        gc.collect()
-        torch.cuda.empty_cache()
+        release()
     FlowMatchEulerDiscreteScheduler.from_config(preset["scheduler"]).save_pretrained(folder / "scheduler")
     save_tokenizer(folder / "tokenizer", VOCABULARY)
     index = preset["model_index"] | {"tokenizer": ["transformers", "GemmaTokenizer"]}

@@ -17,20 +17,12 @@ from diffusers import AutoencoderKLLTX2Video
 from diffusers.models.transformers.transformer_ltx2 import LTX2VideoTransformer3DModel
 from transformers import Gemma3TextConfig, Gemma3TextModel
 
-PRESETS = Path(__file__).resolve().parents[2] / "src/models/presets"
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
-# Row of the table, program of `ltx2 bench`, time measured here.
-PAIRS = [
-    ("one denoising step", "denoise_loop", "denoise_compiled"),
-    ("one denoising step (eager)", "denoise_loop", "denoise_eager"),
-    ("text encoder, both prompts", "text_encoder", "text_encoder"),
-    ("video decoder", "video_decoder", "video_decoder"),
-    ("connectors", "connectors", None),
-    ("prepare", "prepare", None),
-    ("audio decoder", "audio_decoder", None),
-    ("vocoder", "vocoder", None),
-    ("prompt to frames and samples", "end_to_end", None),
-]
+
+
+def preset(name, component):
+    """Returns the config of a component in src/models/presets."""
+    return json.loads((Path(__file__).resolve().parents[2] / f"src/models/presets/{name}.json").read_text())[component]
 
 
 def on_device(build):
@@ -68,10 +60,7 @@ def release():
 
 
 def text_encoder(runs):
-    config = Gemma3TextConfig(
-        hidden_size=3840, intermediate_size=15360, num_hidden_layers=48, num_attention_heads=16,
-        num_key_value_heads=8, head_dim=256, sliding_window=1024, query_pre_attn_scalar=256, vocab_size=262208,
-    )
+    config = Gemma3TextConfig(**preset("ltx2", "text_encoder")["text_config"])
     encoder = on_device(lambda: Gemma3TextModel(config))
     ids = torch.randint(0, 262144, (2, 1024), device="cuda")
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "output_hidden_states": True}
@@ -86,7 +75,7 @@ def video_decoder(frames, height, width, runs):
 
 def transformer(distilled, frames, height, width, sound, runs):
     """Times one forward pass, eager and with compiled blocks."""
-    config = json.loads((PRESETS / "ltx2_5.json").read_text())["transformer"] if distilled else {"rope_type": "split"}
+    config = preset("ltx2_5", "transformer") if distilled else {"rope_type": "split"}
     network = on_device(lambda: LTX2VideoTransformer3DModel.from_config(config))
     rows, tokens = 1 if distilled else 2, frames * height * width
     widths = (network.config.cross_attention_dim, network.config.audio_cross_attention_dim) if distilled else (3840, 3840)
@@ -109,19 +98,19 @@ def transformer(distilled, frames, height, width, sound, runs):
 
 
 def table(ours, seconds):
-    print("| what | ltx2, s | diffusers, s | diffusers / ltx2 |\n|---|---|---|---|", file=sys.stderr)
-    for what, name, peer in PAIRS:
-        if name in ours["programs"]:
-            own, other = ours["programs"][name]["median"], seconds.get(peer)
-            cells = f"{other:.4f} | {other / own:.2f} |" if other else "| |"
-            print(f"| {what} | {own:.4f} | {cells}", file=sys.stderr)
+    """Prints each program's time, with the peer's where it was measured."""
+    print("| program | ltx2, s | diffusers, s | diffusers / ltx2 |\n|---|---|---|---|", file=sys.stderr)
+    for name, program in ours["programs"].items():
+        for peer in ("denoise_compiled", "denoise_eager") if name == "denoise_loop" else (name,):
+            other = seconds.get(peer)
+            cells = f"{other:.4f} | {other / program['median']:.2f} |" if other else "| |"
+            print(f"| {peer} | {program['median']:.4f} | {cells}", file=sys.stderr)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--height", type=int, default=512)
-    parser.add_argument("--num-frames", type=int, default=121)
+    for size, default in ("width", 768), ("height", 512), ("num-frames", 121):
+        parser.add_argument(f"--{size}", type=int, default=default)
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--distilled-2-5", action="store_true", help="time the transformer of LTX-2.5, without guidance")
     parser.add_argument("--beside", type=Path, metavar="FILE", help="file of `ltx2 bench --json`")

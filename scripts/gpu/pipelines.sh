@@ -6,8 +6,8 @@ set -euo pipefail
 measure() {
     local name=$1
     shift
-    timeout "${LIMIT:-600}" "$ltx2" bench --weights random --platform cuda --runs "${RUNS:-3}" --json "$out/$name.json" --force "$@" ||
-        echo "$name: failed with exit code $?"
+    timeout "${LIMIT:-600}" "$ltx2" bench --weights random --platform cuda --runs "${RUNS:-3}" --json "$out/$name.json" --force \
+        "$@" || echo "$name: failed with exit code $?"
 }
 size=(--width 768 --height 512 --num-frames 121)
 end=(--programs end-to-end,text-encoder,prepare,denoise,upsampler,refine,video-decoder)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Checks runs of several processes on the GPUs of this host: scripts/gpu/processes.sh LTX2 OUT [two] [four] [kills].
-# Two and four processes must give the bytes of one process on the same GPUs. If a process is killed, the others must exit within
-# 30 s with exit code 1, name it, and leave no file. Needs two GPUs, `four` needs four. Prints a line per check; exit code 1 on failure.
+# Checks runs of several processes on the GPUs of this host: scripts/gpu/processes.sh LTX2 OUT.
+# Two and four processes must give the bytes of one process on the same GPUs, and 20 processes on one GPU, ten of them with empty
+# compile caches, the same frames and samples. If a process is killed, the others must exit within 30 s with exit code 1, name
+# it, and leave no file. Needs two GPUs; with four, checks four too. Prints a line per check; exit code 1 on failure.
 set -uo pipefail
 ltx2=$(realpath "$1") out=$2
-shift 2
 mkdir -p "$out" && out=$(realpath "$out")
 gpus=$(nvidia-smi -L | wc -l)
 failed=0
@@ -16,69 +16,69 @@ model=$out/model
 
 report() {
     printf '%-72s %s\n' "$1" "$2"
-    [ "$2" != FAILED ] || failed=1
+    [ "$2" = ok ] || failed=1
 }
-
-# start NAME GPUS PROCESSES GPUS_EACH ARGUMENTS…: starts the processes, whose ids are in `pids`, with logs NAME.PROCESS.log.
+# start NAME GPUS PROCESSES ARGUMENTS…: starts processes, whose ids are in `pids`, with logs NAME.PROCESS.log, on that many GPUs.
 start() {
-    local name=$1 all=$2 processes=$3 each=$4 p
-    shift 4
+    local name=$1 count=$2 processes=$3 p meet
+    shift 3
     rm -rf "${out:?}/$name" "$out/$name".*
     mkdir -p "$out/$name"
     port=$((port + 1)) pids=()
     for ((p = 0; p < processes; p++)); do
-        local meet=(--num-processes 1)
-        [ "$processes" -eq 1 ] ||
-            meet=(--coordinator "127.0.0.1:$port" --process-id "$p" --num-processes "$processes" --devices-per-process "$each")
-        CUDA_VISIBLE_DEVICES=$all "$ltx2" generate -c nano_2_0 --model "$model" --platform cuda --prompt "a lighthouse" --seed 3 \
-            --guidance-scale 3 --set runtime.memory_fraction=0.15 "${meet[@]}" -o "$out/$name/video.mp4" "$@" \
-            > "$out/$name.$p.out" 2> "$out/$name.$p.log" &
+        meet=(--num-processes 1)
+        [ "$processes" -eq 1 ] || meet=(--coordinator "127.0.0.1:$port" --process-id "$p" --num-processes "$processes"
+            --devices-per-process $((count / processes)))
+        CUDA_VISIBLE_DEVICES=$(seq -s, 0 $((count - 1))) "$ltx2" generate -c nano_2_0 --model "$model" --platform cuda --seed 3 \
+            --prompt "a lighthouse" --guidance-scale 3 --set runtime.memory_fraction=0.15 "${meet[@]}" \
+            -o "$out/$name/video.mp4" "$@" > "$out/$name.$p.out" 2> "$out/$name.$p.log" &
         pids+=($!)
     done
 }
-# run NAME GPUS PROCESSES GPUS_EACH ARGUMENTS…: one short request, to its end.
-run() {
-    local p
-    start "$@" --width 256 --height 192 --num-frames 25 --steps 3 --dump "$out/$1.safetensors"
-    for p in "${!pids[@]}"; do
-        wait "${pids[$p]}" && continue
-        report "$1: process $p" FAILED
-        tail -15 "$out/$1.$p.log"
+hashes() { python3 -c "import json,sys; print(json.load(open(sys.argv[1]))['sha256'])" "$out/$1/video.json"; }
+short=(--width 256 --height 192 --num-frames 25 --steps 3)
+# agree NAME GPUS "PROCESSES…" ARGUMENTS…: one short request by one process and by each of these numbers of processes. Frames,
+# samples and every dumped tensor must be equal.
+agree() {
+    local name=$1 count=$2 numbers=$3 processes p this one=$1_1
+    shift 3
+    for processes in 1 $numbers; do
+        this=${name}_$processes
+        start "$this" "$count" "$processes" "${short[@]}" --dump "$out/$this.safetensors" "$@"
+        for p in "${!pids[@]}"; do
+            wait "${pids[$p]}" && continue
+            report "$this: process $p" FAILED
+            tail -15 "$out/$this.$p.log"
+        done
+        [ "$processes" -gt 1 ] || continue
+        [ -s "$out/$this.1.out" ] && report "$this: only process 0 prints" FAILED || report "$this: only process 0 prints" ok
+        if [ "$(hashes "$this")" = "$(hashes "$one")" ] && cmp -s "$out/$this.safetensors" "$out/$one.safetensors"; then
+            report "$this equals $one" ok
+        else
+            report "$this equals $one" FAILED
+            "$ltx2" compare "$out/$this.safetensors" "$out/$one.safetensors" | head -30
+        fi
     done
 }
-hashes() { python3 -c "import json,sys; print(json.load(open(sys.argv[1]))['sha256'])" "$out/$1/video.json"; }
-# same NAME OTHER: frames, samples and every dumped tensor are equal.
-same() {
-    if [ "$(hashes "$1")" = "$(hashes "$2")" ] && cmp -s "$out/$1.safetensors" "$out/$2.safetensors"; then
-        report "$1 equals $2" ok
-    else
-        report "$1 equals $2" FAILED
-        "$ltx2" compare "$out/$1.safetensors" "$out/$2.safetensors" | head -30
-    fi
+# repeat: runs five processes at a time on the first GPU.
+repeat() {
+    local n cache different
+    rm -rf "$out"/cold*
+    for n in {1..20}; do
+        cache=$out/cache
+        [ $((n % 2)) -eq 0 ] || cache=$out/cold$n
+        LTX2_COMPILE_CACHE=$cache start "repeat_$n" 1 1 "${short[@]}" --dtype bf16
+        [ $((n % 5)) -ne 0 ] || wait
+    done
+    different=$(for n in {1..20}; do hashes "repeat_$n" 2> /dev/null || echo "no video"; done | sort | uniq -c)
+    report "20 processes on one GPU give equal hashes" "$([ "$(wc -l <<< "$different")" -eq 1 ] && echo ok || echo FAILED)"
+    echo "$different"
 }
-two() {
-    run one_2 0,1 1 2 --layout cfg --mesh cfg=2 --dtype f32
-    run two_2 0,1 2 1 --layout cfg --mesh cfg=2 --dtype f32
-    same two_2 one_2
-    [ -s "$out/two_2.1.out" ] && report "two_2: only process 0 prints" FAILED || report "two_2: only process 0 prints" ok
-    run one_2s 0,1 1 2 --layout sequence --mesh context=2 --dtype bf16
-    run two_2s 0,1 2 1 --layout sequence --mesh context=2 --dtype bf16
-    same two_2s one_2s
-}
-four() {
-    local sequence=(--layout sequence --mesh cfg=2,context=2 --dtype bf16)
-    [ "$gpus" -ge 4 ] || { report "four processes" "not run: $gpus GPUs"; return; }
-    run one_4 0,1,2,3 1 4 "${sequence[@]}"
-    run four_4 0,1,2,3 4 1 "${sequence[@]}"
-    same four_4 one_4
-    run two_4 0,1,2,3 2 2 "${sequence[@]}"
-    same two_4 one_4
-}
-# lost VICTIM PROCESSES GPUS: kills one process of a long run after its first steps.
+# lost VICTIM PROCESSES: kills one process of a long run after its first steps.
 lost() {
     local victim=$1 name=kill_$1_of_$2 p code killed ok=ok
-    start "$name" "$3" "$2" 1 --width 768 --height 512 --num-frames 257 --steps 256 --layout sequence --mesh context="$2" --dtype f32 \
-        --progress-every 2
+    start "$name" "$2" "$2" --width 768 --height 512 --num-frames 257 --steps 256 --layout sequence --mesh context="$2" \
+        --dtype f32 --progress-every 2
     for ((p = 0; p < 480; p++)); do
         grep -qs steps "$out/$name.0.log" && break
         sleep 0.25
@@ -97,16 +97,16 @@ lost() {
     report "process $victim of $2 killed: the others exit after $((SECONDS - killed)) s" "$ok"
     grep -h "^error:" "$out/$name".*.log
 }
-kills() {
-    lost 0 2 0,1
-    lost 1 2 0,1
-    [ "$gpus" -lt 4 ] || lost 2 4 0,1,2,3
-}
 
-for part in ${@:-two four kills}; do
-    case $part in
-        two | four | kills) "$part" ;;
-        *) echo "processes.sh: no part '$part'" >&2; exit 2 ;;
-    esac
-done
+agree cfg 2 2 --layout cfg --mesh cfg=2 --dtype f32
+agree sequence 2 2 --layout sequence --mesh context=2 --dtype bf16
+repeat
+lost 0 2
+lost 1 2
+if [ "$gpus" -ge 4 ]; then
+    agree four 4 "4 2" --layout sequence --mesh cfg=2,context=2 --dtype bf16
+    lost 2 4
+else
+    echo "four processes: not run: $gpus GPUs"
+fi
 exit "$failed"

@@ -3,10 +3,12 @@
 import argparse
 import json
 import pathlib
-import re
 import sys
+from itertools import chain, pairwise, product
 
-TARGETS = [("tpu:v5p:2x2x2", "v5p-8"), ("tpu:tpu7x:2x2x1", "TPU7x-8"), ("cuda:h200:1x1x4", "4 H200")]
+import page
+
+TARGETS = {"tpu:v5p:2x2x2": "v5p-8", "tpu:tpu7x:2x2x1": "TPU7x-8", "cuda:h200:1x1x4": "4 H200"}
 # Consecutive steps: layout, description, published result.
 STEPS = [
     [
@@ -34,22 +36,15 @@ STEPS = [
 BLOCKS = "transformer.transformer_blocks.*."
 
 
-def argument(command, flag):
-    return command[command.index(flag) + 1] if flag in command else None
-
-
 def read(path):
     """Returns figures by target and layout, and measured seconds per step by layout."""
     compiled, measured = {}, {}
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        layout, result = argument(record["command"], "--layout"), record["result"]
-        if result is None:
-            continue
-        if record["work"] == "compile":
-            compiled[argument(record["command"], "--target"), layout] = result
-        elif record["work"] == "measure":
-            measured[layout] = result["programs"]["denoise_loop"]["median"]
+    for record in map(json.loads, path.read_text().splitlines()):
+        options, result = dict(pairwise(record["command"])), record["result"]
+        if result and record["work"] == "compile":
+            compiled[options["--target"], options.get("--layout")] = result
+        elif result and record["work"] == "measure":
+            measured[options.get("--layout")] = result["programs"]["denoise_loop"]["median"]
     return compiled, measured
 
 
@@ -67,8 +62,7 @@ def moved(figures):
 
 def more(first, second):
     """Lists what the first layout moves more than the second, largest first; counts items below 1 MB."""
-    none = (0, 0.0)
-    rest = {key: (n - second.get(key, none)[0], mb - second.get(key, none)[1]) for key, (n, mb) in first.items()}
+    rest = {key: [a - b for a, b in zip(both, second.get(key, (0, 0.0)))] for key, both in first.items()}
     large = sorted(((mb, key, n) for key, (n, mb) in rest.items() if mb >= 1.0), reverse=True)
     small = sum(1 for _, mb in rest.values() if 0.0 < mb < 1.0)
     said = [f"`{what}` {mb:.1f} ({f'{n:.3g} ' if n > 0 else ''}{kind})" for mb, (kind, what), n in large]
@@ -76,26 +70,23 @@ def more(first, second):
 
 
 def table(compiled, measured):
-    heads = [f"{name}: MB per block, ms per step" for _, name in TARGETS]
+    heads = [f"{name}: MB per block, ms per step" for name in TARGETS.values()]
     lines = [f"| layout | what it does | {' | '.join(heads)} | measured | published for the same step |", "|---" * 7 + "|"]
-    for steps in STEPS:
-        for layout, what, published in steps:
-            cells = []
-            for target, _ in TARGETS:
-                f = compiled[target, layout]
-                cells.append(f"{f['collectives']['per_layer_bytes'] / 1e6:.1f}, {f['predicted_all_ms']['step']:.1f}")
-            ms = f"{measured[layout] * 1e3:.1f}" if layout in measured else "not measured"
-            lines.append(f"| `{layout}` | {what} | {' | '.join(cells)} | {ms} | {published} |")
+    for layout, what, published in chain(*STEPS):
+        cells = []
+        for f in (compiled[target, layout] for target in TARGETS):
+            cells.append(f"{f['collectives']['per_layer_bytes'] / 1e6:.1f}, {f['predicted_all_ms']['step']:.1f}")
+        ms = f"{measured[layout] * 1e3:.1f}" if layout in measured else "not measured"
+        lines.append(f"| `{layout}` | {what} | {' | '.join(cells)} | {ms} | {published} |")
     return lines
 
 
 def changes(compiled):
     lines = ["| step | target | collectives that it removes, MB per block | collectives that it adds |", "|---|---|---|---|"]
-    for steps in STEPS:
-        for (before, _, _), (after, _, _) in zip(steps, steps[1:]):
-            for target, name in TARGETS:
-                a, b = (moved(compiled[target, layout]) for layout in (before, after))
-                lines.append(f"| `{before}` → `{after}` | {name} | {more(a, b)} | {more(b, a)} |")
+    for (before, *_), (after, *_) in chain(*map(pairwise, STEPS)):
+        for target, name in TARGETS.items():
+            a, b = (moved(compiled[target, layout]) for layout in (before, after))
+            lines.append(f"| `{before}` → `{after}` | {name} | {more(a, b)} | {more(b, a)} |")
     return lines
 
 
@@ -105,17 +96,11 @@ def main():
     parser.add_argument("-o", required=True, type=pathlib.Path, help="the page")
     args = parser.parse_args()
     compiled, measured = read(args.results)
-    missing = [f"{layout} for {target}" for target, _ in TARGETS for steps in STEPS for layout, _, _ in steps
-               if (target, layout) not in compiled]
+    wanted = product(TARGETS, [layout for layout, *_ in chain(*STEPS)])
+    missing = [f"{layout} for {target}" for target, layout in wanted if (target, layout) not in compiled]
     if missing:
         sys.exit(f"{args.results} lacks {', '.join(missing)}")
-    text = args.o.read_text()
-    for mark, lines in (("steps", table(compiled, measured)), ("changes", changes(compiled))):
-        pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"
-        if not re.search(pattern, text, flags=re.S):
-            sys.exit(f"{args.o} has no <!-- {mark} --> … <!-- end -->")
-        text = re.sub(pattern, lambda m, lines=lines: m[1] + "\n".join(lines) + "\n" + m[2], text, flags=re.S)
-    args.o.write_text(text)
+    page.write(args.o, {"steps": table(compiled, measured), "changes": changes(compiled)})
 
 
 if __name__ == "__main__":

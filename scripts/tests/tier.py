@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "target" / "tests"
 TESTS = ["cargo", "test", "--locked"]
-DENY = "target/tools/bin/cargo-deny"
+BIN = "target/tools/bin"
+DENY = f"{BIN}/cargo-deny"
 
 
 @dataclass
@@ -53,8 +54,8 @@ def threads(binary, per_core):
 FETCH = shell("fetch", "cargo fetch --locked && cargo fetch --locked --manifest-path fuzz/Cargo.toml", network=True)
 TOOLS = shell(
     "tools",
-    f"test -x {DENY} || (python3 -m venv target/tools && target/tools/bin/pip install -q --require-hashes"
-    " -r scripts/requirements-tools.txt)",
+    f"(test -d {BIN} || python3 -m venv target/tools)"
+    f" && {BIN}/pip install -q --require-hashes -r scripts/requirements-tools.txt",
     network=True,
 )
 ADVISORIES = (
@@ -65,7 +66,9 @@ LINT = [
     FETCH,
     TOOLS,
     shell("fmt", "cargo fmt --all --check"),
-    shell("links", "python3 scripts/tests/links.py"),
+    shell("links", f"{BIN}/rumdl check --isolated --enable MD051,MD057 --no-cache $(git ls-files '*.md')"),
+    shell("commands", "python3 scripts/tests/commands.py"),
+    shell("spelling", f"{BIN}/typos --format brief"),
     shell("held-out cases", "python3 scripts/tune/held_out.py --check"),
     shell("clippy", "cargo clippy --locked --all-targets -- -D warnings"),
     shell("dependencies", f"{DENY} --locked check bans licenses sources"),

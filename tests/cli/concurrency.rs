@@ -223,7 +223,7 @@ fn second_run_with_same_output_saves_its_results_elsewhere() {
     assert_eq!(folder.names(""), ["out.json", "out.mp4", "tmp"], "nothing half-written");
 }
 
-/// Separate processes with and without a cache give the same hashes. On a GPU, `scripts/gpu/repeat.sh` checks this.
+/// Separate processes with and without a cache give the same hashes. On GPUs, `make test-processes-gpu` checks this.
 #[needs(cpu, full)]
 fn twenty_processes_give_equal_hashes_with_or_without_cache() {
     let folder = Folder::new();

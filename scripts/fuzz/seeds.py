@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Writes fuzz/seeds/module and fuzz/seeds/lora: `make fuzz-seeds`, or scripts/fuzz/seeds.py [LTX2].
+
+Needs the plugins of all three platforms. tests/it/fuzz_seeds.rs describes the modules.
+"""
+
+import json
+import math
+import os
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SEEDS = ROOT / "fuzz/seeds"
+ANALYSIS = ROOT / "crates/xla-analysis/src"
+
+# Name, chip, program, target, layout and layers. Nested loops, and what each platform makes of a collective: TPUs spread a gather
+# over fusions, permute during other work, and sum; CUDA wraps collectives in computations; the CPU waits for each.
+MODULES = [
+    ("tpu_v6e_gathers", "v6e", "text-encoder", "tpu:v6e:2x4", "fsdp-ulysses", 1),
+    ("tpu_tpu7x_ring", "tpu7x", "text-encoder", "tpu:tpu7x:2x2x1", "ring", 1),
+    ("tpu_v5p_steps", "v5p", "denoise", "tpu:v5p:2x2x1", "tensor", 2),
+    ("cuda_h200_steps", "h200", "denoise", "cuda:h200:1x1x4", "hybrid", 1),
+    ("cpu_steps", None, "denoise", "cpu:4", "tensor", 2),
+]
+TPU = {
+    "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "LIBTPU_INIT_ARGS": "--default_thread_stack_size=1048576",
+}
+# The smallest published architecture at the smallest size, without guidance.
+SMALLEST = [
+    "request.width=64", "request.height=64", "request.num_frames=9", "request.max_sequence_length=128",
+    "guidance.video.cfg=1", "guidance.audio.cfg=1",
+]
+
+# Modules of tests/fixtures/models/tiny_a by diffusers' and by Lightricks' names: rows and columns of the weight.
+DIFFUSERS = {
+    "transformer.transformer_blocks.0.attn1.to_q": (32, 32),
+    "transformer.transformer_blocks.1.audio_ff.net.0.proj": (64, 16),
+    "connectors.video_connector.transformer_blocks.0.attn1.to_k": (24, 24),
+}
+OLDER = {
+    "diffusion_model.adaln_single.linear": (192, 32),
+    "diffusion_model.transformer_blocks.0.audio_to_video_attn.to_out.0": (32, 16),
+}
+OFFICIAL = OLDER | {
+    "diffusion_model.audio_embeddings_connector.transformer_1d_blocks.0.attn1.to_v": (24, 24),
+    "text_embedding_projection.aggregate_embed": (24, 192),
+}
+
+
+def read_varint(data, at):
+    value = shift = 0
+    while True:
+        byte, at = data[at], at + 1
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return value, at
+
+
+def varint(value):
+    return bytes([value & 127 | 128]) + varint(value >> 7) if value > 127 else bytes([value])
+
+
+def fields(data):
+    """Yields number and value, an integer or bytes, of a message's fields; skips fields of fixed size."""
+    at = 0
+    while at < len(data):
+        tag, at = read_varint(data, at)
+        number, wire = tag >> 3, tag & 7
+        if wire == 0:
+            value, at = read_varint(data, at)
+            yield number, value
+            continue
+        size, at = read_varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
+        if wire == 2:
+            yield number, data[at : at + size]
+        at += size
+
+
+def field(number, value):
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def declared():
+    """Returns the fields that crates/xla-analysis reads of each message, with the message type of each field."""
+    messages = {}
+    for name, body in re.findall(r"struct (\w+) \{(.*?)\n    \}", (ANALYSIS / "proto.rs").read_text(), re.S):
+        found = messages[name] = {}
+        for type_, tag in re.findall(r"^ +\w+: (.*) = (\d+) \[", body, re.M):
+            inner = re.search(r"\w+Proto", type_)
+            found[int(tag)] = inner and inner.group()
+            if type_.startswith("HashMap"):
+                # A map entry is a message of key and value.
+                found[int(tag)] = entry = f"{name}.{tag}"
+                messages[entry] = {1: None, 2: inner.group()}
+    return messages
+
+
+MESSAGES = declared()
+
+
+def trimmed(data, message="ModuleWithConfig"):
+    """Keeps the fields that are read; backend configurations only of loops, library calls and started collectives."""
+    read = dict(MESSAGES[message])
+    if message == "InstructionProto" and not re.fullmatch(rb"while|custom-call|.*-start", dict(fields(data)).get(2, b"")):
+        del read[43]
+    known = ((number, value) for number, value in fields(data) if number in read)
+    written = (field(n, trimmed(value, read[n]) if read[n] else value) for n, value in known)
+    # Maps have no stable order.
+    return b"".join(sorted(written) if message == "ScheduleProto" else written)
+
+
+def module_seed(data, chip):
+    """Returns a seed of fuzz/src/lib.rs: twice the chip's number, or 255 for a module without chip and configuration."""
+    module = trimmed(data)
+    if not chip:
+        return b"\xff" + dict(fields(module))[1]
+    chips = re.findall(r'include_str!\("chips/(\w+)\.toml"\)', (ANALYSIS / "chip.rs").read_text())
+    return bytes([2 * chips.index(chip)]) + module
+
+
+def module(ltx2, name, chip, program, target, layout, layers):
+    with tempfile.TemporaryDirectory() as dump:
+        command = [ltx2, "-q", "compile", "-c", "nano_2_0", "-m", "nano", "--program", program, "--target", target]
+        command += ["--layout", layout, "--layers", str(layers), "--dump-hlo", dump]
+        settings = [part for setting in SMALLEST for part in ("--set", setting)]
+        subprocess.run(command + settings, cwd=ROOT, env=os.environ | TPU, stdout=subprocess.DEVNULL, check=True)
+        (optimized,) = pathlib.Path(dump).glob("*.optimized.pb")
+        (SEEDS / "module" / f"{name}.pb").write_bytes(module_seed(optimized.read_bytes(), chip))
+
+
+def encoded(dtype, values):
+    """Encodes numbers; bf16 is the upper half of f32."""
+    numbers = (struct.pack("<e" if dtype == "F16" else "<f", value) for value in values)
+    return b"".join(number[2:] if dtype == "BF16" else number for number in numbers)
+
+
+def lora(name, modules, rank, dtype, down="lora_A", up="lora_B", alpha=None, metadata=None):
+    tensors = []
+    for key, (rows, columns) in modules.items():
+        tensors += [(f"{key}.{down}.weight", dtype, [rank, columns]), (f"{key}.{up}.weight", dtype, [rows, rank])]
+        tensors += [(f"{key}.alpha", "F32", [])] if alpha else []
+    header, data = ({"__metadata__": metadata} if metadata else {}), b""
+    for key, kind, shape in tensors:
+        values = (((len(header) + 7919 * n) * 2654435761 % 4096 - 2048) / 2048 for n in range(math.prod(shape)))
+        start, data = len(data), data + encoded(kind, values if shape else [alpha])
+        header[key] = {"dtype": kind, "shape": shape, "data_offsets": [start, len(data)]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (SEEDS / "lora" / f"{name}.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def loras():
+    adapter = {"transformer.r": 2, "transformer.lora_alpha": 4, "transformer.use_dora": False, "transformer.alpha_pattern": {}}
+    metadata = {"format": "pt", "lora_adapter_metadata": json.dumps(adapter)}
+    lora("diffusers", DIFFUSERS, 2, "BF16", metadata=metadata)
+    lora("official", OFFICIAL, 1, "F32")
+    # Older trainers' names, with alphas.
+    lora("older", OLDER, 3, "F16", "lora_down", "lora_up", alpha=1.5)
+
+
+if __name__ == "__main__":
+    loras()
+    for seed in MODULES:
+        module(sys.argv[1] if sys.argv[1:] else "target/debug/ltx2", *seed)
