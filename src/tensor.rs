@@ -165,9 +165,11 @@ impl Tensor {
         }
     }
 
-    /// Converts the values to another element type: through `f32` for booleans and floats, through `i64` for integers.
-    /// Narrower floats are rounded to nearest, ties to even; narrower integers keep the low bits. Returns an error if
-    /// host tensors do not support `dtype`.
+    /// Converts the values to `dtype`: through `f32` if `dtype` is a boolean or float type, through `i64` if it is an
+    /// integer type. Narrower floats are rounded to nearest, ties to even; narrower integers keep the low bits.
+    ///
+    /// # Errors
+    /// Returns an error if host tensors do not support `dtype`.
     pub fn cast(&self, dtype: DType) -> Result<Self, TensorError> {
         if dtype == self.dtype() {
             return Ok(self.clone());

@@ -117,7 +117,7 @@ def newest():
 def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    rates = [f"s of {STEPS} steps", "videos per hour", "per hour and chip"]
+    rates = [f"seconds for {STEPS} steps", "videos per hour", "videos per hour and chip"]
     of_scale = ["topology", "chips", "concurrent videos", "layout, mesh", "predicted ms per step", *PARTS, *rates]
     of_encoders = ["slice", "topology", "GiB per device", "collectives, MB", "predicted ms", *PARTS]
     of_newest = ["slice", "program", "GiB per device", "of which temporaries", "collectives, MB", "predicted ms", *PARTS]

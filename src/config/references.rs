@@ -182,7 +182,8 @@ fn differences(config: &Config, video: &ReferenceVideo, info: &ClipInfo, most: u
     let encoded = encoded_frames(read, step);
     if encoded < taken {
         lines.push(format!(
-            "{path}: its {taken} sampled frames are not one more than a multiple of {FRAME_STEP}: the last {} frames are dropped",
+            "{path}: {taken} frames are sampled, but the number must be one more than a multiple of {FRAME_STEP}; frames \
+             dropped at the end: {}",
             taken - encoded
         ));
     }

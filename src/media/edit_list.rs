@@ -261,8 +261,8 @@ fn of_movie(movie: &[u8]) -> Option<Mp4Sound> {
     Some(Mp4Sound { track: track_id(track)?, edit, zero: 0.0, is_itunes: tagged.is_some(), pieces })
 }
 
-/// Returns whether a track is enabled (ISO/IEC 14496-12, 8.3.2). Alternative languages and commentaries are disabled
-/// tracks.
+/// Returns whether a track is enabled (`track_enabled`, ISO/IEC 14496-12, 8.3.2). Tracks with commentary or another
+/// language are usually disabled.
 fn is_enabled(track: &[u8]) -> bool {
     within(track, &[b"tkhd"]).and_then(|head| head.get(3)).is_some_and(|flags| flags & 1 == 1)
 }

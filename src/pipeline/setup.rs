@@ -111,8 +111,8 @@ fn trial_limit(config: &Config) -> Option<Duration> {
     }
 }
 
-/// Returns the number format in which the transformer blocks are multiplied on a platform. Fails for fp8 if the
-/// platform runs the blocks as a loop.
+/// Returns the quantization of the transformer blocks' matmuls. Fails for int8 activations without int8 weights, and
+/// for fp8 on a platform that compiles the blocks as a loop.
 fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<Quantization> {
     match (config.runtime.weights, config.runtime.activations) {
         (WeightType::Int8, activations) => Ok(Quantization::Int8 { activations: activations == ActivationType::Int8 }),

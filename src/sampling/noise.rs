@@ -99,8 +99,8 @@ pub struct TorchRng {
 }
 
 impl TorchRng {
-    /// Creates the generator after `manual_seed(seed)`. Negative torch seeds are passed as two's complement. Only the
-    /// low 32 bits matter, as in torch.
+    /// Creates a generator in the state that torch's `manual_seed(seed)` sets. Pass a negative torch seed as its two's
+    /// complement. Only the low 32 bits matter, as in torch.
     pub fn new(seed: u64) -> Self {
         Self { engine: Mt19937::new(seed as u32), waiting: None }
     }

@@ -155,6 +155,6 @@ fn random_creates_cancels_and_deletes_are_consistent() {
 }
 
 #[needs(nothing)]
-fn a_thousand_cancels_keep_the_device_busy() {
+fn device_stays_busy_while_jobs_are_cancelled_and_deleted() {
     run_in_separate_process("load::random_creates_cancels_and_deletes_are_consistent");
 }
