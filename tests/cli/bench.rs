@@ -103,7 +103,7 @@ fn all(network: &Network) -> Vec<&Param> {
 
 /// A checkpoint tensor has the same values whether its layers are stacked or unrolled, and whether or not it is fused
 /// with other tensors (a layout that gathers keys keeps the queries separate).
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn random_values_do_not_depend_on_parameter_layout() {
     let client = cpu(2);
     let preset = Preset::named("nano").expect("a preset");
@@ -368,7 +368,7 @@ fn local_model_configuration_is_used_without_weights() {
 }
 
 /// Times each microbenchmark on two virtual devices and fits the chip's constants to the times.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn microbenchmarks_are_timed_and_fitted() {
     let dir = tempfile::tempdir().expect("a folder");
     let (measured, fitted) = (dir.path().join("micro.json"), dir.path().join("fit.toml"));

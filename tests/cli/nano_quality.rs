@@ -239,7 +239,7 @@ fn frames_and_samples_match_diffusers() {
 }
 
 /// The first frame is the conditioning image; its motion follows the prompt.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn conditioning_image_moves_as_prompted() {
     let image = "request.images=[{path: tests/fixtures/nano/first.png, frame: 0, strength: 1.0, crf: 0}]";
     let mut studio = ClipSession::open("nano", &["pipeline=image_to_video", image]);

@@ -19,7 +19,7 @@ const BUCKET: &str = "buckets/my-project-ltx2";
 
 /// Takes half a minute: each of four workers computes the complete video, because CPU processes cannot exchange data,
 /// and the first run of each section compiles. The page is one sequence of commands, so this is one test.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn pods_guide_commands_run_unchanged() {
     let rehearsal = Rehearsal::new();
     let mut walk = Walk::new(&rehearsal);
