@@ -1,127 +1,125 @@
-"""The generator, prompt to latents like LTX2Pipeline, for training and sampling in batches."""
+"""Training stage: text encoder, connectors and transformer by flow matching."""
 
-import numpy as np
+import math
+
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
-from tokenizers import Tokenizer
+import torch.nn.functional as F
 
 import model
 import world
-from words import encode
+from generator import AUDIO_TOKENS, GRID, LARGE, Codec, Generator
+from mel import log_mel
+from words import TOKENS, captions, encode
 
-GRID = ((world.FRAMES - 1) // 8 + 1, world.HEIGHT // 32, world.WIDTH // 32)
-LARGE = (GRID[0], 2 * GRID[1], 2 * GRID[2])
-"""The second stage's, of twice the pixels each way."""
-AUDIO_TOKENS = (world.MEL_FRAMES + 3) // 4
-
-
-class Generator(torch.nn.Module):
-    def __init__(self, folder, device):
-        super().__init__()
-        self.text = model.load(folder, "text_encoder", device)
-        self.connectors = model.load(folder, "connectors", device)
-        self.transformer = model.load(folder, "transformer", device)
-        self.text.model.vision_tower.requires_grad_(False)
-        self.text.model.multi_modal_projector.requires_grad_(False)
-        self._positions()
-
-    def _positions(self):
-        """Caches the rotary tables of both grids."""
-        t = self.transformer
-        device = next(t.parameters()).device
-        videos = [t.rope.prepare_video_coords(1, *grid, device, fps=float(world.FPS)) for grid in (GRID, LARGE)]
-        audio = t.audio_rope.prepare_audio_coords(1, AUDIO_TOKENS, device)
-        firsts = [video[:, :1] for video in videos]
-        for module, grids in (
-            (t.rope, videos), (t.audio_rope, [audio]), (t.cross_attn_rope, firsts), (t.cross_attn_audio_rope, [audio[:, :1]]),
-        ):
-            tables = {coords.shape[2]: module(coords, device=device) for coords in grids}
-            module.forward = lambda coords, device=None, tables=tables: tuple(
-                x.expand(len(coords), *x.shape[1:]) for x in tables[coords.shape[2]]
-            )
-        for connector in (self.connectors.video_connector, self.connectors.audio_connector):
-            rope = connector.rope
-            table = rope(1, model.TOKENS, device)
-            rope.forward = lambda batch, length, device, table=table: tuple(x.expand(batch, *x.shape[1:]) for x in table)
-        self.video_coords, self.audio_coords = {video.shape[2]: video for video in videos}, audio
-
-    def context(self, ids, mask):
-        """Returns the contexts of both streams for token ids and mask [batch, tokens]."""
-        length, window = ids.shape[1], self.text.config.text_config.sliding_window
-        row = torch.arange(length, device=ids.device)
-        before = row[:, None] - row[None]
-        # Padding attends only to itself, so that no softmax row is empty.
-        seen = ((before >= 0) & mask.bool()[:, None, :]) | (before == 0)
-        masks = {"full_attention": seen[:, None], "sliding_attention": (seen & (before < window))[:, None]}
-        states = self.text.model.language_model(
-            input_ids=ids, attention_mask=masks, output_hidden_states=True, use_cache=False
-        ).hidden_states
-        return self.connectors(torch.stack(states, dim=-1).flatten(2, 3), mask)[:2]
-
-    def velocity(self, video, audio, contexts, sigma, kept=None):
-        """Returns velocities of packed latents [batch, n, 32] and [batch, 26, 32] at noise level sigma [batch]. `kept` [batch, n]
-        is 1 for tokens of a conditioning image, which have no noise."""
-        batch, count = video.shape[:2]
-        each = sigma[:, None].expand(-1, count) if kept is None else sigma[:, None] * (1 - kept)
-        return self.transformer(
-            hidden_states=video, audio_hidden_states=audio, encoder_hidden_states=contexts[0],
-            audio_encoder_hidden_states=contexts[1], timestep=each * 1000, audio_timestep=sigma * 1000,
-            sigma=sigma * 1000, video_coords=self.video_coords[count].expand(batch, -1, -1, -1),
-            audio_coords=self.audio_coords.expand(batch, -1, -1, -1), use_cross_timestep=True, return_dict=False,
-        )
+CAPTIONS = 4
+"""Paraphrases kept for every clip of the bank."""
 
 
-def tokens(folder, texts, device, length=model.TOKENS):
-    ids, mask = encode(Tokenizer.from_file(f"{folder}/tokenizer/tokenizer.json"), texts, length)
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+class Bank:
+    """Ring buffer of latents and captions of recent clips."""
+
+    def __init__(self, job, codec, size, grid, seed):
+        self.job, self.codec, self.size, self.scale = job, codec, size, grid[1] // GRID[1]
+        self.dice, self.words, self.next = torch.Generator().manual_seed(seed), seed, 0
+        self.video = torch.zeros(size, math.prod(grid), 32, device=job.device)
+        self.audio = torch.zeros(size, AUDIO_TOKENS, 32, device=job.device)
+        self.ids = torch.zeros(size, CAPTIONS, TOKENS, dtype=torch.long, device=job.device)
+
+    @torch.no_grad()
+    def add(self, count):
+        scenes = world.sample(count, self.dice)
+        texts = [captions(scenes, self.words + i) for i in range(CAPTIONS)]
+        self.words += CAPTIONS
+        ids = encode(self.job.folder, [t for row in zip(*texts) for t in row])[0]
+        scenes = scenes.to(self.job.device)
+        frames = world.render(scenes, self.scale)[0].contiguous(memory_format=torch.channels_last_3d)
+        with self.job.half():
+            video, audio = self.codec.pack(frames, log_mel(world.sound(scenes), world.MEL_FRAMES))
+        rows = slice(self.next, self.next + count)
+        self.video[rows], self.audio[rows] = video, audio
+        self.ids[rows] = ids.view(count, CAPTIONS, -1).to(self.job.device, non_blocking=True)
+        self.next = (self.next + count) % self.size
 
 
-@torch.no_grad()
-def sample(generator, ids, mask, empty, steps, guidance, audio_guidance, seed):
-    """Returns packed latents by Euler steps on the reference's schedule; guidance is applied to x0."""
-    device, batch = ids.device, len(ids)
-    noise = torch.Generator("cpu").manual_seed(seed)
-    video = torch.randn(batch, GRID[0] * GRID[1] * GRID[2], 32, generator=noise).to(device)
-    audio = torch.randn(batch, AUDIO_TOKENS, 32, generator=noise).to(device)
-    scheduler = FlowMatchEulerDiscreteScheduler(**{k: v for k, v in model._SCHEDULER.items() if k[0] != "_"})
-    # The shift depends on the token count, which is below its intended range.
-    mu = 0.95 + (video.shape[1] - 1024) / (4096 - 1024) * (2.05 - 0.95)
-    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
-    guided = guidance != 1 or audio_guidance != 1
-    if guided:
-        ids, mask = torch.cat([empty[0].expand(batch, -1), ids]), torch.cat([empty[1].expand(batch, -1), mask])
-    contexts = generator.context(ids, mask)
-    for now, then in zip(scheduler.sigmas[:-1].tolist(), scheduler.sigmas[1:].tolist()):
-        sigma = torch.full((len(ids),), now, device=device)
-        twice = (lambda x: torch.cat([x, x])) if guided else (lambda x: x)
-        v, a = generator.velocity(twice(video), twice(audio), contexts, sigma)
-        v, a = v.float(), a.float()
-        if guided:
-            v = v[batch:] + (guidance - 1) * (v[batch:] - v[:batch])
-            a = a[batch:] + (audio_guidance - 1) * (a[batch:] - a[:batch])
-        video, audio = video + (then - now) * v, audio + (then - now) * a
-    return video, audio
+class Batch:
+    """Latents, captions and noise of one size, redrawn in place before each step."""
+
+    def __init__(self, count, grid, device):
+        self.video = torch.randn(count, math.prod(grid), 32, device=device)
+        self.audio = torch.randn(count, AUDIO_TOKENS, 32, device=device)
+        self.noise = torch.randn_like(self.video), torch.randn_like(self.audio)
+        self.ids = torch.zeros(count, TOKENS, dtype=torch.long, device=device)
+        self.ids[:, -1] = 2
+        self.nothing = self.ids[:1].clone()
+        self.sigma = torch.full((count,), 0.5, device=device)
+        self.kept = torch.zeros(count, math.prod(grid), device=device)
+        self.first = (torch.arange(math.prod(grid), device=device) < grid[1] * grid[2]).float()
+
+    @torch.no_grad()
+    def draw(self, bank):
+        count, device = len(self.video), self.video.device
+        chance = lambda p: torch.rand(count, 1, device=device) < p
+        rows = torch.randint(bank.size, (count,), device=device)
+        self.video.copy_(bank.video[rows])
+        self.audio.copy_(bank.audio[rows])
+        which = torch.randint(CAPTIONS, (count,), device=device)
+        self.ids.copy_(torch.where(chance(0.12), self.nothing, bank.ids[rows, which]))
+        self.noise[0].normal_(), self.noise[1].normal_()
+        # 15 % of clips have a clean first frame, for image_to_video.
+        self.kept.copy_(chance(0.15) * self.first)
+        # Logit-normal noise levels, shifted towards noise like the schedule.
+        odds = torch.exp(torch.randn(count, device=device) + 0.6)
+        wide = torch.rand(count, device=device)
+        self.sigma.copy_(torch.where(chance(0.2)[:, 0], wide, odds / (1 + odds)).clamp(0.002, 1))
+
+    def losses(self, generator, contexts):
+        """Returns squared velocity errors of both streams, ignoring conditioning tokens."""
+        s = self.sigma[:, None, None]
+        free = (1 - self.kept)[..., None]
+        video = self.video + s * free * (self.noise[0] - self.video)
+        audio = self.audio + s * (self.noise[1] - self.audio)
+        v, a = generator.velocity(video, audio, contexts, self.sigma, self.kept)
+        seen = ((v.float() - self.noise[0] + self.video).square() * free).sum() / (free.sum() * v.shape[2])
+        return seen, F.mse_loss(a.float(), self.noise[1] - self.audio)
 
 
-class Codec(torch.nn.Module):
-    """Autoencoders and vocoder: clips to packed, normalised latents and back."""
+def flow(job):
+    """Trains text encoder, connectors and transformer on clips of both sizes."""
+    generator = Generator(job.folder, job.device)
+    sizes = job.batch, max(job.batch // 16, 1)
+    batches = [Batch(size, grid, job.device) for size, grid in zip(sizes, (GRID, LARGE))]
 
-    def __init__(self, folder, device):
-        super().__init__()
-        self.vae = model.load(folder, "vae", device).requires_grad_(False).to(memory_format=torch.channels_last_3d)
-        self.audio = model.load(folder, "audio_vae", device).requires_grad_(False)
-        self.vocoder = model.load(folder, "vocoder", device).requires_grad_(False)
+    def loss_of():
+        ids = torch.cat([b.ids for b in batches])
+        with job.half():
+            contexts = zip(*(c.split(sizes) for c in generator.context(ids, (ids != 0).long())))
+            (seen, heard), (large, sound) = (b.losses(generator, c) for b, c in zip(batches, contexts))
+        return {"loss": seen + heard + 0.25 * (large + sound), "video": seen, "audio": heard, "large": large}
 
-    def pack(self, frames, mels):
-        v, a = self.vae, self.audio
-        video = v.encoder(frames).float()[:, : v.config.latent_channels].flatten(2).transpose(1, 2)
-        audio = a.encoder(mels).float().chunk(2, 1)[0].permute(0, 2, 1, 3).flatten(2)
-        return (video - v.latents_mean) / v.latents_std, (audio - a.latents_mean) / a.latents_std
+    if job.cuda:
+        generator.transformer.compile_repeated_blocks(fullgraph=False, dynamic=False)
+    codec = Codec(job.folder, job.device)
+    banks = [Bank(job, codec, 64 * job.batch // (1, 8)[i], grid, job.seed + i) for i, grid in enumerate((GRID, LARGE))]
+    for bank, chunk in zip(banks, (job.batch, max(job.batch // 4, 1))):
+        for _ in range(bank.size // chunk):
+            bank.add(chunk)
+    job.log(
+        bank=banks[0].size, video_std=banks[0].video.std().item(), large_std=banks[1].video.std().item(),
+        audio_std=banks[0].audio.std().item(),
+    )
 
-    def unpack(self, video, audio):
-        """Returns frames in 0..1 [batch, frames, height, width, 3] and samples at 48 kHz [batch, 2, n]."""
-        v, a = self.vae, self.audio
-        video = (video * v.latents_std + v.latents_mean).transpose(1, 2).unflatten(2, GRID)
-        audio = (audio * a.latents_std + a.latents_mean).unflatten(2, (a.config.latent_channels, -1)).permute(0, 2, 1, 3)
-        frames = (v.decoder(video).float().clamp(-1, 1) + 1) / 2
-        return frames.permute(0, 2, 3, 4, 1), self.vocoder(a.decoder(audio).float())
+    def feed():
+        for batch, bank in zip(batches, banks):
+            batch.draw(bank)
+
+    def every(step):
+        if step % 32 == 31:
+            for bank, size in zip(banks, sizes):
+                bank.add(size)
+
+    steps = job.train([generator], loss_of, feed, every=every, decay=0.999, warm=300)
+    job.log(done=steps)
+    for part, module in (
+        ("text_encoder", generator.text), ("connectors", generator.connectors), ("transformer", generator.transformer),
+    ):
+        model.save(job.folder, part, module)

@@ -5,31 +5,20 @@ import math
 
 import torch
 import torch.nn.functional as F
+from transformers.audio_utils import mel_filter_bank
 
 RATE, HOP, WINDOW, BINS = 16_000, 160, 1024, 64
 
 
-def slaney_filters(bins, transform, rate, top):
+def slaney_filters(bins, transform, rate):
     """Returns triangular filters of unit area on the Slaney scale, [bins, transform // 2 + 1]."""
-
-    def mel(hz):
-        hz = torch.as_tensor(hz, dtype=torch.float64)
-        return torch.where(hz < 1000, hz / (200 / 3), 15 + (hz.clamp(min=1e-9) / 1000).log() * 27 / math.log(6.4))
-
-    def hertz(m):
-        return torch.where(m < 15, m * (200 / 3), 1000 * ((m - 15) * math.log(6.4) / 27).exp())
-
-    edges = hertz(torch.linspace(0, float(mel(top)), bins + 2, dtype=torch.float64))
-    lines = torch.linspace(0, rate / 2, transform // 2 + 1, dtype=torch.float64)
-    width = edges.diff()
-    ramps = edges[:, None] - lines[None]
-    filters = torch.minimum(-ramps[:-2] / width[:-1, None], ramps[2:] / width[1:, None]).clamp(min=0)
-    return (filters * (2 / (edges[2:] - edges[:-2]))[:, None]).float()
+    filters = mel_filter_bank(transform // 2 + 1, bins, 0.0, rate / 2, rate, norm="slaney", mel_scale="slaney")
+    return torch.from_numpy(filters).T.float()
 
 
 @functools.cache
 def _tables(device):
-    return torch.hann_window(WINDOW, device=device), slaney_filters(BINS, WINDOW, RATE, RATE / 2).to(device)
+    return torch.hann_window(WINDOW, device=device), slaney_filters(BINS, WINDOW, RATE).to(device)
 
 
 def log_mel(wave, frames):
@@ -54,8 +43,8 @@ def fill_stft(vocoder):
     # Rounded like the stored bfloat16 values.
     stft.forward_basis.copy_(basis[:, None].bfloat16())
     stft.inverse_basis.copy_(torch.linalg.pinv(basis).T[:, None].bfloat16())
-    rate = config.input_sampling_rate
-    vocoder.mel_stft.mel_basis.copy_(slaney_filters(config.num_mel_channels, length, rate, rate / 2).bfloat16())
+    filters = slaney_filters(config.num_mel_channels, length, config.input_sampling_rate)
+    vocoder.mel_stft.mel_basis.copy_(filters.bfloat16())
 
 
 def spectral_loss(got, wanted, windows):
@@ -72,31 +61,3 @@ def spectral_loss(got, wanted, windows):
         ratio = a.clamp(min=floor).log() - b.clamp(min=floor).log()
         total = total + (a - b).abs().mean() / b.mean().clamp(min=floor) + 0.5 * ratio.abs().mean()
     return total / len(windows)
-
-
-def _antialiased(x, alpha, beta, up, down):
-    """A periodic activation between doubling and halving the rate, as sums of shifted copies: [batch, channels, time].
-
-    The same numbers as diffusers' AntiAliasAct1d of ratio 2 and 12 taps, whose grouped convolutions of one channel each
-    take most of a vocoder's time. Written like this it compiles to a few kernels.
-    """
-    n = x.shape[-1]
-    padded = torch.cat([x[..., :1].expand(-1, -1, 5), x, x[..., -1:].expand(-1, -1, 5)], -1)
-    even = 2 * sum(up[2 * j + 1] * padded[..., 7 - j : 7 - j + n] for j in range(6))
-    odd = 2 * sum(up[2 * j] * padded[..., 8 - j : 8 - j + n] for j in range(6))
-    scale, height = alpha.exp()[:, None], 1 / (beta.exp() + 1e-9)[:, None]
-    even = even + height * (even * scale).sin().square()
-    odd = odd + height * (odd * scale).sin().square()
-    first, last = even[..., :1], odd[..., -1:]
-    even = torch.cat([first, first, even, last, last, last], -1)
-    odd = torch.cat([first, first, first, odd, last, last], -1)
-    return sum(down[2 * j + 1] * even[..., j : j + n] + down[2 * j] * odd[..., j : j + n] for j in range(6))
-
-
-def quicken(vocoder, compiled):
-    """Replaces a vocoder's activations by equal, faster ones for training."""
-    kernel = torch.compile(_antialiased, dynamic=True) if compiled else _antialiased
-    for module in vocoder.modules():
-        if type(module).__name__ == "AntiAliasAct1d":
-            up, down = module.upsample.filter.flatten(), module.downsample.filter.flatten()
-            module.forward = lambda x, m=module, up=up, down=down: kernel(x, m.act.alpha, m.act.beta, up, down)

@@ -16,11 +16,10 @@ from diffusers import LTX2Pipeline
 from safetensors.torch import load_file, save_file
 
 import world
-from score import judge, table
+from score import STEPS, judge, table
+from words import TOKENS
 
 PROMPTS = "tests/fixtures/nano/prompts.json"
-STEPS, GUIDANCE, TOKENS, RATE = 20, 3.0, 64, 48_000
-SIZES = {"high": "small", "middle": "medium", "low": "large", "silent": None}
 
 
 def psnr(a, b):
@@ -37,7 +36,7 @@ def reference(pipe, prompt, noise, audio_noise):
     sound = packed.unflatten(2, audio_noise.shape[1::2]).permute(0, 2, 1, 3)
     return pipe(
         prompt=[prompt], height=world.HEIGHT, width=world.WIDTH, num_frames=world.FRAMES, frame_rate=float(world.FPS),
-        num_inference_steps=STEPS, guidance_scale=GUIDANCE, audio_guidance_scale=GUIDANCE, stg_scale=0.0,
+        num_inference_steps=STEPS, guidance_scale=3.0, audio_guidance_scale=3.0, stg_scale=0.0,
         audio_stg_scale=0.0, modality_scale=1.0, audio_modality_scale=1.0, guidance_rescale=0.0, audio_guidance_rescale=0.0,
         spatio_temporal_guidance_blocks=None, latents=video, audio_latents=sound, max_sequence_length=TOKENS,
         output_type="pt", return_dict=False,
@@ -56,12 +55,13 @@ def generate(program, model, prompts, dtype, folder):
 
 
 def main():
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("model"), ask.add_argument("program")
-    ask.add_argument("--count", type=int, default=10**9)
-    ask.add_argument("--dtype", default="f32")
-    ask.add_argument("--reference")
-    args = ask.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("program")
+    parser.add_argument("--count", type=int, default=10**9)
+    parser.add_argument("--dtype", default="f32")
+    parser.add_argument("--reference")
+    args = parser.parse_args()
     prompts = json.loads(pathlib.Path(PROMPTS).read_text())[: args.count]
     pipe = LTX2Pipeline.from_pretrained(args.model, torch_dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
@@ -76,9 +76,8 @@ def main():
                 args.reference = None
             far["frames"].append(psnr(frames, dump["video"]))
             far["samples"].append(psnr(sound, dump["audio"]))
-            scene = {**prompt, "silent": prompt["pitch"] == "silent", "size": SIZES[prompt["pitch"]]}
             for name, video, audio in (("ltx2", dump["video"], dump["audio"]), ("diffusers", frames, sound)):
-                marks[name].append(judge(scene, video[0].permute(0, 2, 3, 1).numpy(), audio[0].numpy(), RATE)[0])
+                marks[name].append(judge(prompt, video[0].permute(0, 2, 3, 1).numpy(), audio[0].numpy(), 48_000))
     for name, values in far.items():
         print(f"{name}: PSNR {min(values):.1f} dB at least, {sum(values) / len(values):.1f} on average")
     for name, values in marks.items():

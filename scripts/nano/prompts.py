@@ -8,30 +8,25 @@ import json
 import pathlib
 import sys
 
-import torch
 from PIL import Image
 
 import world
-from score import test_scenes
+from score import held_out_scenes
 from words import names, plain_caption
 
 EACH = 9
-PITCHES = dict(zip(world.SIZES, ("high", "middle", "low")))
 
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    scenes = test_scenes(600)
+    scenes = held_out_scenes(600)
     told = names(scenes)
     kinds = [[i for i, scene in enumerate(told) if scene["motion"] == motion][:EACH] for motion in world.MOTIONS]
     chosen = [i for row in zip(*kinds) for i in row]
-    lines = []
-    for scene in (told[i] for i in chosen):
-        pitch = "silent" if scene["silent"] else PITCHES[scene["size"]]
-        kept = {key: scene[key] for key in ("colour", "background", "motion", "shape")}
-        lines.append(json.dumps({"prompt": plain_caption(scene), **kept, "pitch": pitch}))
+    kept = ("colour", "background", "motion", "shape", "pitch")
+    lines = [json.dumps({"prompt": plain_caption(told[i]), **{key: told[i][key] for key in kept}}) for i in chosen]
     (folder / "prompts.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
-    first = world.render(scenes[chosen[1:2]], torch.zeros(1))[0][0, :, 0]
+    first = world.render(scenes[chosen[1:2]])[0][0, :, 0]
     Image.fromarray(((first + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()).save(folder / "first.png")
 
 

@@ -1,21 +1,22 @@
-"""Detects what clips show and sound like, and scores how often that is what was requested.
+"""Detects what clips show and sound like, and scores how often that is what was requested: score.py MODEL --count 96.
 
-    python score.py MODEL --truth            # the rendered clips, and through the autoencoders: upper bounds
-    python score.py MODEL --count 96         # generated from held-out prompts
+Scores held-out clips as rendered and through the autoencoders, which are upper bounds, and clips generated from their prompts,
+without and with guidance.
 """
 
 import argparse
-import concurrent.futures
 import json
 import math
-import pathlib
 
 import numpy as np
 import torch
 
 import world
+from generator import Codec, Generator, sample
+from mel import log_mel
 from words import names, plain_caption
 
+BATCH, STEPS, SEED = 48, 20, 5
 _COLOURS = np.array(list(world.COLOURS.values())) / 255
 _BACKS = np.array(list(world.BACKGROUNDS.values())) / 255
 
@@ -26,7 +27,6 @@ def see(frames):
     back = np.median(frames, axis=(0, 2), keepdims=True)
     far = np.abs(frames - back).max(-1)
     masks = far > max(0.10, 0.35 * far.max())
-    faint = far > 0.5 * np.percentile(far, 99.9, axis=(1, 2), keepdims=True)
     area = masks.sum((1, 2))
     ground = int(np.square(_BACKS - np.median(frames, axis=(0, 1, 2))).sum(1).argmin())
     seen = dict(background=tuple(world.BACKGROUNDS)[ground], colour=None, motion=None, shape=None, bounces=[])
@@ -106,7 +106,7 @@ def hear(samples, rate):
         return dict(pitch="silent", onsets=[])
     spectrum = np.abs(np.fft.rfft(mono * np.hanning(len(mono))))
     lines = np.fft.rfftfreq(len(mono), 1 / rate)
-    strength = [spectrum[np.abs(lines - p) < 0.12 * p].max() for p in world.PITCHES]
+    strength = [spectrum[np.abs(lines - p) < 0.12 * p].max() for p in world.PITCHES.values()]
     # Overtones of a low tone coincide with higher pitches.
     pitch = max(i for i, s in enumerate(strength) if s > 0.5 * max(strength))
     onsets, ready = [], True
@@ -116,106 +116,72 @@ def hear(samples, rate):
             ready = False
         elif level < 0.2 * loud.max():
             ready = True
-    return dict(pitch=("high", "middle", "low")[pitch], onsets=onsets)
+    return dict(pitch=tuple(world.PITCHES)[pitch], onsets=onsets)
 
 
 def judge(scene, frames, samples, rate):
     """Returns which properties of `scene` are present; inapplicable ones are absent."""
     seen, heard = see(frames), hear(samples, rate)
-    wanted = "silent" if scene["silent"] else dict(small="high", medium="middle", large="low")[scene["size"]]
     marks = {k: seen[k] == scene[k] for k in ("colour", "motion", "background", "shape")}
-    marks["pitch"] = heard["pitch"] == wanted
-    if scene["motion"] == "bounce" and not scene["silent"]:
+    marks["pitch"] = heard["pitch"] == scene["pitch"]
+    if scene["motion"] == "bounce" and scene["pitch"] != "silent":
         seconds = [b / world.FPS for b in seen["bounces"]]
         # A bounce at the end has no audible sound.
         seconds = [t for t in seconds if t < len(frames) / world.FPS - 0.06]
         near = [min((abs(t - o) for o in heard["onsets"]), default=math.inf) <= 1 / world.FPS for t in seconds]
         marks["beep"] = bool(near) and all(near) and len(heard["onsets"]) <= len(seconds) + 1
-    return marks, seen, heard
+    return marks
 
 
 def table(results):
+    """Returns the share of true marks and their number for each property."""
     keys = sorted({k for marks in results for k in marks})
     return {k: (round(float(np.mean(v)), 4), len(v)) for k in keys if (v := [m[k] for m in results if k in m])}
 
 
-def test_scenes(count, seed=77):
+def held_out_scenes(count):
     """Returns held-out scenes, the same on every run."""
-    return world.sample(count, torch.Generator().manual_seed(seed), held=True)
+    return world.sample(count, torch.Generator().manual_seed(77), held=True)
 
 
-def main():
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("model")
-    ask.add_argument("--truth", action="store_true")
-    ask.add_argument("--count", type=int, default=96)
-    ask.add_argument("--batch", type=int, default=48)
-    ask.add_argument("--steps", type=int, default=20)
-    ask.add_argument("--guidance", type=float, nargs="*", default=[3.0])
-    ask.add_argument("--seed", type=int, default=5)
-    ask.add_argument("--out", help="folder for a contact sheet and the list of marks")
-    args = ask.parse_args()
-    from flow import Codec, Generator, sample, tokens
-    from mel import log_mel
-
+def sources(folder):
+    """Returns functions that make frames and samples for scenes, by name."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(1 if device.type == "cuda" else 2)
-    scenes = test_scenes(args.count)
-    told = names(scenes)
-    codec = Codec(args.model, device)
-    chunks = [slice(i, min(i + args.batch, args.count)) for i in range(0, args.count, args.batch)]
-    pairs = {}
-    with torch.no_grad():
-        if args.truth:
-            for name in ("truth", "round trip"):
-                clips = []
-                for chunk in chunks:
-                    some = scenes[chunk].to(device)
-                    frames, wave = world.render(some)[0], world.sound(some, 48_000)
-                    if name == "truth":
-                        frames = (frames.permute(0, 2, 3, 4, 1) + 1) / 2
-                    else:
-                        mels = log_mel(world.sound(some), world.MEL_FRAMES)
-                        frames, wave = codec.unpack(*codec.pack(frames, mels))
-                    clips += zip(frames.cpu().numpy(), wave.cpu().numpy())
-                pairs[name] = clips
-        else:
-            generator = Generator(args.model, device)
-            texts = [plain_caption(s) for s in told]
-            empty = tokens(args.model, [""], device)
-            for guidance in args.guidance:
-                clips = []
-                for chunk in chunks:
-                    ids, mask = tokens(args.model, texts[chunk], device)
-                    latents = sample(generator, ids, mask, empty, args.steps, guidance, guidance, args.seed)
-                    frames, wave = codec.unpack(*latents)
-                    clips += zip(frames.cpu().numpy(), wave.cpu().numpy())
-                pairs[f"guidance {guidance}"] = clips
-    for name, clips in pairs.items():
-        with concurrent.futures.ThreadPoolExecutor() as threads:
-            judged = list(threads.map(lambda pair: judge(pair[0], *pair[1], 48_000), zip(told, clips)))
-        line = json.dumps({"score": name, "steps": args.steps, **table([j[0] for j in judged])})
-        print(line, flush=True)
-        if args.out:
-            out = pathlib.Path(args.out)
-            out.mkdir(parents=True, exist_ok=True)
-            stem = name.replace(" ", "-")
-            with open(out / "scores.jsonl", "a", encoding="utf-8") as scores:
-                print(line, file=scores)
-            lines = [
-                json.dumps({"caption": plain_caption(s), "wrong": [k for k, v in m.items() if not v], "seen": v, "heard": h})
-                for s, (m, v, h) in zip(told, judged)
-            ]
-            (out / f"{stem}.jsonl").write_text("\n".join(lines) + "\n")
-            sheet([f for f, _ in clips[:20]], out / f"{stem}.png")
+    codec, generator = Codec(folder, device), Generator(folder, device)
+
+    def truth(scenes):
+        return (world.render(scenes)[0].permute(0, 2, 3, 4, 1) + 1) / 2, world.sound(scenes, 48_000)
+
+    def round_trip(scenes):
+        scenes = scenes.to(device)
+        return codec.unpack(*codec.pack(world.render(scenes)[0], log_mel(world.sound(scenes), world.MEL_FRAMES)))
+
+    def generated(guidance):
+        def clips(scenes):
+            texts = [plain_caption(scene) for scene in names(scenes)]
+            return codec.unpack(*sample(generator, folder, texts, STEPS, guidance, SEED))
+
+        return clips
+
+    return {
+        "truth": truth, "round trip": round_trip, "guidance 1.0": generated(1.0), "guidance 3.0": generated(3.0),
+    }
 
 
-def sheet(clips, path):
-    """Writes an image with every fourth frame, one row per clip."""
-    from PIL import Image
-
-    rows = [np.concatenate(list(clip[::4]), 1) for clip in clips]
-    Image.fromarray((np.concatenate(rows) * 255).round().clip(0, 255).astype(np.uint8)).save(path)
+@torch.no_grad()
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--count", type=int, default=96)
+    args = parser.parse_args()
+    scenes = held_out_scenes(args.count)
+    for name, clips in sources(args.model).items():
+        marks = []
+        for start in range(0, args.count, BATCH):
+            some = scenes[start : start + BATCH]
+            frames, waves = (x.cpu().numpy() for x in clips(some))
+            marks += [judge(scene, *clip, 48_000) for scene, *clip in zip(names(some), frames, waves)]
+        print(json.dumps({"score": name, "steps": STEPS, **table(marks)}), flush=True)
 
 
 if __name__ == "__main__":

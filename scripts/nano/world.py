@@ -1,12 +1,11 @@
 """The toy world: short clips of a moving flat shape and its sound, drawn in batches on any device.
 
 Sound follows from the picture: pitch from size, timbre from shape, a beep at each bounce, loudness from growing and fading,
-stereo
-position from x. All tones are multiples of 400 Hz with fixed phases, so that a spectrogram determines its waveform.
+stereo position from x. All tones are multiples of 400 Hz with fixed phases, so that a spectrogram determines its waveform.
 """
 
-import dataclasses
 import math
+import types
 
 import torch
 
@@ -24,41 +23,27 @@ BACKGROUNDS = {
 }
 SIZES = ("small", "medium", "large")
 RADII = (9.0, 14.0, 20.0)
-PITCHES = (1600.0, 800.0, 400.0)
+PITCHES = {"high": 1600.0, "middle": 800.0, "low": 400.0}
 MOTIONS = ("left", "right", "up", "down", "bounce", "orbit", "grow", "fade")
 FLOOR = 86.0
 _FOOT = (1.0, 0.88, 0.62, 0.97)
 """How far below its centre a shape ends, in radii."""
-_NAMES, _BACK = tuple(COLOURS), tuple(BACKGROUNDS)
 
 
-@dataclasses.dataclass
-class Scenes:
-    """A batch of clips: indices into the lists above and unnamed parameters. Every field is [batch]."""
+class Scenes(types.SimpleNamespace):
+    """A batch of clips as tensors: indices into the lists above and unnamed parameters.
 
-    shape: torch.Tensor
-    colour: torch.Tensor
-    size: torch.Tensor
-    motion: torch.Tensor
-    background: torch.Tensor
-    silent: torch.Tensor
-    """1 where there is no sound."""
-    other_shape: torch.Tensor
-    """A second shape that stays where it is, -1 for none."""
-    other_colour: torch.Tensor
-    corner: torch.Tensor
-    """Which corner the second shape is in."""
-    dice: torch.Tensor
-    """[batch, 6] in 0..1: where it starts, how far it goes, how fast, when."""
+    shape, colour, size, motion, background: [batch].
+    silent: [batch], 1 where there is no sound.
+    other_shape, other_colour, corner: [batch], a second shape that stays in a corner; other_shape is -1 for none.
+    dice: [batch, 6] in 0..1: where it starts, how far it goes, how fast, when.
+    """
 
     def to(self, device):
-        return Scenes(*(getattr(self, f.name).to(device) for f in dataclasses.fields(self)))
+        return Scenes(**{name: field.to(device) for name, field in vars(self).items()})
 
     def __getitem__(self, index):
-        return Scenes(*(getattr(self, f.name)[index] for f in dataclasses.fields(self)))
-
-    def __len__(self):
-        return len(self.shape)
+        return Scenes(**{name: field[index] for name, field in vars(self).items()})
 
 
 def held_out(shape, colour, motion):
@@ -77,7 +62,7 @@ def sample(count, generator, held=False):
         for field, high in ((shape, 4), (colour, 8), (motion, 8)):
             field[wrong] = draw(high, len(wrong))
     background = draw(6)
-    same = torch.tensor([[a == b for b in _BACK] for a in _NAMES])
+    same = torch.tensor([[a == b for b in BACKGROUNDS] for a in COLOURS])
     while (wrong := same[colour, background].nonzero()[:, 0]).numel():
         background[wrong] = draw(6, len(wrong))
     other_colour = draw(8)
@@ -85,9 +70,9 @@ def sample(count, generator, held=False):
         other_colour[wrong] = draw(8, len(wrong))
     chance = lambda p: torch.rand(count, generator=generator) < p
     return Scenes(
-        shape, colour, draw(3), motion, background, chance(0.12).long(),
-        torch.where(chance(0.0 if held else 0.15), draw(4), torch.full((count,), -1)), other_colour, draw(4),
-        torch.rand(count, 6, generator=generator),
+        shape=shape, colour=colour, size=draw(3), motion=motion, background=background, silent=chance(0.12).long(),
+        other_shape=torch.where(chance(0.0 if held else 0.15), draw(4), torch.full((count,), -1)), other_colour=other_colour,
+        corner=draw(4), dice=torch.rand(count, 6, generator=generator),
     )
 
 
@@ -107,12 +92,13 @@ def path(s, times):
     u = (t / _period(s) + _phase(s)) % 1
     still_x, still_y = _between(d[:, 1], 48, 80), _between(d[:, 2], 40, 56)
     one = torch.ones_like(share * base)
+    foot = FLOOR - base * torch.tensor(_FOOT, device=t.device)[s.shape][:, None]
     rows = [
         (far + (near - far) * share, across, base, one),
         (near + (far - near) * share, across, base, one),
         (upright, low + (high - low) * share, base, one),
         (upright, high + (low - high) * share, base, one),
-        (upright, FLOOR - base * torch.tensor(_FOOT, device=t.device)[s.shape][:, None] - 4 * u * (1 - u) * _between(d[:, 2], 32, 44), base, one),
+        (upright, foot - 4 * u * (1 - u) * _between(d[:, 2], 32, 44), base, one),
         (64 + 26 * angle.cos(), 48 + 24 * angle.sin(), base, one),
         (still_x, still_y, base * (0.45 + 1.0 * share), one),
         (still_x, still_y, base, (1 - 0.95 * share).clamp(min=0)),
@@ -153,12 +139,13 @@ def _distance(shape, x, y, r):
     return torch.where(shape == 3, star, out)
 
 
-def render(s, times=None, scale=1):
-    """Returns frames [batch, 3, frames, height, width] in -1..1 and the moving shape's coverage; `scale` multiplies the pixels per
-    side."""
+def render(s, scale=1):
+    """Returns frames [batch, 3, frames, height, width] in -1..1 and the moving shape's coverage.
+
+    `scale` multiplies the pixels per side.
+    """
     device = s.dice.device
-    times = torch.arange(FRAMES, device=device, dtype=torch.float32) if times is None else times
-    cx, cy, r, opacity = (v[:, :, None, None] for v in path(s, times))
+    cx, cy, r, opacity = (v[:, :, None, None] for v in path(s, torch.arange(FRAMES, device=device, dtype=torch.float32)))
     y, x = torch.meshgrid(
         (torch.arange(HEIGHT * scale, device=device) + 0.5) / scale,
         (torch.arange(WIDTH * scale, device=device) + 0.5) / scale, indexing="ij",
@@ -186,7 +173,7 @@ def _tables(rate, device):
     n = torch.arange(rate // 400, device=device) / rate
     rows = []
     for shape in range(4):
-        for pitch in PITCHES:
+        for pitch in PITCHES.values():
             wave = torch.zeros_like(n)
             for k in range(1, 41):
                 height = (k == 1, k % 2 / k, k % 2 / k**2, 1 / k)[shape]

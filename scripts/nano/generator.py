@@ -1,0 +1,118 @@
+"""The generator, prompt to latents like LTX2Pipeline, for training and sampling in batches."""
+
+import numpy as np
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+
+import model
+import world
+from words import TOKENS, encode
+
+GRID = ((world.FRAMES - 1) // 8 + 1, world.HEIGHT // 32, world.WIDTH // 32)
+LARGE = (GRID[0], 2 * GRID[1], 2 * GRID[2])
+"""The second stage's, of twice the pixels each way."""
+AUDIO_TOKENS = (world.MEL_FRAMES + 3) // 4
+
+
+class Generator(torch.nn.Module):
+    def __init__(self, folder, device):
+        super().__init__()
+        self.text = model.load(folder, "text_encoder", device)
+        self.connectors = model.load(folder, "connectors", device)
+        self.transformer = model.load(folder, "transformer", device)
+        self.text.model.vision_tower.requires_grad_(False)
+        self.text.model.multi_modal_projector.requires_grad_(False)
+        self._positions()
+
+    def _positions(self):
+        """Caches the rotary tables of both grids."""
+        t = self.transformer
+        device = next(t.parameters()).device
+        videos = [t.rope.prepare_video_coords(1, *grid, device, fps=float(world.FPS)) for grid in (GRID, LARGE)]
+        audio = t.audio_rope.prepare_audio_coords(1, AUDIO_TOKENS, device)
+        firsts = [video[:, :1] for video in videos]
+        for module, grids in (
+            (t.rope, videos), (t.audio_rope, [audio]), (t.cross_attn_rope, firsts), (t.cross_attn_audio_rope, [audio[:, :1]]),
+        ):
+            tables = {coords.shape[2]: module(coords, device=device) for coords in grids}
+            module.forward = lambda coords, device=None, tables=tables: tuple(
+                x.expand(len(coords), *x.shape[1:]) for x in tables[coords.shape[2]]
+            )
+        for connector in (self.connectors.video_connector, self.connectors.audio_connector):
+            rope = connector.rope
+            table = rope(1, TOKENS, device)
+            rope.forward = lambda batch, length, device, table=table: tuple(x.expand(batch, *x.shape[1:]) for x in table)
+        self.video_coords, self.audio_coords = {video.shape[2]: video for video in videos}, audio
+
+    def context(self, ids, mask):
+        """Returns the contexts of both streams for token ids and mask [batch, tokens]."""
+        length, window = ids.shape[1], self.text.config.text_config.sliding_window
+        row = torch.arange(length, device=ids.device)
+        before = row[:, None] - row[None]
+        # Padding attends only to itself, so that no softmax row is empty.
+        seen = ((before >= 0) & mask.bool()[:, None, :]) | (before == 0)
+        masks = {"full_attention": seen[:, None], "sliding_attention": (seen & (before < window))[:, None]}
+        states = self.text.model.language_model(
+            input_ids=ids, attention_mask=masks, output_hidden_states=True, use_cache=False
+        ).hidden_states
+        return self.connectors(torch.stack(states, dim=-1).flatten(2, 3), mask)[:2]
+
+    def velocity(self, video, audio, contexts, sigma, kept=None):
+        """Returns velocities of packed latents [batch, n, 32] and [batch, 26, 32] at noise level sigma [batch]. `kept` [batch, n]
+        is 1 for tokens of a conditioning image, which have no noise."""
+        batch, count = video.shape[:2]
+        each = sigma[:, None].expand(-1, count) if kept is None else sigma[:, None] * (1 - kept)
+        return self.transformer(
+            hidden_states=video, audio_hidden_states=audio, encoder_hidden_states=contexts[0],
+            audio_encoder_hidden_states=contexts[1], timestep=each * 1000, audio_timestep=sigma * 1000,
+            sigma=sigma * 1000, video_coords=self.video_coords[count].expand(batch, -1, -1, -1),
+            audio_coords=self.audio_coords.expand(batch, -1, -1, -1), use_cross_timestep=True, return_dict=False,
+        )
+
+
+@torch.no_grad()
+def sample(generator, folder, texts, steps, guidance, seed):
+    """Returns packed latents by Euler steps on the reference's schedule; guidance is applied to x0."""
+    device, batch = generator.audio_coords.device, len(texts)
+    noise = torch.Generator("cpu").manual_seed(seed)
+    video = torch.randn(batch, GRID[0] * GRID[1] * GRID[2], 32, generator=noise).to(device)
+    audio = torch.randn(batch, AUDIO_TOKENS, 32, generator=noise).to(device)
+    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder, subfolder="scheduler")
+    # The shift depends on the token count, which is below its intended range.
+    mu = 0.95 + (video.shape[1] - 1024) / (4096 - 1024) * (2.05 - 0.95)
+    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
+    guided = guidance != 1
+    ids, mask = encode(folder, [""] * batch + texts if guided else texts)
+    contexts = generator.context(ids.to(device), mask.to(device))
+    for now, then in zip(scheduler.sigmas[:-1].tolist(), scheduler.sigmas[1:].tolist()):
+        sigma = torch.full((len(ids),), now, device=device)
+        velocities = generator.velocity(*(torch.cat([x, x]) if guided else x for x in (video, audio)), contexts, sigma)
+        v, a = (x.float() for x in velocities)
+        if guided:
+            v, a = (x[batch:] + (guidance - 1) * (x[batch:] - x[:batch]) for x in (v, a))
+        video, audio = video + (then - now) * v, audio + (then - now) * a
+    return video, audio
+
+
+class Codec(torch.nn.Module):
+    """Autoencoders and vocoder: clips to packed, normalised latents and back."""
+
+    def __init__(self, folder, device):
+        super().__init__()
+        self.vae = model.load(folder, "vae", device).requires_grad_(False).to(memory_format=torch.channels_last_3d)
+        self.audio = model.load(folder, "audio_vae", device).requires_grad_(False)
+        self.vocoder = model.load(folder, "vocoder", device).requires_grad_(False)
+
+    def pack(self, frames, mels):
+        v, a = self.vae, self.audio
+        video = v.encoder(frames).float()[:, : v.config.latent_channels].flatten(2).transpose(1, 2)
+        audio = a.encoder(mels).float().chunk(2, 1)[0].permute(0, 2, 1, 3).flatten(2)
+        return (video - v.latents_mean) / v.latents_std, (audio - a.latents_mean) / a.latents_std
+
+    def unpack(self, video, audio):
+        """Returns frames in 0..1 [batch, frames, height, width, 3] and samples at 48 kHz [batch, 2, n]."""
+        v, a = self.vae, self.audio
+        video = (video * v.latents_std + v.latents_mean).transpose(1, 2).unflatten(2, GRID)
+        audio = (audio * a.latents_std + a.latents_mean).unflatten(2, (a.config.latent_channels, -1)).permute(0, 2, 1, 3)
+        frames = (v.decoder(video).float().clamp(-1, 1) + 1) / 2
+        return frames.permute(0, 2, 3, 4, 1), self.vocoder(a.decoder(audio).float())
