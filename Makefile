@@ -212,7 +212,7 @@ serve-sdk: debug
 
 # Writes benchmarks/serving.md: the server under load, faults and full disks. A quarter of an hour.
 serve-load: plugin-cpu
-	python3 scripts/serve/load.py -o benchmarks/serving.md
+	python3 scripts/serve/load.py benchmarks/serving.md
 
 # An image of the server by docker; without docker, the same steps in a clean folder.
 IMAGE ?= ltx2

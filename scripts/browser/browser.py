@@ -10,20 +10,19 @@ Only this machine can be reached.
 
 import os
 import pathlib
-import sys
-import time
-import traceback
 import urllib.parse
 
+from cases import exit_with, run_case  # noqa: F401 - imported from here by the tests of pages
 from playwright.sync_api import sync_playwright
 
 # WCAG 2.2 AA and axe's best practices.
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 SHIFTS = """
 window.shifts = [];
+const nameOf = ({ node }) => node && (node.id || node.className || node.nodeName);
 new PerformanceObserver((list) => {
   for (const entry of list.getEntries()) if (!entry.hadRecentInput)
-    window.shifts.push({ value: entry.value, at: entry.startTime, nodes: entry.sources.map((s) => s.node && (s.node.id || s.node.className || s.node.nodeName)) });
+    window.shifts.push({ value: entry.value, nodes: entry.sources.map(nameOf) });
 }).observe({ type: 'layout-shift', buffered: true });
 """
 
@@ -43,22 +42,21 @@ class Page:
     def __getattr__(self, name):
         return getattr(self.page, name)
 
-    def foreign(self):
-        """Returns requests to other origins; a file may request nothing."""
-        own = [url for url in self.asked if not url.startswith(("data:", "blob:", "about:"))]
-        return [url for url in own if origin_of(url) != self.origin]
-
     def problems(self, statuses=()):
-        """Returns console errors, warnings and foreign requests. Ignores failed requests with one of `statuses`; 0 is a refused
-        connection."""
+        """Returns console errors, warnings and requests to other origins (a file may request nothing).
+
+        Ignores failed requests with one of `statuses`; 0 is a refused connection.
+        """
         shown = [f"{kind}: {text}" for kind, text in self.said if kind in ("error", "warning") and not meant(text, statuses)]
-        return shown + [f"request to {url}" for url in self.foreign()]
+        asked = [url for url in self.asked if not url.startswith(("data:", "blob:", "about:"))]
+        return shown + [f"request to {url}" for url in asked if origin_of(url) != self.origin]
 
     def axe(self, source):
         """Returns axe's violations as `rule: element`."""
         self.page.evaluate(source)
         found = self.page.evaluate("(tags) => axe.run(document, { runOnly: tags, resultTypes: ['violations'] })", RULES)
-        return [f"{v['id']}: {node['html'][:160]} {node['failureSummary'].splitlines()[-1].strip()}" for v in found["violations"] for node in v["nodes"]]
+        nodes = [(violation["id"], node) for violation in found["violations"] for node in violation["nodes"]]
+        return [f"{rule}: {node['html'][:160]} {node['failureSummary'].splitlines()[-1].strip()}" for rule, node in nodes]
 
     def heap(self):
         """Returns the bytes of JavaScript in use after garbage collection."""
@@ -122,17 +120,14 @@ class Browser:
         self.chromium.close()
         self.driver.stop()
 
-    def open(self, url, width=1280, height=860, **options):
-        """Opens a page in a new browser context."""
+    def open(self, url, width=1280, height=860, kind=Page, **options):
+        """Opens a page, of a class derived from `Page`, in a new browser context."""
         context = self.chromium.new_context(viewport={"width": width, "height": height}, **options)
         context.set_default_timeout(20_000)
         context.add_init_script(SHIFTS)
-        page = Page(context.new_page(), origin_of(url))
+        page = kind(context.new_page(), origin_of(url))
         page.goto(url)
         return page
-
-    def close(self, page):
-        page.context.close()
 
 
 class Pages:
@@ -150,32 +145,6 @@ class Pages:
         """Closes the pages of a case; returns their problems."""
         problems = [problem for page in self.pages for problem in page.problems(statuses)]
         for page in self.pages:
-            self.browser.close(page)
+            page.context.close()
         self.pages.clear()
         return problems
-
-
-def run_case(suite, function, world, out, statuses=()):
-    """Runs a test case and prints its result; returns whether it passed."""
-    started, problems, shows = time.monotonic(), [], ""
-    here, name = pathlib.Path(function.__code__.co_filename).parent, function.__name__
-    try:
-        shows = function(world)
-    except Exception as error:  # Other cases still run.
-        places = [(pathlib.Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-        place = next((f"{file.name}:{line}" for file, line in reversed(places) if file.parent == here), "")
-        problems.append(f"{place} {type(error).__name__}: {error}")
-        for number, page in enumerate(world.pages):
-            page.page.screenshot(path=str(out / f"{name}-{number}.png"))
-    problems += world.end(statuses)
-    print(f"test {suite}::{name} ... {'FAILED' if problems else 'ok'}")
-    for text in problems or [f"{shows} ({time.monotonic() - started:.1f} s)"]:
-        print(f"    {text}", flush=True)
-    return not problems
-
-
-def exit_with(results, out):
-    """Prints the summary that scripts/tests/tier.py counts; exits with 1 unless all cases passed."""
-    failed = results.count(False)
-    print(f"test result: {'FAILED' if failed else 'ok'}. {len(results) - failed} passed; {failed} failed; 0 ignored; details: {out}")
-    sys.exit(1 if failed or not results else 0)

@@ -1,58 +1,64 @@
 #!/usr/bin/env python3
 """Runs the example clients of SGLang, vLLM-Omni and TensorRT-LLM, with another address, against `ltx2 serve` on the toy model.
 
-    peers.py --ltx2 target/debug/ltx2 --peers FOLDER [--config FILE] [--record FILE] [--only NAME]
+    peers.py --ltx2 target/debug/ltx2 --peers FOLDER [--record FILE] [--only WORD]
 
 FOLDER has a checkout of each project, named like the project. Without FOLDER every example is ignored, or fails if LTX2_REQUIRE
-has `peers`. Exit code 1 if an example fails.
+has `peers`. Exit code 1 if an example fails. Commits at which the examples passed last:
+
+    TensorRT-LLM  async_video_gen.py at 1e720cb9, sync_video_gen.py at 222982db, delete_video.py at 9496bfa2
+    vllm-omni     run_curl_ltx2.sh at 884a45d0, LTX-2.md at 010bffc4
+    sglang        openai_api.mdx at 2b72b4cc
 """
 
-import argparse
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-import recorded
-from server import Checks, Proxy, Server, equal, png
+from clients import Client, Run, cases_of
+from server import equal, png
 
-# Commits at which the examples passed last.
-KNOWN = {
-    "TensorRT-LLM": "async_video_gen.py at 1e720cb9, sync_video_gen.py at 222982db, delete_video.py at 9496bfa2",
-    "vllm-omni": "run_curl_ltx2.sh at 884a45d0, LTX-2.md at 010bffc4",
-    "sglang": "openai_api.mdx at 2b72b4cc",
-}
-SERVE = "examples/visual_gen/serve"
-LTX2_SH = "examples/online_serving/text_to_video/run_curl_ltx2.sh"
-RECIPE = "recipes/LTX/LTX-2.md"
-API_PAGE = "docs_new/docs/sglang-diffusion/api/openai_api.mdx"
 SECONDS = 1500
+# The examples name their own models. Their sizes take minutes on a CPU.
+FLAGS = ["--any-model", "--warm", "none", "--set", "sampler.steps=4", "--sync-timeout", f"{SECONDS}s"]
 
 
-class Peers:
+def blocks(text, language):
+    """Returns the fenced code blocks of a language."""
+    return re.findall(rf"^```{language}[^\n]*\n(.*?)^```", text, re.M | re.S)
+
+
+class Peers(Client):
     """Runs the examples in a working folder, against an address."""
 
-    def __init__(self, folder, work, port):
-        self.folder, self.work, self.address = Path(folder), Path(work), f"http://127.0.0.1:{port}"
+    folder = Path()
 
-    def file(self, project, path):
-        found = self.folder / project / path
+    def __init__(self, server, proxy):
+        super().__init__(server, proxy)
+        self.work /= "work"
+        self.work.mkdir()
+        (self.work / "input_image.png").write_bytes(png(64, 64))
+
+    def file(self, path):
+        found = self.folder / path
         if not found.is_file():
-            raise FileNotFoundError(f"not run: {project}/{path} is not in {self.folder}")
+            raise FileNotFoundError(f"not run: {path} is not in {self.folder}")
         return found
 
-    def run(self, command, **environment):
+    def run(self, *command, **environment):
         """Runs an example in the working folder; returns its stdout."""
-        command = [str(part) for part in command]
         env = os.environ | environment
-        done = subprocess.run(command, cwd=self.work, env=env, capture_output=True, text=True, timeout=SECONDS)
-        said = (done.stdout + done.stderr)[-1500:]
-        assert done.returncode == 0, f"exit code {done.returncode}: {said}"
+        done = subprocess.run(command, cwd=self.work, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+        assert done.returncode == 0, f"exit code {done.returncode}: {(done.stdout + done.stderr)[-1500:]}"
         return done.stdout
+
+    def bash(self, text):
+        """Runs commands with the address of this server."""
+        return self.run("bash", "-ec", self.readdressed(text))
 
     def is_video(self, name):
         file = self.work / name
@@ -63,161 +69,112 @@ class Peers:
         """Returns text with the address of this server."""
         return re.sub(r"http://(?:localhost|127\.0\.0\.1):\d+", self.address, text)
 
+    def tensorrt(self, script, *more):
+        return self.run(sys.executable, self.file(f"TensorRT-LLM/examples/visual_gen/serve/{script}"), *more)
 
-def tensorrt(peers, script, output, *more):
-    example = peers.file("TensorRT-LLM", f"{SERVE}/{script}")
-    peers.run([sys.executable, example, "--base-url", f"{peers.address}/v1", *more])
-    peers.is_video(output)
+    def tensorrt_video(self, script, output, *more):
+        self.tensorrt(script, "--base-url", f"{self.address}/v1", *more)
+        self.is_video(output)
 
+    def tensorrt_image(self, script, output):
+        self.tensorrt_video(script, output, "--mode", "ti2v", "--image", "input_image.png", "--output", output)
 
-def from_image(output):
-    return ["--mode", "ti2v", "--image", "input_image.png", "--output", output]
-
-
-def tensorrt_async(peers):
-    """TensorRT-LLM: async_video_gen.py, text to video"""
-    tensorrt(peers, "async_video_gen.py", "output_async.mp4")
-
-
-def tensorrt_async_image(peers):
-    """TensorRT-LLM: async_video_gen.py, with an image"""
-    tensorrt(peers, "async_video_gen.py", "ti2v_async.mp4", *from_image("ti2v_async.mp4"))
+    def videos_of_sglang(self, language):
+        """Returns the code blocks of the video API's page."""
+        page = self.file("sglang/docs_new/docs/sglang-diffusion/api/openai_api.mdx").read_text()
+        start = page.index("### Video Generation")
+        return blocks(page[start : page.index("### LoRA Management", start)], language)
 
 
-def tensorrt_sync(peers):
-    """TensorRT-LLM: sync_video_gen.py, as JSON"""
-    tensorrt(peers, "sync_video_gen.py", "output_sync.mp4")
+class Examples(Peers):
+    def tensorrt_async(self):
+        """TensorRT-LLM: async_video_gen.py, text to video"""
+        self.tensorrt_video("async_video_gen.py", "output_async.mp4")
 
+    def tensorrt_async_image(self):
+        """TensorRT-LLM: async_video_gen.py, with an image"""
+        self.tensorrt_image("async_video_gen.py", "ti2v_async.mp4")
 
-def tensorrt_sync_image(peers):
-    """TensorRT-LLM: sync_video_gen.py, as a form with an image"""
-    tensorrt(peers, "sync_video_gen.py", "ti2v_sync.mp4", *from_image("ti2v_sync.mp4"))
+    def tensorrt_sync(self):
+        """TensorRT-LLM: sync_video_gen.py, as JSON"""
+        self.tensorrt_video("sync_video_gen.py", "output_sync.mp4")
 
+    def tensorrt_sync_image(self):
+        """TensorRT-LLM: sync_video_gen.py, as a form with an image"""
+        self.tensorrt_image("sync_video_gen.py", "ti2v_sync.mp4")
 
-def tensorrt_delete(peers):
-    """TensorRT-LLM: delete_video.py"""
-    said = peers.run([sys.executable, peers.file("TensorRT-LLM", f"{SERVE}/delete_video.py"), f"{peers.address}/v1"])
-    assert "Unexpected error" not in said and "did not raise" not in said, said
+    def tensorrt_delete(self):
+        """TensorRT-LLM: delete_video.py"""
+        said = self.tensorrt("delete_video.py", f"{self.address}/v1")
+        assert "Unexpected error" not in said and "did not raise" not in said, said
 
+    def vllm_omni_script(self):
+        """vLLM-Omni: run_curl_ltx2.sh"""
+        script = self.file("vllm-omni/examples/online_serving/text_to_video/run_curl_ltx2.sh")
+        self.run("bash", script, BASE_URL=self.address)
+        self.is_video("ltx2_output.mp4")
 
-def vllm_omni_script(peers):
-    """vLLM-Omni: run_curl_ltx2.sh"""
-    peers.run(["bash", peers.file("vllm-omni", LTX2_SH)], BASE_URL=peers.address)
-    peers.is_video("ltx2_output.mp4")
+    def vllm_omni_recipe(self):
+        """vLLM-Omni: the two requests of its LTX-2 recipe"""
+        page = self.file("vllm-omni/recipes/LTX/LTX-2.md").read_text()
+        requests = [block for block in blocks(page, "bash") if "/v1/videos" in block]
+        assert requests, "no request in the recipe"
+        for block in requests:
+            # The recipe leaves the image's path open.
+            block = block.replace("/absolute/path/to/reference.png", str(self.work / "input_image.png"))
+            self.bash(block.replace("curl ", "curl -sS --fail-with-body ", 1))
+            self.is_video(re.search(r"-o (\S+\.mp4)", block)[1])
 
+    def sglang_python(self):
+        """SGLang: the Python of its video API's page"""
+        create, *rest = self.videos_of_sglang("python")
+        # The blocks are one program; the id is left open.
+        program = self.work / "sglang_page.py"
+        program.write_text(self.readdressed("\n".join([create, "video_id = video.id", *rest])))
+        said = self.run(sys.executable, program)
+        assert re.search(r"Video ID: video_\w{26}, Status: queued", said), said
+        self.is_video("output.mp4")
 
-def blocks(text, language):
-    """Returns the fenced code blocks of a language."""
-    return re.findall(rf"^```{language}[^\n]*\n(.*?)^```", text, re.M | re.S)
-
-
-def vllm_omni_recipe(peers):
-    """vLLM-Omni: the two requests of its LTX-2 recipe"""
-    page = peers.file("vllm-omni", RECIPE).read_text()
-    requests = [block for block in blocks(page, "bash") if "/v1/videos" in block]
-    assert requests, "no request in the recipe"
-    for block in requests:
-        # The recipe leaves the image's path open.
-        block = block.replace("/absolute/path/to/reference.png", str(peers.work / "input_image.png"))
-        peers.run(["bash", "-ec", peers.readdressed(block).replace("curl ", "curl -sS --fail-with-body ", 1)])
-        peers.is_video(re.search(r"-o (\S+\.mp4)", block)[1])
-
-
-def videos_of_sglang(peers):
-    page = peers.file("sglang", API_PAGE).read_text()
-    start = page.index("### Video Generation")
-    return page[start : page.index("### LoRA Management", start)]
-
-
-def sglang_python(peers):
-    """SGLang: the Python of its video API's page"""
-    create, *rest = blocks(videos_of_sglang(peers), "python")
-    # The blocks are one program; the id is left open.
-    program = peers.work / "sglang_page.py"
-    program.write_text(peers.readdressed("\n".join([create, "video_id = video.id", *rest])))
-    said = peers.run([sys.executable, program])
-    assert re.search(r"Video ID: video_\w{26}, Status: queued", said), said
-    peers.is_video("output.mp4")
-
-
-def sglang_curl(peers):
-    """SGLang: the curl commands of its video API's page"""
-    commands = blocks(videos_of_sglang(peers), "bash")
-    assert len(commands) >= 5, commands
-    made, order = [], []
-    # The page cancels and deletes before it downloads.
-    for command in commands:
-        order.append((0 if "POST" in command and "cancel" not in command else 1 if "/content" in command else 2, command))
-    for _, command in sorted(order, key=lambda pair: pair[0]):
-        # ltx2 does not fetch remote images: it must refuse this request with a reason.
-        is_remote = "https://" in command
-        if "<VIDEO_ID>" in command:
-            command = command.replace("<VIDEO_ID>", made[0] if "/content" in command else made[-1])
-        if "/content" in command:
-            ask = command.replace("/content", "").split(" -o ")[0].rstrip("\\ \n")
-            wait = f'for _ in $(seq 600); do {ask} | grep -q \'"status": *"completed"\' && break; sleep 1; done\n'
-            command = wait + command
-        answer = peers.run(["bash", "-ec", peers.readdressed(command)])
-        if "/content" in command:
-            continue
-        said = json.loads(answer)
-        if is_remote:
-            equal(said["error"]["param"], "reference_url", "the field of a remote image")
-            continue
-        assert "error" not in said or said["error"] is None or "cancel" in command, f"{shlex.quote(command)}: {answer}"
-        if "POST" in command and "cancel" not in command:
-            made.append(said["id"])
-    assert len(made) >= 2, made
-    peers.is_video("output.mp4")
-
-
-CHECKS = [tensorrt_async, tensorrt_async_image, tensorrt_sync, tensorrt_sync_image, tensorrt_delete]
-CHECKS += [vllm_omni_script, vllm_omni_recipe, sglang_python, sglang_curl]
-
-
-def without_peers():
-    """Prints each example as ignored, in the form that `scripts/tests/tier.py` counts; returns the exit code."""
-    is_required = "peers" in os.environ.get("LTX2_REQUIRE", "").split(",")
-    for check in CHECKS:
-        project = check.__doc__.split(":")[0]
-        ended = "FAILED" if is_required else f"ignored, no checkout of {project}: PEERS=FOLDER names them"
-        print(f"test peers::{check.__name__} ... {ended}")
-    return int(is_required)
+    def sglang_curl(self):
+        """SGLang: the curl commands of its video API's page"""
+        commands = self.videos_of_sglang("bash")
+        assert len(commands) >= 5, commands
+        is_create = lambda command: "POST" in command and "cancel" not in command  # noqa: E731
+        made = []
+        # The page cancels and deletes before it downloads.
+        for command in sorted(commands, key=lambda c: 0 if is_create(c) else 1 if "/content" in c else 2):
+            command = command.replace("<VIDEO_ID>", made[0 if "/content" in command else -1] if made else "<VIDEO_ID>")
+            if "/content" in command:
+                ask = command.replace("/content", "").split(" -o ")[0].rstrip("\\ \n")
+                wait = f'for _ in $(seq 600); do {ask} | grep -q \'"status": *"completed"\' && break; sleep 1; done\n'
+                self.bash(wait + command)
+                continue
+            answer = self.bash(command)
+            said = json.loads(answer)
+            # ltx2 does not fetch remote images: it must refuse this request with a reason.
+            if "https://" in command:
+                equal(said["error"]["param"], "reference_url", "the field of a remote image")
+                continue
+            assert "error" not in said or said["error"] is None or "cancel" in command, f"{shlex.quote(command)}: {answer}"
+            if is_create(command):
+                made.append(said["id"])
+        assert len(made) >= 2, made
+        self.is_video("output.mp4")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ltx2", required=True)
-    parser.add_argument("--peers", default="", help="folder of the projects' checkouts")
-    parser.add_argument("--config", default="nano", help="the server's; with a smaller model, examples that wait a minute have time")
-    parser.add_argument("--record", help="writes the requests of these examples")
-    parser.add_argument("--only", help="examples whose names have this in them")
-    arguments = parser.parse_args()
-    if not arguments.peers:
-        return without_peers()
-    for project, commit in KNOWN.items():
-        print(f"{project}: last run with {commit}")
-    checks, calls = Checks(), []
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder) / "work"
-        work.mkdir()
-        (work / "input_image.png").write_bytes(png(64, 64))
-        # The examples name their own models. Their sizes take minutes on a CPU.
-        flags = ["--any-model", "--warm", "none", "--set", "sampler.steps=4", "--sync-timeout", f"{SECONDS}s"]
-        with Server(arguments.ltx2, folder, *flags, config=arguments.config) as server, Proxy(server.port) as proxy:
-            peers = Peers(arguments.peers, work, proxy.port)
-            for check in CHECKS:
-                if arguments.only and arguments.only not in check.__name__:
-                    continue
-                start = len(proxy.calls)
-                checks.run(check, peers)
-                calls.append((check.__name__, proxy.calls[start:]))
-            if checks.failed:
-                print(server.tail())
-    if arguments.record:
-        recorded.write(arguments.record, "examples of SGLang, vLLM-Omni and TensorRT-LLM", calls)
-    return checks.end("peers")
+    run = Run("peers", __doc__, peers="folder of the projects' checkouts")
+    Peers.folder = Path(run.arguments.peers)
+    if run.arguments.peers:
+        run.group(Examples, *FLAGS)
+        run.end("examples of SGLang, vLLM-Omni and TensorRT-LLM")
+    is_required = "peers" in os.environ.get("LTX2_REQUIRE", "").split(",")
+    for case in cases_of(Examples):
+        project = case.__doc__.split(":")[0]
+        ended = "FAILED" if is_required else f"ignored, no checkout of {project}: PEERS=FOLDER names them"
+        print(f"test peers::{case.__name__} ... {ended}")
+    sys.exit(is_required)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

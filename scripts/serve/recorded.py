@@ -7,8 +7,8 @@ A file has the client's name and a list of checks with their calls:
   binds                         the name of the answer's id, or of a list's `last_id`
   status, kind                  of the answer; its media type unless it is JSON
   says                          headers of the answer that clients act on
-  answer                        shape of a JSON answer: type names, except values that clients act on; repeated ones by name in
-`shapes`
+  answer                        shape of a JSON answer: type names, except values that clients act on; repeated ones by name
+                                in `shapes`
   until                         repeat the request until the answer has this status
 """
 
@@ -55,13 +55,13 @@ def sent(call, names):
         return text
 
     row = {"method": call.method, "path": named(call.path)}
-    headers = {name: call.header(name) for name in HEADERS if call.header(name)}
+    headers = {name: call.headers[name] for name in HEADERS if call.headers.get(name)}
     if parts := call.fields():
         del headers["content-type"]
-        plain = lambda value: named(value.replace(IMAGE, b"{png}").decode())  # noqa: E731
-        row["form"] = [
-            [name, plain(value), *([] if filename is None else [filename, kind])] for name, filename, kind, value in parts
-        ]
+        row["form"] = []
+        for name, filename, kind, value in parts:
+            text = named(value.replace(IMAGE, b"{png}").decode())
+            row["form"].append([name, text] if filename is None else [name, text, filename, kind])
     elif call.body:
         row["body"] = named(call.body.decode())
     return row | {"headers": headers}
@@ -75,16 +75,16 @@ def fields_of(row):
     return tuple(sorted(json.loads(text))) if text.startswith("{") else text
 
 
-def kept_of(calls):
-    """Returns a check's calls as rows, without repeated calls that nothing depends on."""
-    names, rows = {}, []
+def rows_of(calls):
+    """Yields a check's calls as rows, each with a key that is the same for calls that repeat each other."""
+    names = {}
     for call in calls:
         row, answer = sent(call, names), call.json()
         given = answer.get("last_id") or answer.get("id") if isinstance(answer, dict) else None
         if given and given.startswith("video_") and given not in names:
             names[given] = row["binds"] = f"v{len(names) + 1}"
-        row |= {"status": call.status, "kind": (call.answered("content-type") or "").split(";")[0]}
-        says = {name: call.answered(name) for name in SAYS if call.answered(name)}
+        row |= {"status": call.status, "kind": call.answer_headers.get("content-type", "").split(";")[0]}
+        says = {name: call.answer_headers[name] for name in SAYS if call.answer_headers.get(name)}
         if says and not (call.method == "GET" and call.status == 200):
             row["says"] = says
         if answer is not None and "/content" not in row["path"]:
@@ -93,59 +93,58 @@ def kept_of(calls):
             status = answer.get("status") or first.get("status")
             if call.method == "GET" and status in ("completed", "failed"):
                 row["until"] = status
-        unlike = re.sub(r"\{v\d+\}", "", row["path"])
-        rows.append((row, (call.method, unlike, fields_of(row), call.status, row.get("until"))))
-    kept, seen = [], set()
-    for at, (_, key) in enumerate(rows):
-        if key not in seen:
-            seen.add(key)
-            kept.append(at)
-    while True:
-        wanted = {name for at in kept for name in names.values() if f"{{{name}}}" in json.dumps(rows[at][0])}
-        more = [at for at, (row, _) in enumerate(rows) if row.get("binds") in wanted and at not in kept]
-        # Requests for a finished video need the request that waits for it.
-        made = {row["path"] for at, (row, _) in enumerate(rows) if at in kept}
-        more += [
-            at
-            for at, (row, _) in enumerate(rows)
-            if "until" in row and any(path.startswith(row["path"]) for path in made) and at not in kept
-        ]
-        if not more:
-            return [rows[at][0] for at in sorted(kept)]
-        kept = sorted({*kept, *more})
+        yield row, (call.method, re.sub(r"\{v\d+\}", "", row["path"]), fields_of(row), call.status, row.get("until"))
+
+
+def kept_of(calls):
+    """Returns a check's calls as rows, without repeated calls that nothing depends on."""
+    rows = list(rows_of(calls))
+    first = {key: at for at, (_, key) in reversed(list(enumerate(rows)))}
+    kept = set(first.values())
+
+    def is_needed(row):
+        """Returns whether a kept row names its id, or is a request for the finished video that it waits for."""
+        used = [rows[at][0] for at in kept]
+        waited = "until" in row and any(other["path"].startswith(row["path"]) for other in used)
+        return waited or "binds" in row and any(f"{{{row['binds']}}}" in json.dumps(other) for other in used)
+
+    while more := [at for at, (row, _) in enumerate(rows) if at not in kept and is_needed(row)]:
+        kept.update(more)
+    return [rows[at][0] for at in sorted(kept)]
 
 
 def joined(shapes):
     """Merges shapes of one object that differ in null fields; objects with an error stay apart."""
+    group_of = lambda value: (tuple(value), value.get("error") == "null")  # noqa: E731
     groups = {}
-    for text in shapes:
-        value = json.loads(text)
-        alike = groups.setdefault((tuple(value), value.get("error") == "null"), dict(value))
+    for value in map(json.loads, shapes):
+        alike = groups.setdefault(group_of(value), dict(value))
         alike.update({key: inner for key, inner in value.items() if inner != "null"})
-    return {text: json.dumps(groups[tuple(value), value.get("error") == "null"]) for text in shapes for value in [json.loads(text)]}
+    return {text: json.dumps(groups[group_of(json.loads(text))]) for text in shapes}
 
 
 def write(file, client, checks):
-    kept = [(name, kept_of(calls)) for name, calls in checks if name not in LEFT_OUT and calls]
-    of = joined({json.dumps(row["answer"]) for _, rows in kept for row in rows if "answer" in row and "object" in row["answer"]})
-    for row in (row for _, rows in kept for row in rows if "answer" in row):
-        row["answer"] = json.loads(of.get(json.dumps(row["answer"]), json.dumps(row["answer"])))
-    counts = Counter(json.dumps(row["answer"]) for _, rows in kept for row in rows if "answer" in row)
-    often = [text for text, count in counts.most_common() if count > 1 and len(text) > 40]
-    names = {text: f"{json.loads(text).get('object', 'error')} {at}" for at, text in enumerate(often)}
     line = lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # noqa: E731
-    usual = json.loads(Counter(json.dumps(row["headers"]) for _, rows in kept for row in rows).most_common(1)[0][0])
+    kept = [(name, kept_of(calls)) for name, calls in checks if name not in LEFT_OUT and calls]
+    answered = [row for _, rows in kept for row in rows if "answer" in row]
+    of = joined({json.dumps(row["answer"]) for row in answered if "object" in row["answer"]})
+    for row in answered:
+        row["answer"] = of.get(json.dumps(row["answer"]), json.dumps(row["answer"]))
+    often = [text for text, count in Counter(row["answer"] for row in answered).most_common() if count > 1 and len(text) > 40]
+    names = {text: f"{json.loads(text).get('object', 'error')} {at}" for at, text in enumerate(often)}
+    headers = Counter(json.dumps(row["headers"]) for _, rows in kept for row in rows)
+    usual = json.loads(headers.most_common(1)[0][0])
     groups = []
     for name, rows in kept:
         for row in rows:
             if "answer" in row:
-                row["answer"] = names.get(json.dumps(row["answer"]), row["answer"])
+                row["answer"] = names.get(row["answer"]) or json.loads(row["answer"])
                 del row["kind"]
             if row["headers"] == usual:
                 del row["headers"]
         groups.append(f' {{"check":{line(name)},"calls":[\n  ' + ",\n  ".join(map(line, rows)) + "\n ]}")
     shapes = ",\n  ".join(f"{line(name)}:{line(json.loads(text))}" for text, name in names.items())
-    Path(file).parent.mkdir(parents=True, exist_ok=True)
-    whole = f'{{"client":{line(client)},"headers":{line(usual)},"shapes":{{\n  {shapes}\n }},"checks":[\n' + ",\n".join(groups) + "\n]}\n"
+    head = f'{{"client":{line(client)},"headers":{line(usual)},"shapes":{{\n  {shapes}\n }},"checks":[\n'
+    whole = head + ",\n".join(groups) + "\n]}\n"
     json.loads(whole)
     Path(file).write_text(whole)

@@ -396,6 +396,6 @@ fn a_thousand_jobs_load_within_two_seconds() {
     let took = started.elapsed();
     let waits: Vec<VideoId> = jobs.queue(&anyone()).1.iter().map(|job| job.accepted.id.clone()).collect();
     assert_eq!(waits, sent, "in the order of their ids");
-    eprintln!("1000 jobs are there after {took:?}");
+    eprintln!("1000 jobs are loaded after {took:?}");
     assert!(took < Duration::from_secs(2), "{took:?}");
 }

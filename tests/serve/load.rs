@@ -145,7 +145,7 @@ fn random_creates_cancels_and_deletes_are_consistent() {
     idle.sort();
     let part = |part: f64| idle[((idle.len() - 1) as f64 * part) as usize];
     let (median, most, longest) = (part(0.5), part(0.95), part(1.0));
-    println!("measured: between orders the device is idle for {median:?}, {longest:?} at most, of {}", idle.len());
+    println!("measured: device idle between batches: median {median:?}, at most {longest:?} ({} times)", idle.len());
     // While other tests run, a thread may have to wait for a core.
     assert!(median < Duration::from_millis(20) && most < Duration::from_millis(50), "{idle:?}");
     assert!(longest < Duration::from_millis(50) || !full(), "{idle:?}");

@@ -4,8 +4,7 @@
     check.py LTX2 BROWSER OUT [--only WORD] [--images FOLDER]
 
 Starts `ltx2 serve -c nano` and opens its page in the Chromium of scripts/browser/setup.sh. A case also fails on console errors
-and
-foreign requests. `--images` writes the screenshots of the guide.
+and foreign requests. `--images` writes the screenshots of the guide.
 """
 
 import argparse
@@ -17,24 +16,16 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent / "browser")]
 
 import access  # noqa: E402
-import form  # noqa: E402, F401
-import images  # noqa: E402
-import jobs  # noqa: E402, F401
-import looks  # noqa: E402, F401
-import sources  # noqa: E402, F401
 from browser import Browser, exit_with, run_case  # noqa: E402
-from harness import CASES, World  # noqa: E402
+from cases import cases_of  # noqa: E402
+from form import Form, Limited, Sources  # noqa: E402
+from harness import opened  # noqa: E402
+from jobs import Jobs  # noqa: E402
+from looks import Images, Looks  # noqa: E402
 from server import Server  # noqa: E402
 
-# Each group's server continues with the state of the previous one.
-GROUPS = {
-    "open": {"flags": ["--queue", "16", "--max-steps", "1000"]},
-    "sources": {"flags": ["--max-steps", "1000", "--set", "serve.pipelines=[retake, extend, audio_to_video]"]},
-    "limited": {"flags": ["--warm", "none", "--max-tokens", "3000", "--max-frames", "121"]},
-    "full": {"flags": ["--queue", "1", "--max-steps", "1000"]},
-    "keyed": {"flags": ["--max-steps", "1000"], "key": access.KEY},
-    "stored": {"flags": ["--queue", "2000", "--queue-per-key", "2000", "--warm", "none"]},
-}
+# Each server continues with the state of the previous one.
+GROUPS = [Form, Jobs, Looks, Sources, Limited, access.Full, access.Keyed, access.Stored]
 
 
 def main():
@@ -47,35 +38,24 @@ def main():
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
+    Images.folder = args.images
     server = Server(args.ltx2, args.out, "--platform", "cpu")
-    results = []
+    results, flags = [], None
     try:
         with Browser(args.browser) as browser:
-            for group, options in GROUPS.items():
-                cases = [case for case in CASES if case.group == group and args.only in case.name]
-                if not cases:
-                    continue
-                world = World(browser, server)
-                if group == "stored":
-                    access.a_video(server)
-                    access.clone(server.state, access.MANY_JOBS)
-
-                def start(options=options):
-                    server.start(*options["flags"], key=options.get("key"))
-
-                world.restart = start
-                start()
+            for group in [*GROUPS, Images] if args.images else GROUPS:
+                cases = cases_of(group, args.only)
+                world = group(browser, server)
+                if cases and flags != world.flags:
+                    server.stop()
+                    world.prepare()
+                    flags = world.flags
                 for case in cases:
-                    if server.process.poll() is not None:
-                        start()
-                    results.append(run_case("page", case.run, world, args.out, case.statuses))
-                    if not results[-1] and server.process.poll() is None:
+                    if not server.runs():
+                        world.start()
+                    results.append(run_case("page", opened(case), world, args.out, getattr(case, "statuses", ())))
+                    if server.runs():
                         server.clear()
-                server.stop()
-            if args.images:
-                server.state = args.out / "images"
-                server.start("--queue", "64")
-                images.take(World(browser, server), args.images)
     finally:
         server.stop()
     exit_with(results, args.out)

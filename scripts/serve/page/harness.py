@@ -1,97 +1,18 @@
-"""The registry of test cases, and helpers for the server's page."""
+"""The server's page and the groups of its cases.
 
+A group derives from `World`; its public methods are cases. A case is given the opened page; it may return what it found.
+"""
+
+import functools
 import re
-from dataclasses import dataclass
 
-from browser import Pages
-from server import until
+from browser import Page, Pages
+from server import equal, until
 
-CASES = []
 # Steps of a quick video, and of a longer one that is still running when a test looks at it.
 FEW, MANY = 2, 250
 LENGTHS = {FEW: "25", MANY: "121"}
-
-
-@dataclass
-class Case:
-    name: str
-    group: str
-    statuses: tuple
-    run: object
-
-
-def case(group, statuses=()):
-    """Registers a test for a server group. `statuses` are expected error statuses."""
-
-    def register(function):
-        CASES.append(Case(function.__name__, group, statuses, function))
-        return function
-
-    return register
-
-
-class World(Pages):
-    def __init__(self, browser, server):
-        super().__init__(browser)
-        self.server = server
-
-    def open(self, live=True, **options):
-        page = self.open_url(self.server.url, **options)
-        if live:
-            page.wait_for_selector("#link[data-state=live]")
-            # The form and the first page of videos are loaded.
-            page.wait_for_selector("#cards > li")
-        return page
-
-    def axe(self, page, where):
-        found = page.axe(self.browser.axe)
-        assert not found, f"axe, {where}: {found}"
-
-
-def write(page, prompt, steps=FEW):
-    page.fill("#prompt", prompt)
-    page.fill("#steps", str(steps))
-    if steps in LENGTHS:
-        page.select_option("#length", LENGTHS[steps])
-
-
-def send(page, prompt, steps=FEW):
-    write(page, prompt, steps)
-    page.click("#send")
-
-
-def row(page, prompt):
-    return page.locator(".row", has_text=prompt)
-
-
-def tile(page, prompt):
-    return page.locator(".card", has_text=prompt)
-
-
-def press(where, text):
-    """Clicks the button whose name starts with `text`."""
-    where.get_by_role("button", name=re.compile(f"^{text}\\b")).click()
-
-
-def state(page, prompt):
-    return row(page, prompt).locator(".state").inner_text()
-
-
-def running(page, prompt):
-    """Waits until a row shows progress."""
-    until("a step", lambda: row(page, prompt).count() and int(row(page, prompt).locator("progress").get_attribute("value") or 0) > 0, 90)
-
-
-def made(page, server, prompt):
-    """Returns the id of a finished video with this prompt; makes it if needed."""
-    found = [v for v in server.ask("GET", "v1/videos?status=completed&limit=100")[1]["data"] if v["prompt"] == prompt]
-    if not found:
-        send(page, prompt)
-        tile(page, prompt).first.wait_for(timeout=90_000)
-        found = [server.newest()]
-    return found[0]["id"]
-
-
+CLIP = "a red circle bounces on blue, low beeps"
 DROP = """([kind, name, type, bytes]) => {
   const transfer = new DataTransfer();
   transfer.items.add(new File([new Uint8Array(bytes)], name, { type }));
@@ -101,5 +22,156 @@ DROP = """([kind, name, type, bytes]) => {
 }"""
 
 
-def bring(page, how, name, media_type, data):
-    page.evaluate(DROP, [how, name, media_type, list(data)])
+def case(statuses=(), **options):
+    """Sets the error statuses that a case expects, and options of its page."""
+
+    def mark(function):
+        function.statuses, function.options = statuses, options
+        return function
+
+    return mark
+
+
+def opened(function):
+    """Returns a case as a function of its world alone, which opens the page."""
+
+    @functools.wraps(function)
+    def run(world):
+        return function(world, world.open(**getattr(function, "options", {})))
+
+    return run
+
+
+def press(where, text):
+    """Clicks the button whose name starts with `text`."""
+    where.get_by_role("button", name=re.compile(f"^{text}\\b")).click()
+
+
+class ServerPage(Page):
+    """The server's page; actions return it, so that they can be chained."""
+
+    def wait_live(self, seconds=20):
+        self.wait_for_selector("#link[data-state=live]", timeout=seconds * 1000)
+        return self
+
+    def reload_live(self):
+        self.reload()
+        return self.wait_live()
+
+    def enter(self, **values):
+        """Fills boxes by their ids."""
+        for box, value in values.items():
+            self.fill(f"#{box}", value)
+        return self
+
+    def select(self, **values):
+        for box, value in values.items():
+            self.select_option(f"#{box}", value)
+        return self
+
+    def write(self, prompt, steps=FEW):
+        self.enter(prompt=prompt, steps=str(steps))
+        return self.select(length=LENGTHS[steps]) if steps in LENGTHS else self
+
+    def send(self, prompt, steps=FEW):
+        return self.write(prompt, steps).submit()
+
+    def submit(self, **values):
+        self.enter(**values).click("#send")
+        return self
+
+    def bring(self, how, name, media_type, data):
+        self.evaluate(DROP, [how, name, media_type, list(data)])
+
+    def keys(self, *names):
+        for name in names:
+            self.keyboard.press(name)
+        return self
+
+    def focused(self):
+        return self.evaluate("document.activeElement.id")
+
+    def alert(self):
+        return self.inner_text("#alert")
+
+    def row(self, prompt):
+        return self.locator(".row", has_text=prompt)
+
+    def tile(self, prompt):
+        return self.locator(".card", has_text=prompt)
+
+    def wait_tile(self, prompt, seconds=90):
+        self.tile(prompt).first.wait_for(timeout=seconds * 1000)
+        return self.tile(prompt).first
+
+    def state(self, prompt):
+        return self.row(prompt).locator(".state").inner_text()
+
+    def progress(self, prompt):
+        return int(self.row(prompt).locator("progress").get_attribute("value") or 0)
+
+    def wait_running(self, prompt):
+        """Waits until a row shows progress."""
+        until("a step", lambda: self.row(prompt).count() and self.progress(prompt) > 0, 90)
+        return self
+
+    def wait_playing(self, after=0.0):
+        played = "document.querySelector('video')?.currentTime"
+        until("the video plays", lambda: (self.evaluate(played) or 0) > after, 20)
+
+
+class World(Pages):
+    """A group of cases on a server with `flags`; groups with the same flags share it."""
+
+    flags = ("--queue", "16", "--max-steps", "1000")
+    key = None
+
+    def __init__(self, browser, server):
+        super().__init__(browser)
+        self.server = server
+
+    def prepare(self):
+        """Prepares the stopped server's state."""
+
+    def start(self):
+        self.server.start(*self.flags, key=self.key)
+
+    def open(self, live=True, **options):
+        page = self.open_url(self.server.url, kind=ServerPage, **options)
+        if live:
+            page.wait_live()
+            # The form and the first page of videos are loaded.
+            page.wait_for_selector("#cards > li")
+        return page
+
+    def axe(self, page, where):
+        found = page.axe(self.browser.axe)
+        assert not found, f"axe, {where}: {found}"
+
+    def clear(self, page):
+        """Cancels all jobs and waits until the page shows it."""
+        self.server.clear()
+        page.locator(".empty", has_text="Nothing is waiting").wait_for()
+
+    def is_completed(self, video):
+        return self.server.video(video)["status"] == "completed"
+
+    def made(self, page, prompt):
+        """Returns the id of a finished video with this prompt; makes it if needed."""
+        found = self.server.videos("status=completed&limit=100", prompt)
+        if not found:
+            page.send(prompt)
+            page.wait_tile(prompt)
+            found = [self.server.newest()]
+        return found[0]["id"]
+
+    def finished(self, page, prompt):
+        """Returns the finished video and its request; checks that its size did not change."""
+        until("it is shown", lambda: page.row(prompt).count() or page.tile(prompt).count() or page.alert(), 10)
+        equal(page.alert(), "", "the alert")
+        accepted = until("it is accepted", lambda: self.server.videos("limit=20", prompt), 10)[0]
+        until("it is made", lambda: self.server.video(accepted["id"])["status"] in ("completed", "failed"), 120)
+        video = self.server.video(accepted["id"])
+        expected = {"status": "completed"} | {name: accepted[name] for name in ("width", "height", "num_frames", "fps")}
+        equal({name: video[name] for name in expected}, expected, "the video")
+        return video, self.server.request_of(video["id"])

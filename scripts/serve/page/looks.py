@@ -1,144 +1,166 @@
-"""Keyboard, colours, widths and motion."""
+"""Keyboard, colours, widths and motion; the guide's screenshots."""
 
-from harness import MANY, case, made, press, running, send, state, tile
-from server import until
+import pathlib
 
-CLIP = "a red circle bounces on blue, low beeps"
-FOCUSED = """() => { const e = document.activeElement, s = getComputedStyle(e);
-  return [e.id || e.getAttribute('aria-label') || e.textContent.slice(0, 30) || e.nodeName, s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2, e === document.body]; }"""
-CONTROLS = "[...document.querySelectorAll('button, input, select, textarea, summary, a[href]')].filter((e) => !e.disabled && e.checkVisibility({ contentVisibilityAuto: true, opacityProperty: false })).length"
+from harness import CLIP, MANY, World, case, press
+from server import equal, until
 
-
-@case("open")
-def keyboard_alone(world):
-    """Tab reaches every control with a visible focus; shortcuts move, cancel, undo, reuse and play."""
-    page = world.open()
-    made(page, world.server, CLIP)
-    page.reload()
-    tile(page, CLIP).first.wait_for()
-    page.evaluate("document.activeElement.blur()")
-    page.keyboard.press("Home")
-    page.click("summary")
-    page.evaluate("document.activeElement.blur(); getSelection().removeAllRanges(); scrollTo(0, 0)")
-    wanted, reached, unseen = page.evaluate(CONTROLS), 0, []
-    page.keyboard.press("Tab")
-    first = page.evaluate(FOCUSED)[0]
-    for _ in range(wanted + 60):
-        name, visible, body = page.evaluate(FOCUSED)
-        if not body:
-            reached += 1
-            if not visible:
-                unseen.append(name)
-        page.keyboard.press("Tab")
-        if page.evaluate(FOCUSED)[0] == first:
-            break
-    assert not unseen, f"no visible focus: {unseen}"
-    assert reached >= wanted, f"{reached} of {wanted} controls by Tab"
-    page.locator("#queue-title").focus()
-    page.keyboard.press("/")
-    page.keyboard.press("ControlOrMeta+a")
-    page.keyboard.type("by keys alone")
-    page.fill("#steps", str(MANY))
-    page.keyboard.press("Control+Enter")
-    running(page, "by keys alone")
-    page.keyboard.press("Escape")
-    page.keyboard.press("j")
-    assert page.evaluate("document.activeElement.classList.contains('row')")
-    page.keyboard.press("x")
-    until("it is marked", lambda: state(page, "by keys alone") == "Will be cancelled", 3)
-    page.keyboard.press("x")
-    until("it is taken back", lambda: "step" in state(page, "by keys alone"), 3)
-    page.keyboard.press("x")
-    until("it is cancelled", lambda: not world.server.waiting(), 40)
-    until("the focus is kept", lambda: page.evaluate("document.activeElement !== document.body"), 3)
-    page.keyboard.press("j")
-    until("a card", lambda: page.keyboard.press("j") or page.evaluate("document.activeElement.classList.contains('card')"), 3)
-    page.keyboard.press("k")
-    page.keyboard.press("j")
-    page.keyboard.press("r")
-    until("its settings", lambda: page.input_value("#prompt") not in ("", "by keys alone"), 5)
-    page.keyboard.press("Escape")
-    page.keyboard.press("j")
-    until("a card", lambda: page.evaluate("document.activeElement.classList.contains('card')") or page.keyboard.press("j"), 3)
-    page.keyboard.press("Enter")
-    until("it plays", lambda: (page.evaluate("document.querySelector('video')?.currentTime") or 0) > 0, 20)
-    page.evaluate("document.activeElement.blur()")
-    page.keyboard.press("?")
-    assert page.locator("#help-dialog").is_visible()
-    world.axe(page, "the help")
-    page.keyboard.press("Escape")
-    assert not page.locator("#help-dialog").is_visible()
-    return f"{reached} stops for {wanted} controls"
+FOCUSED = """() => {
+  const e = document.activeElement, s = getComputedStyle(e);
+  const name = e.id || e.getAttribute('aria-label') || e.textContent.slice(0, 30) || e.nodeName;
+  return [name, s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2, e === document.body];
+}"""
+CONTROLS = """[...document.querySelectorAll('button, input, select, textarea, summary, a[href]')]
+  .filter((e) => !e.disabled && e.checkVisibility({ contentVisibilityAuto: true, opacityProperty: false })).length"""
+CUT = """[...document.querySelectorAll('button, input, select, textarea, .words, progress')].filter((e) => e.checkVisibility())
+  .filter((e) => { const r = e.getBoundingClientRect(); return r.width && (r.left < 0 || r.right > innerWidth); })
+  .map((e) => e.id || e.textContent)"""
+MOVING = """(() => {
+  const moves = (s) => parseFloat(s.transitionDuration) > 0 || s.animationName !== 'none';
+  const bar = getComputedStyle(document.querySelector('#say') || document.body, '::-webkit-progress-value');
+  const moving = [...document.querySelectorAll('*')].filter((e) => moves(getComputedStyle(e)));
+  return moving.length + (bar.transitionDuration === '0.3s');
+})()"""
+BACKGROUND = "getComputedStyle(document.body).backgroundColor"
+IS_ON = "(kind) => document.activeElement.classList.contains(kind)"
+THUMBNAILS = """[...document.querySelectorAll('.card img')]
+  .filter((i) => i.loading !== 'lazy' || i.getBoundingClientRect().top < innerHeight).every((i) => i.complete)"""
 
 
-def busy(world, page):
-    made(page, world.server, CLIP)
-    page.fill("#seed", "")
-    send(page, "under way", MANY)
-    send(page, "waiting", MANY)
-    running(page, "under way")
+class Looks(World):
+    def keyboard_alone(self, page):
+        """Tab reaches every control with a visible focus; shortcuts move, cancel, undo, reuse and play."""
+        name = "by keys alone"
+        self.made(page, CLIP)
+        page.reload()
+        page.wait_tile(CLIP, 20)
+        page.evaluate("document.activeElement.blur()")
+        page.keys("Home").click("summary")
+        page.evaluate("document.activeElement.blur(); getSelection().removeAllRanges(); scrollTo(0, 0)")
+        wanted, reached, unseen = page.evaluate(CONTROLS), 0, []
+        page.keys("Tab")
+        first = page.evaluate(FOCUSED)[0]
+        for _ in range(wanted + 60):
+            control, visible, body = page.evaluate(FOCUSED)
+            reached += not body
+            if not body and not visible:
+                unseen.append(control)
+            page.keys("Tab")
+            if page.evaluate(FOCUSED)[0] == first:
+                break
+        assert not unseen, f"no visible focus: {unseen}"
+        assert reached >= wanted, f"{reached} of {wanted} controls by Tab"
+        page.locator("#queue-title").focus()
+        page.keys("/", "ControlOrMeta+a")
+        page.keyboard.type(name)
+        page.enter(steps=str(MANY)).keys("Control+Enter").wait_running(name).keys("Escape", "j")
+        assert page.evaluate(IS_ON, "row")
+        for keys, what, holds, seconds in [
+            ("x", "it is marked", lambda: page.state(name) == "Will be cancelled", 3),
+            ("x", "it is taken back", lambda: "step" in page.state(name), 3),
+            ("x", "it is cancelled", lambda: not self.server.waiting(), 40),
+            ("", "the focus is kept", lambda: page.evaluate("document.activeElement !== document.body"), 3),
+            ("j", "a card", lambda: page.keys("j").evaluate(IS_ON, "card"), 3),
+            ("kjr", "its settings", lambda: page.input_value("#prompt") not in ("", name), 5),
+        ]:
+            page.keys(*keys)
+            until(what, holds, seconds)
+        page.keys("Escape", "j")
+        until("a card", lambda: page.evaluate(IS_ON, "card") or not page.keys("j"), 3)
+        page.keys("Enter").wait_playing()
+        page.evaluate("document.activeElement.blur()")
+        page.keys("?")
+        assert page.locator("#help-dialog").is_visible()
+        self.axe(page, "the help")
+        page.keys("Escape")
+        assert not page.locator("#help-dialog").is_visible()
+        return f"{reached} stops for {wanted} controls"
+
+    def _busy(self, page):
+        self.made(page, CLIP)
+        page.enter(seed="").send("under way", MANY).send("waiting", MANY).wait_running("under way")
+
+    @case(color_scheme="dark")
+    def dark_and_light(self, page):
+        """The system's colour scheme and the switch work; the choice is kept; axe accepts the contrast of both."""
+        self._busy(page)
+        dark = page.evaluate(BACKGROUND)
+        self.axe(page, "dark")
+        page.click("#theme")
+        assert page.inner_text("#theme-name") == "Light"
+        light = page.evaluate(BACKGROUND)
+        page.reload()
+        page.wait_for_selector("#cards > .card")
+        assert page.evaluate(BACKGROUND) == light != dark
+        self.axe(page, "light")
+        page.click("#theme")
+        assert page.evaluate(BACKGROUND) == dark and page.inner_text("#theme-name") == "Dark"
+        return f"{dark} and {light}"
+
+    @case(width=320, height=700)
+    def narrow(self, page):
+        """At 320 pixels nothing scrolls sideways."""
+        self._busy(page)
+        page.click("summary")
+        page.select(size="own", length="own")
+        page.tile(CLIP).first.locator(".wider").click()
+        press(page.tile(CLIP).first, "Delete")
+        equal((page.wide(), page.evaluate(CUT)), (0, []), "excess pixels, and controls that are cut")
+        self.axe(page, "narrow")
+
+    @case(reduced_motion="reduce")
+    def reduced_motion(self, page):
+        """With reduced motion there are no transitions or loops."""
+        self.made(page, CLIP)
+        page.reload()
+        equal(page.evaluate(MOVING), 0, "transitions and animations")
+        page.tile(CLIP).first.locator(".go").click()
+        page.wait_for_selector("video")
+        assert page.evaluate("document.querySelector('video').loop") is False
+
+    @case(width=1600, height=900)
+    def axe_at_rest(self, page):
+        """Axe finds nothing in a wide window with all details open."""
+        self.made(page, CLIP)
+        page.click("summary")
+        self.axe(page, "wide")
+        return f"axe of {len(self.browser.axe) // 1000} kB, Chromium {self.browser.version}"
 
 
-@case("open")
-def dark_and_light(world):
-    """The system's colour scheme and the switch work; the choice is kept; axe accepts the contrast of both."""
-    page = world.open(color_scheme="dark")
-    busy(world, page)
-    back = "getComputedStyle(document.body).backgroundColor"
-    dark = page.evaluate(back)
-    world.axe(page, "dark")
-    page.click("#theme")
-    assert page.inner_text("#theme-name") == "Light"
-    light = page.evaluate(back)
-    page.reload()
-    page.wait_for_selector("#cards > .card")
-    assert page.evaluate(back) == light != dark
-    world.axe(page, "light")
-    page.click("#theme")
-    assert page.evaluate(back) == dark and page.inner_text("#theme-name") == "Dark"
-    world.server.clear()
-    return f"{dark} and {light}"
+UNDER_WAY = [
+    "a large blue ring grows on white, a rising hum",
+    "two red squares cross on gray, short clicks",
+    "a yellow disc falls on green, a low beep",
+]
+SHOTS = {
+    "light": {"color_scheme": "light", "height": 720},
+    "dark": {"color_scheme": "dark", "width": 1400, "height": 640},
+    "narrow": {"color_scheme": "light", "width": 320, "height": 820},
+}
 
 
-@case("open")
-def narrow(world):
-    """At 320 pixels nothing scrolls sideways."""
-    page = world.open(width=320, height=700)
-    busy(world, page)
-    page.click("summary")
-    page.select_option("#size", "own")
-    page.select_option("#length", "own")
-    tile(page, CLIP).first.locator(".wider").click()
-    press(tile(page, CLIP).first, "Delete")
-    assert page.wide() == 0, page.wide()
-    cut = page.evaluate("""[...document.querySelectorAll('button, input, select, textarea, .words, progress')].filter((e) => e.checkVisibility())
-      .filter((e) => { const r = e.getBoundingClientRect(); return r.width && (r.left < 0 || r.right > innerWidth); }).map((e) => e.id || e.textContent)""")
-    assert not cut, cut
-    world.axe(page, "narrow")
-    world.server.clear()
-    return "no control beyond 320 pixels"
+class Images(World):
+    flags = ("--queue", "64")
+    folder = None
 
+    def prepare(self):
+        self.server.state = self.server.log.parent / "images"
 
-@case("open")
-def reduced_motion(world):
-    """With reduced motion there are no transitions or loops."""
-    page = world.open(reduced_motion="reduce")
-    made(page, world.server, CLIP)
-    page.reload()
-    moving = page.evaluate("""[...document.querySelectorAll('*')].filter((e) => { const s = getComputedStyle(e);
-      return parseFloat(s.transitionDuration) > 0 || s.animationName !== 'none'; }).length + (getComputedStyle(document.querySelector('#say') || document.body, '::-webkit-progress-value').transitionDuration === '0.3s')""")
-    assert moving == 0, moving
-    tile(page, CLIP).first.locator(".go").click()
-    page.wait_for_selector("video")
-    assert page.evaluate("document.querySelector('video').loop") is False
-    return "0 transitions, no loop"
-
-
-@case("open")
-def axe_at_rest(world):
-    """Axe finds nothing in a wide window with all details open."""
-    page = world.open(width=1600, height=900)
-    made(page, world.server, CLIP)
-    page.click("summary")
-    world.axe(page, "wide")
-    return f"axe of {len(world.browser.axe) // 1000} kB, Chromium {world.browser.version}"
+    def images_of_the_guide(self, page):
+        """Makes videos, then writes screenshots while others are in progress."""
+        for seed, prompt in enumerate(pathlib.Path("docs/images/nano.txt").read_text().splitlines()):
+            status, body = self.server.ask("POST", "v1/videos", {"prompt": prompt, "seed": seed, "num_inference_steps": 12})
+            assert status == 200, body
+        until("the videos are made", lambda: not self.server.waiting(), 400)
+        for prompt in UNDER_WAY:
+            page.send(prompt, 60)
+        page.wait_running(UNDER_WAY[0])
+        written = []
+        for name, options in SHOTS.items():
+            self.end()
+            page = self.open(**options)
+            page.enter(prompt="a small yellow star moves right on purple, a high hum")
+            until("a few per cent", lambda page=page: page.progress(UNDER_WAY[0]) > 10, 90)
+            until("thumbnails", lambda page=page: page.evaluate(THUMBNAILS), 10)
+            written.append(f"{self.folder}/serve-{name}.png: {page.shot(self.folder / f'serve-{name}.png')} bytes")
+        return "; ".join(written)
