@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # Tests that stop a process at a moment of its work, which only development builds can: all others run as the server is installed.
 STOPPED = ("nano::", "crash::", "command::")
 # Measurements in the output of tests.
-MEASURED = re.compile(r"^measured: |: p50 .*p99 | are there after ")
+MEASURED = re.compile(r"^measured: |: p50 .*p99 | are loaded after ")
 # A row of the table of faults: fault, and prefix of the tests' names.
 FAULT = re.compile(r"^\| (.*?) \| `serve (\S+)` \|.*", re.M)
 

@@ -104,8 +104,8 @@ fn advice(org: &str, repo: &str, file: Option<&str>) -> String {
     match org {
         // The `nano…` presets refer to the toy models by these paths.
         "assets" => format!(
-            "this is the toy model of ltx2's repository; run ltx2 from the folder that contains {org}/{repo}, or pass \
-             the path of the model"
+            "this is the toy model of this repository; change to the folder that contains {org}/{repo}, or pass the path \
+             of the model"
         ),
         _ if Path::new(org).is_dir() => format!("the folder {org} contains no {repo}; correct the path"),
         _ => {

@@ -137,7 +137,7 @@ fn old_layout_keys_are_accepted_or_suggest_the_new_key() {
     assert_eq!(ring, layout(&format!("{old}: {{kind: ring}}")));
     let run = ltx2_in(dir.path(), &["generate", "-c", "nano", "-p", "x", "--layout", "own.yml", "--dry-run"]);
     let warned: Vec<&str> = run.err.lines().filter(|line| line.contains(old)).collect();
-    assert_eq!(warned, [format!(" WARN own.yml:3: '{old}' is now called 'context_parallel'")]);
+    assert_eq!(warned, [format!(" WARN own.yml:3: '{old}' is deprecated; use 'context_parallel'")]);
 
     for key in ["context_parallel", old] {
         let error = read(&format!("{key}: {{rope: gathered}}")).expect_err("no such key").to_string();
