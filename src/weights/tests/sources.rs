@@ -51,7 +51,7 @@ fn missing_model_error_lists_searched_paths() {
     assert!(absent.starts_with("absent/a.safetensors: cannot open: ") && !absent.contains("hf download"), "{absent}");
     // These are paths, although they have the form of a repository name.
     for (path, advice) in [
-        ("assets/no-such", "the toy model of ltx2's repository; run ltx2 from the folder that contains assets/no-such"),
+        ("assets/no-such", "the toy model of this repository; change to the folder that contains assets/no-such"),
         ("src/no-such", "the folder src contains no no-such; correct the path"),
     ] {
         let error = open(Path::new(path)).map(drop).expect_err("absent").to_string();
