@@ -58,9 +58,12 @@ reference:
 reliability:
 	python3 scripts/tests/reliability.py
 
-# Plants faults one at a time; the test named with each must fail: scripts/mutants/README.md.
-mutants:
-	python3 scripts/mutants/mutants.py
+# Mutates the modules in .cargo/mutants.toml in place, one shard a day; fails if no test detects a mutant. `it` runs only for
+# mutants that the unit tests and program hashes do not detect. Needs `cargo install cargo-mutants --locked`.
+SHARDS := 60
+SHARD ?= $(shell expr $$(date +%s) / 86400 % $(SHARDS))/$(SHARDS)
+mutants: debug
+	LTX2_REQUIRE=cpu cargo mutants --in-place --no-shuffle --shard $(SHARD) --output target -- --locked --lib --test host --test it
 
 # All held-out prompts of the toy model; `make test` has some of them.
 test-nano: plugin-cpu

@@ -126,7 +126,6 @@ TIERS["test-full"] = (
         shell("page", "make serve-page", network=True),
         shell("report", "make report-page", network=True),
         Step("fuzz", [*TESTS, "--release", "--test", "it", "fuzz_regression::"], env={"LTX2_FUZZ_CASES": "200000"}),
-        shell("mutants", "make mutants", network=True),
     ],
 )
 

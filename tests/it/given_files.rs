@@ -184,7 +184,7 @@ fn default_track_is_read_and_cover_art_is_ignored() {
     let cover = ["-map", "0", "-map", "1", "-c:v", "copy", "-disposition:v:0", "attached_pic"];
     let song = files.make("song.mp3", &[&["-i", image], &tone[..], &cover].concat());
     for error in refused(&song) {
-        assert!(error.contains("song.mp3") && error.contains("it has no video"), "{error}");
+        assert!(error.contains("song.mp3") && error.contains("the file has no video"), "{error}");
     }
 }
 

@@ -58,9 +58,6 @@ fn agree(component: ProgramKind, folder: &str, names: &[&str], layouts: impl Fn(
                 let distance = relative_l2(&got[name], want);
                 eprintln!("{} {layout} {mesh} {name}: {distance:.1e}", case.name);
                 assert!(distance <= limit(layout), "{} {layout} {mesh} {name}: {distance:e}", case.name);
-                if layout == "cfg" {
-                    assert_eq!(&got[name], want, "{} {layout} {name}: other bits", case.name);
-                }
             }
         }
     }
