@@ -154,13 +154,9 @@ ablations: out/ablation/results.jsonl
 # Writes docs/images/tuning-*.png: that experiment's report in the pinned Chromium.
 BROWSER := target/browser
 BROWSE := $(BROWSER)/venv/bin/python
-TUNING_LOOKS := light,--size,1300x1150 dark,--size,1300x900,--dark,--at,.figures narrow,--size,360x900,--at,.figures
 tuning-image: out/ablation/results.jsonl
 	scripts/browser/setup.sh $(BROWSER)
-	for look in $(TUNING_LOOKS); do \
-		$(BROWSE) scripts/tune/browse.py out/ablation/report.html docs/images/tuning-$${look%%,*}.png \
-			$$(echo "$${look#*,}" | tr , ' ') || exit 1; \
-	done
+	$(BROWSE) scripts/tune/browse.py out/ablation/report.html docs/images $(BROWSER)
 
 # Tests an experiment's report in the pinned Chromium, with axe. One case: ONLY=overlap.
 REPORTS := target/report-page

@@ -4,8 +4,7 @@
     scripts/tune/agree.py LTX2 FILE.xplane.pb[.gz]…     # needs scripts/tune/requirements.txt
 
 Kinds are derived independently from xprof's categories, texts and name scopes, which cannot tell elementwise work, copies and
-loop
-overhead apart. A difference of more than TOLERANCE percentage points is an error.
+loop overhead apart. A difference of more than TOLERANCE percentage points is an error.
 """
 
 import collections
@@ -18,14 +17,7 @@ import sys
 import tempfile
 
 TOLERANCE = 2.0
-COLLECTIVES = [
-    "all-gather",
-    "all-reduce",
-    "reduce-scatter",
-    "all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-]
+COLLECTIVES = ["all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast"]
 MOVES = ["copy", "transpose", "slice", "dynamic", "update", "concatenate", "pad", "broadcast", "bitcast", "reshape"]
 REST = "elementwise, copy, other"
 IDLE = "what these leave"
@@ -46,34 +38,28 @@ def table(tool, path):
 
 def kind(row):
     """Returns the kind of work of a row."""
+    category, name = row["category"], row["hlo_op_name"]
     # Fusions and asynchronous pairs around a collective are named after it.
-    for text in (row["category"], row["hlo_op_name"].replace("_", "-")):
-        found = [name for name in COLLECTIVES if text.startswith(name)]
-        if found:
+    for text in (category, name.replace("_", "-")):
+        if found := [collective for collective in COLLECTIVES if text.startswith(collective)]:
             return found[0]
     scope, _, operation = row["tf_op_name"].rstrip(":").rpartition("/")
-    computes = "fusion" in row["category"] or row["category"] == "custom-call"
-    name = row["hlo_op_name"]
+    computes = "fusion" in category or category == "custom-call"
     # Like `loop_transpose_fusion.3`.
     moves = set(re.findall("[a-z]+", name)) <= {"loop", "wrapped", "fusion", *MOVES}
     if "sdpa" in scope.split("/") and computes and not moves:
         return "attention"
-    if row["category"].startswith(("convolution", "dot")):
-        return "matmul"
-    if row["category"] == "custom-call" and (operation == "dot_general" or "cublas" in name):
-        return "matmul"
-    if row["category"] == "custom fusion" and "gemm" in name:
-        return "matmul"
-    return REST
+    library = category == "custom-call" and (operation == "dot_general" or "cublas" in name)
+    fused = category == "custom fusion" and "gemm" in name
+    return "matmul" if category.startswith(("convolution", "dot")) or library or fused else REST
 
 
 def xprofs(path):
     times = collections.Counter()
     for row in table("hlo_stats", path):
         times[kind(row)] += row["total_self_time"]
-    rows = table("framework_op_stats", path)
-    idle = sum(row["total_self_time"] for row in rows if row["type"] == "IDLE")
-    share = next(row["device_total_self_time_percent"] for row in rows if row["type"] == "IDLE")
+    rows = [row for row in table("framework_op_stats", path) if row["type"] == "IDLE"]
+    idle, share = sum(row["total_self_time"] for row in rows), rows[0]["device_total_self_time_percent"]
     # Idle time and its share give the total. If operations overlap completely there is no idle time, and the
     # operations are the total.
     return parts(times, idle / share if idle else None)
@@ -100,13 +86,11 @@ def compare(ltx2, path):
     """Prints both; returns the largest difference."""
     theirs = xprofs(path)
     own = ours(ltx2, path, IDLE not in theirs)
-    worst = 0.0
     print(f"{'share of the time, %':<28}{'ltx2':>8}{'xprof':>8}{'apart':>8}")
-    for name in sorted({*theirs, *own}, key=lambda name: -own.get(name, 0.0)):
-        a, b = own.get(name, 0.0), theirs.get(name, 0.0)
-        worst = max(worst, abs(a - b))
+    rows = [(name, own.get(name, 0.0), theirs.get(name, 0.0)) for name in sorted({*theirs, *own}, key=lambda n: -own.get(n, 0.0))]
+    for name, a, b in rows:
         print(f"{name:<28}{a:>8.2f}{b:>8.2f}{abs(a - b):>8.2f}")
-    return worst
+    return max((abs(a - b) for _, a, b in rows), default=0.0)
 
 
 def main():

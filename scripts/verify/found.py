@@ -7,6 +7,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+PARTS = ("transformer", "connectors", "text_encoder", "vae", "audio_vae", "vocoder")
+
 
 class Refused(Exception):
     """An error for the user. Exit code 2: arguments, 3: the machine."""
@@ -39,10 +41,8 @@ class Found:
         return sum(file.stat().st_size for file in self.weights())
 
 
-PARTS = ("transformer", "connectors", "text_encoder", "vae", "audio_vae", "vocoder")
-
-
 def header(file):
+    """Returns the metadata of a safetensors file."""
     with open(file, "rb") as bytes_:
         start = bytes_.read(8)
         if len(start) < 8 or (size := struct.unpack("<Q", start)[0]) > 100 << 20:
@@ -53,24 +53,24 @@ def header(file):
             raise Refused(f"{file}: not a safetensors file: {e}") from None
 
 
-def _config(path):
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as e:
-        raise Refused(f"{path}: {e}") from None
+def _is_2_5(config):
+    return config.get("use_keyframes_abs_pos_embedding") or config.get("ff_bias") is False
 
 
 def generation_of_folder(folder):
-    config = _config(folder / "transformer" / "config.json")
-    since = "2.5" if config.get("use_keyframes_abs_pos_embedding") or config.get("ff_bias") is False else "2.3"
-    return "2.0" if config.get("use_prompt_embeddings", True) else since
+    path = folder / "transformer" / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as e:
+        raise Refused(f"{path}: {e}") from None
+    return "2.0" if config.get("use_prompt_embeddings", True) else "2.5" if _is_2_5(config) else "2.3"
 
 
 def generation_of_file(file):
     described = json.loads(header(file).get("config", "{}")).get("transformer")
     if described is None:
         raise Refused(f"{file}: its header describes no transformer; a published model's single file has one in `config`")
-    if described.get("use_keyframes_abs_pos_embedding") or described.get("ff_bias") is False:
+    if _is_2_5(described):
         raise Refused(f"{file}: of LTX-2.5 folders in diffusers' layout are compared, not Lightricks' files: give the folder")
     return "2.3" if described.get("caption_proj_before_connector") else "2.0"
 
@@ -109,8 +109,8 @@ def find(model, diffusers=None, text_encoder=None, upsampler=None, lora=None):
     near = model.parent if is_file else model
     own, beside = folder / "latent_upsampler", _beside(near, "spatial", "x2")
     upsampler = upsampler or (beside if is_file and beside else own if own.is_dir() else beside)
-    # The folder may be named `diffusers`, with the model's name in its parent.
     lora = lora or _beside(near, "distilled", "lora")
+    # The folder may be named `diffusers`, with the model's name in its parent.
     name = model.stem if is_file else f"{model.resolve().parent.name}/{model.name}"
     return Found(
         given=model.resolve(), folder=folder.resolve(), generation=generation, distilled="distilled" in name.lower(),
@@ -121,11 +121,9 @@ def find(model, diffusers=None, text_encoder=None, upsampler=None, lora=None):
 
 def gpu():
     """Returns name and memory of the first NVIDIA GPU, or None."""
-    if not shutil.which("nvidia-smi"):
-        return None
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    done = subprocess.run(query, capture_output=True, text=True)
-    if done.returncode != 0 or not done.stdout.strip():
+    done = subprocess.run(query, capture_output=True, text=True) if shutil.which("nvidia-smi") else None
+    if not done or done.returncode != 0 or not done.stdout.strip():
         return None
     name, mib = done.stdout.splitlines()[0].rsplit(",", 1)
     return name.strip(), int(mib) << 20

@@ -47,44 +47,40 @@ def size(text):
 def arguments():
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="verify_real.sh", description=__doc__, formatter_class=form)
-    parser.add_argument("model", type=Path, help="a diffusers folder, or Lightricks' single file")
-    parser.add_argument("--diffusers", type=Path, help="the diffusers folder of a single file's weights")
-    parser.add_argument("--text-encoder", type=Path, help="Gemma-3 of a single file; left out, the diffusers folder's")
-    parser.add_argument("--upsampler", type=Path, help="left out, what lies beside the model")
-    parser.add_argument("--lora", type=Path, help="the distilled LoRA; left out, what lies beside the model")
-    parser.add_argument("-o", "--output", type=Path, default=Path("out/verify"), help="folder of the report and of what is kept")
-    parser.add_argument("--ltx2", type=Path, default=ROOT / "target/release/ltx2", help="the binary")
-    parser.add_argument("--python", type=Path, help="a Python that has the pinned reference; left out, a venv is made")
-    parser.add_argument("--pipelines", nargs="+", help="these alone")
-    parser.add_argument("--sizes", nargs="+", type=size, default=[size("256x256x9"), size("512x320x25"), size("768x512x121")])
-    parser.add_argument("--steps", type=int, help="denoising steps; left out, the published number")
-    parser.add_argument("--seed", type=int, default=10)
-    parser.add_argument("--max-sequence-length", type=int, default=1024)
-    parser.add_argument("--device", choices=["cuda", "cpu"], help="left out, the GPU if there is one")
-    parser.add_argument("--dtype", choices=["bf16", "f32"], help="left out, bf16 on a GPU, f32 on a CPU")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to ltx2")
-    parser.add_argument("--list", action="store_true", help="say what is there and what would be run, and end")
+    add = parser.add_argument
+    add("model", type=Path, help="a diffusers folder, or Lightricks' single file")
+    add("--diffusers", type=Path, help="the diffusers folder of a single file's weights")
+    add("--text-encoder", type=Path, help="Gemma-3 of a single file; left out, the diffusers folder's")
+    add("--upsampler", type=Path, help="left out, what lies beside the model")
+    add("--lora", type=Path, help="the distilled LoRA; left out, what lies beside the model")
+    add("-o", "--output", type=Path, default=Path("out/verify"), help="folder of the report and of what is kept")
+    add("--ltx2", type=Path, default=ROOT / "target/release/ltx2", help="the binary")
+    add("--python", type=Path, help="a Python that has the pinned reference; left out, a venv is made")
+    add("--pipelines", nargs="+", help="these alone")
+    add("--sizes", nargs="+", type=size, default=[size("256x256x9"), size("512x320x25"), size("768x512x121")])
+    add("--steps", type=int, help="denoising steps; left out, the published number")
+    add("--seed", type=int, default=10)
+    add("--max-sequence-length", type=int, default=1024)
+    add("--device", choices=["cuda", "cpu"], help="left out, the GPU if there is one")
+    add("--dtype", choices=["bf16", "f32"], help="left out, bf16 on a GPU, f32 on a CPU")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to ltx2")
+    add("--list", action="store_true", help="say what is there and what would be run, and end")
     return parser.parse_args()
 
 
-def needs(found, options, gpu):
-    """Returns name, needed bytes, available bytes and place of each resource."""
+def check_needs(found, options, gpu):
+    """Prints needed and available bytes of each resource; refuses to run with too little."""
     stored = found.bytes()
     # Files are bf16; f32 needs twice the memory.
     held = stored * (2 if options.dtype == "f32" else 1)
     # f32 frames and latents of both sides and of the reference's second run.
     dumps = sum(3 * 4 * 3 * w * h * f * 2 for w, h, f in options.sizes) * len(plans.pipelines(found)[0])
-    venv = 0 if options.python else VENV_DISK[options.device]
-    rows = [("disk", dumps + venv + GIB // 4, finding.free_disk(options.output), options.output)]
+    venv_disk = 0 if options.python else VENV_DISK[options.device]
+    rows = [("disk", dumps + venv_disk + GIB // 4, finding.free_disk(options.output), options.output)]
     if options.device == "cuda":
         rows.append(("GPU memory", held + 4 * GIB if held > GIB else GIB, gpu[1], gpu[0]))
-        rows.append(("host memory", min(held, 32 * GIB) + 2 * GIB, finding.host_memory(), "free"))
-    else:
-        rows.append(("host memory", held + 2 * GIB, finding.host_memory(), "free"))
-    return rows
-
-
-def check_needs(rows):
+        held = min(held, 32 * GIB)
+    rows.append(("host memory", held + 2 * GIB, finding.host_memory(), "free"))
     for name, need, there, where in rows:
         print(f"{name}: {need / GIB:.1f} GiB needed, {there / GIB:.1f} GiB there ({where})", flush=True)
     short = [name for name, need, there, _ in rows if need > there]
@@ -125,18 +121,16 @@ def finished(folder, dtype):
 
 def run_reference(found, options, pending, image):
     """Runs the reference for all pending cases in one process, which loads the model once."""
-    todo = [(case, folder) for case, folder in pending if not finished(folder, options.dtype)]
+    todo = [dict(folder=folder, request=case.request) for case, folder in pending if not finished(folder, options.dtype)]
     if not todo:
         return
     plan = dict(
-        folder=str(found.folder), file=str(found.given) if found.is_file() else None,
-        text_encoder=found.text_encoder and str(found.text_encoder),
-        upsampler=found.upsampler and str(found.upsampler), lora=found.lora and str(found.lora),
-        device=options.device, dtype=options.dtype, image=str(image), threads=os.cpu_count() or 1,
-        cases=[dict(folder=str(folder), request=case.request) for case, folder in todo],
+        folder=found.folder, file=found.given if found.is_file() else None, text_encoder=found.text_encoder,
+        upsampler=found.upsampler, lora=found.lora, device=options.device, dtype=options.dtype, image=image,
+        threads=os.cpu_count() or 1, cases=todo,
     )
     file = options.output / "plan.json"
-    file.write_text(json.dumps(plan, indent=1) + "\n")
+    file.write_text(json.dumps(plan, indent=1, default=str) + "\n")
     print(f"the reference, {len(todo)} cases", flush=True)
     done = subprocess.run([venv(options), Path(__file__).with_name("reference.py"), file])
     if done.returncode != 0:
@@ -145,23 +139,23 @@ def run_reference(found, options, pending, image):
 
 def run_ltx2(found, options, case, folder, image):
     """Runs `ltx2 generate --dump` and `ltx2 compare`; returns the verdict."""
-    reference, ours = folder / "reference.safetensors", folder / "ours.safetensors"
+    reference, ours, config, scores = (
+        folder / name for name in ("reference.safetensors", "ours.safetensors", "request.yml", "scores.json")
+    )
     if not finished(folder, options.dtype):
         return report.failed(case, "the reference did not finish")
-    config = folder / "request.yml"
     settings = plans.configuration(found, case, image, options.device)
-    config.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
+    config.write_text(json.dumps(settings, indent=1, ensure_ascii=False, default=str) + "\n")
     sets = [part for value in options.set for part in ("--set", value)]
-    command = [options.ltx2, "generate", "-c", config, "--dump", ours, "-o", folder / "ours.mp4", "--force", *sets]
     begun = time.time()
-    done = subprocess.run(command, capture_output=True, text=True)
+    generate = ["generate", "-c", config, "--dump", ours, "-o", folder / "ours.mp4", "--force", *sets]
+    done = subprocess.run([options.ltx2, *generate], capture_output=True, text=True)
     (folder / "ltx2.log").write_text(done.stderr)
     if done.returncode != 0:
         said = (done.stderr.strip() or "nothing").splitlines()[-1]
         return report.failed(case, f"ltx2, exit code {done.returncode}: {said}")
-    scores = folder / "scores.json"
-    command = [options.ltx2, "compare", ours, reference, "--json", scores, "--report", folder / "report.html", "--force"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    compare = ["compare", ours, reference, "--json", scores, "--report", folder / "report.html", "--force"]
+    done = subprocess.run([options.ltx2, *compare], capture_output=True, text=True)
     if done.returncode != 0:
         return report.failed(case, f"ltx2 compare, exit code {done.returncode}: {done.stderr.strip()}")
     spread = json.loads((folder / "spread.json").read_text()) if options.dtype == "bf16" else None
@@ -186,7 +180,7 @@ def verify(options):
     print(f"reference: {REFERENCES[plans.package(found, options)]}")
     for reason in not_run:
         print(f"not run: {reason}")
-    check_needs(needs(found, options, gpu))
+    check_needs(found, options, gpu)
     if options.list:
         return 0
     if not cases:
@@ -194,7 +188,6 @@ def verify(options):
     if not os.access(options.ltx2, os.X_OK):
         raise Refused(f"{options.ltx2}: no such program; build it with `cargo build --release --locked`, or give --ltx2")
     options.output.mkdir(parents=True, exist_ok=True)
-    version = subprocess.run([options.ltx2, "--version"], capture_output=True, text=True).stdout.strip()
     image, verdicts, pending, keys = options.output / "image.png", {}, [], {}
     for case in cases:
         folder = options.output / "cases" / case.name
@@ -205,8 +198,8 @@ def verify(options):
         marked = folder / "key"
         if not marked.exists() or marked.read_text() != key:
             shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        marked.write_text(key)
+            folder.mkdir(parents=True, exist_ok=True)
+            marked.write_text(key)
         pending.append((case, folder))
     if verdicts:
         print(f"done before: {len(verdicts)}")
@@ -215,19 +208,20 @@ def verify(options):
         verdicts[case.name] = v = run_ltx2(found, options, case, folder, image)
         if v["verdict"] != "failed":
             report.save(folder, v, keys[case.name])
-    return finish(options, found, title, version, [verdicts[case.name] for case in cases], not_run)
+    return finish(options, found, title, [verdicts[case.name] for case in cases], not_run)
 
 
-def finish(options, found, title, version, verdicts, not_run):
+def finish(options, found, title, verdicts, not_run):
+    """Writes the report and prints the verdicts; returns the exit code."""
     pages = {v["case"]: options.output / "cases" / v["case"] / "report.html" for v in verdicts}
     pages = {name: page.read_text() for name, page in pages.items() if page.exists()}
+    version = subprocess.run([options.ltx2, "--version"], capture_output=True, text=True).stdout.strip()
     spread = "1.5 times the distance of two runs of the reference"
-    limit = spread if options.dtype == "bf16" else f"relative L2 {report.F32_LIMIT:g}"
     facts = {
         "model": found.given.name, "upsampler": found.upsampler.name if found.upsampler else "none",
         "LoRA": found.lora.name if found.lora else "none", "program": version,
-        "reference": REFERENCES[plans.package(found, options)], "device": options.device, "type": options.dtype, "limit": limit,
-        "date": time.strftime("%Y-%m-%d"),
+        "reference": REFERENCES[plans.package(found, options)], "device": options.device, "type": options.dtype,
+        "limit": spread if options.dtype == "bf16" else f"relative L2 {report.F32_LIMIT:g}", "date": time.strftime("%Y-%m-%d"),
     }
     page = options.output / "report.html"
     report.write(page, f"ltx2 beside the reference: {title}", facts, verdicts, not_run, pages)

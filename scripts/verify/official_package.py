@@ -1,7 +1,6 @@
 """Runs requests by Lightricks' pipelines 1.0.0 on their own networks, read from their single file.
 
-Replaced: Gemma-3, which transformers loads; the noise; float32 for bfloat16 if requested; constant sizes; frames are kept as
-floats.
+Replaced: Gemma-3, which transformers loads; the noise; float32 for bfloat16; constant sizes; frames are kept as floats.
 """
 
 import gc
@@ -94,12 +93,8 @@ class Package:
         processor = ledger.gemma_embeddings_processor()
         return [processor.process_hidden_states(*self.states[prompt]) for prompt in prompts]
 
-    def _transformer(self, ledger):
-        """Builds the transformer after merging in the file's types."""
-        return X0Model(ledger.transformer_builder.build(device=self.device)).to(self.device, self.dtype).eval()
-
-    def _upsampler(self):
-        return upsampler(Path(self.plan["upsampler"])).to(self.device, self.dtype).eval()
+    def _placed(self, network):
+        return network.to(self.device, self.dtype).eval()
 
     def _noise(self, request):
         divisors = (2, 1) if request["pipeline"] in TWO_PASSES else (1,)
@@ -110,16 +105,15 @@ class Package:
         return Noise(sizes, torch.Generator("cpu").manual_seed(request["seed"]))
 
     def _made(self, kind, request):
-        arguments = {"gemma_root": None, "loras": (), "device": self.device}
-        arguments["distilled_checkpoint_path" if request["pipeline"] == "distilled" else "checkpoint_path"] = self.plan["file"]
-        if request["pipeline"] in TWO_PASSES:
+        name, arguments = request["pipeline"], {"gemma_root": None, "loras": (), "device": self.device}
+        arguments["distilled_checkpoint_path" if name == "distilled" else "checkpoint_path"] = self.plan["file"]
+        if name in TWO_PASSES:
             arguments["spatial_upsampler_path"] = self.plan["upsampler"]
         strengths = [lora["strength"] for lora in request["loras"]]
         loras = [LoraPathStrengthAndSDOps(self.plan["lora"], s, LTXV_LORA_COMFY_RENAMING_MAP) for s in strengths]
-        if request["pipeline"] in ("two_stage", "keyframes"):
-            arguments["distilled_lora"] = loras
-        if request["pipeline"] == "hq":
+        if name in ("two_stage", "keyframes", "hq"):
             arguments["distilled_lora"] = loras[:1]
+        if name == "hq":
             arguments |= {f"distilled_lora_strength_stage_{n}": s for n, s in enumerate(strengths, 1)}
         return kind(**arguments)
 
@@ -147,11 +141,10 @@ class Package:
             kept["audio"] = decode_audio(latents, decoder, vocoder).waveform[None]
 
         replaced = dict(encode_prompts=self._contexts, vae_decode_video=video, vae_decode_audio=audio)
+        replaced["torch"] = Torch(bfloat16=self.dtype)
         if self.device.type == "cpu":
             cuda = SimpleNamespace(synchronize=lambda: None)
             replaced |= dict(torch=Torch(bfloat16=self.dtype, cuda=cuda), cleanup_memory=lambda: None)
-        elif self.dtype != torch.bfloat16:
-            replaced["torch"] = Torch(bfloat16=self.dtype)
         if request["pipeline"] == "hq":
             loop = samplers.res2s_audio_video_denoising_loop
             # Each pass has its own generators.
@@ -160,10 +153,11 @@ class Package:
         with ExitStack() as stack:
             stack.enter_context(patch.multiple(module, **replaced))
             stack.enter_context(patch.object(noisers, "torch", Torch(randn=noise.randn)))
-            if self.dtype != torch.bfloat16:
-                stack.enter_context(patch.object(ModelLedger, "transformer", lambda ledger: self._transformer(ledger)))
-            if self.plan["upsampler"] and Path(self.plan["upsampler"]).is_dir():
-                stack.enter_context(patch.object(ModelLedger, "spatial_upsampler", lambda _: self._upsampler()))
+            # Builds the transformer after merging in the file's types.
+            build = lambda ledger: self._placed(X0Model(ledger.transformer_builder.build(device=self.device)))
+            stack.enter_context(patch.object(ModelLedger, "transformer", build))
+            if self.plan["upsampler"] and (folder := Path(self.plan["upsampler"])).is_dir():
+                stack.enter_context(patch.object(ModelLedger, "spatial_upsampler", lambda _: self._placed(upsampler(folder))))
             self._made(getattr(module, kind), request)(**self._asked(request, self.plan["image"]))
         if request["pipeline"] in TWO_PASSES:
             kept["stage_2.noise.video"] = noise.drawn[1][0]

@@ -2,8 +2,7 @@
 """Runs the reference for verify_real.sh, in its venv: reference.py PLAN.json.
 
 Writes `reference.safetensors` for each case; in bf16 also `reference_again.safetensors` by another attention kernel, whose
-distance
-is the limit.
+distance is the limit.
 """
 
 import gc
@@ -29,8 +28,6 @@ from official_package import Package, upsampler  # noqa: E402
 
 # The fastest attention kernel and the plainest, which sum in another order.
 KERNELS = {"reference": None, "reference_again": SDPBackend.MATH}
-# Reference that Lightricks' package computes.
-PACKAGE = "official_1_0"
 
 
 def draw_image(path):
@@ -73,24 +70,26 @@ class Given:
         return {"noise.video": video, "noise.audio": audio, **{name: tensor.cpu() for name, tensor in outputs.items()}}
 
 
+def write_whole(path, write):
+    """Writes a file and renames it at the end, as its existence marks a case as done."""
+    part = path.with_name(f"{path.name}.part")
+    write(part)
+    part.rename(path)
+
+
 def run_case(model, case, dtype):
     folder, made = Path(case["folder"]), {}
-    for name, kernel in KERNELS.items():
-        if name == "reference_again" and dtype == "f32":
-            continue
+    for name in ["reference"] if dtype == "f32" else KERNELS:
         print(f"  {folder.name}: {name.replace('_', ', ')}", flush=True)
-        with sdpa_kernel(kernel) if kernel else nullcontext():
+        with sdpa_kernel(KERNELS[name]) if KERNELS[name] else nullcontext():
             made[name] = model.run(case["request"])
-        write_safetensors(folder / f"{name}.safetensors.part", made[name])
-        (folder / f"{name}.safetensors.part").rename(folder / f"{name}.safetensors")
+        write_whole(folder / f"{name}.safetensors", lambda part, name=name: write_safetensors(part, made[name]))
     if len(made) == 2:
         again = made["reference_again"]
         spread = {name: relative_l2(again[name], x) for name, x in made["reference"].items()}
         # Root mean square error of frames, like the PSNR of `ltx2 compare`.
         spread["video"] = (again["video"].double() - made["reference"]["video"].double()).square().mean().sqrt().item()
-        # Renamed at the end, as its existence marks the case as done.
-        (folder / "spread.json.part").write_text(json.dumps(spread, indent=1) + "\n")
-        (folder / "spread.json.part").rename(folder / "spread.json")
+        write_whole(folder / "spread.json", lambda part: part.write_text(json.dumps(spread, indent=1) + "\n"))
 
 
 def main():
@@ -101,8 +100,8 @@ def main():
     draw_image(Path(plan["image"]))
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[plan["dtype"]]
     # Lightricks' package loads its own networks, so diffusers' are freed first.
-    for kind, mine in ((Given, lambda reference: reference != PACKAGE), (Package, lambda reference: reference == PACKAGE)):
-        if cases := [case for case in plan["cases"] if mine(case["request"]["reference"])]:
+    for kind in (Given, Package):
+        if cases := [c for c in plan["cases"] if (c["request"]["reference"] == "official_1_0") == (kind is Package)]:
             model = kind(plan, dtype)
             for case in cases:
                 run_case(model, case, plan["dtype"])

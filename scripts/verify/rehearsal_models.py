@@ -2,8 +2,7 @@
 """Writes tiny random models for a rehearsal: rehearsal_models.py OUT.
 
 One per generation, as a diffusers folder and (except LTX-2.5) as Lightricks' file, each with upsampler and LoRA; distilled ones
-of
-LTX-2.3 and LTX-2.5.
+of LTX-2.3 and LTX-2.5.
 """
 
 import json
@@ -25,11 +24,8 @@ _THREE = [[1, 3, 5]] * 3
 VOCODERS = {"tiny_2_3": dict(VOCODER["tiny_2_3"], resnet_dilations=_THREE, bwe_resnet_dilations=_THREE)}
 
 
-def write_upsampler(config, folder, file):
-    """Writes the upsampler as a folder and as Lightricks' file."""
-    network = build("latent_upsampler", config, 5)
-    network.to(torch.bfloat16).save_pretrained(folder)
-    official_file.write(file, load_file(next(folder.glob("*.safetensors"))), official_file.upsampler_header(config))
+def tensors_of(folder):
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
 def write_lora(transformer, file):
@@ -55,22 +51,21 @@ def write(model, generation, folder, distilled):
         official_file.convert(diffusers, folder / f"ltx-{generation}-{kind}.safetensors")
     channels = json.loads((diffusers / "vae" / "config.json").read_text())["latent_channels"]
     config = dict(LATENT_UPSAMPLER[UPSAMPLERS[generation]], in_channels=channels)
-    write_upsampler(config, diffusers / "latent_upsampler", folder / f"ltx-{generation}-spatial-upscaler-x2.safetensors")
+    build("latent_upsampler", config, 5).to(torch.bfloat16).save_pretrained(diffusers / "latent_upsampler")
+    file = folder / f"ltx-{generation}-spatial-upscaler-x2.safetensors"
+    official_file.write(file, tensors_of(diffusers / "latent_upsampler"), official_file.upsampler_header(config))
     if not distilled:
-        transformer = {k: v for file in (diffusers / "transformer").glob("*.safetensors") for k, v in load_file(file).items()}
         lora = folder / f"ltx-{generation}-distilled-lora-4.safetensors"
-        write_lora(transformer, lora)
+        write_lora(tensors_of(diffusers / "transformer"), lora)
         shutil.copy(lora, diffusers)
 
 
 def main():
     out = Path(sys.argv[1])
     fix_numerics()
-    write("tiny_a", "2.0", out / "2.0", False)
-    write("tiny_2_3", "2.3", out / "2.3", False)
-    write("tiny_2_3", "2.3", out / "2.3-distilled", True)
-    write("tiny_2_5", "2.5", out / "2.5", False)
-    write("tiny_2_5", "2.5", out / "2.5-distilled", True)
+    for model, name in (("tiny_a", "2.0"), ("tiny_2_3", "2.3"), ("tiny_2_3", "2.3-distilled"), ("tiny_2_5", "2.5"),
+                        ("tiny_2_5", "2.5-distilled")):
+        write(model, name[:3], out / name, "distilled" in name)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Verdicts of the cases and the HTML report."""
 
-import html
 import json
 import math
 import re
+from html import escape
 
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#222}"
@@ -30,17 +30,13 @@ def distances_of(scores):
 def verdict(case, scores, spread):
     """Compares every output with its limit, and the noise bit for bit."""
     distances = distances_of(scores)
-    rows = []
-    for name in JUDGED:
-        if name in distances:
-            limit = SPREADS * spread[name] if spread else F32_LIMIT
-            rows.append(dict(name=name, distance=distances[name], limit=limit, fine=distances[name] <= limit))
+    limits = {name: SPREADS * spread[name] if spread else F32_LIMIT for name in JUDGED if name in distances}
+    rows = [dict(name=n, distance=distances[n], limit=limit, fine=distances[n] <= limit) for n, limit in limits.items()]
     noise = [name for name in distances if "noise" in name]
     same = bool(noise) and all(distances[name] == 0 for name in noise)
     fine = same and len(rows) == len(JUDGED) and all(row["fine"] for row in rows)
-    words = "; ".join(f"{row['name']} {row['distance']:.1e}" for row in rows) + f" of {rows[0]['limit']:.1e}"
-    if spread:
-        words = "; ".join(f"{row['name']} {row['distance']:.1e} of {row['limit']:.1e}" for row in rows)
+    words = [f"{row['name']} {row['distance']:.1e}" + (f" of {row['limit']:.1e}" if spread else "") for row in rows]
+    words = "; ".join(words) + ("" if spread else f" of {F32_LIMIT:.1e}")
     if not same:
         words = "the noise is another" if noise else "no noise to compare"
     video, audio = scores.get("video") or {}, scores.get("audio") or {}
@@ -58,33 +54,31 @@ def line(v):
     return f"{v['verdict']:8}{v['case']}: {v['words']}"
 
 
+def _table(rows, head=""):
+    cells = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
+    return f"<table>{head}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
 def _section(v, page):
-    """Returns the body of a case's `ltx2 compare --report` page."""
-    body = re.sub(r"^.*?</style>|</html>\s*$", "", page, flags=re.S) if page else ""
-    rows = "".join(
-        f"<tr><td>{html.escape(r['name'])}</td><td>{r['distance']:.2e}</td><td>{r['limit']:.2e}</td>"
-        f"<td>{'within' if r['fine'] else 'above'}</td></tr>"
-        for r in v["rows"]
-    )
-    table = f"<table><tr><th></th><th>distance</th><th>limit</th><th></th></tr>{rows}</table>" if rows else ""
-    body = re.sub(r"<h1>.*?</h1>", "", body, flags=re.S)
+    """Returns a case's section with the body of its `ltx2 compare --report` page."""
+    body = re.sub(r"^.*?</style>|</html>\s*$|<h1>.*?</h1>", "", page, flags=re.S)
+    rows = [(r["name"], f"{r['distance']:.2e}", f"{r['limit']:.2e}", "within" if r["fine"] else "above") for r in v["rows"]]
+    table = _table(rows, "<tr><th></th><th>distance</th><th>limit</th><th></th></tr>") if rows else ""
     title = f"<h2 id=\"{v['case']}\">{v['case']}: <span class=\"{v['verdict']}\">{v['verdict']}</span></h2>"
-    return f"<section>{title}<p>{html.escape(v['words'])}</p>{table}{body}</section>\n"
+    return f"<section>{title}<p>{escape(v['words'])}</p>{table}{body}</section>\n"
 
 
 def write(path, title, facts, verdicts, not_run, pages):
-    facts = "".join(f"<tr><td>{html.escape(k)}</td><td>{html.escape(str(v))}</td></tr>" for k, v in facts.items())
-    rows = "".join(
-        f"<tr><td><a href=\"#{v['case']}\">{v['case']}</a></td><td class=\"{v['verdict']}\">{v['verdict']}</td>"
-        f"<td>{html.escape(v['words'])}</td></tr>"
+    title, facts = escape(title), _table([escape(key), escape(str(value))] for key, value in facts.items())
+    rows = _table(
+        [f"<a href=\"#{v['case']}\">{v['case']}</a>", f"<span class=\"{v['verdict']}\">{v['verdict']}</span>", escape(v["words"])]
         for v in verdicts
     )
-    rest = "".join(f"<li>{html.escape(reason)}</li>" for reason in not_run)
-    sections = "".join(_section(v, pages.get(v["case"], "")) for v in verdicts)
+    rest = "".join(f"<li>{escape(reason)}</li>" for reason in not_run)
     path.write_text(
-        f"<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{html.escape(title)}</title><style>{STYLE}</style>\n"
-        f"<h1>{html.escape(title)}</h1><table>{facts}</table><h2>Verdicts</h2><table>{rows}</table>"
-        f"{f'<p>Not run:</p><ul>{rest}</ul>' if rest else ''}{sections}</html>\n"
+        f"<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title><style>{STYLE}</style>\n"
+        f"<h1>{title}</h1>{facts}<h2>Verdicts</h2>{rows}{f'<p>Not run:</p><ul>{rest}</ul>' if rest else ''}"
+        f"{''.join(_section(v, pages.get(v['case'], '')) for v in verdicts)}</html>\n"
     )
 
 
