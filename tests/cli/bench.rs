@@ -180,7 +180,7 @@ fn generate(dir: &Path, name: &str, more: &[&str]) -> (BTreeMap<String, Tensor>,
     (tensors, json(&dir.join(format!("{name}.json"))), text(&out.stderr))
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn video_is_generated_without_model_files() {
     let dir = tempfile::tempdir().expect("a folder");
     let (first, sidecar, said) = generate(dir.path(), "a", &[]);

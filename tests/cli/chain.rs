@@ -131,7 +131,7 @@ fn killed_chain_resumes_to_identical_bytes() {
     let anew = run(&out, &other).stderr(Stdio::piped()).output().expect("runs");
     let said = String::from_utf8_lossy(&anew.stderr);
     assert_eq!(anew.status.code(), Some(2), "{said}");
-    assert!(said.contains("error: --checkpoint-every: ") && said.contains("resume this run with --resume"), "{said}");
+    assert!(said.contains("error: --checkpoint-every: ") && said.contains("resume that run with --resume"), "{said}");
     let other = ["--checkpoint-every", "1", "--seed", "77", "--force"];
     kill_at("write out.mp4.clip_0001.safetensors", &mut run(&out, &other));
     assert!(clip(0).exists() && !clip(1).exists(), "a clip of the run before is left");

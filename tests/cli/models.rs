@@ -28,6 +28,8 @@ fn path(p: &Path) -> &str {
 fn ltx2(home: &Path, arguments: &[&str]) -> Output {
     let mut command = support::ltx2();
     command.env_remove("HF_HUB_CACHE").env_remove("HUGGINGFACE_HUB_CACHE").env("HF_HOME", home);
+    // Results that a failed run keeps.
+    command.env("TMPDIR", env!("CARGO_TARGET_TMPDIR"));
     command.args(arguments).output().expect("the binary runs")
 }
 
@@ -188,10 +190,10 @@ fn mixed_model_versions_are_rejected() {
     };
     let file = dir.path().join("mixed.safetensors");
     write(&file, &combined_of(TINY_2_3), Some(&header()));
-    let newer = ["mixed.safetensors", "`prompt_adaln.linear.weight` of LTX-2.3", "its header describes LTX-2.0"];
+    let newer = ["mixed.safetensors", "`prompt_adaln.linear.weight` of LTX-2.3", "the file's header describes LTX-2.0"];
     refused(&[path(&file)], &newer);
     write(&file, &combined(), Some(&header_2_3()));
-    let older = ["`caption_projection.linear_1.weight` of LTX-2.0", "its header describes LTX-2.3"];
+    let older = ["`caption_projection.linear_1.weight` of LTX-2.0", "the file's header describes LTX-2.3"];
     refused(&[path(&file)], &older);
 
     for (component, tensor) in [
@@ -288,7 +290,7 @@ fn damaged_files_give_one_error_line() {
         ("text_encoder", one, flatten, "language_model.model.embed_tokens.weight", &["[9600]", "[400, 24]"]),
         ("connectors", plain, |t, k| drop(t.remove(k)), "text_proj_in.weight", &["missing"]),
         ("transformer", shard, set_to_nan, "proj_in.weight", &["NaN at [0, 2]"]),
-        ("transformer", shard, |t, k| drop(t.remove(k)), "proj_in.weight", &["index.json", "does not have it"]),
+        ("transformer", shard, |t, k| drop(t.remove(k)), "proj_in.weight", &["index.json", "is not in"]),
     ];
     for (component, file, edit, key, words) in edits {
         let dir = TempDir::new().expect("a folder");
@@ -387,7 +389,7 @@ fn invalid_models(dir: &Path) -> Vec<Wrong> {
         write(&model.join(plain), &folder, None);
         let file = scratch.join("ltx-2-tiny-dev.safetensors");
         write(&file, &single, Some(&header));
-        let said = [["an unknown key", "missing", "unknown"][[0, 2, 1][i]], word];
+        let said = [["unknown key", "missing", "unknown"][[0, 2, 1][i]], word];
         let words = |place: &str| said.iter().copied().chain([place]).map(String::from).collect();
         let place = if i == 0 { "vae/config.json" } else { "diffusion_pytorch_model.safetensors" };
         all.push(Wrong { model: vec![path(&model).into()], words: words(place) });

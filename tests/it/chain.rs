@@ -96,7 +96,7 @@ fn each_clip_continues_latents_of_previous_clip() {
 }
 
 /// The passes run at half and at full size; the output keeps the audio of the first pass.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn both_passes_continue_the_previous_clip() {
     let (all, mut runner) = cases_of(&cpu(8), "official", "tiny_a");
     let case = all.iter().find(|case| case.name.ends_with("two_stage")).expect("a case");

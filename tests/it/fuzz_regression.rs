@@ -1,7 +1,7 @@
 //! Untrusted input, valid and damaged: no reader may panic, abort or allocate memory that the input does not justify.
 //! The readers are those of `fuzz/`, which libFuzzer runs for longer (`make fuzz`).
 //!
-//! `LTX2_FUZZ_CASES=2000000` sets the number of damaged inputs per kind; the default is 400.
+//! `LTX2_FUZZ_CASES=2000000` sets the number of damaged inputs per kind; the default is 200.
 
 #[path = "../../fuzz/src/lib.rs"]
 mod kinds;
@@ -161,7 +161,7 @@ fn check(kind: &str) {
             Err(reason) => assert!(refused, "{} is rejected: {reason}", path.display()),
         }
     }
-    let cases = std::env::var("LTX2_FUZZ_CASES").map_or(400, |n| n.parse().expect("a number"));
+    let cases = std::env::var("LTX2_FUZZ_CASES").map_or(200, |n| n.parse().expect("a number"));
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
     let all = (0..seeds.len(), damages(matches!(kind, "module" | "trace")));

@@ -4,7 +4,7 @@ use std::f32::consts::TAU;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::needs;
+use crate::support::{full, needs};
 use ltx2::media::{
     Audio, Encoder, EncoderChoice, FrameRate, Frames, Mp4Options, read_clip, read_first_frames, write_mp4,
 };
@@ -83,8 +83,12 @@ fn codecs_lengths_and_frames_match_the_request() {
         (34, 18, 17, 29.97, 0, 0, 0),
         (160, 96, 57, 24.0, 2, 44100, 0),
     ];
-    for choice in BOTH {
+    for (turn, choice) in BOTH.into_iter().enumerate() {
+        // Each clip by one of the encoders, in turn; in the full test by both.
         for (index, &(w, h, n, fps, channels, rate, samples)) in clips.iter().enumerate() {
+            if index % 2 != turn && !full() {
+                continue;
+            }
             let path = dir.path().join(format!("new/{choice:?}_{index}.mp4"));
             let frames = gradient(n, h, w);
             let audio = (channels > 0).then(|| tone(channels, samples, rate));

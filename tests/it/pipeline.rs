@@ -3,9 +3,7 @@
 use ltx2::request::Request;
 use std::ops::ControlFlow;
 
-use crate::support::{
-    Case, cases, cpu, dumped, dumping, full, generate, needs, open, plain, quick, request, thresholds,
-};
+use crate::support::{cases, cpu, dumped, dumping, full, generate, needs, open, plain, quick, request, thresholds};
 use ltx2::analysis::Module;
 use ltx2::av::Av;
 use ltx2::hlo::DType;
@@ -38,12 +36,10 @@ fn every_pipeline_case_matches_reference() {
     }
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn bf16_error_is_within_the_reference_spread() {
     let client = cpu(8);
-    // A case with every guidance branch; all cases in the full test.
-    let chosen = |case: &Case| full() || case.name.ends_with("tiny_2_3_guided");
-    for case in cases("pipeline").into_iter().filter(chosen) {
+    for case in cases("pipeline") {
         let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::BF16));
         let request = request(&case, &runner.model);
         let generated = generate(&mut runner, &request, &dumping(None));

@@ -53,6 +53,11 @@ pub fn noise(seed: u64, n: usize) -> Vec<f64> {
 }
 
 impl Case {
+    /// Returns the number of multiplications of the scores.
+    pub fn products(&self) -> usize {
+        self.rows * self.heads * self.queries * self.keys * self.dim
+    }
+
     pub fn scale(&self) -> f64 {
         (self.dim as f64).sqrt().recip()
     }
