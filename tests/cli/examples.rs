@@ -23,7 +23,7 @@ fn megabytes(elements: usize) -> String {
     format!("{:.1} MB of f32 over context", elements as f64 * 4.0 / 1e6)
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn one_sharding_rule_removes_weight_gathers() {
     let printed = printed("sharded_ffn", &[]);
     let (weight, activations) = (megabytes(16384 * 4096), megabytes(6144 * 4096));
@@ -40,7 +40,7 @@ fn one_sharding_rule_removes_weight_gathers() {
 }
 
 /// The README's figure is up to date with its data.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn readme_layouts_figure_is_up_to_date() {
     let folder = Path::new("benchmarks/layouts");
     let entries = std::fs::read_dir(folder).expect("figures").map(|e| e.expect("an entry").path());
@@ -53,7 +53,7 @@ fn readme_layouts_figure_is_up_to_date() {
 }
 
 /// Runs one example of each library crate.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn library_crate_examples_build_run_and_analyze_programs() {
     let written = printed("attention", &[]);
     assert!(written.contains("sdy.mesh @mesh") && written.contains("stablehlo.dot_general"), "{written}");
@@ -72,7 +72,7 @@ fn library_crate_examples_build_run_and_analyze_programs() {
 /// Settings of the toy model at the smallest useful size.
 const SMALL: [&str; 4] = ["request.max_sequence_length=64", "sampler.steps=16", "runtime.platform=cpu", QUICK];
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn library_example_generates_a_video() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("out.mp4").display().to_string();
@@ -83,7 +83,7 @@ fn library_example_generates_a_video() {
 }
 
 /// A second-order sampler is closer to a fine solution than a first-order one with as many evaluations.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn custom_second_order_sampler_beats_euler() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("out.mp4").display().to_string();

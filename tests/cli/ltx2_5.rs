@@ -254,7 +254,7 @@ fn every_preset_runs() {
 }
 
 /// The sidecar records the predicted number of frames, so repeating the run does not predict it again.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn predicted_frame_count_is_recorded_in_sidecar() {
     let dir = TempDir::new().expect("a folder");
     let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
@@ -318,7 +318,7 @@ fn unsupported_dfr_requests_are_rejected() {
 /// A run that loads one component at a time gives the same result as one that keeps all loaded, and so does a repeat
 /// from its sidecar. `bench` times the same programs. A LoRA of another model version is rejected before anything is
 /// compiled.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn run_with_offloading_matches_resident_run() {
     let dir = TempDir::new().expect("a folder");
     let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();

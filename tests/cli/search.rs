@@ -85,7 +85,7 @@ fn totals(stdout: &str, parts: usize) -> Vec<Vec<f64>> {
 
 /// Finds one layout for both passes, weighted by their numbers of steps, under a memory limit. `best.yml` lists the
 /// compiled and the skipped layouts.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn search_weights_passes_by_their_step_counts() {
     let dir = tempfile::tempdir().expect("a folder");
     let search = |more: &[&str]| {

@@ -70,7 +70,7 @@ fn killed_experiment_resumes_at_the_next_run() {
 
 /// Experiments with several slices and configurations: each group is ranked separately, and equal programs are compiled
 /// once.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn slices_and_configurations_are_ranked_separately() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = dir.path().join("out");
@@ -161,7 +161,7 @@ fn experiment_predicts_with_chip_file() {
 
 /// The suggestions of `--why` appear in all three outputs: text, Markdown and HTML. For a CPU target, their cost is in
 /// received bytes.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn fastest_layout_of_each_group_is_diagnosed() {
     let dir = tempfile::tempdir().expect("a folder");
     let (yaml, out) = (dir.path().join("x.yml"), dir.path().join("out"));
