@@ -103,7 +103,7 @@ TIERS["test-full"] = (
     "cpu,tpu,cuda,jax,ffmpeg,etcd,mount",
     [
         *LINT,
-        *UNIT,
+        *[Step(f"{step.name}, in full", step.command, env=FULL) for step in UNIT],
         plugin("cpu"),
         plugin("tpu"),
         plugin("cuda"),

@@ -317,7 +317,7 @@ mod tests {
         let all = said(512, 768, 100, 30.0);
         let words = [
             "100 frames, but the video has 121",
-            "the last 3 frames are dropped",
+            "frames dropped at the end: 3",
             "30.000 frames per second",
             "56 % of each reference frame is cropped",
         ];

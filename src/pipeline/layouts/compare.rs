@@ -271,10 +271,14 @@ mod tests {
 
     /// Removes each rule that has an effect from each shipped layout. The rule must be reported as missing, unless the
     /// layout without it equals another shipped layout. If the removal costs time, the best addition must recover it.
+    /// Only the full test covers all targets.
     #[test]
     fn every_rule_removed_from_a_shipped_layout_is_reported() {
         let (mut removed, mut slower) = (0, 0);
-        for target in ["tpu:v5p:2x2x1", "tpu:tpu7x:2x2x1", "cuda:h100:1x1x4"] {
+        let full = std::env::var_os("LTX2_TEST_FULL").is_some();
+        let targets =
+            if full { &["cuda:h100:1x1x4", "tpu:v5p:2x2x1", "tpu:tpu7x:2x2x1"][..] } else { &["cuda:h100:1x1x4"] };
+        for &target in targets {
             let config = Config::load("ltx2", std::iter::empty::<&str>()).unwrap();
             let parsed: Target = target.parse().unwrap();
             let (toolchain, count, _) = parsed.described();
@@ -314,7 +318,8 @@ mod tests {
                 }
             }
         }
-        assert!(removed > 100 && slower > 20, "{removed} rules removed, {slower} of them cost time");
+        let least = if full { [100, 20] } else { [30, 5] };
+        assert!(removed > least[0] && slower > least[1], "{removed} rules removed, {slower} of them cost time");
     }
 
     /// Returns each rule that has an effect on the mesh, together with the layout without it.

@@ -246,7 +246,7 @@ mod tests {
 
     /// For two, three and four branches on any number of devices, the devices of the chosen layout repeat little work.
     /// Three branches over `cfg: 2` cost four thirds of the work; on many devices, the smaller number of collectives
-    /// outweighs this.
+    /// outweighs this. Only the full test covers all counts.
     #[test]
     fn auto_repeats_little_work_on_any_device_count() {
         let chip = Chip::named("h200").unwrap();
@@ -265,7 +265,8 @@ mod tests {
                 ranking(&config, devices).unwrap().first
             };
             let whole = first(1).flops;
-            for count in 2..=16 {
+            let full = std::env::var_os("LTX2_TEST_FULL").is_some();
+            for count in (2..=16).step_by(if full { 1 } else { 3 }) {
                 let first = first(count);
                 let repeated = first.flops * count as f64 / whole;
                 let what = format!("{} ({})", first.layout, mesh_name(&first.mesh));

@@ -29,14 +29,14 @@ fn foreign_file_types_are_identified() {
     for (bytes, kind) in FILES {
         let file = put(dir.path().join("foreign.safetensors"), bytes);
         let name = file.to_str().expect("utf-8").to_string();
-        let words = ["foreign.safetensors: not a safetensors file: it is ", kind];
+        let words = ["foreign.safetensors: not a safetensors file: the file is ", kind];
         fails(Checkpoint::open(&file), &words);
         fails(open(&file), &words);
         fails(LoraFile::open(&name), &words);
         let encoder = Overrides { text_encoder: Some(name), ..Overrides::default() };
         fails(open_with(dir.path(), &encoder), &words);
         put(dir.path().join("transformer/diffusion_pytorch_model.safetensors"), bytes);
-        fails(open(dir.path()).expect("opens").checkpoint(Component::Transformer), &["it is ", kind]);
+        fails(open(dir.path()).expect("opens").checkpoint(Component::Transformer), &["the file is ", kind]);
     }
     let file = dir.path().join("foreign.safetensors");
     fails(Checkpoint::open(&put(file.clone(), b"")), &["the file is empty"]);

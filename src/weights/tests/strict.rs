@@ -38,7 +38,8 @@ fn newer_single_file_is_refused() {
     let tensor = ("model.diffusion_model.keyframes_abs_pos_embedding", "BF16", &[1, 2][..]);
     let tensors = [&SINGLE[..], &[tensor]].concat();
     let newer = file_of(dir.path(), "newer.safetensors", &tensors, &official_config());
-    let mixed = ["newer.safetensors", "`keyframes_abs_pos_embedding` of LTX-2.5", "its header describes LTX-2.0"];
+    let mixed =
+        ["newer.safetensors", "`keyframes_abs_pos_embedding` of LTX-2.5", "the file's header describes LTX-2.0"];
     fails(newer, &mixed);
 }
 
