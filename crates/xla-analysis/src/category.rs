@@ -364,7 +364,7 @@ mod tests {
         assert!(decode(twice.collect()).unwrap_err().contains("expand to more than"));
         let chain = |length| (1..=length).map(|n| computation(n, vec![fusion(1000 + n, &[n + 1])])).collect();
         assert_eq!(decode(chain(60)), Ok(()));
-        assert!(decode(chain(70)).unwrap_err().contains("64 calls deep"));
+        assert!(decode(chain(70)).unwrap_err().contains("nested more than 64 deep"));
     }
 
     #[test]
