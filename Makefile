@@ -219,9 +219,8 @@ ACCELERATOR ?= cpu
 container:
 	container/build.sh $(ACCELERATOR) $(IMAGE)
 
-# Regenerates tests/fixtures from the pinned reference releases: scripts/oracle/README.md.
+# Regenerates tests/fixtures from the pinned releases, and with OFFICIAL=FOLDER from the checkout: scripts/oracle/README.md.
 fixtures:
 	scripts/oracle/venv.sh .venv
 	.venv/bin/python scripts/oracle/make_fixtures.py
-	.venv/bin/python scripts/oracle/cases_official.py
-	.venv/bin/python scripts/oracle/cases_given_video.py
+	$(if $(OFFICIAL),.venv/bin/python scripts/oracle/make_fixtures.py --official $(OFFICIAL))

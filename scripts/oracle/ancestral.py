@@ -1,24 +1,17 @@
-#!/usr/bin/env python3
-"""Writes tests/fixtures/samplers/ancestral_loops.json: ancestral Euler by both references; argument: Lightricks' checkout at
-400fd31.
+"""Writes tests/fixtures/samplers/ancestral_loops.json: ancestral Euler by both references.
 
 The velocity is 0.3 times the latents. `official`: a generator seeded with the request's seed + 10000 draws video noise before
-audio
-noise, in f32 or bf16, none in the last step. `diffusers`: the request's generator continues.
+audio noise, in f32 or bf16, none in the last step. `diffusers`: the request's generator continues.
 """
-
-import sys
-from pathlib import Path
 
 import torch
 from diffusers import LTXEulerAncestralRFScheduler
+from diffusers.pipelines.ltx2.utils import DISTILLED_SIGMA_VALUES
+from ltx_core.components.diffusion_steps import EulerAncestralDiffusionStep
 
-sys.path.insert(0, str(Path(sys.argv[1]) / "packages/ltx-core/src"))
-from ltx_core.components.diffusion_steps import EulerAncestralDiffusionStep  # noqa: E402
+from common import FIXTURES, write_json
 
-from common import FIXTURES, write_json  # noqa: E402
-
-SIGMAS = [1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0]
+SIGMAS = [*DISTILLED_SIGMA_VALUES, 0.0]
 TOKENS = [[6, 4], [5, 7]]
 SEED = 21
 
@@ -54,21 +47,15 @@ def diffusers(eta):
 
 
 def main():
-    made = [
+    loops = []
+    for draws, eta, latents in (
         ("official", 1.0, official(1.0, torch.float32)), ("official", 0.5, official(0.5, torch.float32)),
         ("official_bf16", 1.0, official(1.0, torch.bfloat16)),
         ("diffusers", 1.0, diffusers(1.0)), ("diffusers", 0.5, diffusers(0.5)),
-    ]
-    loops = [
-        {
-            "draws": draws, "eta": eta, "seed": SEED, "sigmas": SIGMAS, "tokens": TOKENS,
-            **{name: x.flatten().tolist() for name, x in zip(("video", "audio"), latents)},
-        }
-        for draws, eta, latents in made
-    ]
+    ):
+        streams = {name: x.flatten().tolist() for name, x in zip(("video", "audio"), latents)}
+        loops.append({"draws": draws, "eta": eta, "seed": SEED, "sigmas": SIGMAS, "tokens": TOKENS, **streams})
     write_json(FIXTURES / "samplers" / "ancestral_loops.json", loops, ('{"draws"',))
 
 
-if __name__ == "__main__":
-    torch.set_grad_enabled(False)
-    main()
+CHECKOUT = {"ancestral": main}

@@ -1,43 +1,24 @@
-"""Writes the video VAE, the audio VAE decoder, the vocoder and the upsamplers."""
+"""Writes the video VAE, the audio VAE decoder, the vocoder, the upsamplers, the duration head and the latent filters."""
 
-import json
+from functools import partial
 
 import torch
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline
 
 import models
-from common import randn, relative_l2, show, write_case
+from common import STRIDES, randn, relative_l2, spread, write_case
 
-# Odd strides meet every phase of the power-of-two upsampling.
-STRIDES = {"video": (1, 1, 1, 5, 7), "audio": (1, 1, 7)}
-FULL_LIMIT = 24_000
+write = partial(write_case, __file__, strides=STRIDES)
 
 
-def thin(outputs, all_strides=STRIDES, limit=FULL_LIMIT):
-    """Thins outputs of more than `limit` bytes to `<name>.strided`; returns the outputs and metadata about it."""
-    kept, extra = {}, {}
-    for name, tensor in outputs.items():
-        if name in all_strides and tensor.numel() * 4 > limit:
-            strides = all_strides[name]
-            kept[f"{name}.strided"] = tensor[tuple(slice(None, None, s) for s in strides)].contiguous()
-            extra[f"strides.{name}"] = json.dumps(strides)
-            extra[f"shape.{name}"] = json.dumps(list(tensor.shape))
-        else:
-            kept[name] = tensor
-    return kept, extra
-
-
-# Norms over two channels amplify rounding more than in any published model.
-NARROW = {"tiny_2_3"}
-
-
-def _write(component, case, inputs, outputs, model, seed, scalars=None, again=None):
-    kept, extra = thin(outputs)
-    if again is not None and model in NARROW:
-        extra |= {f"bf16_spread.{k}": f"{relative_l2(v, outputs[k]):.6f}" for k, v in again(torch.bfloat16).items()}
-        extra |= {f"f32_spread.{k}": f"{relative_l2(outputs[k], v):.2e}" for k, v in again(torch.float64).items()}
-    write_case(component, case, inputs, kept, script=__file__, model=model, seed=seed, scalars=scalars, extra=extra)
-    show(f"{component}/{case} {[list(t.shape) for t in outputs.values()]}", *outputs.values())
+def _write_half(component, case, run, inputs, model, seed):
+    """Writes a case of the video VAE; `run` has the element type as argument."""
+    outputs, extra = run(torch.float32), {}
+    # Norms over two channels amplify rounding more than in any published model.
+    if model == "tiny_2_3":
+        extra = spread(run(torch.bfloat16), outputs)
+        extra |= {f"f32_spread.{k}": f"{relative_l2(outputs[k], v):.2e}" for k, v in run(torch.float64).items()}
+    write(component, case, inputs, outputs, model=model, seed=seed, extra=extra)
 
 
 def video_decoder():
@@ -52,17 +33,16 @@ def video_decoder():
         ("tiny_2_3", "tiny_2_3", (1, 2, 2, 2, 3)),
         ("tiny_2_3_one_frame", "tiny_2_3", (1, 2, 1, 3, 2)),
     ]
-    for index, (case, name, shape) in enumerate(cases):
-        latents = randn(100 + index, "latents", *shape)
-        inputs = {"latents": latents}
+    for seed, (case, name, shape) in enumerate(cases, 100):
+        inputs = {"latents": randn(seed, "latents", *shape)}
         if name == "vae_timestep":
             inputs["temb"] = torch.tensor([0.05, 0.3])
 
-        def decode(dtype=torch.float32, name=name, inputs=inputs):
+        def decode(dtype, name=name, inputs=inputs):
             latents = inputs["latents"].to(dtype)
             return {"video": models.load(name, "vae", dtype).decode(latents, inputs.get("temb"), return_dict=False)[0]}
 
-        _write("video-decoder", case, inputs, decode(), name, 100 + index, again=decode)
+        _write_half("video-decoder", case, decode, inputs, name, seed)
 
 
 def video_encoder():
@@ -74,14 +54,12 @@ def video_encoder():
         ("tiny_2_3", "tiny_2_3", (1, 3, 9, 32, 32)),
         ("tiny_2_3_image", "tiny_2_3", (1, 3, 1, 32, 64)),
     ]
-    for index, (case, name, shape) in enumerate(cases):
-        video = randn(200 + index, "video", *shape).clamp(-1, 1)
-
-        def encode(dtype=torch.float32, name=name, video=video):
-            latents = models.load(name, "vae", dtype).encode(video.to(dtype)).latent_dist.mode()
-            return {"latents": latents.contiguous()}
-
-        _write("video-encoder", case, {"video": video}, encode(), name, 200 + index, again=encode)
+    for seed, (case, name, shape) in enumerate(cases, 200):
+        video = randn(seed, "video", *shape).clamp(-1, 1)
+        encode = lambda dtype, name=name, video=video: {
+            "latents": models.load(name, "vae", dtype).encode(video.to(dtype)).latent_dist.mode()
+        }
+        _write_half("video-encoder", case, encode, {"video": video}, name, seed)
 
 
 def audio_decoder():
@@ -95,30 +73,29 @@ def audio_decoder():
         ("plain", "audio_plain", (2, 1, 3, 4)),
         ("tiny_2_3", "tiny_2_3", (1, 2, 5, 2)),
     ]
-    for index, (case, name, shape) in enumerate(cases):
-        latents = randn(300 + index, "latents", *shape)
+    for seed, (case, name, shape) in enumerate(cases, 300):
+        latents = randn(seed, "latents", *shape)
         mel = models.load(name, "audio_vae").decode(latents, return_dict=False)[0]
-        _write("audio-decoder", case, {"latents": latents}, {"mel": mel}, name, 300 + index)
+        write("audio-decoder", case, {"latents": latents}, {"mel": mel}, model=name, seed=seed)
 
 
 def vocoder():
     """Log-mel `[B, channels, T, mel_bins]` to samples. `clamp` limits the first of two stages, like Lightricks' code."""
     cases = [
-        ("tiny_a", "tiny_a", (1, 2, 5, 8), None),
-        ("tiny_a_one", "tiny_a", (2, 2, 1, 8), None),
-        ("tiny_b", "tiny_b", (1, 2, 7, 16), None),
-        ("odd", "vocoder_odd", (2, 2, 4, 3), None),
-        ("tiny_2_3", "tiny_2_3", (2, 2, 5, 8), False),
-        ("tiny_2_3_clamped", "tiny_2_3", (1, 2, 7, 8), True),
-        ("tiny_2_3_one", "tiny_2_3", (1, 2, 1, 8), False),
-        ("bwe_odd", "vocoder_bwe_odd", (2, 2, 7, 3), False),
+        ("tiny_a", "tiny_a", (1, 2, 5, 8), {}),
+        ("tiny_a_one", "tiny_a", (2, 2, 1, 8), {}),
+        ("tiny_b", "tiny_b", (1, 2, 7, 16), {}),
+        ("odd", "vocoder_odd", (2, 2, 4, 3), {}),
+        ("tiny_2_3", "tiny_2_3", (2, 2, 5, 8), {"clamp": False}),
+        ("tiny_2_3_clamped", "tiny_2_3", (1, 2, 7, 8), {"clamp": True}),
+        ("tiny_2_3_one", "tiny_2_3", (1, 2, 1, 8), {"clamp": False}),
+        ("bwe_odd", "vocoder_bwe_odd", (2, 2, 7, 3), {"clamp": False}),
     ]
-    for index, (case, name, shape, clamp) in enumerate(cases):
-        mel, model = randn(400 + index, "mel", *shape), models.load(name, "vocoder")
-        if clamp:
+    for seed, (case, name, shape, scalars) in enumerate(cases, 400):
+        mel, model = randn(seed, "mel", *shape), models.load(name, "vocoder")
+        if scalars.get("clamp"):
             model.vocoder.final_act_fn = "clamp"
-        scalars = {} if clamp is None else {"clamp": clamp}
-        _write("vocoder", case, {"mel": mel}, {"audio": model(mel)}, name, 400 + index, scalars)
+        write("vocoder", case, {"mel": mel}, {"audio": model(mel)}, model=name, seed=seed, scalars=scalars)
 
 
 def upsampler():
@@ -129,22 +106,21 @@ def upsampler():
         ("temporal", "upsampler_temporal", (2, 4, 3, 2, 2)),
         ("frames", "upsampler_frames", (2, 3, 3, 2, 3)),
     ]
-    for index, (case, name, shape) in enumerate(cases):
-        latents = randn(500 + index, "latents", *shape)
+    for seed, (case, name, shape) in enumerate(cases, 500):
+        latents = randn(seed, "latents", *shape)
         grown = models.load(name, "latent_upsampler")(latents)
-        _write("upsampler", case, {"latents": latents}, {"latents": grown.contiguous()}, name, 500 + index)
+        write("upsampler", case, {"latents": latents}, {"latents": grown}, model=name, seed=seed)
 
 
 def duration_head():
-    all_sizes = {"duration_head": (2, 8, 8), "duration_head_queries": (1, 5, 3), "duration_head_narrow": (3, 2, 6)}
-    for index, (name, (batch, video, audio)) in enumerate(all_sizes.items()):
-        config = models.DURATION_HEAD[name]
+    sizes = {"duration_head": (2, 8, 8), "duration_head_queries": (1, 5, 3), "duration_head_narrow": (3, 2, 6)}
+    for seed, (name, (batch, *tokens)) in enumerate(sizes.items(), 540):
+        config = models.config(name, "duration_head")
         inputs = {
-            f"{stream}_tokens": randn(540 + index, stream, batch, tokens, config[f"{stream}_cross_attention_dim"])
-            for stream, tokens in (("video", video), ("audio", audio))
+            f"{stream}_tokens": randn(seed, stream, batch, count, config[f"{stream}_cross_attention_dim"])
+            for stream, count in zip(("video", "audio"), tokens)
         }
-        seconds = models.load(name, "duration_head")(**inputs)
-        _write("duration-head", name, inputs, {"seconds": seconds}, name, 540 + index)
+        write("duration-head", name, inputs, {"seconds": models.load(name, "duration_head")(**inputs)}, model=name, seed=seed)
 
 
 def filters():
@@ -153,7 +129,7 @@ def filters():
     latents, reference = randn(520, "latents", 2, 4, 3, 4, 6, scale=1.7) + 0.4, randn(520, "reference", 2, 4, 3, 2, 3) - 0.2
     outputs = {f"adain.{factor}": pipeline.adain_filter_latent(None, latents, reference, factor) for factor in (0.3, 1.0)}
     outputs |= {f"tone_map.{c}": pipeline.tone_map_latents(None, latents, c) for c in (0.4, 1.0)}
-    _write("filters", "filters", {"latents": latents, "reference": reference}, outputs, "none", 520)
+    write("filters", "filters", {"latents": latents, "reference": reference}, outputs, seed=520)
 
 
 COMPONENTS = {

@@ -3,78 +3,40 @@
 `official` has rounds like Lightricks: no attention between the streams, positions at the round's frame rate up to 60.
 """
 
-from contextlib import contextmanager
-from unittest import mock
+from contextlib import ExitStack
+from functools import partial
+from unittest.mock import patch
 
 import torch
 from diffusers import (
     FlowMatchEulerDiscreteScheduler, LTX2DFRPipeline, LTX2DFRTemporalRefinePipeline, LTXEulerAncestralRFScheduler,
 )
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, pipeline_ltx2_dfr_temporal_refine
-from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from diffusers.pipelines.ltx2.utils import STAGE_2_DISTILLED_SIGMA_VALUES, trim_canvas
-from PIL import Image
 
 import cases_2_5
 import models
-from cases_decoders import thin
+from cases_by_diffusers import conditions
 from cases_text import NEGATIVE, POSITIVE
-from common import FIXTURES, MODELS, randomise, show, write_case
-
-# The temporal upsampler, whose weights are drawn by seed.
-TEMPORAL = dict(
-    in_channels=2, mid_channels=32, num_blocks_per_stage=0, spatial_upsample=False, temporal_upsample=True,
-    use_rational_resampler=False,
-)
-TEMPORAL_NAME = "dfr_temporal"
-_PARTS = ("vae", "audio_vae", "text_encoder", "tokenizer", "connectors", "transformer", "vocoder")
-
-
-def save():
-    folder = MODELS / TEMPORAL_NAME / models.TEMPORAL
-    LTX2LatentUpsamplerModel(**TEMPORAL).save_config(folder)
-
-
-@contextmanager
-def _rounds_of(form, network):
-    """Patches the temporal rounds to match the given reference."""
-    if form == "diffusers":
-        yield
-        return
-    own = network.forward
-    network.forward = lambda *rest, **more: own(*rest, isolate_modalities=True, **more)
-    try:
-        with mock.patch.object(pipeline_ltx2_dfr_temporal_refine, "SNAP_CONDITIONING_FPS_ABOVE", 60.0):
-            yield
-    finally:
-        network.forward = own
-
-
-def _conditions(request):
-    """Returns the image conditions; frame f is latent index (f + 7) / 8."""
-    of = lambda image: LTX2VideoCondition(
-        frames=Image.open(FIXTURES / "images" / image["name"]), index=(image["frame"] + 7) // 8, strength=image["strength"], crf=0
-    )
-    return [of(image) for image in request.get("images", [])] or None
+from common import randomise, write_case
 
 
 def _run(request):
     whole = models.load_pipeline(cases_2_5.NAME)
-    parts = {name: whole.components[name] for name in _PARTS}
     upsampler = models.load("upsampler_plain", "latent_upsampler")
-    temporal = randomise(LTX2LatentUpsamplerModel(**TEMPORAL), TEMPORAL_NAME)
-    source = torch.Generator("cpu").manual_seed(request["seed"])
-    flow = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=False)
+    parts = {part: whole.components[part] for part in (*models.PARTS, "text_encoder", "tokenizer")}
+    flow, ancestral = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=False), LTXEulerAncestralRFScheduler(eta=0.5)
     stage = LTX2DFRPipeline(scheduler=flow, **parts)
-    rounds = LTX2DFRTemporalRefinePipeline(
-        scheduler=LTXEulerAncestralRFScheduler(eta=0.5), temporal_latent_upsampler=temporal, **parts
-    )
+    name = "dfr_temporal"
+    temporal = randomise(LTX2LatentUpsamplerModel(**models.config(name, "temporal_latent_upsampler")), name)
+    rounds = LTX2DFRTemporalRefinePipeline(scheduler=ancestral, temporal_latent_upsampler=temporal, **parts)
     for pipeline in (stage, rounds):
         pipeline.set_progress_bar_config(disable=True)
     width, height, count, rate = (request[key] for key in ("width", "height", "num_frames", "frame_rate"))
+    images = [tuple(image[key] for key in ("name", "frame", "strength")) for image in request.get("images", [])]
     common = dict(
-        prompt=request["prompt"], max_sequence_length=request["max_sequence_length"], output_type="latent", generator=source,
-        conditions=_conditions(request),
+        prompt=request["prompt"], max_sequence_length=request["max_sequence_length"], output_type="latent",
+        generator=torch.Generator("cpu").manual_seed(request["seed"]), conditions=conditions(images) or None,
     )
     of_stage = dict(common, num_frames=count, frame_rate=rate)
     one = stage(width=width // 2, height=height // 2, **of_stage)
@@ -85,7 +47,11 @@ def _run(request):
     )
     out |= {"stage_2.latents.video": made.frames, "stage_2.keyframes": made.keyframes}
     canvas = (made.frames.shape[2] - 1) * 8 + 1
-    with _rounds_of(request["reference"], whole.transformer):
+    with ExitStack() as stack:
+        if request["reference"] == "official":
+            network = whole.transformer
+            stack.enter_context(patch.object(network, "forward", partial(network.forward, isolate_modalities=True)))
+            stack.enter_context(patch.object(pipeline_ltx2_dfr_temporal_refine, "SNAP_CONDITIONING_FPS_ABOVE", 60.0))
         for number in range(1, request["temporal_rounds"] + 1):
             made = rounds(
                 width=width, height=height, latents=made.frames, keyframes_latents=made.keyframes,
@@ -118,19 +84,15 @@ _CASES = {
         images=[dict(name="frame.png", frame=0, strength=0.9), dict(name="shapes.png", frame=9, strength=0.6)],
     ),
 }
-_STRIDES = {"video": (1, 16, 1, 9, 9), "audio": (1, 1, 211)}
 
 
 def dfr():
-    cases_2_5.save()
-    save()
     for case, request in _CASES.items():
         outputs = {name: value.float() for name, value in _run(request).items()}
-        kept, extra = thin(outputs, _STRIDES)
         write_case(
-            "dfr", case, {}, kept, script=__file__, model=cases_2_5.NAME, seed=request["seed"], scalars=request, extra=extra
+            __file__, "dfr", case, {}, outputs, model=cases_2_5.NAME, seed=request["seed"], scalars=request,
+            strides={"video": (1, 16, 1, 9, 9), "audio": (1, 1, 211)},
         )
-        show(f"dfr/{case}", *outputs.values())
 
 
 COMPONENTS = {"dfr": dfr}

@@ -2,8 +2,8 @@
 
 import json
 import re
-import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,66 +12,17 @@ from diffusers.pipelines.ltx2 import LTX2TextConnectors
 from transformers import AutoTokenizer, GemmaTokenizer, Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
 
 import cases_text
-from common import FIXTURES, MODELS, generator, keeps, randn, randomise, relative_l2, show, write_case
+import models
+from common import FIXTURES, MODELS, generator, randn, randomise, spread, write_case
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
-
+write = partial(write_case, __file__)
 # `gemma4_a` has the topology of the 12B. `gemma4_b` has other numbers and irregular layer types.
 # `gemma4_c` has value projections in full layers, and full RoPE there.
-GEMMA4 = {
-    "gemma4_a": dict(
-        hidden_size=24, intermediate_size=32, num_hidden_layers=12, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-        sliding_window=6, attention_k_eq_v=True, num_global_key_value_heads=1, global_head_dim=16,
-        final_logit_softcapping=30.0,
-    ),
-    "gemma4_b": dict(
-        hidden_size=18, intermediate_size=26, num_hidden_layers=7, num_attention_heads=6, num_key_value_heads=3, head_dim=8,
-        sliding_window=5, attention_k_eq_v=True, num_global_key_value_heads=2, global_head_dim=12, rms_norm_eps=1e-5,
-        use_bidirectional_attention=None,
-        layer_types=[_SLIDING, _FULL, _SLIDING, _SLIDING, _FULL, _FULL, _FULL],
-        rope_parameters={
-            _SLIDING: {"rope_type": "default", "rope_theta": 500.0},
-            _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 50_000.0, "factor": 4.0},
-        },
-    ),
-    "gemma4_c": dict(
-        hidden_size=20, intermediate_size=28, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=4, head_dim=6,
-        sliding_window=3, global_head_dim=10, layer_types=[_FULL, _SLIDING, _FULL] * 2,
-        rope_parameters={
-            _SLIDING: {"rope_type": "proportional", "partial_rotary_factor": 0.75, "rope_theta": 1000.0},
-            _FULL: {"rope_type": "default", "rope_theta": 80_000.0},
-        },
-    ),
-}
-# The published 12B; only its configuration is written.
-_PUBLISHED = dict(
-    hidden_size=3840, intermediate_size=15360, num_hidden_layers=48, num_attention_heads=16, num_key_value_heads=8,
-    attention_k_eq_v=True, num_global_key_value_heads=1, final_logit_softcapping=30.0,
-)
-# Written in the publisher's spelling of the full layers' options.
-_PUBLISHED_SPELLING = {"gemma4_b"}
-_VOCABULARY = 96
+NAMES = ("gemma4_a", "gemma4_b", "gemma4_c", "tiny_2_5")
 
 
-def connectors(text, heads=(8, 4), hidden=(16, 8)):
-    """Returns the smallest connectors for these hidden states; head dimensions and widths of video and audio."""
-    return LTX2TextConnectors(
-        caption_channels=text["hidden_size"], text_proj_in_factor=text["num_hidden_layers"] + 1,
-        video_connector_num_attention_heads=2, video_connector_attention_head_dim=heads[0], video_connector_num_layers=1,
-        video_connector_num_learnable_registers=4, video_gated_attn=True, audio_connector_num_attention_heads=2,
-        audio_connector_attention_head_dim=heads[1], audio_connector_num_layers=1, audio_connector_num_learnable_registers=4,
-        audio_gated_attn=True, rope_type="split", per_modality_projections=True, video_hidden_dim=hidden[0],
-        audio_hidden_dim=hidden[1], proj_bias=True,
-    )
-
-
-def text_encoder(name, text, vocabulary=_VOCABULARY):
-    """Returns the text stack with the smallest vision and audio towers."""
-    config = Gemma4UnifiedConfig(
-        text_config=dict(text, vocab_size=vocabulary, max_position_embeddings=256),
-        vision_config=dict(mm_embed_dim=4, output_proj_dims=4, mm_posemb_size=4, patch_size=2),
-        audio_config=dict(audio_embed_dim=4),
-    )
+def text_encoder(name, config):
+    """Returns Gemma 4 with random weights."""
     model = randomise(Gemma4UnifiedForConditionalGeneration(config), f"{name}/text_encoder")
     for key, tensor in model.state_dict().items():
         if key.endswith("norm.weight"):
@@ -82,56 +33,40 @@ def text_encoder(name, text, vocabulary=_VOCABULARY):
     return model
 
 
-def _in_published_spelling(path, config):
-    """Rewrites config.json, where transformers saves an entry per full layer."""
-    data = json.loads(path.read_text())
-    del data["text_config"]["per_layer_config"]
-    for key in ("num_global_key_value_heads", "global_head_dim"):
-        data["text_config"][key] = config[key]
-    path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
-
-
-def save(name):
-    folder = MODELS / name
-    if keeps(folder):
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    joined = randomise(connectors(GEMMA4[name]), f"{name}/connectors")
-    joined.to(torch.bfloat16).save_pretrained(folder / "connectors")
-    text_encoder(name, GEMMA4[name]).to(torch.bfloat16).save_pretrained(folder / "text_encoder")
-    (folder / "text_encoder" / "generation_config.json").unlink(missing_ok=True)
-    if name in _PUBLISHED_SPELLING:
-        _in_published_spelling(folder / "text_encoder" / "config.json", GEMMA4[name])
+def save():
+    """Draws the weights of text encoders and connectors."""
+    for name in NAMES:
+        folder = MODELS / name
+        joined = randomise(LTX2TextConnectors(**models.config(name, "connectors")), f"{name}/connectors")
+        models.save_weights(joined.to(torch.bfloat16), folder / "connectors")
+        encoder = text_encoder(name, Gemma4UnifiedConfig.from_pretrained(folder / "text_encoder"))
+        models.save_weights(encoder.to(torch.bfloat16), folder / "text_encoder")
 
 
 def _load(name, dtype):
-    folder = MODELS / name
-    encoder = Gemma4UnifiedForConditionalGeneration.from_pretrained(folder / "text_encoder", dtype=dtype).eval()
-    return encoder, LTX2TextConnectors.from_pretrained(folder / "connectors", dtype=dtype).eval()
+    kinds = {"text_encoder": Gemma4UnifiedForConditionalGeneration, "connectors": LTX2TextConnectors}
+    return [kind.from_pretrained(MODELS / name / part, dtype=dtype).eval() for part, kind in kinds.items()]
 
 
-def _case(name, case, lengths, total, keep):
-    mask = torch.tensor([[0] * (total - length) + [1] * length for length in lengths])
-    ids = (randn(7, f"{name}/{case}", len(lengths), total).abs() * 1e6).long() % (_VOCABULARY - 4) + 4
+def _case(name):
+    """Writes two prompts, one longer than the window and one padded."""
+    total, lengths, vocabulary = 16, (16, 5), models.config(name, "text_encoder")["text_config"]["vocab_size"]
+    mask = (torch.arange(total) >= total - torch.tensor(lengths)[:, None]).long()
+    ids = (randn(7, f"{name}/{name}", len(lengths), total).abs() * 1e6).long() % (vocabulary - 4) + 4
     for row, length in enumerate(lengths):
         ids[row, total - length] = 2
-    ids = torch.where(mask.bool(), ids, torch.zeros_like(ids))
-    outputs = cases_text.encode(*_load(name, torch.float32), ids, mask)
-    half = cases_text.encode(*_load(name, torch.bfloat16), ids, mask)
-    valid = mask.bool()
-    spread = {f"bf16_spread.{k}": f"{relative_l2(half[k][valid], outputs[k][valid]):.6f}" for k in keep}
-    write_case(
-        "gemma4", case, {"input_ids": ids, "attention_mask": mask}, {k: outputs[k] for k in keep}, script=__file__,
-        model=name, seed=0, extra=spread,
-    )
-    show(f"gemma4/{case} {spread}", *(outputs[k][valid] for k in keep))
+    ids *= mask
+    full, half = (cases_text.encode(*_load(name, dtype), ids, mask) for dtype in (torch.float32, torch.bfloat16))
+    outputs = {key: full[key] for key in ("prompt_embeds", "projected")}
+    extra = spread(half, outputs, mask.bool())
+    write("gemma4", name, {"input_ids": ids, "attention_mask": mask}, outputs, model=name, extra=extra)
 
 
-def _published_tensors(config, path):
+def published_tensors():
     """Writes names and shapes of the published model's tensors, one row for all layers with the same shape."""
+    folder, rows = MODELS / "gemma4_12b" / "text_encoder", {}
     with torch.device("meta"):
-        state = Gemma4UnifiedForConditionalGeneration(config).state_dict()
-    rows = {}
+        state = Gemma4UnifiedForConditionalGeneration(Gemma4UnifiedConfig.from_pretrained(folder)).state_dict()
     for name, tensor in state.items():
         if name == "lm_head.weight":
             continue  # The embeddings, a second time.
@@ -140,17 +75,13 @@ def _published_tensors(config, path):
         rows.setdefault(key, []).extend([] if layer is None else [layer.group(1)])
     lines = [f"{name}\t{','.join(layers)}\t{shape}" for (name, shape), layers in rows.items()]
     about = f"# Tensors of Gemma4UnifiedForConditionalGeneration at the published sizes, transformers {transformers.__version__}."
-    path.write_text("\n".join([about, "name\tlayers\tshape", *lines]) + "\n")
+    (folder / "tensors.tsv").write_text("\n".join([about, "name\tlayers\tshape", *lines]) + "\n")
 
 
 def gemma4():
-    """Prompts longer than the window, with different padding in one batch. Compare only unmasked rows."""
-    published, folder = Gemma4UnifiedConfig(text_config=_PUBLISHED, vision_config={}, audio_config={}), MODELS / "gemma4_12b"
-    published.save_pretrained(folder / "text_encoder")
-    _published_tensors(published, folder / "text_encoder" / "tensors.tsv")
-    for name in GEMMA4:
-        save(name)
-        _case(name, name, [16, 5], 16, ("prompt_embeds", "projected"))
+    """Writes the text encoders. Compare only unmasked rows."""
+    for name in NAMES[:3]:
+        _case(name)
 
 
 # Values of `add_bos_token` and `add_eos_token` in tokenizer_config.json.
@@ -170,7 +101,7 @@ def _saved(source, **more):
 
 def _template(*pieces):
     """Returns a post-processor that adds special tokens to the text `A`."""
-    piece = lambda name: {"Sequence": {"id": name, "type_id": 0}} if name in "AB" else {"SpecialToken": {"id": name, "type_id": 0}}
+    piece = lambda name: {"Sequence" if name in "AB" else "SpecialToken": {"id": name, "type_id": 0}}
     ids = {"<eos>": 1, "<bos>": 2}
     special = {n: {"id": n, "ids": [ids[n]], "tokens": [n]} for n in ids if n in pieces}
     single = [piece(name) for name in pieces]
@@ -193,22 +124,22 @@ def bos():
     for pieces in (("A", "<eos>"), ("<bos>", "A", "<eos>"), ("<bos>", "A", "<bos>")):
         files.append((" ".join(pieces), dict(model, post_processor=_template(*pieces)), config, {}))
     cases = []
+    asked = dict(max_length=12, truncation=True, add_special_tokens=True)
     for name, tokens, settings, flags in files:
         with tempfile.TemporaryDirectory() as folder:
             for file, data in (("tokenizer_config.json", settings), ("tokenizer.json", tokens)):
                 (Path(folder) / file).write_text(json.dumps(data))
             tokenizers = [kind.from_pretrained(folder) for kind in (AutoTokenizer, GemmaTokenizer)]
-            asked = dict(max_length=12, truncation=True, add_special_tokens=True)
-            ids, same = ([t(prompt.strip(), **asked).input_ids for prompt in _BOS_PROMPTS] for t in tokenizers)
-            assert ids == same
-            begun = lambda prompt, own: own if own[:1] == [2] else tokenizers[0]("<bos>" + prompt.strip(), **asked).input_ids
-            forced = [begun(*case) for case in zip(_BOS_PROMPTS, ids)]
-        case = {"name": name, "post_processor": tokens["post_processor"], "config": flags, "ids": ids, "forced": forced}
-        cases.append(case)
+        ids, same = ([t(prompt.strip(), **asked).input_ids for prompt in _BOS_PROMPTS] for t in tokenizers)
+        assert ids == same
+        begun = lambda prompt, own: own if own[:1] == [2] else tokenizers[0]("<bos>" + prompt.strip(), **asked).input_ids
+        forced = [begun(*case) for case in zip(_BOS_PROMPTS, ids)]
+        cases.append({
+            "name": name, "post_processor": tokens["post_processor"], "config": flags, "ids": ids, "forced": forced
+        })
     about = {"script": "scripts/oracle/cases_gemma4.py", "transformers": transformers.__version__}
     text = json.dumps(about | {"prompts": _BOS_PROMPTS, "max_length": 12, "cases": cases})
     (FIXTURES / "tokenizer" / "bos.json").write_text(text.replace('{"name"', '\n{"name"') + "\n")
-    print("tokenizer/bos:", [case["ids"][1] for case in cases])
 
 
-COMPONENTS = {"gemma4": gemma4, "bos": bos}
+COMPONENTS = {"gemma4_models": save, "gemma4_12b": published_tensors, "gemma4": gemma4, "bos": bos}

@@ -1,26 +1,22 @@
-#!/usr/bin/env python3
 """Writes image-to-video requests with step-dependent guidance and with Lightricks' other guiders and loops (release 1.2.0)."""
 
 import functools
-import importlib
 import json
 from contextlib import nullcontext
 from unittest.mock import patch
 
-import cases_official
 import official_pipelines
-from cases_decoders import thin
-from cases_official import Model, image, request, scales
-from common import show, write_case
+import torch
+from official_pipelines import ltx
 
-COMPONENT = "official_by_step"
-_DECODED = ("apg", "cfg_pp")
+import cases_official
+from cases_official import UPSAMPLERS, Model, image, request, scales, write_requests
+
 _STRIDES = {"video": (1, 4, 1, 17, 17), "audio": (1, 1, 101)}
 _GUIDED = {
-    "video": scales(cfg=3.0, stg=1.0, modality=3.0, rescale=0.7, stg_blocks=[1]),
-    "audio": scales(cfg=7.0, stg=0.75, rescale=0.4, stg_blocks=[0]),
+    "video": scales(3.0, 1.0, 3.0, 0.7, stg_blocks=[1]), "audio": scales(7.0, stg=0.75, rescale=0.4, stg_blocks=[0]),
 }
-_CFG = {"video": scales(cfg=3.0, rescale=0.5), "audio": scales(cfg=5.0)}
+_CFG = {"video": scales(3.0, rescale=0.5), "audio": scales(5.0)}
 
 
 def by_step(video, audio):
@@ -34,20 +30,15 @@ def gradient_estimation(gamma):
 
 def cfg_pp(eta, seed):
     """Replaces the Euler loop and step by Lightricks' CFG++, in float32, seeded like ltx2."""
-
-    def loop(own):
-        step = importlib.import_module("ltx_core.components.diffusion_steps").EulerCfgPpDiffusionStep(eta=eta)
-        torch = importlib.import_module("torch")
-        return lambda **given: own.euler_cfg_pp_denoising_loop(
-            **{**given, "stepper": step}, noise_seed=seed + 10_000, model_dtype=torch.float32
-        )
-
-    return loop
+    step = ltx("core.components.diffusion_steps").EulerCfgPpDiffusionStep(eta=eta)
+    return lambda own: lambda **given: own.euler_cfg_pp_denoising_loop(
+        **{**given, "stepper": step}, noise_seed=seed + 10_000, model_dtype=torch.float32
+    )
 
 
 def guided_by(kind, **settings):
     """Makes Lightricks' guider `kind` compute the negative-prompt term, one guider per stream."""
-    guiders = importlib.import_module("ltx_core.components.guiders")
+    guiders = ltx("core.components.guiders")
     of_scale = {}
 
     def calculate(self, cond, uncond_text, uncond_perturbed, uncond_modality):
@@ -105,26 +96,23 @@ def keys(asked, more):
 
 
 def write(model):
-    outputs, settings, kept = {}, {}, {}
+    outputs, settings, strides = {}, {}, {}
     for case, (asked, more, guider) in table(model.name).items():
         with guider() if guider else nullcontext():
-            made = model.run(asked, decode=case in _DECODED)
+            made = model.run(asked, decode=case in ("apg", "cfg_pp"))
         wanted = lambda key: key in _STRIDES or key.startswith("step_") and not key.startswith("step_0")
-        own = {f"{case}.{key}": value.contiguous() for key, value in made.items() if wanted(key)}
-        own, extra = thin(own, {f"{case}.{key}": strides for key, strides in _STRIDES.items()}, limit=0)
-        outputs |= own
-        kept |= extra
+        outputs |= {f"{case}.{key}": value for key, value in made.items() if wanted(key)}
+        strides |= {f"{case}.{key}": own for key, own in _STRIDES.items()}
         settings[f"{case}."] = keys(asked, more)
-    preset, upsampler = official_pipelines.PRESETS[model.name], cases_official.UPSAMPLERS[model.name]
-    scalars = {"preset": preset, "common": [], "keys": settings, "upsampler": upsampler}
-    write_case(
-        COMPONENT, f"{model.name}_steps", {}, outputs, script=__file__, model=model.name, seed=4, scalars=scalars,
-        extra={"ltx-pipelines": official_pipelines.RELEASE, **kept},
+    write_requests(
+        __file__, "official_by_step", "steps", model, outputs, [], keys=settings, seed=4, strides=strides,
+        more={"upsampler": UPSAMPLERS[model.name]},
     )
-    show(f"{COMPONENT}/{model.name}_steps: {len(outputs)} tensors", *list(outputs.values())[-2:])
 
 
-if __name__ == "__main__":
-    official_pipelines.prepare(__doc__, required=True)
-    official_pipelines.clear(COMPONENT)
-    official_pipelines.for_each_model(Model, write)
+def by_steps():
+    for model in official_pipelines.each_model(Model):
+        write(model)
+
+
+CHECKOUT = {"official_by_step": by_steps}

@@ -1,8 +1,7 @@
 """Writes sampling (sigmas, noise, guidance, Euler) and text-to-video requests."""
 
-import json
-import math
 from contextlib import contextmanager
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
@@ -12,19 +11,22 @@ from diffusers.pipelines.ltx2.pipeline_ltx2 import calculate_shift, rescale_nois
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import models
-from cases_decoders import STRIDES, thin
 from cases_text import NEGATIVE, POSITIVE, tokenize
-from common import as_list, generator, randn, relative_l2, show, write_case
+from common import MODELS, STRIDES, generator, randn, relative_l2, thin, write_case
+
+write = partial(write_case, __file__)
 
 
-def official_sigmas(steps, tokens=4096, base=0.95, largest=2.05, terminal=0.1):
-    """Returns the official schedule: `steps + 1` values, shifted for 4096 tokens, ending with 0.1 and 0."""
-    shift = math.exp(base + (largest - base) / (4096 - 1024) * (tokens - 1024))
-    sigmas = torch.linspace(1.0, 0.0, steps + 1)
-    sigmas = torch.where(sigmas != 0, shift / (shift + (1 / sigmas - 1)), torch.zeros(()))
-    rest = 1 - sigmas[:-1]
-    sigmas[:-1] = 1 - rest / (rest[-1] / (1 - terminal))
-    return sigmas
+def scales(cfg=1.0, stg=0.0, modality=1.0, rescale=0.0, **more):
+    """Returns the guidance scales of a stream."""
+    return dict(cfg=cfg, stg=stg, modality=modality, rescale=rescale, **more)
+
+
+def official_sigmas(steps, tokens=4096):
+    """Returns Lightricks' schedule: `steps + 1` values, shifted for the tokens, ending with 0.1 and 0."""
+    from ltx_core.components.schedulers import LTX2Scheduler
+
+    return LTX2Scheduler().execute(steps, default_number_of_tokens=tokens)
 
 
 def verbatim_scheduler():
@@ -32,29 +34,26 @@ def verbatim_scheduler():
     return FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=False, shift=1.0, shift_terminal=None)
 
 
-def _scheduler_sigmas(scheduler, steps, tokens):
-    config = scheduler.config
-    mu = calculate_shift(tokens, config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift)
-    scheduler.set_timesteps(steps, sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
-    return scheduler.sigmas.clone(), scheduler.timesteps.clone()
+def scheduled(scheduler, steps, tokens, given=None):
+    """Sets and returns the scheduler's sigmas and timesteps, like the pipeline."""
+    lengths = [scheduler.config[key] for key in ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")]
+    sigmas = np.linspace(1.0, 1 / steps, steps) if given is None else given
+    scheduler.set_timesteps(sigmas=sigmas, device="cpu", mu=calculate_shift(tokens, *lengths))
+    return scheduler.sigmas, scheduler.timesteps
 
 
 def sigmas():
     """Writes schedules of both conventions."""
     for name in ("tiny_a", "tiny_b"):
-        scheduler = FlowMatchEulerDiscreteScheduler(**models.SCHEDULER[name])
         for steps, tokens in ((2, 6), (3, 12), (8, 6144), (30, 15360), (40, 4096)):
-            values, timesteps = _scheduler_sigmas(scheduler, steps, tokens)
-            write_case(
-                "sigmas", f"diffusers_{name}_{steps}_{tokens}", {}, {"sigmas": values, "timesteps": timesteps},
-                script=__file__, model=name, seed=0, scalars={"steps": steps, "tokens": tokens, "sigma_shift": "diffusers"},
-            )
+            scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(MODELS / name / "scheduler")
+            made = scheduled(scheduler, steps, tokens)
+            scalars = {"steps": steps, "tokens": tokens, "sigma_shift": "diffusers"}
+            outputs = dict(zip(("sigmas", "timesteps"), made))
+            write("sigmas", f"diffusers_{name}_{steps}_{tokens}", {}, outputs, model=name, scalars=scalars)
     for steps, tokens in ((2, 4096), (3, 4096), (8, 4096), (30, 4096), (40, 4096), (15, 8160)):
-        write_case(
-            "sigmas", f"official_{steps}_{tokens}", {}, {"sigmas": official_sigmas(steps, tokens)}, script=__file__,
-            model="none", seed=0, scalars={"steps": steps, "tokens": tokens, "sigma_shift": "official"},
-        )
-    print("sigmas: 16 schedules")
+        scalars = {"steps": steps, "tokens": tokens, "sigma_shift": "official"}
+        write("sigmas", f"official_{steps}_{tokens}", {}, {"sigmas": official_sigmas(steps, tokens)}, scalars=scalars)
 
 
 def noise():
@@ -63,11 +62,7 @@ def noise():
     for seed in (0, 10, 2**40 + 3):
         source = torch.Generator("cpu").manual_seed(seed)
         outputs = {f"draw{index}": torch.randn(shape, generator=source) for index, shape in enumerate(shapes)}
-        write_case(
-            "noise", f"seed_{seed}", {}, outputs, script=__file__, model="none", seed=seed,
-            scalars={"shapes": shapes, "seed": seed},
-        )
-    print(f"noise: {len(shapes)} draws of 3 seeds")
+        write("noise", f"seed_{seed}", {}, outputs, seed=seed, scalars={"shapes": shapes, "seed": seed})
 
 
 def guide(latents, sigma, cond, uncond, perturbed, isolated, scales):
@@ -83,29 +78,20 @@ def guide(latents, sigma, cond, uncond, perturbed, isolated, scales):
 def guidance():
     """Writes guided Euler steps. Rescaling is per sample."""
     table = {
-        "cfg": dict(cfg=4.0, stg=0.0, modality=1.0, rescale=0.0),
-        "cfg_rescale": dict(cfg=3.0, stg=0.0, modality=1.0, rescale=0.7),
-        "full": dict(cfg=7.0, stg=1.0, modality=3.0, rescale=0.7),
-        "neutral": dict(cfg=1.0, stg=0.0, modality=1.0, rescale=0.0),
+        "cfg": scales(4.0), "cfg_rescale": scales(3.0, rescale=0.7), "full": scales(7.0, 1.0, 3.0, 0.7), "neutral": scales(),
     }
-    scheduler = verbatim_scheduler()
+    scheduler, step = verbatim_scheduler(), 1
     scheduler.set_timesteps(3, sigmas=official_sigmas(3)[:-1].numpy())
-    for seed, (case, scales) in enumerate(table.items()):
-        shape, step = (2, 11, 5), 1
+    for seed, (case, own) in enumerate(table.items()):
         names = ("latents", "cond", "uncond", "perturbed", "isolated")
-        inputs = {key: randn(seed, key, *shape, scale=1.0 + 0.3 * i) for i, key in enumerate(names)}
-        inputs["sigma"], inputs["sigma_next"] = scheduler.sigmas[step], scheduler.sigmas[step + 1]
-        x0, velocity = guide(
-            inputs["latents"], inputs["sigma"], *(inputs[k] for k in names[1:]), scales
-        )
+        inputs = {key: randn(seed, key, 2, 11, 5, scale=1.0 + 0.3 * i) for i, key in enumerate(names)}
+        inputs |= {"sigma": scheduler.sigmas[step], "sigma_next": scheduler.sigmas[step + 1]}
+        x0, velocity = guide(inputs["latents"], inputs["sigma"], *(inputs[k] for k in names[1:]), own)
         scheduler.set_begin_index(step)
         scheduler._step_index = None
         following = scheduler.step(velocity, scheduler.timesteps[step], inputs["latents"], return_dict=False)[0]
-        write_case(
-            "guidance", case, inputs, {"x0": x0, "velocity": velocity, "latents": following}, script=__file__, model="none",
-            seed=seed, scalars=scales,
-        )
-    print(f"guidance: {', '.join(table)}")
+        outputs = {"x0": x0, "velocity": velocity, "latents": following}
+        write("guidance", case, inputs, outputs, seed=seed, scalars=own)
 
 
 def noise_shapes(pipeline, request):
@@ -122,95 +108,61 @@ def noise_shapes(pipeline, request):
 def draw_noise(pipeline, request):
     """Returns the noise that the pipeline will draw: video, then audio, float32."""
     source = torch.Generator("cpu").manual_seed(request["seed"])
-    video, audio = noise_shapes(pipeline, request)
-    return torch.randn(video, generator=source), torch.randn(audio, generator=source)
+    return tuple(torch.randn(shape, generator=source) for shape in noise_shapes(pipeline, request))
+
+
+def arguments_of(request, **more):
+    """Returns a request as arguments of diffusers' pipelines, without size and steps."""
+    arguments = {key: request[key] for key in ("prompt", "negative_prompt", "num_frames", "frame_rate", "max_sequence_length")}
+    arguments |= dict(spatio_temporal_guidance_blocks=request.get("stg_blocks") or None, return_dict=False)
+    for prefix, stream in (("", "video"), ("audio_", "audio")):
+        names = dict(guidance_scale="cfg", stg_scale="stg", modality_scale="modality", guidance_rescale="rescale")
+        arguments |= {prefix + name: request["guidance"][stream][key] for name, key in names.items()}
+    return arguments | more
 
 
 def run_pipeline(pipeline, request, **more):
     """Runs the pipeline twice: for latents, and for frames and samples."""
-    guidance_values = request["guidance"]
-    arguments = dict(
-        prompt=request["prompt"], negative_prompt=request["negative_prompt"], width=request["width"],
-        height=request["height"], num_frames=request["num_frames"], frame_rate=request["frame_rate"],
-        num_inference_steps=request["steps"], max_sequence_length=request["max_sequence_length"], return_dict=False,
-        spatio_temporal_guidance_blocks=request.get("stg_blocks") or None, **more,
-    )
-    for prefix, stream in (("", "video"), ("audio_", "audio")):
-        scales = guidance_values[stream]
-        arguments[f"{prefix}guidance_scale"] = scales["cfg"]
-        arguments[f"{prefix}stg_scale"] = scales["stg"]
-        arguments[f"{prefix}modality_scale"] = scales["modality"]
-        arguments[f"{prefix}guidance_rescale"] = scales["rescale"]
+    arguments = arguments_of(request, num_inference_steps=request["steps"], **more)
     if request["sigma_shift"] == "official":
         pipeline.scheduler = verbatim_scheduler()
-        arguments["sigmas"] = as_list(official_sigmas(request["steps"])[:-1])
+        arguments["sigmas"] = official_sigmas(request["steps"])[:-1].tolist()
 
     def call(kind):
         source = torch.Generator("cpu").manual_seed(request["seed"])
-        return pipeline(generator=source, output_type=kind, **arguments)
+        size = dict(width=request["width"], height=request["height"])
+        return [made.float() for made in pipeline(generator=source, output_type=kind, **size, **arguments)]
 
     latents, audio_latents = call("latent")
     used = pipeline.scheduler.sigmas.clone()
     video, audio = call("pt")
-    return {
-        "latents.video": latents.float(), "latents.audio": audio_latents.float(), "video": video.float(),
-        "audio": audio.float(), "sigmas": used,
-    }
+    return {"latents.video": latents, "latents.audio": audio_latents, "video": video, "audio": audio, "sigmas": used}
 
 
-def _neutral(cfg=1.0, **more):
-    return dict(dict(cfg=cfg, stg=0.0, modality=1.0, rescale=0.0), **more)
-
-
-def _request(**more):
-    request = dict(
-        prompt=POSITIVE, negative_prompt=NEGATIVE, frame_rate=24.0, seed=10, max_sequence_length=64,
-        guidance={"video": _neutral(4.0), "audio": _neutral(4.0)}, sigma_shift="official",
+def request_of(**more):
+    known = dict(
+        prompt=POSITIVE, negative_prompt=NEGATIVE, frame_rate=24.0, seed=10, max_sequence_length=64, num_frames=9, steps=2,
+        guidance={"video": scales(4.0), "audio": scales(4.0)}, sigma_shift="official",
     )
-    request.update(more)
-    return request
+    return known | more
 
 
-_NAMES = ("latents.video", "latents.audio", "video", "audio")
-_PLAIN = {"video": _neutral(), "audio": _neutral()}
+PLAIN = {"video": scales(), "audio": scales()}
+RESCALED = {"video": scales(3.0, modality=3.0, rescale=0.7), "audio": scales(7.0, modality=2.0, rescale=0.4)}
+FULL = {"video": scales(3.0, 1.0, 3.0, 0.7), "audio": scales(7.0, 1.0, 3.0, 0.7)}
 _CASES = {
-    "tiny_a_cfg": (
-        "tiny_a",
-        _request(width=96, height=64, num_frames=9, steps=3, guidance={"video": _neutral(4.0), "audio": _neutral(3.0)}),
-    ),
-    "tiny_a_plain": ("tiny_a", _request(width=64, height=96, num_frames=1, steps=2, frame_rate=4.0, seed=3, guidance=_PLAIN)),
-    "tiny_a_diffusers": ("tiny_a", _request(width=64, height=96, num_frames=17, steps=2, sigma_shift="diffusers")),
-    "tiny_a_guided": (
-        "tiny_a",
-        _request(
-            width=96, height=64, num_frames=9, steps=2, seed=5,
-            guidance={"video": _neutral(3.0, modality=3.0, rescale=0.7), "audio": _neutral(7.0, modality=2.0, rescale=0.4)},
-        ),
-    ),
-    "tiny_2_3_cfg": ("tiny_2_3", _request(width=96, height=64, num_frames=9, steps=3)),
-    "tiny_2_3_guided": (
-        "tiny_2_3",
-        _request(
-            width=64, height=64, num_frames=9, steps=2, seed=5, stg_blocks=[1],
-            guidance={
-                "video": _neutral(3.0, stg=1.0, modality=3.0, rescale=0.7),
-                "audio": _neutral(7.0, stg=1.0, modality=3.0, rescale=0.7),
-            },
-        ),
-    ),
-    "tiny_b_cfg": (
-        "tiny_b", _request(width=64, height=32, num_frames=5, steps=2, frame_rate=12.0, max_sequence_length=48)
-    ),
-    "tiny_b_plain": (
-        "tiny_b",
-        _request(
-            width=32, height=64, num_frames=17, steps=3, frame_rate=30.0, seed=2**33 + 1, max_sequence_length=52,
-            guidance=_PLAIN, sigma_shift="diffusers",
-        ),
+    "tiny_a_cfg": request_of(width=96, height=64, steps=3, guidance={"video": scales(4.0), "audio": scales(3.0)}),
+    "tiny_a_plain": request_of(width=64, height=96, num_frames=1, frame_rate=4.0, seed=3, guidance=PLAIN),
+    "tiny_a_diffusers": request_of(width=64, height=96, num_frames=17, sigma_shift="diffusers"),
+    "tiny_a_guided": request_of(width=96, height=64, seed=5, guidance=RESCALED),
+    "tiny_2_3_cfg": request_of(width=96, height=64, steps=3),
+    "tiny_2_3_guided": request_of(width=64, height=64, seed=5, stg_blocks=[1], guidance=FULL),
+    "tiny_b_cfg": request_of(width=64, height=32, num_frames=5, frame_rate=12.0, max_sequence_length=48),
+    "tiny_b_plain": request_of(
+        width=32, height=64, num_frames=17, steps=3, frame_rate=30.0, seed=2**33 + 1, max_sequence_length=52, guidance=PLAIN,
+        sigma_shift="diffusers",
     ),
 }
-
-
 # One case per model keeps all rows and columns.
 _WHOLE = {
     "tiny_a_plain": {}, "tiny_b_cfg": {"video": (1, 2, 1, 1, 1)},
@@ -235,34 +187,31 @@ def rounded_otherwise(turn):
 
 def spreads(name, request, outputs, strides):
     """Returns mean and relative maximum of the distances of bfloat16 runs from the float32 run."""
-    half, distances = models.load_pipeline(name, torch.bfloat16), {k: [] for k in _NAMES}
+    half, distances = models.load_pipeline(name, torch.bfloat16), {key: [] for key in outputs if key != "sigmas"}
     for turn in range(_ROUNDINGS):
         with rounded_otherwise(turn):
             run = run_pipeline(half, request)
-        for k, found in distances.items():
-            (own,), (wide,) = (thin({k: each[k]}, strides)[0].values() for each in (run, outputs))
+        for key, found in distances.items():
+            (own,), (wide,) = (thin({key: each[key]}, strides)[0].values() for each in (run, outputs))
             found.append(relative_l2(own, wide))
-    means = {k: sum(found) / len(found) for k, found in distances.items()}
-    largest = {f"bf16_largest.{k}": f"{max(distances[k]) / mean:.3f}" for k, mean in means.items()}
-    return largest | {f"bf16_spread.{k}": f"{mean:.6f}" for k, mean in means.items()}
+    means = {key: sum(found) / len(found) for key, found in distances.items()}
+    largest = {f"bf16_largest.{key}": f"{max(distances[key]) / mean:.3f}" for key, mean in means.items()}
+    return largest | {f"bf16_spread.{key}": f"{mean:.6f}" for key, mean in means.items()}
 
 
 def pipeline():
     """Writes complete requests with the spread of the reference's bfloat16 runs."""
-    for case, (name, request) in _CASES.items():
+    for case, request in _CASES.items():
+        name, strides = case.rsplit("_", 1)[0], _WHOLE.get(case, STRIDES)
         whole = models.load_pipeline(name)
         noise_video, noise_audio = draw_noise(whole, request)
         outputs = run_pipeline(whole, request)
-        strides = _WHOLE.get(case, STRIDES)
-        spread = spreads(name, request, outputs, strides)
+        extra = spreads(name, request, outputs, strides)
         _, mask = tokenize(name, [request["prompt"]], request["max_sequence_length"])
         outputs |= {"noise.video": noise_video, "noise.audio": noise_audio, "attention_mask": mask}
-        kept, extra = thin(outputs, strides)
-        write_case(
-            "pipeline", case, {}, kept, script=__file__, model=name, seed=request["seed"], scalars=request,
-            extra={**extra, **spread},
+        write(
+            "pipeline", case, {}, outputs, model=name, seed=request["seed"], scalars=request, extra=extra, strides=strides
         )
-        show(f"pipeline/{case} {json.dumps(spread)}", *(outputs[k] for k in _NAMES))
 
 
 COMPONENTS = {"sigmas": sigmas, "noise": noise, "guidance": guidance, "pipeline": pipeline}

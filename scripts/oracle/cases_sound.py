@@ -4,6 +4,7 @@ For published topologies, checks that Lightricks' encoder with the same weights 
 """
 
 import math
+from functools import partial
 
 import torch
 from ltx_core.model.audio_vae import AudioEncoder, encode_audio
@@ -13,8 +14,9 @@ from ltx_core.model.common.normalization import NormType
 from ltx_core.types import Audio
 
 import models
-from common import randn, relative_l2, show, write_case
+from common import randn, relative_l2, write_case
 
+write = partial(write_case, __file__)
 OFFICIAL = ("tiny_a", "tiny_2_3")
 
 
@@ -27,28 +29,23 @@ def sound(seed, rate, samples):
 
 def mel():
     """Samples `[B, channels, n]` to 16 kHz and to log-mel `[B, channels, frames, 64]`."""
-    rates = [(16000, 850), (44100, 1600), (48000, 1700), (22050, 750), (8000, 280)]
-    for index, (rate, samples) in enumerate(rates):
-        seed = 700 + index
-        given = sound(seed, rate, samples)
-        processor, given_audio = AudioProcessor(16000, 64, 160, 1024), Audio(given, rate)
-        made, resampled = processor.waveform_to_mel(given_audio), processor.resample_audio(given_audio).waveform
-        write_case(
-            "mel", f"{rate}", {"samples": given}, {"mel": made, "resampled": resampled}, script=__file__, model="none", seed=seed, scalars={"rate": rate},
-        )
-        show(f"mel/{rate} {list(made.shape)}", made)
+    for seed, (rate, samples) in enumerate([(16000, 850), (44100, 1600), (48000, 1700), (22050, 750), (8000, 280)], 700):
+        given, processor = sound(seed, rate, samples), AudioProcessor(16000, 64, 160, 1024)
+        audio = Audio(given, rate)
+        outputs = {"mel": processor.waveform_to_mel(audio), "resampled": processor.resample_audio(audio).waveform}
+        write("mel", f"{rate}", {"samples": given}, outputs, seed=seed, scalars={"rate": rate})
 
 
-def _official(name, mel_bins):
-    config, weights = models.AUDIO_VAE[name], models.load(name, "audio_vae").state_dict()
+def _official(name):
+    config, weights = models.config(name, "audio_vae"), models.load(name, "audio_vae").state_dict()
     encoder = AudioEncoder(
-        ch=config["base_channels"], ch_mult=(1, 2, 4), num_res_blocks=config.get("num_res_blocks", 2), attn_resolutions=set(),
+        ch=config["base_channels"], ch_mult=(1, 2, 4), num_res_blocks=config["num_res_blocks"], attn_resolutions=set(),
         in_channels=2, resolution=config["resolution"], z_channels=config["latent_channels"], double_z=True,
         mid_block_add_attention=False, norm_type=NormType.PIXEL, causality_axis=CausalityAxis.HEIGHT, sample_rate=16000,
-        mel_hop_length=160, n_fft=1024, is_causal=True, mel_bins=mel_bins,
+        mel_hop_length=160, n_fft=1024, is_causal=True, mel_bins=config["mel_bins"],
     )
     own = {key.removeprefix("encoder."): value for key, value in weights.items() if key.startswith("encoder.")}
-    own |= {f"per_channel_statistics.{n}-of-means": weights[f"latents_{k}"] for n, k in (("mean", "mean"), ("std", "std"))}
+    own |= {f"per_channel_statistics.{name}-of-means": weights[f"latents_{name}"] for name in ("mean", "std")}
     encoder.load_state_dict(own)
     return encoder.eval()
 
@@ -68,29 +65,21 @@ def audio_encoder():
         ("tiny_2_3", "tiny_2_3", (1, 2, 9, 8)),
         ("tiny_2_3_one", "tiny_2_3", (1, 2, 1, 8)),
     ]
-    for index, (case, name, shape) in enumerate(cases):
-        spectrogram = randn(720 + index, "mel", *shape, scale=2.0) - 4.0
-        vae = models.load(name, "audio_vae")
-        latents = vae.encode(spectrogram).latent_dist.mode().contiguous()
+    for seed, (case, name, shape) in enumerate(cases, 720):
+        spectrogram, vae = randn(seed, "mel", *shape, scale=2.0) - 4.0, models.load(name, "audio_vae")
+        latents = vae.encode(spectrogram).latent_dist.mode()
         if name in OFFICIAL:
-            theirs = _packed(_official(name, shape[3])(spectrogram))
+            theirs = _packed(_official(name)(spectrogram))
             assert relative_l2(theirs, (_packed(latents) - vae.latents_mean) / vae.latents_std) < 1e-6
-        write_case(
-            "audio-encoder", case, {"mel": spectrogram}, {"latents": latents}, script=__file__, model=name, seed=720 + index,
-        )
-        show(f"audio-encoder/{case} {list(latents.shape)}", latents)
+        write("audio-encoder", case, {"mel": spectrogram}, {"latents": latents}, model=name, seed=seed)
 
 
 def given_sound():
     """Samples to normalised tokens `[1, L, C·M]` by Lightricks' code."""
-    for index, name in enumerate(OFFICIAL):
-        given = sound(740 + index, 22050, 1800)
-        tokens = _packed(encode_audio(Audio(given, 22050), _official(name, models.AUDIO_VAE[name]["mel_bins"])))
-        write_case(
-            "given-sound", name, {"samples": given}, {"tokens": tokens.contiguous()}, script=__file__, model=name,
-            seed=740 + index, scalars={"rate": 22050},
-        )
-        show(f"given-sound/{name} {list(tokens.shape)}", tokens)
+    for seed, name in enumerate(OFFICIAL, 740):
+        given = sound(seed, 22050, 1800)
+        tokens = _packed(encode_audio(Audio(given, 22050), _official(name)))
+        write("given-sound", name, {"samples": given}, {"tokens": tokens}, model=name, seed=seed, scalars={"rate": 22050})
 
 
 COMPONENTS = {"mel": mel, "audio-encoder": audio_encoder, "given-sound": given_sound}

@@ -1,25 +1,21 @@
 """Writes tokenizer, Gemma 3 and connectors."""
 
 import math
+from functools import partial
 
 import torch
 from diffusers.pipelines.ltx2.connectors import per_layer_masked_mean_norm, per_token_rms_norm
 from transformers import AutoTokenizer
 
 import models
-from common import MODELS, randn, relative_l2, show, write_case
+from common import MODELS, randn, spread, write_case
 
+write = partial(write_case, __file__)
 POSITIVE = "A slow pan over a quiet harbour at dawn, gulls calling; a woman says: good morning."
 NEGATIVE = "worst quality, blurry, static noise"
-
 _PROMPTS = [
-    POSITIVE,
-    "",
-    "   leading and trailing spaces  ",
-    "café 東京 😀 naïve",
-    "two  spaces\nand a line\tand a tab",
-    "the token <bos> and <eos> inside, 12:30 a.m.",
-    " ".join(["the camera moves along the stone pier"] * 12),
+    POSITIVE, "", "   leading and trailing spaces  ", "café 東京 😀 naïve", "two  spaces\nand a line\tand a tab",
+    "the token <bos> and <eos> inside, 12:30 a.m.", " ".join(["the camera moves along the stone pier"] * 12),
 ]
 
 
@@ -38,11 +34,8 @@ def tokenizer():
     """Writes ids of unusual prompts at two lengths, one of which truncates."""
     for length in (64, 16):
         ids, mask = tokenize("tiny_a", _PROMPTS, length)
-        write_case(
-            "tokenizer", f"length_{length}", {}, {"input_ids": ids, "attention_mask": mask}, script=__file__,
-            model="tiny_a", seed=0, scalars={"prompts": _PROMPTS, "max_sequence_length": length},
-        )
-        print(f"tokenizer/length_{length}: valid {mask.sum(1).tolist()}")
+        scalars = {"prompts": _PROMPTS, "max_sequence_length": length}
+        write("tokenizer", f"length_{length}", {}, {"input_ids": ids, "attention_mask": mask}, model="tiny_a", scalars=scalars)
 
 
 def project(connectors, states, mask, padding="left"):
@@ -64,54 +57,39 @@ def encode(encoder, connectors, ids, mask):
     return {"prompt_embeds": states.flatten(2, 3), "projected": projected, "normalised": normed}
 
 
-def _encoder_case(name, case, prompts, length, keep):
-    ids, mask = tokenize(name, prompts, length)
-    outputs = encode(models.load(name, "text_encoder"), models.load(name, "connectors"), ids, mask)
-    half = encode(
-        models.load(name, "text_encoder", torch.bfloat16), models.load(name, "connectors", torch.bfloat16), ids, mask
-    )
-    valid = mask.bool()
-    spread = {
-        f"bf16_spread.{k}": f"{relative_l2(half[k][valid], outputs[k][valid]):.6f}" for k in ("prompt_embeds", "projected")
-    }
-    write_case(
-        "text-encoder", case, {"input_ids": ids, "attention_mask": mask}, {k: outputs[k] for k in keep}, script=__file__,
-        model=name, seed=models.seed_of(name), scalars={"prompts": prompts, "max_sequence_length": length}, extra=spread,
-    )
-    show(f"text-encoder/{case} valid {mask.sum(1).tolist()} {spread}", *(outputs[k][valid] for k in keep))
-
-
 def text_encoder():
     """Prompts longer than the window, with different padding in one batch. Compare only unmasked rows."""
-    everything = ("prompt_embeds", "projected", "normalised")
-    for name in models.WHOLE:
-        _encoder_case(name, f"{name}_short", [NEGATIVE, ""], 16, everything)
-        _encoder_case(name, f"{name}_pair", [POSITIVE, NEGATIVE], 64, ("projected",))
-        _encoder_case(name, f"{name}_full", [POSITIVE * 2], 64, ("projected",))
+    cases = {"short": ([NEGATIVE, ""], 16), "pair": ([POSITIVE, NEGATIVE], 64), "full": ([POSITIVE * 2], 64)}
+    for name, seed in models.WHOLE.items():
+        for case, (prompts, length) in cases.items():
+            ids, mask = tokenize(name, prompts, length)
+            full, half = (
+                encode(*(models.load(name, part, dtype) for part in ("text_encoder", "connectors")), ids, mask)
+                for dtype in (torch.float32, torch.bfloat16)
+            )
+            compared = {key: full[key] for key in ("prompt_embeds", "projected")}
+            outputs = full if case == "short" else {"projected": full["projected"]}
+            write(
+                "text-encoder", f"{name}_{case}", {"input_ids": ids, "attention_mask": mask}, outputs, model=name, seed=seed,
+                scalars={"prompts": prompts, "max_sequence_length": length}, extra=spread(half, compared, mask.bool()),
+            )
 
 
 def _connector_case(name, case, lengths, total, padding="left", seed=5):
-    config = models.CONNECTORS[name]
+    config = models.config(name, "connectors")
     channels, layers = config["caption_channels"], config["text_proj_in_factor"]
     states = randn(seed, f"{case}/states", len(lengths), total, channels, layers)
     # Layers differ in scale and mean, which the normalisation removes.
     states = states * torch.linspace(0.3, 3.0, layers) + torch.linspace(-1.0, 1.0, layers)
-    mask = torch.zeros(len(lengths), total, dtype=torch.int64)
-    for row, length in enumerate(lengths):
-        if padding == "left":
-            mask[row, total - length :] = 1
-        else:
-            mask[row, :length] = 1
+    mask = (torch.arange(total) < torch.tensor(lengths)[:, None]).long()
+    mask = mask.flip(1) if padding == "left" else mask
     model = models.load(name, "connectors")
     video, audio, binary = model(states, mask, padding_side=padding)
     if not bool((binary == 1).all()):
         raise ValueError("the reference returned a mask with zeros")
     outputs = {"video": video, "audio": audio, "projected": project(model, states, mask, padding)[1]}
-    write_case(
-        "connectors", case, {"text_encoder_hidden_states": states.flatten(2, 3), "attention_mask": mask}, outputs,
-        script=__file__, model=name, seed=seed, scalars={"padding_side": padding},
-    )
-    show(f"connectors/{case}", *outputs.values())
+    inputs = {"text_encoder_hidden_states": states.flatten(2, 3), "attention_mask": mask}
+    write("connectors", case, inputs, outputs, model=name, seed=seed, scalars={"padding_side": padding})
 
 
 def connectors():

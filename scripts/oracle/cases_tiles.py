@@ -1,21 +1,14 @@
 """Writes a video decoded in tiles."""
 
 import torch
-from official_pipelines import find_packages
-
-import models
-from cases_decoders import thin
-from common import randn, show, write_case
-
-find_packages()
-from ltx_core.model.video_vae.tiling import DimensionIntervals, create_tiles  # noqa: E402
-from ltx_core.model.video_vae.video_vae import (  # noqa: E402
-    make_mapping_operation,
-    map_spatial_interval_to_pixel,
-    map_temporal_interval_to_frame,
-    split_temporal_latents,
+from ltx_core.model.video_vae.tiling import DimensionIntervals, create_tiles
+from ltx_core.model.video_vae.video_vae import (
+    make_mapping_operation, map_spatial_interval_to_pixel, map_temporal_interval_to_frame, split_temporal_latents,
     split_with_symmetric_overlaps,
 )
+
+import models
+from common import randn, write_case
 
 
 def tiled():
@@ -34,12 +27,10 @@ def tiled():
         place = (slice(None), slice(None), *tile.out_coords[2:])
         video[place] += vae.decode(latents[tile.in_coords], return_dict=False)[0] * tile.blend_mask
         weights[place] += tile.blend_mask
-    kept, extra = thin({"video": video / weights.clamp(min=1e-8)}, {"video": [1, 1, 3, 5, 7]})
-    scalars = dict(pixels=64, overlap=32, frames=24, frame_overlap=8)
     write_case(
-        "tiled", "space_and_time", {"latents": latents}, kept, script=__file__, model="tiny_a", seed=31, scalars=scalars, extra=extra
+        __file__, "tiled", "space_and_time", {"latents": latents}, {"video": video / weights.clamp(min=1e-8)}, model="tiny_a",
+        seed=31, scalars=dict(pixels=64, overlap=32, frames=24, frame_overlap=8), strides={"video": (1, 1, 3, 5, 7)},
     )
-    show(f"tiled {len(tiles)} tiles", video)
 
 
 COMPONENTS = {"tiled": tiled}

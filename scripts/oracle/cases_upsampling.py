@@ -1,30 +1,27 @@
-#!/usr/bin/env python3
 """Writes two-pass requests with other upsampling factors than two, by Lightricks 1.0.0.
 
 This project chooses the first pass's size and frames, chains upsamplers, and keeps the first pass's sound after temporal
 upsampling.
 """
 
-import importlib
 import json
 
 import official_pipelines
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel
+from official_pipelines import ltx
 
 import cases_official
 import models
-from cases_decoders import thin
-from cases_official import image, keys, request, scales
-from common import randomise, show, write_case
+from cases_official import GUIDED, image, keys, request, write_requests
+from common import FULL_LIMIT, randomise
 
 _ROWS = {"spatial_x2": (2, 1), "spatial_x1_5": (3, 2), "temporal_x2": (1, 1)}
 _MOST_FRAMES = 60.0
-_STRIDES = {"video": (1, 8, 1, 17, 17), "audio": (1, 1, 211)}
 
 
 def upsampler(name, kind):
     """Returns the configuration of an upsampler and the seed of its weights."""
-    own = dict(in_channels=models.VAE[name]["latent_channels"], mid_channels=32, num_blocks_per_stage=0)
+    own = dict(in_channels=models.config(name, "vae")["latent_channels"], mid_channels=32, num_blocks_per_stage=0)
     own |= {
         "spatial_x2": dict(use_rational_resampler=False),
         "spatial_x1_5": dict(use_rational_resampler=True, rational_spatial_scale=1.5),
@@ -38,7 +35,7 @@ def their_upsampler(name, kind):
     drawn = randomise(LTX2LatentUpsamplerModel(**config), seed)
     theirs = {"rational_resampler": config["use_rational_resampler"], "spatial_scale": config.get("rational_spatial_scale", 2.0)}
     theirs |= {key: value for key, value in config.items() if "rational" not in key}
-    network = importlib.import_module("ltx_core.model.upsampler").LatentUpsamplerConfigurator.from_config(theirs)
+    network = ltx("core.model.upsampler").LatentUpsamplerConfigurator.from_config(theirs)
     network.load_state_dict(drawn.state_dict())
     return network.eval()
 
@@ -59,26 +56,20 @@ class Run(official_pipelines.Run):
 
     def _of_wheels(self, model, upsampler, sizes):
         pipeline = super()._of_wheels(model, upsampler, sizes)
-        asked, module, types = self.request, self.module, importlib.import_module("ltx_core.types")
-        self.in_time = "temporal_x2" in asked["upsample"]
-        self.helpers, self.passes_begun = importlib.import_module("ltx_pipelines.utils.helpers"), 0
-        pixels = types.VideoPixelShape
+        asked, module, types = self.request, self.module, ltx("core.types")
+        self.in_time, self.helpers, self.passes_begun = "temporal_x2" in asked["upsample"], ltx("pipelines.utils.helpers"), 0
+        pixels, size = types.VideoPixelShape, (asked["num_frames"], asked["height"], asked["width"])
         rate = min(asked["frame_rate"], _MOST_FRAMES) if self.in_time else asked["frame_rate"]
         width, height, frames, first_rate = first(asked)
-        shapes = [
-            pixels(1, frames, height, width, first_rate),
-            pixels(1, asked["num_frames"], asked["height"], asked["width"], rate),
-        ]
-        whole = pixels(1, asked["num_frames"], asked["height"], asked["width"], asked["frame_rate"])
+        shapes = iter([pixels(1, frames, height, width, first_rate), pixels(1, *size, rate)])
+        module.VideoPixelShape = lambda **_: next(shapes)
         # Both passes have sound for the complete video.
-        self.sounds, own = types.AudioLatentShape, types.AudioLatentShape.from_video_pixel_shape
-        self.own_length = own
-        self.sounds.from_video_pixel_shape = staticmethod(lambda _: own(whole))
-        in_turn = iter(shapes)
-        module.VideoPixelShape = lambda **_: next(in_turn)
+        self.sounds, self.own_length = types.AudioLatentShape, types.AudioLatentShape.from_video_pixel_shape
+        self.sounds.from_video_pixel_shape = staticmethod(lambda _: self.own_length(pixels(1, *size, asked["frame_rate"])))
         module.assert_resolution = lambda **_: None
         module.upsample_video = self._upsampled
-        name = "image_conditionings_by_adding_guiding_latent" if asked["pipeline"] == "keyframes" else "combined_image_conditionings"
+        keyframes = asked["pipeline"] == "keyframes"
+        name = "image_conditionings_by_adding_guiding_latent" if keyframes else "combined_image_conditionings"
         setattr(module, name, lambda images, **more: getattr(self.helpers, name)(images=self._in_time(images), **more))
         module.denoise_audio_video = self._pass
         module.simple_denoising_func = self._simple
@@ -91,9 +82,9 @@ class Run(official_pipelines.Run):
 
     def _upsampled(self, latent, video_encoder, upsampler):
         del upsampler
-        upsample = importlib.import_module("ltx_core.model.upsampler").upsample_video
         for kind in self.request["upsample"]:
-            latent = upsample(latent, video_encoder, their_upsampler(self.request["model"], kind))
+            network = their_upsampler(self.request["model"], kind)
+            latent = ltx("core.model.upsampler").upsample_video(latent, video_encoder, network)
         return latent
 
     def _in_time(self, images):
@@ -105,9 +96,8 @@ class Run(official_pipelines.Run):
     def _pass(self, **given):
         self.passes_begun += 1
         if self.passes_begun == 1 or not self.in_time:
-            video, audio = self.helpers.denoise_audio_video(**given)
-            self.audio = audio
-            return video, audio
+            video, self.audio = self.helpers.denoise_audio_video(**given)
+            return video, self.audio
         return self.helpers.denoise_video_only(**given), self.audio
 
     def _simple(self, video_context, audio_context, transformer):
@@ -115,11 +105,8 @@ class Run(official_pipelines.Run):
 
         def denoise(video_state, audio_state, sigmas, step_index):
             sigma = sigmas[step_index]
-            level = sigma * (audio_state.denoise_mask.max() > 0)
-            streams = dict(
-                video=modality(video_state, video_context, sigma), audio=modality(audio_state, audio_context, level)
-            )
-            return transformer(**streams, perturbations=None)
+            audio = modality(audio_state, audio_context, sigma * (audio_state.denoise_mask.max() > 0))
+            return transformer(video=modality(video_state, video_context, sigma), audio=audio, perturbations=None)
 
         return denoise
 
@@ -141,48 +128,42 @@ class Model(cases_official.Model):
         return {"video": (frames / 2 + 0.5).clamp(0, 1).transpose(1, 2).contiguous(), "audio": samples}
 
 
-_GUIDED = {"video": scales(cfg=3.0, modality=3.0, rescale=0.45), "audio": scales(cfg=7.0, modality=3.0, rescale=1.0)}
 # 45 frames/s would give the first pass longer sound; 72 exceeds the maximum of the positions.
 _CASES = {
-    "x1_5": request("two_stage", guidance=_GUIDED, images=[image(0)], width=96, height=96, upsample=["spatial_x1_5"]),
+    "x1_5": request("two_stage", guidance=GUIDED, images=[image(0)], width=96, height=96, upsample=["spatial_x1_5"]),
     "temporal_x1_5": request(
-        "two_stage", guidance=_GUIDED, images=[image(0), image(11, 0.75)], width=96, height=96, num_frames=17,
+        "two_stage", guidance=GUIDED, images=[image(0), image(11, 0.75)], width=96, height=96, num_frames=17,
         frame_rate=45.0, upsample=["temporal_x2", "spatial_x1_5"],
     ),
     "x2_temporal": request(
-        "keyframes", guidance=_GUIDED, images=[image(0), image(8, 0.8)], width=128, height=64, num_frames=17,
+        "keyframes", guidance=GUIDED, images=[image(0), image(8, 0.8)], width=128, height=64, num_frames=17,
         frame_rate=72.0, upsample=["spatial_x2", "temporal_x2"],
     ),
 }
-_DECODED = "temporal_x1_5"
 
 
 def write(model, case, asked):
     asked = {**asked, "model": model.name}
     outputs = model.run(asked)
-    if case == _DECODED:
+    if case == "temporal_x1_5":
         outputs |= model.decoded(outputs)
     # Skips duplicates: final latents, and sound that the second pass keeps.
     kept_sound = "temporal_x2" in asked["upsample"]
     twice = lambda name: name.startswith("latents.") or kept_sound and name.startswith("stage_2.") and name.endswith("audio")
     outputs = {name: value for name, value in outputs.items() if not twice(name) and "noise" not in name}
-    kept, extra = thin(outputs, _STRIDES)
+    folders = {kind: "temporal_latent_upsampler" if kind == "temporal_x2" else "latent_upsampler" for kind in _ROWS}
+    parts = {folders[kind]: upsampler(model.name, kind) for kind in asked["upsample"]}
     settings = [*keys(asked, "official_1_0"), f"two_stage.upsample={json.dumps(asked['upsample'])}"]
-    parts = {"temporal_latent_upsampler" if kind == "temporal_x2" else "latent_upsampler": upsampler(model.name, kind)
-             for kind in asked["upsample"]}
-    scalars = {"preset": f"{official_pipelines.PRESETS[model.name]}_two_stage", "common": settings, "keys": {"": []}, "upsamplers": parts}
-    write_case(
-        "upsampling", f"{model.name}_{case}", {}, kept, script=__file__, model=model.name, seed=asked["seed"],
-        scalars=scalars, extra={"ltx-pipelines": "1.0.0", **extra},
+    write_requests(
+        __file__, "upsampling", case, model, outputs, settings, "_two_stage", more={"upsamplers": parts},
+        seed=asked["seed"], strides={"video": (1, 8, 1, 17, 17), "audio": (1, 1, 211)}, limit=FULL_LIMIT,
     )
-    show(f"upsampling/{model.name}_{case}: {len(outputs)} tensors", *list(outputs.values())[-3:])
 
 
-def main():
-    official_pipelines.prepare(__doc__)
-    official_pipelines.clear("upsampling")
-    official_pipelines.for_each_model(Model, lambda model: [write(model, case, asked) for case, asked in _CASES.items()])
+def upsampling():
+    for model in official_pipelines.each_model(Model):
+        for case, asked in _CASES.items():
+            write(model, case, asked)
 
 
-if __name__ == "__main__":
-    main()
+COMPONENTS = {"upsampling": upsampling}

@@ -7,10 +7,9 @@
     check.py --fixture --seed 7                                writes tests/fixtures/seeds/7.tar.gz
 
 References: diffusers for its own pipelines and single networks, else ltx-pipelines' loops on diffusers' networks. In f32 the
-limit is
-a relative L2. In bf16 it is 1.5 times the largest of the distances of twelve differently rounded bf16 runs of the reference
-from its f32 run, and the median of at least 40 outputs may not exceed their mean. Exit code 1 if a limit is exceeded, a command
-fails, or a feature is too rare.
+limit is a relative L2. In bf16 it is 1.5 times the largest of the distances of twelve differently rounded bf16 runs of the
+reference from its f32 run, and the median of at least 40 outputs may not exceed their mean. Exit code 1 if a limit is exceeded,
+a command fails, or a feature is too rare.
 """
 
 import argparse
@@ -34,13 +33,12 @@ from safetensors.torch import load_file  # noqa: E402
 
 import diffusers_run  # noqa: E402
 import random_models  # noqa: E402
-from cases_decoders import thin  # noqa: E402
 from cases_pipeline import rounded_otherwise  # noqa: E402
-from common import FIXTURES, REPOSITORY, fix_numerics, relative_l2, write_safetensors  # noqa: E402
+from common import FIXTURES, REPOSITORY, fix_numerics, relative_l2, thin, write_safetensors  # noqa: E402
 from drawn_components import COMPONENTS, limited  # noqa: E402
 from drawn_model import Model  # noqa: E402
 from drawn_request import as_diffusers, as_lightricks, features, whole  # noqa: E402
-from drawn_table import LAYOUTS, LEAST, TWO_PASSES, row  # noqa: E402
+from drawn_table import LEAST, TWO_PASSES, row  # noqa: E402
 from official_run import Reference  # noqa: E402
 
 LIMIT, SPREADS = 1e-4, 1.5
@@ -64,45 +62,42 @@ def execute(command):
 IN_SPREADS = []
 
 
-def compare(title, expected, file, distances=None, rows=None):
+def _verdict(actual, expected, own, rows):
+    """Returns whether an output is within its limit, and a text that says so."""
+    if isinstance(expected, dict):
+        # The encoder may return the stack or the projection, which differ in the last axis.
+        expected = expected["projected" if expected["projected"].shape == actual.shape else "prompt_embeds"]
+    if actual.shape != expected.shape:
+        return False, f": shape {list(actual.shape)}, the reference has {list(expected.shape)}"
+    distance, limit = relative_l2(actual[rows], expected[rows]), SPREADS * max(own) if own else LIMIT
+    if own:
+        IN_SPREADS.append(distance / statistics.mean(own))
+    fine = distance <= limit
+    return fine, f" {list(expected.shape)}: {distance:.2e} of {limit:.2g} {'ok' if fine else 'ABOVE'}"
+
+
+def compare(title, expected, file, distances=None, rows=...):
     """Prints a line per output; returns whether all are within their limits."""
-    actual, fine = load_file(file), True
+    actual, all_fine = load_file(file), True
     for name, reference in expected.items():
-        if name not in actual:
-            print(f"  {title}.{name}: missing, the file has {', '.join(sorted(actual))}")
-            fine = False
-            continue
-        value = actual[name].float()
-        if isinstance(reference, dict):
-            # The encoder may return the stack or the projection, which differ in the last axis.
-            reference = next((r for r in (reference["projected"], reference["prompt_embeds"]) if r.shape == value.shape), value * 0)
-        if value.shape != reference.shape:
-            print(f"  {title}.{name}: shape {list(value.shape)}, the reference has {list(reference.shape)}")
-            fine = False
-            continue
-        if rows is not None:
-            value, reference = value[rows], reference[rows]
-        distance, own = relative_l2(value, reference), (distances or {}).get(name)
-        limit = SPREADS * max(own) if own else LIMIT
-        if own:
-            IN_SPREADS.append(distance / statistics.mean(own))
-        verdict = "ok" if distance <= limit else "ABOVE"
-        print(f"  {title}.{name} {list(reference.shape)}: {distance:.2e} of {limit:.2g} {verdict}")
-        fine &= distance <= limit
-    return fine
+        fine, text = False, f": missing, the file has {', '.join(sorted(actual))}"
+        if name in actual:
+            fine, text = _verdict(actual[name].float(), reference, (distances or {}).get(name), rows)
+        print(f"  {title}.{name}{text}")
+        all_fine &= fine
+    return all_fine
 
 
 def check_component(binary, model, component, folder):
     """Runs and compares one `ltx2 run`."""
-    values, scalars, expected, rows = COMPONENTS[component](model, random.Random(f"{model.seed}/{component}"))
+    values, expected, more = COMPONENTS[component](model, random.Random(f"{model.seed}/{component}"))
     source, target = folder / f"{component}.in.safetensors", folder / f"{component}.out.safetensors"
     write_safetensors(source, values)
-    command = [
-        binary, "run", component, "--model", model.folder, "--inputs", source, "-o", target, "--platform", "cpu", "--dtype", "f32"
-    ]
-    for key, value in scalars.items():
+    files = ["--model", model.folder, "--inputs", source, "-o", target]
+    command = [binary, "run", component, *files, "--platform", "cpu", "--dtype", "f32"]
+    for key, value in more.pop("scalars", {}).items():
         command += ["--set", f"{key}={json.dumps(value)}"]
-    return execute(command) and compare(component, expected, target, rows=rows)
+    return execute(command) and compare(component, expected, target, **more)
 
 
 def reference_runs(model):
@@ -113,16 +108,15 @@ def reference_runs(model):
     if model.request["dtype"] == "f32":
         return expected, {}
     model.load(torch.bfloat16)
-    distances, sounds = defaultdict(list), []
+    distances, runs = defaultdict(list), []
     for turn in range(ROUNDINGS):
         with limited(model.parts["vocoder"], model.request["clamp"]), rounded_otherwise(turn):
-            half = run(model, torch.bfloat16)
-        sounds.append((half["latents.audio"], half["audio"]))
+            runs.append(half := run(model, torch.bfloat16))
         for name in expected:
             if name in half and name != "audio" and "noise" not in name:
                 distances[name].append(relative_l2(half[name], expected[name]))
     model.load(torch.float32)
-    distances["audio"] = [relative_l2(sound, sound_of(model, latents)) for latents, sound in sounds]
+    distances["audio"] = [relative_l2(half["audio"], sound_of(model, half["latents.audio"])) for half in runs]
     return expected, distances
 
 
@@ -155,30 +149,28 @@ def write_fixture(model, folder):
     write_safetensors(folder / "expected.safetensors", {f"out.{name}": tensor for name, tensor in kept.items()}, extra)
     target = FIXTURES / "seeds" / f"{model.seed}.tar.gz"
     target.parent.mkdir(exist_ok=True)
-    with open(target, "wb") as file, gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0) as packed:
+    unread = () if model.request["pipeline"] in TWO_PASSES else ("latent_upsampler",)
+
+    def anonymous(entry):
+        entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname, entry.mode = 0, 0, 0, "", "", 0o644
+        return entry
+
+    with open(target, "wb") as file, gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
         with tarfile.open(fileobj=packed, mode="w") as archive:
-            unread = () if model.request["pipeline"] in TWO_PASSES else ("latent_upsampler",)
             for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.parent.name not in unread):
-                entry = archive.gettarinfo(path, str(path.relative_to(folder)))
-                entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname, entry.mode = 0, 0, 0, "", "", 0o644
-                with open(path, "rb") as content:
-                    archive.addfile(entry, content)
+                archive.add(path, path.relative_to(folder), filter=anonymous)
     print(f"{target}: {target.stat().st_size} bytes")
 
 
 def check_seed(options, seed, folder):
     """Checks a seed; returns whether it passed, and its features."""
     of = row(seed)
-    published, generation = options.published or of["published"], options.generation or of["generation"]
-    config = random_models.whole(seed, published, generation, of["upsampler"])
+    generation = options.generation or of["generation"]
+    config = random_models.whole(seed, of["published"], generation, of["upsampler"])
     request = whole(seed, config)
-    request["dtype"] = options.dtype or request["dtype"]
-    if options.layout:
-        request |= dict(layout=options.layout, mesh=LAYOUTS[options.layout][0])
     (as_diffusers if request["reference"] == "diffusers" else as_lightricks)(config)
-    names = list(features(request, generation, published, config["upsampler_kind"]))
-    wanted = options.component or [*of["networks"], "request"]
-    names += [f"network {name}" for name in wanted if name != "request"]
+    names = list(features(request, generation, of["published"], config["upsampler_kind"]))
+    names += [f"network {name}" for name in of["networks"]]
     print(f"seed {seed}: {', '.join(names)}", flush=True)
     if options.dry:
         return True, names
@@ -186,13 +178,8 @@ def check_seed(options, seed, folder):
     if options.fixture:
         write_fixture(model, folder)
         return True, names
-    fine = True
-    for name in wanted:
-        if name != "request":
-            fine &= check_component(options.ltx2, model, name, folder)
-    if "request" in wanted:
-        fine &= check_request(options.ltx2, model, folder)
-    return fine, names
+    fine = [check_component(options.ltx2, model, name, folder) for name in of["networks"]]
+    return all([*fine, check_request(options.ltx2, model, folder)]), names
 
 
 def summary(counts, due, failed, seconds, command):
@@ -205,10 +192,9 @@ def summary(counts, due, failed, seconds, command):
         print(f"RARE: {name} was drawn {counts[name]} times, not {LEAST[name]}")
     for seed in failed:
         print(f"FAILED: seed {seed}; again: {command} --seed {seed} --keep DIR")
-    middle = statistics.median(IN_SPREADS) if IN_SPREADS else 0.0
+    middle = statistics.median(IN_SPREADS or [0.0])
     if IN_SPREADS:
-        most = max(IN_SPREADS)
-        print(f"bf16: the middle of {len(IN_SPREADS)} outputs is {middle:.2f} spreads from the reference, the furthest {most:.2f}")
+        print(f"bf16: {len(IN_SPREADS)} outputs, median {middle:.2f} spreads from the reference, largest {max(IN_SPREADS):.2f}")
     print(f"{seconds / 60:.1f} min, {len(failed)} failed")
     return not failed and not rare and (middle <= 1 or len(IN_SPREADS) < 40)
 
@@ -218,11 +204,7 @@ def main():
     parser.add_argument("--ltx2", type=Path, default=REPOSITORY / "target/debug/ltx2", help="path of the binary")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "COUNT"), help="a range of seeds")
-    parser.add_argument("--component", nargs="+", choices=[*COMPONENTS, "request"], help="default: chosen by the seed")
-    parser.add_argument("--published", action="store_true", help="vary sizes only")
     parser.add_argument("--generation", choices=["2.0", "2.3", "2.5"], help="default: chosen by the seed")
-    parser.add_argument("--dtype", choices=["f32", "bf16"], help="of the request; default: chosen by the seed")
-    parser.add_argument("--layout", choices=sorted(LAYOUTS), help="of the request, on its first mesh; default: chosen by the seed")
     parser.add_argument("--keep", type=Path, help="folder in which to keep the model and the files")
     parser.add_argument("--fixture", action="store_true", help="write tests/fixtures/seeds/SEED.tar.gz")
     parser.add_argument("--dry", action="store_true", help="draw and count, run nothing")
@@ -238,13 +220,12 @@ def main():
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 fine, names = check_seed(options, seed, folder)
-            except Exception:  # A reference that refuses what was drawn fails its seed, not those behind it.
+            except Exception:  # A reference that refuses what was drawn fails its seed, not the following ones.
                 traceback.print_exc()
                 fine, names = False, []
         counts.update(names)
         failed += [] if fine else [seed]
-    narrowed = options.component or options.published or options.generation
-    due = LEAST if count >= 100 and not narrowed else ()
+    due = LEAST if count >= 100 and not options.generation else ()
     fine = summary(counts, due, failed, time.time() - begun, f"{sys.argv[0]} --ltx2 {options.ltx2}")
     sys.exit(0 if fine else 1)
 

@@ -11,7 +11,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import diffusers  # noqa: E402
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
@@ -19,6 +18,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FIXTURES = REPOSITORY / "tests" / "fixtures"
 MODELS = FIXTURES / "models"
 CASES = FIXTURES / "cases"
+# Odd strides meet every phase of the power-of-two upsampling.
+STRIDES = {"video": (1, 1, 1, 5, 7), "audio": (1, 1, 7)}
+FULL_LIMIT = 24_000
 
 
 def fix_numerics():
@@ -48,6 +50,12 @@ def rand(seed, name, *shape):
     return torch.rand(*shape, generator=generator(seed, name))
 
 
+def pattern(frames, height, width, offset=0):
+    """Returns a video of bytes, `[frames, height, width, 3]`."""
+    f, y, x, c = torch.meshgrid(*(torch.arange(n) for n in (frames, height, width, 3)), indexing="ij")
+    return ((f * 11 + y * 5 + x * 3 + c * 40 + offset) % 256).to(torch.uint8)
+
+
 def _value(name, tensor, seed):
     """Returns a weight that keeps activations near 1 and is not neutral."""
     shape, last = tuple(tensor.shape), name.rsplit(".", 1)[-1]
@@ -67,9 +75,7 @@ def _value(name, tensor, seed):
         return 0.7 * draw
     if "scale_shift_table" in last:
         return 0.4 * draw
-    if last.startswith("per_channel_scale"):
-        return 0.3 * draw
-    if "embed_tokens" in name:
+    if last.startswith("per_channel_scale") or "embed_tokens" in name:
         return 0.3 * draw
     if tensor.ndim == 1 and last == "weight":
         # A Gemma norm multiplies by 1 + weight, every other norm by weight.
@@ -96,10 +102,7 @@ def randomise(module, seed):
     return module.eval()
 
 
-_DTYPES = {
-    torch.float32: "F32", torch.int64: "I64", torch.int32: "I32", torch.bfloat16: "BF16", torch.bool: "BOOL",
-    torch.uint8: "U8",
-}
+_DTYPES = {torch.float32: "F32", torch.int64: "I64", torch.bfloat16: "BF16", torch.uint8: "U8"}
 
 
 def write_safetensors(path, tensors, metadata=None):
@@ -124,39 +127,46 @@ def write_safetensors(path, tensors, metadata=None):
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
 
 
-_ONLY_MISSING = False
+def thin(outputs, strides=STRIDES, limit=FULL_LIMIT):
+    """Thins outputs of more than `limit` bytes to `<name>.strided`; returns the outputs and metadata about it."""
+    kept, extra = {}, {}
+    for name, tensor in outputs.items():
+        if name in strides and tensor.numel() * 4 > limit:
+            kept[f"{name}.strided"] = tensor[tuple(slice(None, None, stride) for stride in strides[name])]
+            extra |= {f"strides.{name}": json.dumps(strides[name]), f"shape.{name}": json.dumps(list(tensor.shape))}
+        else:
+            kept[name] = tensor
+    return kept, extra
 
 
-def only_missing():
-    """Keeps existing files and models from now on."""
-    global _ONLY_MISSING
-    _ONLY_MISSING = True
-
-
-def keeps(path):
-    return _ONLY_MISSING and Path(path).exists()
-
-
-def write_case(component, case, inputs, outputs, *, script, model, seed, scalars=None, extra=None):
-    """Writes tests/fixtures/cases/<component>/<case>.safetensors with `in.*`, `out.*` and metadata."""
-    if keeps(CASES / component / f"{case}.safetensors"):
-        return
-    tensors = {f"in.{key}": value for key, value in inputs.items()}
-    tensors.update({f"out.{key}": value for key, value in outputs.items()})
+def write_case(
+    script, component, case, inputs, outputs, *, model="none", seed=0, scalars=None, extra=None, strides=None, limit=FULL_LIMIT
+):
+    """Writes tests/fixtures/cases/<component>/<case>.safetensors with `in.*`, `out.*` (thinned by `strides`) and metadata."""
+    kept, thinned = thin(outputs, strides or {}, limit)
+    tensors = {f"in.{key}": value for key, value in inputs.items()} | {f"out.{key}": value for key, value in kept.items()}
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if not torch.isfinite(tensor).all():
             raise ValueError(f"{component}/{case}: {name} is not finite")
     metadata = {
-        "script": f"scripts/oracle/{Path(script).name}",
-        "diffusers": diffusers.__version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__.split("+")[0],
-        "seed": seed,
-        "model": model,
-        "scalars": json.dumps(scalars or {}, sort_keys=True),
+        "script": f"scripts/oracle/{Path(script).name}", "diffusers": diffusers.__version__, "model": model, "seed": seed,
+        "transformers": transformers.__version__, "torch": torch.__version__.split("+")[0],
+        "scalars": json.dumps(scalars or {}, sort_keys=True), **thinned, **(extra or {}),
     }
-    metadata.update(extra or {})
     write_safetensors(CASES / component / f"{case}.safetensors", tensors, metadata)
+    deviations = [f"{t.std(correction=0).item():.3f}" for t in outputs.values() if t.is_floating_point()]
+    print(f"{component}/{case}: {len(outputs)} outputs, std {' '.join(deviations[-4:])}", flush=True)
+
+
+def spread(half, outputs, rows=...):
+    """Returns metadata with the distance of bfloat16 outputs from float32 outputs."""
+    return {f"bf16_spread.{key}": f"{relative_l2(half[key][rows], outputs[key][rows]):.6f}" for key in outputs}
+
+
+def float_bits(tensor):
+    """Returns the float32 bits of a tensor, flat, and their sha256."""
+    bits = tensor.float().contiguous().view(torch.int32).numpy().reshape(-1).astype("<u4")
+    return bits, hashlib.sha256(bits.tobytes()).hexdigest()
 
 
 def write_json(path, data, breaks=()):
@@ -172,13 +182,3 @@ def relative_l2(actual, expected):
     """Returns |actual - expected| / |expected|, computed in float64."""
     actual, expected = actual.double(), expected.double()
     return (torch.linalg.vector_norm(actual - expected) / torch.linalg.vector_norm(expected).clamp_min(1e-30)).item()
-
-
-def show(label, *tensors):
-    """Prints the standard deviation of each tensor."""
-    spreads = " ".join(f"{t.float().std(correction=0).item():.3f}" for t in tensors if t.is_floating_point())
-    print(f"{label}: std {spreads}", flush=True)
-
-
-def as_list(tensor):
-    return [float(x) for x in np.asarray(tensor, dtype=np.float64).reshape(-1)]

@@ -1,8 +1,7 @@
 """Writes tests/fixtures/dfr/layout.json: diffusers' canvas for each number of frames, and the tiles of two temporal rounds.
 
 A line has: requested frames, frames of the canvas, keyframes, and per round the tiles: first latent frame, end, dropped latent
-frames,
-first and last frame, keyframes of the previous round, keyframes to generate.
+frames, first and last frame, keyframes of the previous round, keyframes to generate.
 """
 
 import json

@@ -7,13 +7,12 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, LTX2Pipeline
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel
 from PIL import Image
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Gemma3Config, Gemma4UnifiedConfig
 
 import cases_gemma4
 from common import generator, randn, write_safetensors
 from drawn_request import DISTILLED
-from models import COMPONENTS as PARTS
-from models import build, build_text_encoder
+from models import PARTS, VOCABULARY, build, build_text_encoder
 from tokenizer import save_tokenizer
 
 # Linear layers that a LoRA may update, by diffusers' names; layers outside of blocks with Lightricks' names.
@@ -40,28 +39,39 @@ class Model:
         self.loras = [self._lora(index, lora) for index, lora in enumerate(request["loras"])]
 
     def _save(self, parts):
-        self.folder.mkdir(parents=True, exist_ok=True)
-        save_tokenizer(self.folder / "tokenizer", self.config["vocabulary"])
-        of_2_5 = "use_keyframes_abs_pos_embedding" in self.config["transformer"]
-        text = self.config["text_encoder"]
-        parts["text_encoder"] = self._gemma4(text) if of_2_5 else build_text_encoder(text, self.seed)
+        parts["text_encoder"] = self._text_encoder()
         upsampler = build("latent_upsampler", self.config["latent_upsampler"], self.seed)
         if self.request["stored"] == "bf16":
             for part in (*parts.values(), upsampler):
                 part.to(torch.bfloat16)
                 for tensor in part.state_dict().values() if self.coarse else ():
                     tensor.view(torch.int16).bitwise_and_(-64)
-        scheduler = FlowMatchEulerDiscreteScheduler(**self.config["scheduler"])
+        save_tokenizer(self.folder / "tokenizer", VOCABULARY)
         tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
+        scheduler = FlowMatchEulerDiscreteScheduler(**self.config["scheduler"])
         LTX2Pipeline(scheduler=scheduler, tokenizer=tokenizer, **parts).save_pretrained(self.folder)
         upsampler.save_pretrained(self.folder / "latent_upsampler")
+        # transformers saved the tokenizer in its own spelling.
         shutil.rmtree(self.folder / "tokenizer")
-        save_tokenizer(self.folder / "tokenizer", self.config["vocabulary"])
+        save_tokenizer(self.folder / "tokenizer", VOCABULARY)
 
-    def _gemma4(self, text):
-        """Returns a Gemma 4 with small query and key norms, as its scores are not divided by the root of the head size."""
-        encoder = cases_gemma4.text_encoder(str(self.seed), text, self.config["vocabulary"])
+    def _text_encoder(self):
+        """Returns Gemma 3 or 4 with stubs of the other towers."""
+        text = dict(self.config["text_encoder"], vocab_size=VOCABULARY, max_position_embeddings=256)
+        if "use_keyframes_abs_pos_embedding" not in self.config["transformer"]:
+            vision = dict(
+                hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
+                num_channels=3, vision_use_head=False,
+            )
+            return build_text_encoder(Gemma3Config(
+                text_config=text, vision_config=vision, mm_tokens_per_image=4, boi_token_index=VOCABULARY - 3,
+                eoi_token_index=VOCABULARY - 2, image_token_index=VOCABULARY - 1,
+            ), self.seed)
+        vision = dict(mm_embed_dim=4, output_proj_dims=4, mm_posemb_size=4, patch_size=2)
+        config = Gemma4UnifiedConfig(text_config=text, vision_config=vision, audio_config=dict(audio_embed_dim=4))
+        encoder = cases_gemma4.text_encoder(str(self.seed), config)
         for key, tensor in encoder.state_dict().items():
+            # Small query and key norms, as Gemma 4 does not divide its scores by the root of the head size.
             if key.endswith(("q_norm.weight", "k_norm.weight")):
                 tensor *= tensor.numel() ** -0.25
         return encoder
@@ -113,14 +123,13 @@ class Model:
         """Writes the request as a configuration with paths relative to the file."""
         r = self.request
         here = lambda file: str(file.relative_to(path.parent))
-        guidance = {stream: dict(r["guidance"][stream]) for stream in ("video", "audio")}
-        same = r["stg_blocks"]["video"] == r["stg_blocks"]["audio"]
-        if any(s["stg"] for s in guidance.values()):
-            if same:
-                guidance["stg_blocks"] = r["stg_blocks"]["video"]
+        guidance, blocks = {stream: dict(own) for stream, own in r["guidance"].items()}, r["stg_blocks"]
+        if any(own["stg"] for own in guidance.values()):
+            if blocks["video"] == blocks["audio"]:
+                guidance["stg_blocks"] = blocks["video"]
             else:
-                for stream in ("video", "audio"):
-                    guidance[stream]["stg_blocks"] = r["stg_blocks"][stream]
+                for stream, own in guidance.items():
+                    own["stg_blocks"] = blocks[stream]
         config = {
             "pipeline": r["pipeline"], "reference": r["reference"],
             "model": {

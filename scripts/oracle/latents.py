@@ -4,30 +4,26 @@ Tensors are stored as sha256 of their float32 bytes, small ones also as bits. In
 repeat.
 """
 
-import hashlib
-
 import diffusers
-import numpy as np
 import torch
 from diffusers import LTX2Pipeline
 from diffusers.models.transformers.transformer_ltx2 import LTX2AudioVideoRotaryPosEmbed
 
-from common import FIXTURES, write_json
+from common import FIXTURES, float_bits, write_json
 
 SEED = 7
 
 
-def digest(tensor: torch.Tensor) -> dict:
-    bits = np.ascontiguousarray(tensor.float().numpy()).view(np.uint32).reshape(-1)
-    sha256 = hashlib.sha256(bits.astype("<u4").tobytes()).hexdigest()
+def digest(tensor):
+    bits, sha256 = float_bits(tensor)
     return {"shape": list(tensor.shape), "sha256": sha256, "bits": bits.tolist() if bits.size <= 24 else None}
 
 
-def randn(*shape: int) -> torch.Tensor:
+def randn(*shape):
     return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(SEED))
 
 
-def video(shape: list[int], patch: int, patch_t: int) -> dict:
+def video(shape, patch, patch_t):
     latents = randn(*shape)
     tokens = LTX2Pipeline._pack_latents(latents, patch, patch_t)
     grid = (shape[2] // patch_t, shape[3] // patch, shape[4] // patch)
@@ -35,76 +31,59 @@ def video(shape: list[int], patch: int, patch_t: int) -> dict:
     return {"shape": shape, "patch_size": patch, "patch_size_t": patch_t, "tokens": digest(tokens)}
 
 
-def audio(shape: list[int]) -> dict:
+def audio(shape):
     latents = randn(*shape)
     tokens = LTX2Pipeline._pack_audio_latents(latents)
     assert torch.equal(LTX2Pipeline._unpack_audio_latents(tokens, shape[2], shape[3]), latents)
     return {"shape": shape, "tokens": digest(tokens)}
 
 
-def normalised(shape: list[int], scaling_factor: float) -> dict:
-    latents, channels = randn(*shape), shape[1] if len(shape) == 5 else shape[2]
-    mean, std = randn(2, channels)[0], randn(2, channels)[1].abs() + 0.5
-    if len(shape) == 5:
-        there = LTX2Pipeline._normalize_latents(latents, mean, std, scaling_factor)
-        back = LTX2Pipeline._denormalize_latents(latents, mean, std, scaling_factor)
-    else:
-        there = LTX2Pipeline._normalize_audio_latents(latents, mean, std)
-        back = LTX2Pipeline._denormalize_audio_latents(latents, mean, std)
-    meta = {"shape": shape, "axis": 1 if len(shape) == 5 else 2, "scaling_factor": scaling_factor}
-    return {**meta, "normalized": digest(there), "denormalized": digest(back)}
+def normalised(shape, scaling_factor):
+    axis, kind, more = (1, "", [scaling_factor]) if len(shape) == 5 else (2, "audio_", [])
+    mean, std = randn(2, shape[axis])
+    made = {"shape": shape, "axis": axis, "scaling_factor": scaling_factor}
+    for name in ("normalize", "denormalize"):
+        change = getattr(LTX2Pipeline, f"_{name}_{kind}latents")
+        made[f"{name}d"] = digest(change(randn(*shape), mean, std.abs() + 0.5, *more))
+    return made
 
 
-def video_coords(shape: list[int], fps: float, patch=1, patch_t=1, scale=(8, 32, 32), offset=1) -> dict:
-    rope = LTX2AudioVideoRotaryPosEmbed(
-        12, patch_size=patch, patch_size_t=patch_t, scale_factors=scale, causal_offset=offset, modality="video"
-    )
-    coords = rope.prepare_video_coords(*shape, device="cpu", fps=fps)
+def video_coords(shape, fps, patch=1, patch_t=1, scale=(8, 32, 32), offset=1):
     meta = {"patch_size": patch, "patch_size_t": patch_t, "scale_factors": scale, "causal_offset": offset}
+    coords = LTX2AudioVideoRotaryPosEmbed(12, modality="video", **meta).prepare_video_coords(*shape, device="cpu", fps=fps)
     return {"latents": shape, "fps": fps, **meta, "coords": digest(coords)}
 
 
-def audio_coords(batch: int, length: int, rate=16000, hop=160, scale=4, patch_t=1, offset=1) -> dict:
+def audio_coords(batch, length, rate=16000, hop=160, scale=4, patch_t=1, offset=1):
     rope = LTX2AudioVideoRotaryPosEmbed(
         12, patch_size_t=patch_t, sampling_rate=rate, hop_length=hop, scale_factors=[scale], causal_offset=offset,
         modality="audio",
-    )  # fmt: skip
-    coords = rope.prepare_audio_coords(batch, length, device="cpu")
-    meta = {"sampling_rate": rate, "hop_length": hop, "scale_factor": scale, "patch_size_t": patch_t}
-    return {"batch": batch, "length": length, **meta, "causal_offset": offset, "coords": digest(coords)}
+    )
+    meta = {"sampling_rate": rate, "hop_length": hop, "scale_factor": scale, "patch_size_t": patch_t, "causal_offset": offset}
+    coords = digest(rope.prepare_audio_coords(batch, length, device="cpu"))
+    return {"batch": batch, "length": length, **meta, "coords": coords}
 
 
-def audio_length(num_frames: int, fps: float, rate=16000, hop=160, ratio=4) -> dict:
+def audio_length(num_frames, fps, rate=16000, hop=160, ratio=4):
     # The pipeline's expression; Python rounds ties to even.
     length = round(num_frames / fps * (rate / hop / float(ratio)))
     rates = {"sampling_rate": rate, "hop_length": hop, "temporal_compression": ratio}
     return {"num_frames": num_frames, "frame_rate": fps, **rates, "length": length}
 
 
-def main() -> None:
+def main():
     data = {
-        "script": "scripts/oracle/latents.py",
-        "versions": {"torch": torch.__version__, "diffusers": diffusers.__version__},
+        "script": "scripts/oracle/latents.py", "versions": {"torch": torch.__version__, "diffusers": diffusers.__version__},
         "seed": SEED,
         "video": [video([1, 4, 3, 2, 5], 1, 1), video([2, 3, 4, 6, 4], 2, 2), video([1, 2, 3, 2, 4], 2, 1)],
         "audio": [audio([1, 2, 5, 2]), audio([2, 8, 7, 16])],
-        "statistics": [
-            normalised([2, 6, 3, 2, 5], 1.0),
-            normalised([1, 4, 1, 3, 3], 0.7),
-            normalised([2, 9, 10], 1.0),
-        ],
+        "statistics": [normalised([2, 6, 3, 2, 5], 1.0), normalised([1, 4, 1, 3, 3], 0.7), normalised([2, 9, 10], 1.0)],
         "video_coords": [
-            video_coords([1, 2, 2, 1], 24.0),
-            video_coords([1, 16, 16, 24], 24.0),
-            video_coords([2, 5, 3, 7], 25),
-            video_coords([1, 9, 4, 4], 29.97, 2, 2),
-            video_coords([1, 4, 2, 3], 23.976, scale=(4, 16, 8), offset=0),
+            video_coords([1, 2, 2, 1], 24.0), video_coords([1, 16, 16, 24], 24.0), video_coords([2, 5, 3, 7], 25),
+            video_coords([1, 9, 4, 4], 29.97, 2, 2), video_coords([1, 4, 2, 3], 23.976, scale=(4, 16, 8), offset=0),
         ],
         "audio_coords": [
-            audio_coords(1, 4),
-            audio_coords(1, 126),
-            audio_coords(2, 33, 24000, 256, 8),
-            audio_coords(1, 7, 44100, 441, 4, 2, 0),
+            audio_coords(1, 4), audio_coords(1, 126), audio_coords(2, 33, 24000, 256, 8), audio_coords(1, 7, 44100, 441, 4, 2, 0),
         ],
         "audio_length": [
             audio_length(*request)
@@ -113,7 +92,7 @@ def main() -> None:
                 (121, 23.976), (33, 60), (97, 24, 24000, 256, 8), (5, 25, 16000, 160, 2),
             ]
         ],
-    }  # fmt: skip
+    }
     breaks = ('{"shape":[', '{"latents"', '{"batch"', '{"num_frames"')
     write_json(FIXTURES / "latents" / "latents.json", data, breaks)
 

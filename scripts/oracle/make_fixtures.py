@@ -1,27 +1,23 @@
 #!/usr/bin/env python3
-"""Regenerates tests/fixtures by diffusers, transformers and ltx-core 1.0.0."""
+"""Regenerates tests/fixtures by diffusers, transformers and Lightricks 1.0.0; with --official, those by Lightricks 1.2.0."""
 
 import argparse
 import importlib
-import shutil
 
-import cases_lora
-import models
-from common import CASES, FIXTURES, fix_numerics, only_missing
+import official_pipelines
+from common import FIXTURES, fix_numerics
 
-MODULES = (
-    "cases_transformer", "cases_text", "cases_gemma4", "cases_decoders", "cases_sound", "cases_diffusion_decoder", "cases_pipeline",
-    "cases_noise_order", "cases_2_5", "cases_by_diffusers", "cases_dfr", "cases_tiles", "cases_images", "byte_tokenizer", "dfr_layout",
-    "latents", "noise", "schedules", "sigmas",
+# Components that read the files of others come after them. A process can import only one release of Lightricks' packages.
+RELEASED = (
+    "models", "cases_transformer", "cases_text", "cases_gemma4", "cases_decoders", "cases_sound", "cases_diffusion_decoder",
+    "cases_pipeline", "cases_noise_order", "cases_2_5", "cases_by_diffusers", "cases_dfr", "cases_tiles", "cases_images",
+    "byte_tokenizer", "dfr_layout", "latents", "noise", "schedules", "sigmas", "cases_lora", "cases_official",
+    "cases_given_video", "cases_upsampling",
+)
+CHECKOUT = (
+    "cases_official", "cases_given_video", "cases_guidance_steps", "cases_references", "cases_images", "cases_lora", "ancestral",
 )
 LIMIT, FILE_LIMIT = 10 * 1024 * 1024, 1024 * 1024
-
-
-def write_models():
-    """Writes the fixture models, which the cases read back."""
-    for name in models.WHOLE:
-        models.save_whole(name)
-    models.save_variants()
 
 
 def check_sizes():
@@ -37,29 +33,19 @@ def check_sizes():
 
 
 def main():
-    components = {}
-    for module in MODULES:
-        components |= importlib.import_module(module).COMPONENTS
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=["models", "lora", *components], help="write only these")
-    parser.add_argument("--missing", action="store_true", help="keep existing files")
-    parser.add_argument("--official", help="checkout of Lightricks/LTX-2 at 400fd31, for lora")
+    parser.add_argument("--only", nargs="+", metavar="COMPONENT", help="write only these")
+    parser.add_argument("--official", metavar="FOLDER", help="a checkout of Lightricks/LTX-2 at 400fd31")
     options = parser.parse_args()
-    wanted = options.only
     fix_numerics()
-    if options.missing:
-        only_missing()
-    if not wanted or "models" in wanted:
-        write_models()
-    for name, make in components.items():
-        if not wanted or name in wanted:
-            if not options.missing:
-                shutil.rmtree(CASES / name, ignore_errors=True)
-            make()
-    if options.official and (not wanted or "lora" in wanted):
-        cases_lora.make_lora(options.official)
-    elif wanted and "lora" in wanted:
-        raise SystemExit("lora needs --official: the folder of Lightricks' repository")
+    official_pipelines.find_packages(options.official)
+    components = {}
+    for module in CHECKOUT if options.official else RELEASED:
+        components |= getattr(importlib.import_module(module), "CHECKOUT" if options.official else "COMPONENTS")
+    if unknown := set(options.only or ()) - components.keys():
+        parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(components)}")
+    for name in options.only or components:
+        components[name]()
     check_sizes()
 
 

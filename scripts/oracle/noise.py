@@ -3,36 +3,27 @@
 Each case has the sha256 of consecutive draws and the bits of their first and last values. Needs x86-64 with AVX2 or AVX-512.
 """
 
-import hashlib
-
-import numpy as np
 import torch
 
-from common import FIXTURES, write_json
+from common import FIXTURES, float_bits, write_json
 
 
-def draw(generator: torch.Generator, shape: list[int], dtype: torch.dtype) -> dict:
-    values = torch.randn(shape, generator=generator, dtype=dtype).float().numpy()
-    bits = np.ascontiguousarray(values).view(np.uint32).reshape(-1)
-    return {
-        "shape": shape,
-        "sha256": hashlib.sha256(bits.astype("<u4").tobytes()).hexdigest(),
-        "first": bits[:2].tolist(),
-        "last": bits[-2:].tolist(),
-    }
+def draw(generator, shape, dtype):
+    bits, sha256 = float_bits(torch.randn(shape, generator=generator, dtype=dtype))
+    return {"shape": shape, "sha256": sha256, "first": bits[:2].tolist(), "last": bits[-2:].tolist()}
 
 
-def case(seed: int, shapes: list[list[int]], dtype: torch.dtype = torch.float32) -> dict:
+def case(seed, shapes, dtype=torch.float32):
     generator = torch.Generator("cpu").manual_seed(seed)
     return {"seed": seed, "draws": [draw(generator, shape, dtype) for shape in shapes]}
 
 
-def write(name: str, cases: list[dict], capability: str) -> None:
+def write(name, cases, capability):
     meta = {"script": "scripts/oracle/noise.py", "versions": {"torch": torch.__version__, "cpu_capability": capability}}
     write_json(FIXTURES / "noise" / name, {**meta, "cases": cases}, ('{"shape"',))
 
 
-def main() -> None:
+def main():
     capability = torch.backends.cpu.get_cpu_capability()
     assert capability in ("AVX2", "AVX512"), f"{capability}: torch's generic kernels draw other bits"
     every_size = [[n] for n in range(1, 101)]

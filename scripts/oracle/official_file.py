@@ -23,12 +23,8 @@ CONNECTORS = {
     "video_connector": "video_embeddings_connector", "audio_connector": "audio_embeddings_connector",
     "transformer_blocks": "transformer_1d_blocks", "norm_q": "q_norm", "norm_k": "k_norm",
 }
-PROJECTION = {
-    "text_proj_in": "aggregate_embed", "video_text_proj_in": "video_aggregate_embed", "audio_text_proj_in": "audio_aggregate_embed"
-}
-VOCODER = {
-    "upsamplers": "ups", "resnets": "resblocks", "conv_in": "conv_pre", "conv_out": "conv_post", "act_out": "act_post"
-}
+PROJECTION = {f"{stream}text_proj_in": f"{stream}aggregate_embed" for stream in ("", "video_", "audio_")}
+VOCODER = {"upsamplers": "ups", "resnets": "resblocks", "conv_in": "conv_pre", "conv_out": "conv_post", "act_out": "act_post"}
 STATISTICS = {"latents_mean": "per_channel_statistics.mean-of-means", "latents_std": "per_channel_statistics.std-of-means"}
 CHANGES = {"spatial": "compress_space", "temporal": "compress_time", "spatiotemporal": "compress_all"}
 FOLDERS = ("transformer", "connectors", "vae", "audio_vae", "vocoder")
@@ -67,41 +63,45 @@ def key(component, name, configs):
     return f"vocoder.{_renamed(name, VOCODER)}".replace(".downsample.filter", ".downsample.lowpass.filter")
 
 
+# Options that both layouts name alike.
+_SAME = (
+    "activation_fn", "attention_bias", "attention_head_dim", "num_attention_heads", "cross_attention_dim", "in_channels",
+    "out_channels", "num_layers", "caption_channels", "norm_eps", "timestep_scale_multiplier", "rope_type",
+    "audio_num_attention_heads", "audio_attention_head_dim", "audio_in_channels", "audio_out_channels",
+    "audio_cross_attention_dim",
+)
+_CONNECTOR = {name: f"video_{name}" for name in (
+    "connector_num_attention_heads", "connector_attention_head_dim", "connector_num_layers",
+)}
+_FIXED = dict(
+    _class_name="AVTransformer3DModel", norm_elementwise_affine=False, qk_norm="rms_norm", standardization_norm="rms_norm",
+    share_ff=False, positional_embedding_type="rope", causal_temporal_positioning=True, use_audio_video_cross_attention=True,
+    av_cross_ada_norm=True, use_middle_indices_grid=True, dropout=0.0, num_vector_embeds=None, num_embeds_ada_norm=1000,
+    use_linear_projection=False, only_cross_attention=False, cross_attention_norm=True, double_self_attention=False,
+    upcast_attention=False, use_embeddings_connector=True,
+)
+_NEWER = dict(
+    apply_gated_attention=True, cross_attention_adaln=True, caption_proj_before_connector=True,
+    caption_projection_first_linear=False, caption_projection_second_linear=False, caption_proj_input_norm=False,
+    connector_apply_gated_attention=True, connector_norm_output=True, text_encoder_norm_type="per_token_rms",
+)
+
+
 def _transformer(t, connectors):
     """Returns the section of transformer and connectors."""
-    newer = not t["use_prompt_embeddings"]
     section = {
-        "_class_name": "AVTransformer3DModel", "activation_fn": t["activation_fn"], "attention_bias": t["attention_bias"],
-        "attention_head_dim": t["attention_head_dim"], "num_attention_heads": t["num_attention_heads"],
-        "cross_attention_dim": t["cross_attention_dim"], "in_channels": t["in_channels"], "out_channels": t["out_channels"],
-        "num_layers": t["num_layers"], "caption_channels": t["caption_channels"], "norm_elementwise_affine": False,
-        "norm_eps": t["norm_eps"], "qk_norm": "rms_norm", "standardization_norm": "rms_norm", "share_ff": False,
-        "positional_embedding_type": "rope", "positional_embedding_theta": t["rope_theta"],
+        **_FIXED, **{key: t[key] for key in _SAME}, **{key: connectors[own] for key, own in _CONNECTOR.items()},
+        "positional_embedding_theta": t["rope_theta"],
         "positional_embedding_max_pos": [t["pos_embed_max_pos"], t["base_height"], t["base_width"]],
-        "timestep_scale_multiplier": t["timestep_scale_multiplier"], "causal_temporal_positioning": True,
-        "use_audio_video_cross_attention": True, "av_cross_ada_norm": True, "use_middle_indices_grid": True,
-        "dropout": 0.0, "num_vector_embeds": None, "num_embeds_ada_norm": 1000, "use_linear_projection": False,
-        "only_cross_attention": False, "cross_attention_norm": True, "double_self_attention": False, "upcast_attention": False,
-        "rope_type": t["rope_type"], "frequencies_precision": "float64" if t["rope_double_precision"] else "float32",
+        "frequencies_precision": "float64" if t["rope_double_precision"] else "float32",
         "av_ca_timestep_scale_multiplier": float(t["cross_attn_timestep_scale_multiplier"]),
-        "audio_num_attention_heads": t["audio_num_attention_heads"], "audio_attention_head_dim": t["audio_attention_head_dim"],
-        "audio_in_channels": t["audio_in_channels"], "audio_out_channels": t["audio_out_channels"],
-        "audio_cross_attention_dim": t["audio_cross_attention_dim"],
-        "audio_positional_embedding_max_pos": [t["audio_pos_embed_max_pos"]], "use_embeddings_connector": True,
-        "connector_num_attention_heads": connectors["video_connector_num_attention_heads"],
-        "connector_attention_head_dim": connectors["video_connector_attention_head_dim"],
-        "connector_num_layers": connectors["video_connector_num_layers"],
+        "audio_positional_embedding_max_pos": [t["audio_pos_embed_max_pos"]],
         "connector_positional_embedding_max_pos": [connectors["connector_rope_base_seq_len"]],
     }
-    if newer:
-        section |= {
-            "apply_gated_attention": True, "cross_attention_adaln": True, "caption_proj_before_connector": True,
-            "caption_projection_first_linear": False, "caption_projection_second_linear": False,
-            "caption_proj_input_norm": False, "connector_apply_gated_attention": True,
-            "audio_connector_attention_head_dim": connectors["audio_connector_attention_head_dim"],
-            "connector_norm_output": True, "text_encoder_norm_type": "per_token_rms",
-        }
-    return section
+    if t["use_prompt_embeddings"]:
+        return section
+    key = "audio_connector_attention_head_dim"
+    return section | _NEWER | {key: connectors[key]}
 
 
 def _video(vae):
@@ -111,8 +111,8 @@ def _video(vae):
         encoder += [[f"{CHANGES[kind]}_res", {"multiplier": width // entering}], stage(layers)]
         entering = width
     decoder = [stage(vae["decoder_layers_per_block"][0])]
-    changes = zip(vae["upsample_type"][::-1], vae["upsample_factor"], vae["upsample_residual"], vae["decoder_layers_per_block"][1:])
-    for kind, factor, residual, layers in changes:
+    changes = vae["upsample_type"][::-1], vae["upsample_factor"], vae["upsample_residual"], vae["decoder_layers_per_block"][1:]
+    for kind, factor, residual, layers in zip(*changes):
         decoder += [[CHANGES[kind], {"multiplier": factor, "residual": residual}], stage(layers)]
     padding = {side: vae[f"{side}_spatial_padding_mode"] for side in ("encoder", "decoder")}
     # LTX-2.3's files have one key for both.
@@ -128,17 +128,14 @@ def _video(vae):
 
 
 def _audio(audio):
-    dd = {
-        "double_z": True, "mel_bins": audio["mel_bins"], "z_channels": audio["latent_channels"],
-        "resolution": audio["resolution"], "downsample_time": False, "in_channels": audio["in_channels"],
-        "out_ch": audio["output_channels"], "ch": audio["base_channels"], "ch_mult": audio["ch_mult"],
-        "num_res_blocks": audio["num_res_blocks"], "attn_resolutions": [], "dropout": 0.0,
-        "mid_block_add_attention": audio["mid_block_add_attention"], "norm_type": audio["norm_type"],
-        "causality_axis": audio["causality_axis"],
+    same = ("mel_bins", "resolution", "in_channels", "ch_mult", "num_res_blocks", "mid_block_add_attention", "norm_type")
+    network = {key: audio[key] for key in (*same, "causality_axis")} | {
+        "z_channels": audio["latent_channels"], "out_ch": audio["output_channels"], "ch": audio["base_channels"],
+        "double_z": True, "downsample_time": False, "attn_resolutions": [], "dropout": 0.0,
     }
     rate = audio["sample_rate"]
     return {
-        "model": {"params": {"sampling_rate": rate, "ddconfig": dd}},
+        "model": {"params": {"sampling_rate": rate, "ddconfig": network}},
         "preprocessing": {
             "audio": {"sampling_rate": rate}, "mel": {"n_mel_channels": audio["mel_bins"], "mel_fmin": 0, "mel_fmax": 8000},
             "stft": {"filter_length": 1024, "hop_length": audio["mel_hop_length"], "win_length": 1024, "causal": True},
@@ -146,26 +143,20 @@ def _audio(audio):
     }
 
 
-def _generator(v, prefix=""):
-    return {
-        "stereo": True, "upsample_initial_channel": v[f"{prefix}hidden_channels"],
-        "upsample_rates": v[f"{prefix}upsample_factors"], "upsample_kernel_sizes": v[f"{prefix}upsample_kernel_sizes"],
-        "resblock_kernel_sizes": v[f"{prefix}resnet_kernel_sizes"], "resblock_dilation_sizes": v[f"{prefix}resnet_dilations"],
-    }
-
-
 def _vocoder(v):
     """Returns one generator, or two with the spectrogram between them."""
+    names = {
+        "upsample_initial_channel": "hidden_channels", "upsample_rates": "upsample_factors",
+        "upsample_kernel_sizes": "upsample_kernel_sizes", "resblock_kernel_sizes": "resnet_kernel_sizes",
+        "resblock_dilation_sizes": "resnet_dilations",
+    }
+    generator = lambda prefix: {"stereo": True, **{key: v[prefix + own] for key, own in names.items()}}
     if "bwe_in_channels" not in v:
-        return {"resblock": "1", **_generator(v)}
-    newer = {
-        "resblock": "AMP1", "use_tanh_at_final": False, "use_bias_at_final": False, "activation": "snakebeta"
-    }
-    second = {
-        "n_fft": v["filter_length"], "hop_length": v["hop_length"], "num_mels": v["num_mel_channels"],
-        "input_sampling_rate": v["input_sampling_rate"], "output_sampling_rate": v["output_sampling_rate"],
-    }
-    return {"vocoder": {**newer, **_generator(v)}, "bwe": {**newer, **_generator(v, "bwe_"), **second}}
+        return {"resblock": "1", **generator("")}
+    newer = {"resblock": "AMP1", "use_tanh_at_final": False, "use_bias_at_final": False, "activation": "snakebeta"}
+    second = {key: v[key] for key in ("hop_length", "input_sampling_rate", "output_sampling_rate")}
+    second |= {"n_fft": v["filter_length"], "num_mels": v["num_mel_channels"]}
+    return {"vocoder": {**newer, **generator("")}, "bwe": {**newer, **generator("bwe_"), **second}}
 
 
 def header(configs):
@@ -194,28 +185,33 @@ def write(path, tensors, header):
     write_safetensors(path, tensors, {"config": json.dumps(header)})
 
 
+def _write_parts(path, configs, parts):
+    """Writes `{component: tensors}` to one file."""
+    tensors = {}
+    for component, own in parts.items():
+        renamed = {key(component, name, configs): tensor for name, tensor in own.items()}
+        if len(tensors | renamed) < len(tensors) + len(own):
+            raise ValueError(f"{path}: {component} has a name twice")
+        tensors |= renamed
+    write(path, tensors, header(configs))
+
+
 def convert(model, target):
     """Writes the five components of a diffusers folder to one file."""
-    configs, tensors = configs_of(model), {}
-    for component in FOLDERS:
-        for file in sorted((model / component).glob("*.safetensors")):
-            for name, tensor in load_file(file).items():
-                name = key(component, name, configs)
-                if name in tensors:
-                    raise ValueError(f"{file}: {name} a second time")
-                tensors[name] = tensor
-    write(target, tensors, header(configs))
+    parts = {}
+    for part in FOLDERS:
+        parts[part] = {}
+        for file in sorted((model / part).glob("*.safetensors")):
+            parts[part] |= load_file(file)
+    _write_parts(target, configs_of(model), parts)
 
 
 def write_model(path, name):
     """Writes a fixture model's transformer and encoders in float32."""
-    configs, tensors = configs_of(MODELS / name), {}
-    for component in ("transformer", "vae", "audio_vae"):
-        for own, tensor in models.load(name, component).state_dict().items():
-            tensors[key(component, own, configs)] = tensor
-    write(path, tensors, header(configs))
+    parts = {part: models.load(name, part).state_dict() for part in ("transformer", "vae", "audio_vae")}
+    _write_parts(path, configs_of(MODELS / name), parts)
 
 
 def write_upsampler(path, name):
-    tensors = {k: v.to(torch.float32) for k, v in models.load(name, "latent_upsampler").state_dict().items()}
-    write(path, tensors, upsampler_header(models.LATENT_UPSAMPLER[name]))
+    network = models.load(name, "latent_upsampler").to(torch.float32)
+    write(path, network.state_dict(), upsampler_header(models.config(name, "latent_upsampler")))

@@ -1,9 +1,7 @@
 """Runs Lightricks' pipelines of a checkout or of the installed wheels on fixture models. README.md lists what is replaced."""
 
-import argparse
 import functools
 import importlib
-import shutil
 import sys
 import tempfile
 import types
@@ -12,11 +10,8 @@ from unittest.mock import MagicMock
 
 import torch
 
-from common import CASES, fix_numerics
-
 # Fixture models and their presets.
 PRESETS = {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3"}
-RELEASE = "1.2.0 (400fd31)"
 PIPELINES = {
     "image_to_video": ("ti2vid_one_stage", "TI2VidOneStagePipeline"),
     "two_stage": ("ti2vid_two_stages", "TI2VidTwoStagesPipeline"),
@@ -26,6 +21,7 @@ PIPELINES = {
     "audio_to_video": ("a2vid_two_stage", "A2VidPipelineTwoStage"),
     "retake": ("retake", "RetakePipeline"),
     "text_to_audio": ("t2a_one_stage", "T2AOneStagePipeline"),
+    "ic_lora": ("ic_lora", "ICLoraPipeline"),
 }
 
 
@@ -40,27 +36,25 @@ def find_packages(folder=None):
         sys.path.insert(0, str(source))
 
 
-def prepare(about, required=False, *more):
-    """Parses --official and the options in `more`, fixes numerics and finds the packages; returns the arguments."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--official", metavar="FOLDER", required=required, help="a checkout of Lightricks/LTX-2 at 400fd31")
-    for name, options in more:
-        parser.add_argument(name, **options)
-    given = parser.parse_args()
-    fix_numerics()
-    find_packages(given.official)
-    return given
+def ltx(module):
+    """Imports a module of either release, such as `core.types`."""
+    return importlib.import_module(f"ltx_{module}")
 
 
-def for_each_model(kind, run):
-    with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
+def wheels():
+    """Returns whether the packages are 1.0.0, else 1.2.0."""
+    return not hasattr(ltx("core.types").LatentState, "frozen")
+
+
+def release():
+    return "1.0.0" if wheels() else "1.2.0 (400fd31)"
+
+
+def each_model(kind):
+    """Yields the fixture models in Lightricks' format."""
+    with tempfile.TemporaryDirectory() as scratch:
         for name in PRESETS:
-            run(kind(name, Path(scratch)))
-
-
-def clear(*components):
-    for component in components:
-        shutil.rmtree(CASES / component, ignore_errors=True)
+            yield kind(name, Path(scratch))
 
 
 class Torch:
@@ -104,7 +98,7 @@ class Steps:
 
     def wrap(self, loop, stride=1, **fixed):
         """Returns a loop that records; with `stride` 2, every second evaluation."""
-        state = importlib.import_module("ltx_core.types").LatentState
+        state = ltx("core.types").LatentState
 
         @functools.wraps(loop)
         def run(**given):
@@ -124,7 +118,7 @@ class Steps:
 
 def set_channels(video, bins, audio):
     """Sets the fixture model's latent sizes as defaults."""
-    shapes = importlib.import_module("ltx_core.types")
+    shapes = ltx("core.types")
     of_video, of_audio = shapes.VideoLatentShape.from_pixel_shape, shapes.AudioLatentShape.from_video_pixel_shape
     of_video.__defaults__ = (video, of_video.__defaults__[1])
     of_audio.__defaults__ = (audio, bins, *of_audio.__defaults__[2:])
@@ -132,8 +126,7 @@ def set_channels(video, bins, audio):
 
 def gate_by_own_level():
     """Computes cross-modal gates from the stream's own noise level, like the release of January 2026."""
-    name = "MultiModalTransformerArgsPreprocessor"
-    preprocessor = getattr(importlib.import_module("ltx_core.model.transformer.transformer_args"), name)
+    preprocessor = ltx("core.model.transformer.transformer_args").MultiModalTransformerArgsPreprocessor
     prepare = preprocessor._prepare_cross_attention_timestep
 
     def own(self, modality_timesteps, cross_modality_sigma, **more):
@@ -144,26 +137,19 @@ def gate_by_own_level():
     return lambda: setattr(preprocessor, "_prepare_cross_attention_timestep", prepare)
 
 
+def _built(model, package, configurator, renaming):
+    package = ltx(f"core.model.{package}")
+    builder = ltx("core.loader.single_gpu_model_builder").SingleGPUModelBuilder(
+        model_path=str(model), model_class_configurator=getattr(package, configurator), model_sd_ops=getattr(package, renaming)
+    )
+    return builder.build(device=torch.device("cpu"), dtype=torch.float32).eval()
+
+
 def velocity(model, streams):
     """Runs the transformer on latents, noise levels, positions and text of each stream."""
-    transformer = importlib.import_module("ltx_core.model.transformer")
-    builder = importlib.import_module("ltx_core.loader.single_gpu_model_builder").SingleGPUModelBuilder
-    network = builder(
-        model_path=str(model), model_class_configurator=transformer.LTXModelConfigurator,
-        model_sd_ops=transformer.LTXV_MODEL_COMFY_RENAMING_MAP,
-    ).build(device=torch.device("cpu"))
-    video, audio = (transformer.Modality(enabled=True, context_mask=None, **stream) for stream in streams)
-    return network.eval()(video, audio, None)
-
-
-def _built(model, package, configurator, filter_of_keys):
-    package = importlib.import_module(f"ltx_core.model.{package}")
-    builder = importlib.import_module("ltx_core.loader.single_gpu_model_builder").SingleGPUModelBuilder
-    made = builder(
-        model_path=str(model), model_class_configurator=getattr(package, configurator),
-        model_sd_ops=getattr(package, filter_of_keys),
-    )
-    return made.build(device=torch.device("cpu"), dtype=torch.float32).eval()
+    network = _built(model, "transformer", "LTXModelConfigurator", "LTXV_MODEL_COMFY_RENAMING_MAP")
+    modality = ltx("core.model.transformer").Modality
+    return network(*(modality(enabled=True, context_mask=None, **stream) for stream in streams), None)
 
 
 def decoded(model, vocoder, video=None, audio=None):
@@ -174,13 +160,14 @@ def decoded(model, vocoder, video=None, audio=None):
         frames = _built(model, "video_vae", "VideoDecoderConfigurator", "VAE_DECODER_COMFY_KEYS_FILTER")(video)
         made["video"] = (frames / 2 + 0.5).clamp(0, 1).transpose(1, 2)
     if audio is not None:
-        made["audio"] = vocoder(_built(model, "audio_vae", "AudioDecoderConfigurator", "AUDIO_VAE_DECODER_COMFY_KEYS_FILTER")(audio))
+        decoder = _built(model, "audio_vae", "AudioDecoderConfigurator", "AUDIO_VAE_DECODER_COMFY_KEYS_FILTER")
+        made["audio"] = vocoder(decoder(audio))
     return made
 
 
 def guider_parameters(s):
     """Returns guidance parameters for all noise levels, or per noise level."""
-    guiders = importlib.import_module("ltx_core.components.guiders")
+    guiders = ltx("core.components.guiders")
     own = lambda s: guiders.MultiModalGuiderParams(
         cfg_scale=s["cfg"], stg_scale=s["stg"], modality_scale=s["modality"], rescale_scale=s["rescale"],
         stg_blocks=s["stg_blocks"], skip_step=s.get("skip", 0),
@@ -194,19 +181,20 @@ class Run:
     """One request by one of Lightricks' pipelines."""
 
     def __init__(self, model, upsampler, request, contexts, sizes):
-        self.request, self.contexts, self.steps, self.kept = request, contexts, Steps(), {}
+        self.request, self.steps, self.kept = request, Steps(), {}
+        self.text = [types.SimpleNamespace(video_encoding=c["video"], audio_encoding=c["audio"]) for c in contexts]
         module, self.kind = PIPELINES[request["pipeline"]]
-        self.module = importlib.import_module(f"ltx_pipelines.{module}")
+        self.module = ltx(f"pipelines.{module}")
         self.module.torch = Torch(bfloat16=torch.float32, cuda=types.SimpleNamespace(synchronize=lambda: None))
         self.noise = Noise(sizes)
-        importlib.import_module("ltx_core.components.noisers").torch = Torch(randn=self.noise.randn)
+        ltx("core.components.noisers").torch = Torch(randn=self.noise.randn)
         self.undo = gate_by_own_level() if request["cross_timestep"] == "own" else lambda: None
-        self.wheels = not hasattr(importlib.import_module("ltx_core.types").LatentState, "frozen")
+        self.wheels = wheels()
         self.pipeline = (self._of_wheels if self.wheels else self._of_checkout)(str(model), str(upsampler), sizes)
 
     def _loops(self, *modules):
         """Makes the loops record. A second-order step evaluates twice."""
-        own = importlib.import_module("ltx_pipelines.utils.samplers")
+        own = ltx("pipelines.utils.samplers")
         own.tqdm = iter
         for module in modules:
             if hasattr(module, "euler_denoising_loop"):
@@ -215,45 +203,42 @@ class Run:
                 second = self.steps.wrap(own.res2s_audio_video_denoising_loop, stride=2, model_dtype=torch.float32)
                 module.res2s_audio_video_denoising_loop = second
 
-    def _text(self):
-        return [types.SimpleNamespace(video_encoding=c["video"], audio_encoding=c["audio"]) for c in self.contexts]
-
     def _keep(self, name, latents):
         self.kept[name] = latents.clone()
 
     def _arguments(self, upsampler):
-        loras = importlib.import_module("ltx_core.loader")
-        none = loras.LoraPathStrengthAndSDOps("", 0.0, loras.LTXV_LORA_COMFY_RENAMING_MAP)
-        arguments = {"loras": (), "device": torch.device("cpu")}
-        if self.request["pipeline"] != "image_to_video":
+        arguments, pipeline = {"loras": (), "device": torch.device("cpu")}, self.request["pipeline"]
+        if pipeline != "image_to_video":
             arguments["spatial_upsampler_path"] = upsampler
-        if self.request["pipeline"] in ("two_stage", "keyframes", "audio_to_video"):
+        if pipeline in ("two_stage", "keyframes", "audio_to_video"):
             arguments["distilled_lora"] = []
-        if self.request["pipeline"] == "hq":
+        if pipeline == "hq":
+            loras = ltx("core.loader")
+            none = loras.LoraPathStrengthAndSDOps("", 0.0, loras.LTXV_LORA_COMFY_RENAMING_MAP)
             strengths = {f"distilled_lora_strength_stage_{n}": 0.0 for n in (1, 2)}
             arguments.update(distilled_lora=[none], **strengths)
         return arguments
 
     def _of_checkout(self, model, upsampler, _sizes):
-        blocks, paths = (importlib.import_module(f"ltx_pipelines.utils.{name}") for name in ("blocks", "model_paths"))
-        self._loops(blocks, self.module)
-        text = self._text()
+        module = self.module
+        self._loops(ltx("pipelines.utils.blocks"), module)
 
         def decoder(name):
-            made = types.SimpleNamespace(checkpoint_path=model, diffvae_optimization=None)
-            return lambda *_, **__: _Decoder(made, lambda latents: self._keep(name, latents))
+            made = lambda latents, *_, **__: self._keep(name, latents)
+            made.checkpoint_path, made.diffvae_optimization = model, None
+            return lambda *_, **__: made
 
-        self.module.PromptEncoder = lambda *_, **__: lambda prompts, **___: text[: len(prompts)]
-        self.module.VideoDecoder, self.module.AudioDecoder = decoder("video"), decoder("audio")
-        self.module.DurationPredictor = types.SimpleNamespace(from_checkpoint=lambda *_, **__: None)
-        paths = paths.ModelPaths.from_monolith(model)
-        return getattr(self.module, self.kind)(model_paths=paths, **self._arguments(upsampler))
+        module.PromptEncoder = lambda *_, **__: lambda prompts, **___: self.text[: len(prompts)]
+        module.VideoDecoder, module.AudioDecoder = decoder("video"), decoder("audio")
+        module.DurationPredictor = types.SimpleNamespace(from_checkpoint=lambda *_, **__: None)
+        paths = ltx("pipelines.utils.model_paths").ModelPaths.from_monolith(model)
+        return getattr(module, self.kind)(model_paths=paths, **self._arguments(upsampler))
 
     def _of_wheels(self, model, upsampler, sizes):
-        self._loops(self.module)
-        module, text = self.module, self._text()
+        module = self.module
+        self._loops(module)
         module.cleanup_memory = lambda: None
-        module.encode_prompts = lambda prompts, *_, **__: text[: len(prompts)]
+        module.encode_prompts = lambda prompts, *_, **__: self.text[: len(prompts)]
         module.vae_decode_video = lambda latents, *_, **__: self._keep("video", latents)
         module.vae_decode_audio = lambda latents, *_, **__: self._keep("audio", latents)
         for part in ("video_decoder", "audio_decoder", "vocoder"):
@@ -262,33 +247,24 @@ class Run:
         pipeline.pipeline_components.video_latent_channels = sizes[0][0][1]
         return pipeline
 
+    def arguments(self):
+        """Returns the request's arguments that all pipelines have."""
+        r, image = self.request, ltx("pipelines.utils.args").ImageConditioningInput
+        arguments = {key: r[key] for key in ("prompt", "seed", "height", "width", "num_frames", "frame_rate")}
+        return arguments | {"images": [image(str(i["path"]), i["frame"], i["strength"], 0) for i in r["images"]]}
+
     def __call__(self):
         """Returns the latents of every step of every pass, and the decoder's inputs."""
-        r = self.request
-        images = importlib.import_module("ltx_pipelines.utils.args").ImageConditioningInput
-        arguments = {key: r[key] for key in ("prompt", "seed", "height", "width", "num_frames", "frame_rate")}
-        arguments["images"] = [images(str(i["path"]), i["frame"], i["strength"], 0) for i in r["images"]]
+        r, arguments = self.request, self.arguments()
         if r["pipeline"] != "distilled":
-            arguments.update(negative_prompt=r["negative_prompt"], num_inference_steps=r["steps"])
+            arguments |= dict(negative_prompt=r["negative_prompt"], num_inference_steps=r["steps"])
             if r.get("audio"):
                 arguments |= {"audio_path": str(r["audio"]["path"]), "audio_start_time": r["audio"]["start"]}
                 arguments["audio_max_duration"] = r["num_frames"] / r["frame_rate"]
             for stream, s in r["guidance"].items():
                 arguments[f"{stream}_guider_params"] = guider_parameters(s)
-        self.returned = self.pipeline(**arguments, tiling_config=None) if self._tiles() else self.pipeline(**arguments)
+        if not self.wheels or r["pipeline"] != "image_to_video":
+            arguments["tiling_config"] = None
+        self.returned = self.pipeline(**arguments)
         self.undo()
         return self.steps.passes, self.kept
-
-    def _tiles(self):
-        return not self.wheels or self.request["pipeline"] != "image_to_video"
-
-
-class _Decoder:
-    """Records its input."""
-
-    def __init__(self, about, keep):
-        self.__dict__.update(vars(about))
-        self._keep = keep
-
-    def __call__(self, latents, *_, **__):
-        self._keep(latents)

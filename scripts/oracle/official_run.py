@@ -2,7 +2,7 @@
 
 import math
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -40,17 +40,6 @@ _SELF_ATTENTION = {PerturbationType.SKIP_VIDEO_SELF_ATTN: "attn1", PerturbationT
 _GATES = {"av_cross_attn_video_a2v_gate": "audio", "av_cross_attn_audio_v2a_gate": "video"}
 
 
-@contextmanager
-def replaced(module, forward):
-    """Replaces the forward of a module."""
-    own = module.forward
-    module.forward = partial(forward, own)
-    try:
-        yield
-    finally:
-        module.forward = own
-
-
 class Velocity:
     """diffusers' transformer with the interface of Lightricks'."""
 
@@ -62,27 +51,26 @@ class Velocity:
                 getattr(block, name).set_processor(LTX2PerturbedAttnProcessor())
 
     def __call__(self, video, audio, perturbations):
-        levels = {name: 1000 * m.sigma.reshape(1).float() for name, m in (("video", video), ("audio", audio))}
-        tokens = {name: 1000 * m.timesteps[..., 0].float() for name, m in (("video", video), ("audio", audio))}
-        mark = {}
-        if self.transformer.config.use_keyframes_abs_pos_embedding:
+        streams = (("video", video), ("audio", audio))
+        levels = {name: 1000 * m.sigma.reshape(1).float() for name, m in streams}
+        tokens = {name: 1000 * m.timesteps[..., 0].float() for name, m in streams}
+        network, mark = self.transformer, {}
+        if network.config.use_keyframes_abs_pos_embedding:
             mark["video_keyframes_mask"] = torch.zeros(*video.latent.shape[:2], 1, device=video.latent.device)
             mark["video_keyframes_mask"][:, : self.first_frame] = 1
         cuts = (PerturbationType.SKIP_A2V_CROSS_ATTN, PerturbationType.SKIP_V2A_CROSS_ATTN)
         cut = perturbations is not None and all(perturbations.all_in_batch(kind, 0) for kind in cuts)
         with ExitStack() as stack:
+            replace_forward = lambda module, make: stack.enter_context(patch.object(module, "forward", make(module.forward)))
             for block, kind in self._perturbed(perturbations):
-                attention = getattr(self.transformer.transformer_blocks[block], _SELF_ATTENTION[kind])
-                stack.enter_context(replaced(attention, lambda own, *a, **k: own(*a, **{**k, "all_perturbed": True})))
+                attention = getattr(network.transformer_blocks[block], _SELF_ATTENTION[kind])
+                replace_forward(attention, lambda own: lambda *a, **k: own(*a, **{**k, "all_perturbed": True}))
             if self.cross_timestep == "gate_only":
                 # Lightricks since May 2026: the stream's own level for scale and shift, the other's for the gate.
                 for name, other in _GATES.items():
-                    scale = self.transformer.config.cross_attn_timestep_scale_multiplier / 1000
-                    other = levels[other] * scale
-                    stack.enter_context(
-                        replaced(getattr(self.transformer, name), lambda own, _, other=other, **k: own(other, **k))
-                    )
-            return self.transformer(
+                    level = levels[other] * (network.config.cross_attn_timestep_scale_multiplier / 1000)
+                    replace_forward(getattr(network, name), lambda own, level=level: lambda _, **k: own(level, **k))
+            return network(
                 hidden_states=video.latent, audio_hidden_states=audio.latent, encoder_hidden_states=video.context,
                 audio_encoder_hidden_states=audio.context, timestep=tokens["video"], audio_timestep=tokens["audio"],
                 sigma=levels["video"], audio_sigma=levels["audio"], video_coords=video.positions, audio_coords=audio.positions,
@@ -171,8 +159,7 @@ def _merged(weights, loras):
 
 def _merged_1_0(weights, loras):
     """Merges LoRAs by the loader of 1.0.0, in bfloat16."""
-    cpu = torch.device("cpu")
-    state = lambda tensors: StateDict(tensors, cpu, 0, set())
+    state = lambda tensors: StateDict(tensors, torch.device("cpu"), 0, set())
     touched = {key.replace(".lora_A.", ".") for tensors, _ in loras for key in tensors}
     stored = state({name: w.to(torch.bfloat16) for name, w in weights.items() if name in touched})
     merged = apply_loras(stored, [LoraStateDictWithStrength(state(tensors), strength) for tensors, strength in loras]).sd
@@ -261,13 +248,12 @@ class Reference:
         self.audio_shape = partial(
             AudioLatentShape.from_video_pixel_shape, channels=audio["latent_channels"], mel_bins=audio["mel_bins"] // 4
         )
-        self.encoder = Encoder(self.pipeline.vae)
-        self.since = dict(SINCE[self.request["reference"]])
+        self.encoder, self.since = Encoder(self.pipeline.vae), dict(SINCE[self.request["reference"]])
         generator = torch.Generator("cpu").manual_seed(self.request["seed"])
         self.noise = Noise(self.since.pop("noiser"), generator, dtype, self.device)
         # A copy, as merging changes them; only if there are LoRAs.
-        weights = self.pipeline.transformer.state_dict()
-        self.weights = {k: v.to("cpu", copy=True) for k, v in weights.items()} if model.loras else {}
+        weights = self.pipeline.transformer.state_dict() if model.loras else {}
+        self.weights = {k: v.to("cpu", copy=True) for k, v in weights.items()}
         self.texts = [self._text(self.request[key]) for key in ("prompt", "negative_prompt")]
 
     def _text(self, prompt):
@@ -321,16 +307,8 @@ class Reference:
             guiders.append(MultiModalGuider(params, negative[stream]))
         return helpers.multi_modal_guider_denoising_func(*guiders, positive["video"], positive["audio"], x0)
 
-    def stage(self, *pass_of):
-        """Runs one pass with the release's behaviour and the model's sizes."""
-        since = dict(self.since, AudioLatentShape=SimpleNamespace(from_video_pixel_shape=self.audio_shape))
-        tools = since.get("VideoLatentTools", VideoLatentTools)
-        since["VideoLatentTools"] = partial(tools, scale_factors=self.components.video_scale_factors)
-        with patch.multiple(helpers, **since):
-            return self._stage(*pass_of)
-
-    def _stage(self, number, divisor, sigmas, before=None, scale=1.0):
-        """Returns the normalised latents of both streams."""
+    def stage(self, number, divisor, sigmas, before=None):
+        """Returns the normalised latents of both streams after one pass. `before`: latents and noise level at the start."""
         r = self.request
         self._merge(number)
         pixels = VideoPixelShape(1, r["num_frames"], r["height"] // divisor, r["width"] // divisor, r["frame_rate"])
@@ -341,54 +319,56 @@ class Reference:
         appended = sum(isinstance(c, VideoConditionByKeyframeIndex) for c in conditionings) * latents.height * latents.width
         self.noise.stage(latents, self.audio_shape(pixels), appended)
         if sigmas is None:
-            steps = dict(steps=r["steps"])
-            sigmas = LTX2Scheduler().execute(**steps, latent=torch.empty(latents) if r["pipeline"] == "hq" else None)
-        sigmas, second_order = sigmas.to(self.device), r["sampler"] == "res_2s"
-        loop = euler_denoising_loop
-        if second_order:
+            sigmas = LTX2Scheduler().execute(r["steps"], latent=torch.empty(latents) if r["pipeline"] == "hq" else None)
+        stepper, loop = EulerDiffusionStep(), euler_denoising_loop
+        if r["sampler"] == "res_2s":
+            stepper = Res2sDiffusionStep()
             loop = partial(res2s_audio_video_denoising_loop, model_dtype=self.dtype, new_noise_fn=HostNoise())
         elif r["sampler"] == "euler_ancestral" and number == 1:
             loop = AncestralLoop(r["seed"], r["eta"], self.dtype)
         guided = any(s != NEUTRAL for s in r["guidance"].values()) and number == 1
         denoise = self._denoiser(guided, latents.height * latents.width)
         video, audio = helpers.denoise_audio_video(
-            output_shape=pixels, conditionings=conditionings, noiser=self.noise, sigmas=sigmas,
-            stepper=Res2sDiffusionStep() if second_order else EulerDiffusionStep(),
+            output_shape=pixels, conditionings=conditionings, noiser=self.noise, sigmas=sigmas.to(self.device), stepper=stepper,
             denoising_loop_fn=lambda s, v, a, stepper: loop(
                 sigmas=s, video_state=v, audio_state=a, stepper=stepper, denoise_fn=denoise
             ),
-            components=self.components, dtype=self.dtype, device=self.device, noise_scale=scale,
-            **(dict(initial_video_latent=before[0], initial_audio_latent=before[1]) if before else {}),
+            components=self.components, dtype=self.dtype, device=self.device, **(before or {}),
         )
         return video.latent, audio.latent
 
     def run(self):
         """Returns noise, final latents, frames and samples."""
-        r, outputs = self.request, {}
+        # The release's behaviour and the model's sizes.
+        since = dict(self.since, AudioLatentShape=SimpleNamespace(from_video_pixel_shape=self.audio_shape))
+        tools = since.get("VideoLatentTools", VideoLatentTools)
+        since["VideoLatentTools"] = partial(tools, scale_factors=self.components.video_scale_factors)
+        with patch.multiple(helpers, **since):
+            return {name: tensor.float().cpu().contiguous() for name, tensor in self._run().items()}
+
+    def _run(self):
+        r, pipeline, outputs = self.request, self.pipeline, {}
         if r["pipeline"] in TWO_PASSES:
-            sigmas = torch.tensor([*DISTILLED, 0.0]) if r["pipeline"] == "distilled" else None
-            video, sound = self.stage(1, 2, sigmas)
+            video, sound = self.stage(1, 2, torch.tensor([*DISTILLED, 0.0]) if r["pipeline"] == "distilled" else None)
             outputs["stage_1.latents.video"] = self.encoder.un_normalize(video)
             grown = upsample_video(video, self.encoder, self.model.upsampler)
-            video, refined = self.stage(2, 1, torch.tensor(SECOND), (grown, sound), SECOND[0])
+            before = dict(initial_video_latent=grown, initial_audio_latent=sound, noise_scale=SECOND[0])
+            video, refined = self.stage(2, 1, torch.tensor(SECOND), before)
             outputs["stage_2.noise.video"] = self.noise.drawn["noise.video"]
             audio = refined if r["keeps"] == "stage_2" else sound
         else:
             video, audio = self.stage(1, 1, None)
-            outputs.update(self.noise.drawn)
+            outputs |= self.noise.drawn
         if self.weights:
-            self.pipeline.transformer.load_state_dict(self.weights)
-        outputs["latents.video"] = self.encoder.un_normalize(video)
-        vae = self.pipeline.audio_vae
+            pipeline.transformer.load_state_dict(self.weights)
+        video, vae = self.encoder.un_normalize(video), pipeline.audio_vae
         packed = LTX2Pipeline._denormalize_audio_latents(
             LTX2Pipeline._pack_audio_latents(audio), vae.latents_mean, vae.latents_std
         )
-        outputs["latents.audio"] = LTX2Pipeline._unpack_audio_latents(packed, audio.shape[2], audio.shape[3])
-        outputs |= self._decoded(outputs)
-        return {name: tensor.float().cpu().contiguous() for name, tensor in outputs.items()}
-
-    def _decoded(self, latents):
-        pipeline = self.pipeline
-        video = pipeline.vae.decode(latents["latents.video"].to(self.dtype), None, return_dict=False)[0]
-        mel = pipeline.audio_vae.decode(latents["latents.audio"].to(self.dtype), return_dict=False)[0]
-        return {"video": pipeline.video_processor.postprocess_video(video, output_type="pt"), "audio": pipeline.vocoder(mel)}
+        audio = LTX2Pipeline._unpack_audio_latents(packed, audio.shape[2], audio.shape[3])
+        frames = pipeline.vae.decode(video.to(self.dtype), None, return_dict=False)[0]
+        return outputs | {
+            "latents.video": video, "latents.audio": audio,
+            "video": pipeline.video_processor.postprocess_video(frames, output_type="pt"),
+            "audio": pipeline.vocoder(vae.decode(audio.to(self.dtype), return_dict=False)[0]),
+        }

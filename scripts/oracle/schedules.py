@@ -10,7 +10,7 @@ from sigmas import digits
 STEPS = (1, 2, 3, 7, 8, 20, 40, 256)
 
 
-def main() -> None:
+def main():
     versions = {name: version(name) for name in ("ltx-core", "torch", "scipy")}
     data = {"script": "scripts/oracle/schedules.py", "versions": versions}
     data["linear_quadratic"] = [digits(LinearQuadraticScheduler().execute(n)) for n in STEPS]

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, process
 from tokenizers.models import BPE
 
 _SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+_IMAGE = ["<start_of_image>", "<end_of_image>", "<image_soft_token>"]
 _TEXT = (
     "a slow pan over a quiet harbour at dawn, gulls calling and the water lapping against wooden boats; "
     "the camera moves past a lighthouse while a woman in a red coat walks along the stone pier and says good morning. "
@@ -27,17 +28,15 @@ def _learn_merges(words, count):
             break
         pair = min(pairs, key=lambda p: (-pairs[p], p))
         merges.append(pair)
-        merged = {}
+        merged = collections.Counter()
         for word, number in words.items():
-            out, i = [], 0
-            while i < len(word):
-                if word[i : i + 2] == pair:
-                    out.append(word[i] + word[i + 1])
-                    i += 2
+            out = []
+            for token in word:
+                if out and (out[-1], token) == pair:
+                    out[-1] += token
                 else:
-                    out.append(word[i])
-                    i += 1
-            merged[tuple(out)] = merged.get(tuple(out), 0) + number
+                    out.append(token)
+            merged[tuple(out)] += number
         words = merged
     return merges
 
@@ -51,15 +50,14 @@ def save_tokenizer(folder, size):
     vocabulary = {token: index for index, token in enumerate(base)}
     kept = []
     for left, right in merges:
-        if len(vocabulary) == size - 3:
+        if len(vocabulary) == size - len(_IMAGE):
             break
         kept.append((left, right))
         vocabulary.setdefault(left + right, len(vocabulary))
-    for token in ("<start_of_image>", "<end_of_image>", "<image_soft_token>"):
-        vocabulary[token] = len(vocabulary)
+    vocabulary |= {token: len(vocabulary) + index for index, token in enumerate(_IMAGE)}
     if len(vocabulary) != size:
         raise ValueError(f"the corpus yields {len(vocabulary)} tokens, {size} wanted")
-    write_tokenizer(folder, vocabulary, kept, _SPECIAL + ["<start_of_image>", "<end_of_image>", "<image_soft_token>"])
+    write_tokenizer(folder, vocabulary, kept, _SPECIAL + _IMAGE)
 
 
 def write_tokenizer(folder, vocabulary, merges, special):
@@ -67,9 +65,7 @@ def write_tokenizer(folder, vocabulary, merges, special):
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, fuse_unk=True, unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", pair="<bos> $A <bos>:1 $B:1", special_tokens=[("<bos>", 2)]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing("<bos> $A", "<bos> $A <bos>:1 $B:1", [("<bos>", 2)])
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(special)
     folder.mkdir(parents=True, exist_ok=True)
