@@ -334,6 +334,10 @@ fn invalid_values_list_valid_ones() {
     ] {
         assert_eq!(load(&set(&[pair])).unwrap_err().to_string(), want, "{pair}");
     }
+}
+
+#[test]
+fn conflicting_values_name_both_keys() {
     for (pairs, want) in [
         (
             ["guidance.audio.skip=1", "sampler.kind=res_2s"],
