@@ -8,7 +8,6 @@ A step that needs the network is timed apart. What is ignored is printed with it
 `LTX2_REQUIRE` adds to what the tier itself requires (`docs/internals/testing.md`).
 """
 
-import hashlib
 import json
 import os
 import re
@@ -138,10 +137,9 @@ MODULES = ROOT / "target" / "tmp" / "modules"
 RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 IGNORED = re.compile(r"^test (\S+) +\.\.\. ignored(?:, (.*)| \((.*)\))?$")
 FAILED = re.compile(r"^test (\S+).*\.\.\. FAILED$")
-ENDED = re.compile(r"^test (\S+) .*\.\.\. (ok|FAILED|ignored)")
 
 
-def run(step, required, counts, reasons, failures, results):
+def run(step, required, counts, reasons, failures):
     """Runs a step; its own words go to the terminal, stderr of tests into a file that is shown when it fails."""
     title = f"\n== {step.name}: {' '.join(step.command[2:] if step.command[0] == 'bash' else step.command)}\n"
     print(title, end="", flush=True)
@@ -168,8 +166,6 @@ def run(step, required, counts, reasons, failures, results):
                 counts["ignored"] += not testing
             if failed := FAILED.match(line):
                 failures.append(f"{step.name} {failed[1]}")
-            if ended := ENDED.match(line):
-                results.write(json.dumps({"binary": step.name, "test": ended[1], "ended": ended[2]}) + "\n")
             if not testing or not line.startswith("test ") or " ... ok" not in line:
                 print(line, end="", flush=True)
     code = process.wait()
@@ -201,13 +197,6 @@ def compiles(log):
     return len(lines), words
 
 
-def tree():
-    """The files that are tested: the commit, and what differs from it."""
-    git = lambda *arguments: subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout
-    changed = git("diff", "HEAD")
-    return git("rev-parse", "HEAD").strip() + (f" and {hashlib.sha256(changed.encode()).hexdigest()[:12]}" if changed else "")
-
-
 def knows_tpus():
     """Whether the store of modules has some of TPUs: each begins with a line that says its target."""
 
@@ -234,13 +223,9 @@ def main():
     os.environ |= {"LTX2_TEST_LOG": str(times), "LTX2_COMPILE_LOG": str(programs)}
     counts, reasons, failures = Counter(passed=0, failed=0, ignored=0), Counter(), []
     took, begun, is_cold = {}, time.time(), not knows_tpus()
-    # Line by line: what was run is known if this is ended.
-    results = open(WORK / f"{tier}.results.jsonl", "w", buffering=1)
-    results.write(json.dumps({"tree": tree()}) + "\n")
-
     for step in steps:
         started = time.time()
-        run(step, required, counts, reasons, failures, results)
+        run(step, required, counts, reasons, failures)
         took[step.name] = time.time() - started
     network = sum(seconds for step in steps if step.network for seconds in [took[step.name]])
     print("\n== The slowest tests")

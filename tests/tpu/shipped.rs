@@ -1,7 +1,7 @@
-//! The shipped configurations of TPU slices with the TPU compiler. `make test-tpu` compiles two layers of a loop of
-//! each slice's main file, one with integer weights and, for one slice of each chip, the text encoder and the video
-//! decoder. The full test compiles those of all files, and their loops with all layers, for both generations and both
-//! passes.
+//! The shipped configurations of TPU slices with the TPU compiler. `make test-tpu` compiles a loop of a few
+//! layers for one slice per chip and one with integer weights, text encoder and video decoder for the chip with the
+//! least memory, and LTX-2.5's text encoder. The full test compiles those of all files, and their loops with all
+//! layers, for all generations and both passes.
 
 use std::collections::BTreeSet;
 
