@@ -179,7 +179,7 @@ fn followed(to: SocketAddr, id: &str) -> Vec<(Instant, String, Value)> {
 }
 
 /// Returns a PNG of about `bytes` bytes that cannot be compressed.
-fn large_png(bytes: usize) -> Vec<u8> {
+pub fn large_png(bytes: usize) -> Vec<u8> {
     let side = ((bytes / 3) as f64).sqrt() as u32;
     let mut state = 1u32;
     let noise = image::RgbImage::from_fn(side, side, |_, _| {
