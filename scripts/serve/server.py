@@ -2,6 +2,7 @@
 
 import email
 import http.client
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import wave
 import zlib
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -45,6 +47,15 @@ def png(width=64, height=64, colour=(200, 40, 40)):
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+
+
+def tone(rate=48000):
+    """Returns a WAV of a second."""
+    data = io.BytesIO()
+    with wave.open(data, "wb") as out:
+        out.setparams((1, 2, rate, 0, "NONE", None))
+        out.writeframes(b"".join(struct.pack("<h", 4000 if n // 60 % 2 else -4000) for n in range(rate)))
+    return data.getvalue()
 
 
 class Server:

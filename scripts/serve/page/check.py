@@ -21,7 +21,7 @@ from cases import cases_of  # noqa: E402
 from form import Form, Limited, Sources  # noqa: E402
 from harness import opened  # noqa: E402
 from jobs import Jobs  # noqa: E402
-from looks import Images, Looks  # noqa: E402
+from looks import FilledForms, Images, Looks  # noqa: E402
 from server import Server  # noqa: E402
 
 # Each server continues with the state of the previous one.
@@ -43,7 +43,7 @@ def main():
     results, flags = [], None
     try:
         with Browser(args.browser) as browser:
-            for group in [*GROUPS, Images] if args.images else GROUPS:
+            for group in [*GROUPS, Images, FilledForms] if args.images else GROUPS:
                 cases = cases_of(group, args.only)
                 world = group(browser, server)
                 if cases and flags != world.flags:

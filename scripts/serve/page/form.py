@@ -1,13 +1,10 @@
 """The form: choices, errors, files, texts; videos from input videos and sounds."""
 
-import io
 import json
-import struct
-import wave
 from collections import Counter
 
 from harness import CLIP, World, case, press
-from server import equal, png, until
+from server import equal, png, tone, until
 
 MARKUP = "<img src=x onerror=\"window.hacked=1\"> <script>window.hacked=1</script> </p><b>bold</b> &amp; ${1} \u202e "
 STRANGE = "[window.hacked, document.querySelectorAll('img[src=x], b, .words > *, .row script').length]"
@@ -107,15 +104,6 @@ class Form(World):
         return f"{sorted(plain)}; {sorted(set(other) - set(plain))} more"
 
 
-def sound(rate=48000):
-    """Returns a WAV of a second."""
-    data = io.BytesIO()
-    with wave.open(data, "wb") as out:
-        out.setparams((1, 2, rate, 0, "NONE", None))
-        out.writeframes(b"".join(struct.pack("<h", 4000 if n // 60 % 2 else -4000) for n in range(rate)))
-    return data.getvalue()
-
-
 class Sources(World):
     flags = ("--max-steps", "1000", "--set", "serve.pipelines=[retake, extend, audio_to_video]")
 
@@ -150,7 +138,7 @@ class Sources(World):
     def a_video_to_a_sound(self, page):
         """A video is made for an uploaded sound."""
         page.select(pipeline="audio_to_video")
-        page.set_input_files("#tone", [{"name": "tone.wav", "mimeType": "audio/wav", "buffer": sound()}])
+        page.set_input_files("#tone", [{"name": "tone.wav", "mimeType": "audio/wav", "buffer": tone()}])
         until("it is named", lambda: "tone.wav" in page.inner_text("#tone-shown"), 5)
         self.axe(page, "a sound")
         video, request = self.finished(page.submit(prompt="a disc dances", steps="2"), "a disc dances")

@@ -3,7 +3,7 @@
 import pathlib
 
 from harness import CLIP, MANY, World, case, press
-from server import equal, until
+from server import equal, tone, until
 
 FOCUSED = """() => {
   const e = document.activeElement, s = getComputedStyle(e);
@@ -163,4 +163,33 @@ class Images(World):
             until("a few per cent", lambda page=page: page.progress(UNDER_WAY[0]) > 10, 90)
             until("thumbnails", lambda page=page: page.evaluate(THUMBNAILS), 10)
             written.append(f"{self.folder}/serve-{name}.png: {page.shot(self.folder / f'serve-{name}.png')} bytes")
+        return "; ".join(written)
+
+
+class FilledForms(World):
+    flags = ("--queue", "64", "--set", "serve.pipelines=[retake, extend, audio_to_video]")
+
+    def prepare(self):
+        self.server.state = self.server.log.parent / "images"
+
+    @case(color_scheme="light", width=700, height=560)
+    def images_of_filled_forms(self, page):
+        """Writes screenshots of the form with the source of an edit, of an extension and of a video for a sound."""
+        self.made(page, CLIP)
+        written = []
+
+        def shot(name):
+            page.locator("#form").scroll_into_view_if_needed()
+            written.append(f"{Images.folder}/serve-{name}.png: {page.shot(Images.folder / f'serve-{name}.png')} bytes")
+
+        press(page.tile(CLIP).first, "Edit")
+        page.enter(prompt="the circle turns green", start="0.25", end="0.5")
+        shot("edit")
+        press(page.tile(CLIP).first, "Extend")
+        page.enter(prompt="the circle rolls away", added="1")
+        shot("extend")
+        page.select(pipeline="audio_to_video").enter(prompt="a disc dances")
+        page.set_input_files("#tone", [{"name": "drums.wav", "mimeType": "audio/wav", "buffer": tone()}])
+        until("it is named", lambda: "drums.wav" in page.inner_text("#tone-shown"), 5)
+        shot("sound")
         return "; ".join(written)
