@@ -79,22 +79,24 @@ fn settings(pipeline: &str, more: &[&str]) -> Vec<String> {
 fn interrupted_run_resumes_to_identical_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     let output: PathBuf = folder.path().join("out.mp4");
-    // Pipeline, phase and step of the interruption, checkpoint interval, and the step that the run resumes from.
-    let cases: [(&str, Phase, usize, usize, usize); 5] = [
-        ("text_to_video", Phase::Denoise, 3, 2, 3),
-        ("two_stage", Phase::Denoise, 1, 1, 1),
-        ("two_stage", Phase::Refine, 2, 1, 2),
-        ("hq", Phase::Denoise, 2, 1, 2),
-        ("hq", Phase::Refine, 1, 1, 1),
+    // Pipeline, sampler, phase and step of the interruption, checkpoint interval, and the step that the run resumes
+    // from.
+    let cases: [(&str, &str, Phase, usize, usize, usize); 8] = [
+        ("two_stage", "euler", Phase::Refine, 2, 1, 2),
+        ("hq", "res_2s", Phase::Denoise, 2, 1, 2),
+        ("two_stage", "euler", Phase::Denoise, 1, 1, 1),
+        ("hq", "res_2s", Phase::Refine, 1, 1, 1),
+        ("text_to_video", "euler", Phase::Denoise, 3, 2, 3),
+        ("text_to_video", "euler_ancestral", Phase::Denoise, 2, 1, 2),
+        ("text_to_video", "cfg_pp", Phase::Denoise, 2, 1, 2),
+        ("text_to_video", "gradient_estimation", Phase::Denoise, 2, 1, 2),
     ];
-    for (n, (pipeline, phase, at, every, from)) in cases.into_iter().enumerate() {
-        // One phase of each pipeline; the other one is tested in `crash_safety`. Full test runs test both.
-        if ![2, 3].contains(&n) && !full() {
-            continue;
-        }
+    // Two cases in `make test`: a second pass, and noise that is drawn for each step.
+    let tried = if full() { cases.len() } else { 2 };
+    for (pipeline, sampler, phase, at, every, from) in cases.into_iter().take(tried) {
         let run = Run {
             file: support::tiny(),
-            set: &settings(pipeline, &[]),
+            set: &settings(pipeline, &[&format!("sampler.kind={sampler}")]),
             output: &output,
             every: Some(every),
             resume: false,
