@@ -40,9 +40,11 @@ fn serving_guide_commands_work() {
     // is the toy model only in full test runs.
     let model = if full() { "assets/nano" } else { "tests/fixtures/models/tiny_2_3" };
     let program_on_path = format!(
-        "#!/bin/sh\ncommand=$1\nshift\nset -- --set runtime.compile_cache='{programs}' \"$@\"\n\
+        "#!/bin/sh\ncommand=$1\nshift\n\
+         set -- --set runtime.compile_cache='{programs}' --set {quick} \"$@\"\n\
          [ $command = serve ] && set -- --listen 127.0.0.1:{port} --state '{state}' -m '{model}' --set sampler.steps=4 \"$@\"\n\
          exec '{binary}' $command \"$@\"\n",
+        quick = support::QUICK,
         binary = env!("CARGO_BIN_EXE_ltx2"),
         state = folder.path().join("state").display(),
         programs = support::programs().display(),
