@@ -74,10 +74,11 @@ nano-parity: plugin-cpu
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2)
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2) --dtype bf16 --count 8
 
-# The fuzz readers on the stable toolchain, RUNS damaged inputs each.
+# The fuzz readers on the stable toolchain, RUNS damaged inputs each, and every out-of-range number of a model config.
 RUNS ?= 2000000
 soak:
 	LTX2_FUZZ_CASES=$(RUNS) cargo test --locked --release --test it fuzz_regression::
+	cargo test --locked --release --lib pipeline::derive::
 
 # The fuzz readers (or READERS alone) under libFuzzer with AddressSanitizer, RUNS runs or SECONDS of processor time each.
 # Needs nightly with llvm-tools, and `cargo install cargo-fuzz --locked`.

@@ -118,6 +118,8 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
 
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::*;
 
     #[test]
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_streams_and_sockets_are_rejected() {
+    fn sockets_and_block_devices_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         for device in ["/dev/null", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/2"] {
             assert!(Destination::is_stream(Path::new(device)) && !Destination::is_taken(Path::new(device)), "{device}");
@@ -152,6 +154,16 @@ mod tests {
         let _listener = UnixListener::bind(&socket).unwrap();
         assert!(Destination::of(&socket).unwrap_err().to_string().starts_with("it is a socket; use a file"));
         assert!(check_stream(Path::new("/dev/null")).is_ok());
+        // Only the superuser can create a block device; most other machines have one.
+        let disk = folder.path().join("disk");
+        let number = rustix::fs::makedev(7, 0);
+        let is_made = mknodat(CWD, &disk, FileType::BlockDevice, Mode::RUSR, number).is_ok();
+        let is_block = |path: &PathBuf| fs::metadata(path).is_ok_and(|about| about.file_type().is_block_device());
+        let others = fs::read_dir("/dev").unwrap().flatten().map(|entry| entry.path()).filter(is_block);
+        for disk in is_made.then_some(disk).into_iter().chain(others) {
+            let error = Destination::of(&disk).unwrap_err().to_string();
+            assert!(error.starts_with("it is a block device; use a file"), "{}: {error}", disk.display());
+        }
     }
 
     #[test]

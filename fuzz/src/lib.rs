@@ -171,6 +171,7 @@ pub fn model_config(bytes: &[u8]) -> Read {
     let json: serde_json::Value = serde_json::from_slice(bytes)?;
     let schedule = FlowMatch::from_json(std::str::from_utf8(bytes)?, Path::new("scheduler_config.json"));
     let encoder = Gemma3Config::from_json(&json).is_ok() || Gemma4Config::from_json(&json).is_ok();
+    let upsampler = UpsamplerConfig::from_json(&json).is_ok();
     // Only build programs for configurations that were accepted: most damaged ones are rejected before.
     let read = [
         (Component::AudioVae, audio_vae::AudioVaeConfig::from_json(&json).is_ok()),
@@ -179,7 +180,8 @@ pub fn model_config(bytes: &[u8]) -> Read {
         (Component::DurationHead, DurationHeadConfig::from_json(&json).is_ok()),
         (Component::TextEncoder, encoder),
         (Component::Transformer, TransformerConfig::from_json(&json).is_ok()),
-        (Component::LatentUpsampler, UpsamplerConfig::from_json(&json).is_ok()),
+        (Component::LatentUpsampler, upsampler),
+        (Component::TemporalUpsampler, upsampler),
         (Component::Vae, VideoVaeConfig::from_json(&json).is_ok()),
         (Component::Vocoder, VocoderConfig::from_json(&json).is_ok()),
         (Component::Scheduler, schedule.is_ok()),

@@ -42,6 +42,9 @@ READERS = {
     "module": ["crates/xla-analysis/src/module.rs", "crates/xla-analysis/src/walk.rs"],
     "tokenizer": ["src/models/tokenizer.rs", "src/models/tokenizer/bytes.rs"],
 }
+# Maximum seconds of a run of each reader, if not 60. AddressSanitizer and debug assertions slow down the second that a release
+# build may take (MAX_TIME in tests/it/fuzz_regression.rs).
+MAX_SECONDS = {"model_config": 5}
 # Folders with seeds, if not fuzz/seeds/READER.
 SEEDS = {
     "layout": ["shardings"],
@@ -73,7 +76,7 @@ def fuzz(reader, runs, seconds):
         command = [str(ROOT / "fuzz/target" / TARGET / "release" / reader), *folders(reader), f"-runs={runs - done}"]
         # libFuzzer limits wall time; another round makes up for a busy machine.
         command += [f"-max_total_time={max(1, round(seconds - spent))}", "-max_len=300000", "-rss_limit_mb=4096"]
-        command += [f"-artifact_prefix={LOGS}/{reader}-", "-print_final_stats=1"]
+        command += [f"-artifact_prefix={LOGS}/{reader}-", "-print_final_stats=1", f"-timeout={MAX_SECONDS.get(reader, 60)}"]
         with log.open("w") as output:
             code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, check=False).returncode
         text = log.read_text(errors="replace")

@@ -34,7 +34,8 @@ def lines(file):
 def run(filters, folder):
     """Runs tests in full, one at a time; returns figures, results and messages."""
     figures, log = folder / "figures", folder / "log"
-    env = os.environ | {"LTX2_TEST_FULL": "1", "LTX2_SERVE_FIGURES": str(figures), "LTX2_TEST_LOG": str(log)}
+    env = os.environ | {"LTX2_TEST_FULL": "1", "LTX2_SERVE_VIDEOS": "1000"}
+    env |= {"LTX2_SERVE_FIGURES": str(figures), "LTX2_TEST_LOG": str(log)}
     said = {}
     for name in filters:
         release = [] if name.startswith(STOPPED) else ["--release"]

@@ -14,6 +14,7 @@ use super::platform::hardware;
 use super::plugins::Libtpu;
 use super::trial::{self, Purpose};
 use crate::analysis::{Chip, Links};
+use crate::failpoint;
 use crate::hlo::Program;
 use crate::pjrt::discover::{self, Platform};
 use crate::pjrt::{
@@ -376,7 +377,8 @@ impl OpenTarget {
         };
         let (toolchain, asked) = (self.toolchain(), self.compile_options(program, options));
         loop {
-            if let Some(compiled) = self.refused.compile(&toolchain, &asked, options, compile)? {
+            let compiled = || self.refused.compile(&toolchain, &asked, options, compile);
+            if let Some(compiled) = failpoint::within("compile", &self.target, compiled)? {
                 return Ok(compiled);
             }
         }

@@ -227,7 +227,7 @@ fn check_image_size(field: &str, width: u64, height: u64) -> Result<(), ApiError
 /// Converts the error of storing a file into a response.
 fn unkept(error: &io::Error) -> ApiError {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+        _ if super::store::is_full(error) => {
             ApiError::new(507, "insufficient_storage", "the server's disk is full: delete videos, or try again later")
                 .should_retry(false)
         }

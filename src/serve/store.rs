@@ -159,7 +159,8 @@ pub trait JobStore: Send + Sync {
     fn folder(&self, id: &VideoId) -> PathBuf;
 }
 
-/// Returns whether an error means that the disk is full.
+/// Returns whether an error means that the disk is full or a quota or the file size limit (`ulimit -f`) is reached.
 pub fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }

@@ -20,6 +20,10 @@ impl Run {
         let mut run = support::ltx2();
         run.args(["generate", "-c", support::tiny()]).args(more).arg("-o").arg(out.join("out.mp4"));
         run.envs(variables.iter().copied());
+        Run::of(run)
+    }
+
+    fn of(mut run: Command) -> Self {
         let mut process = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("starts");
         let lines = BufReader::new(process.stderr.take().expect("piped")).lines();
         Run { process, lines }
@@ -40,6 +44,27 @@ impl Run {
     fn signal(&self, name: &str) {
         let sent = Command::new("kill").args([name, &self.process.id().to_string()]).status().expect("kill runs");
         assert!(sent.success());
+    }
+
+    /// Waits for a child process that runs `ltx2 compile`; returns its id.
+    fn compiling_child(&mut self) -> u32 {
+        let since = Instant::now();
+        let tasks = format!("/proc/{}/task", self.process.id());
+        let compiles = |id: &u32| {
+            let words = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+            words.split(|byte| *byte == 0).any(|word| word == b"compile")
+        };
+        loop {
+            let tasks = std::fs::read_dir(&tasks).into_iter().flatten().flatten();
+            let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+            let ids: Vec<u32> =
+                lists.flat_map(|list| list.split(' ').filter_map(|id| id.parse().ok()).collect::<Vec<_>>()).collect();
+            if let Some(child) = ids.into_iter().find(compiles) {
+                return child;
+            }
+            assert!(since.elapsed() < Duration::from_secs(60) && self.process.try_wait().expect("a state").is_none());
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Waits for the end; returns the exit code and the remaining lines.
@@ -94,6 +119,47 @@ fn signal_ends_run_in_every_phase_before_last_step() {
     }
 }
 
+/// `compile` and `warm` compile in their own process; `why` and `experiment` compile in child processes, which end too.
+#[needs(cpu)]
+fn signal_ends_compiling_commands_and_their_children() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
+    let set = ["request.width=64", "request.height=96", "request.num_frames=9", support::QUICK];
+    let small =
+        format!("set: [model.path=nano, {}]\nlayers: 1\nlayouts: [sequence]\ntargets: ['cpu:2']\n", set.join(", "));
+    std::fs::write(path("x.yml"), format!("config: nano_2_0\n{small}")).expect("written");
+    let model = ["--target", "cpu:2", "-c", "nano_2_0", "--model", "nano", "--layers", "1", "--layout", "sequence"];
+    let model = [&model[..], &set.map(|set| ["--set", set]).concat()].concat();
+    let (lab, out, yaml) = (path("lab"), path("out"), path("x.yml"));
+    for (command, signal, point) in [
+        ([&["compile"][..], &model].concat(), "-INT", "compile cpu:2"),
+        (vec!["warm", "-c", support::tiny()], "-TERM", "compile text_encoder"),
+        ([&["why"][..], &model, &["-o", &lab]].concat(), "-INT", "compile cpu:2"),
+        (vec!["experiment", &yaml, "-o", &out], "-TERM", "compile cpu:2"),
+    ] {
+        let mut run = support::ltx2();
+        run.args(&command).env("LTX2_FAILPOINT", point);
+        if command[0] == "warm" {
+            run.env("LTX2_COMPILE_CACHE", path("cache"));
+        }
+        let mut run = Run::of(run);
+        let child = match command[0] {
+            "why" | "experiment" => Some(run.compiling_child()),
+            _ => {
+                run.says(&format!("at {point}"));
+                None
+            }
+        };
+        assert!(interrupted(run, signal, command[0]).starts_with("error: interrupted"), "{command:?}");
+        let since = Instant::now();
+        let runs = |id| std::fs::read(format!("/proc/{id}/cmdline")).is_ok_and(|words| !words.is_empty());
+        while child.is_some_and(runs) {
+            assert!(since.elapsed() < SIGNAL_TIMEOUT, "{command:?}: its child {child:?} still runs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
 /// The checkpoint contains all finished steps, and `--resume` finishes the video from them.
 #[needs(cpu)]
 fn signal_after_last_step_saves_checkpoint() {
@@ -129,7 +195,9 @@ fn signal_ends_checkpointed_run_after_current_chunk() {
         let mut run = Run::start(out.path(), &chunks, &[("LTX2_LOG", "debug")]);
         run.says("denoise: evaluations 5 to 6 of 256");
         run.signal(signal);
+        let since = Instant::now();
         run.says("stopping after the current steps; interrupt again to stop at once");
+        assert!(since.elapsed() < SIGNAL_TIMEOUT, "{signal}: {:?}", since.elapsed());
         let (code, rest) = run.ended();
         assert_eq!(code, Some(130), "{signal}: {rest:?}");
         // One chunk may have started at the moment of the signal.
@@ -174,16 +242,23 @@ fn waiting_for_processes_is_reported_and_interruptible() {
         std::net::TcpListener::bind("127.0.0.1:0").expect("listens").local_addr().expect("an address").to_string();
     let own = ["--coordinator", &place, "--num-processes", "2", "--process-id"];
     let cases = [
-        ([&own[..], &["1"]].concat(), [("A", "1"); 2], format!("waiting for process 0 of 2 at {place}: ")),
-        (
-            [&own[..], &["0"]].concat(),
-            [("A", "1"); 2],
-            format!("waiting for process 1 of 2 to register at {place}, until "),
-        ),
+        ([&own[..], &["1"]].concat(), vec![], format!("waiting for process 0 of 2 at {place}: ")),
+        ([&own[..], &["0"]].concat(), vec![], format!("waiting for process 1 of 2 to register at {place}, until ")),
         (
             vec!["--coordinator", &place],
-            [("TPU_WORKER_ID", "0"), ("TPU_WORKER_HOSTNAMES", "a,b")],
+            vec![("TPU_WORKER_ID", "0"), ("TPU_WORKER_HOSTNAMES", "a,b")],
             format!("waiting for process 1 of 2 to register at {place}, until "),
+        ),
+        // The first pod of a JobSet may get its name later.
+        (
+            vec![],
+            vec![
+                ("JOBSET_NAME", "set.invalid"),
+                ("REPLICATED_JOB_NAME", "a"),
+                ("JOB_COMPLETION_INDEX", "1"),
+                ("PROCESSES_IN_JOB", "2"),
+            ],
+            "waiting for process 0 of 2 at set.invalid-a-0-0.set.invalid:8476: ".into(),
         ),
     ];
     for (more, variables, line) in cases {

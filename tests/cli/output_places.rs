@@ -1,9 +1,11 @@
 //! Outputs that are devices, pipes or links, wrong file extensions, and text files with a byte-order mark.
 
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, symlink};
+use std::io::Write;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, symlink};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::outputs::{Folder, error, json, succeed};
 use crate::support::{self, needs};
@@ -72,6 +74,39 @@ fn fifos_and_devices_receive_the_same_bytes() {
     // No sidecar can be written next to it.
     let refused = error(2, &mut folder.generate(&["-o", "fifo.mp4"]));
     assert!(refused.starts_with("error: output.sidecar: fifo.mp4 is a device or a pipe"), "{refused}");
+}
+
+/// The reader of a FIFO leaves while the video is written.
+#[needs(cpu)]
+fn closed_fifo_reader_gives_one_error_and_keeps_results() {
+    let folder = Folder::new();
+    assert!(Command::new("mkfifo").arg(folder.path("fifo.mp4")).status().expect("mkfifo runs").success());
+    let fifo = folder.path("fifo.mp4").canonicalize().expect("a FIFO");
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let mut reader = fs::File::options().read(true).write(true).custom_flags(flags).open(&fifo).expect("a FIFO");
+    // The FIFO is full, so the run blocks in its first write.
+    while reader.write(&[0; 4096]).is_ok() {}
+    let mut run = folder.generate(&["-o", "fifo.mp4", "--set", "output.sidecar=false"]);
+    let mut run = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("starts");
+    let files = format!("/proc/{}/fd", run.id());
+    let since = Instant::now();
+    while !fs::read_dir(&files)
+        .expect("a process")
+        .flatten()
+        .any(|file| file.path().read_link().ok().as_ref() == Some(&fifo))
+    {
+        assert_eq!(run.try_wait().expect("a state"), None, "it ends before it opens the FIFO");
+        assert!(since.elapsed() < Duration::from_secs(60), "it does not open the FIFO");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(reader);
+    let ran = run.wait_with_output().expect("ended");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!((ran.status.code(), errors.len()), (Some(1), 1), "{said}");
+    assert!(errors[0].contains("fifo.mp4: Broken pipe"), "{said}");
+    let kept = errors[0].split(" kept in ").nth(1).expect("the place");
+    assert!(ltx2::pipeline::tensors::read(&folder.path(kept)).expect("tensors").contains_key("frames"), "{said}");
 }
 
 /// JSON figures can go to a device, and are appended to the file that stdout is redirected to.

@@ -1,4 +1,5 @@
-//! Untrusted input, valid and damaged: no reader may panic, abort or allocate memory that the input does not justify.
+//! Untrusted input, valid and damaged: no reader may panic, abort, take long or allocate memory that the input does not
+//! justify.
 //! The readers are those of `fuzz/`, which libFuzzer runs for longer (`make fuzz`).
 //!
 //! `LTX2_FUZZ_CASES=2000000` sets the number of damaged inputs per kind; the default is 200.
@@ -9,6 +10,7 @@ mod protobuf;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::support::needs;
 use proptest::prelude::*;
@@ -127,6 +129,22 @@ fn files(folder: &Path, wanted: &dyn Fn(&str) -> bool, found: &mut Vec<PathBuf>)
     }
 }
 
+/// Maximum time to read one input. Debug builds are slower.
+const MAX_TIME: Duration = Duration::from_secs(if cfg!(debug_assertions) { 10 } else { 1 });
+
+/// Reads an input, which must take at most [`MAX_TIME`]. A slow input is read again, because another program may have
+/// delayed the first attempt.
+fn timed(read: kinds::Reader, bytes: &[u8]) -> kinds::Read {
+    for _ in 0..2 {
+        let since = Instant::now();
+        let outcome = read(bytes);
+        if since.elapsed() <= MAX_TIME {
+            return outcome;
+        }
+    }
+    panic!("reading {} bytes takes more than {MAX_TIME:?}", bytes.len());
+}
+
 /// Seeds that must be rejected.
 const REFUSED: [&str; 1] = ["huge.png"];
 
@@ -156,7 +174,7 @@ fn check(kind: &str) {
     assert!(!seeds.is_empty(), "no seed of {kind}");
     for (path, seed) in &seeds {
         let refused = REFUSED.iter().any(|name| path.ends_with(name));
-        match read(seed) {
+        match timed(read, seed) {
             Ok(()) => assert!(!refused, "{} is accepted", path.display()),
             Err(reason) => assert!(refused, "{} is rejected: {reason}", path.display()),
         }
@@ -168,7 +186,7 @@ fn check(kind: &str) {
     // A module starts with a byte that selects the chip.
     let ahead = usize::from(kind == "module");
     let outcome = TestRunner::new_with_rng(config, rng).run(&all, |(seed, damages)| {
-        drop(read(&damaged(&seeds[seed].1, &damages, ahead)));
+        drop(timed(read, &damaged(&seeds[seed].1, &damages, ahead)));
         Ok(())
     });
     if let Err(error) = outcome {

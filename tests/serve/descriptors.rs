@@ -1,7 +1,7 @@
 //! Tests of the limit on open files: idle client connections leave enough file descriptors for jobs, and a job that
 //! cannot open a file waits.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,8 +16,9 @@ use ltx2::serve::store::FileStore;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
+use crate::figures::{FORM, form, large_png};
 use crate::load::run_in_separate_process;
-use crate::scripted::{Server, anyone, files, quick_folder, settings};
+use crate::scripted::{Server, anyone, files, quick_folder, settings, until};
 use crate::site::{Client, Site, body};
 use crate::support::needs;
 
@@ -108,6 +109,81 @@ fn idle_connections_leave_files_for_jobs() {
         drop(streams);
         server.end();
     }
+}
+
+/// Slow downloads, uploads and idle connections together need more than 768 of 1,024 open files. A download or upload
+/// whose file would be in the reserve gets 503, such a connection is closed, and jobs complete.
+#[needs(nothing)]
+fn slow_clients_leave_files_for_jobs() {
+    const CLIENTS: usize = 450;
+    // The reserve starts at 768. Jobs use a few of its descriptors.
+    const MOST: usize = 768 + 64;
+    Descriptors::raise();
+    files();
+    let folder = quick_folder();
+    let state = folder.path().join("state");
+    let server = Process::start(&state, "ulimit -n 1024");
+    let create = |prompt: &str| {
+        let answer = Client::to(server.address).send("POST", "/v1/videos", Some(&body(prompt)));
+        answer.json()["id"].as_str().expect("an id").to_string()
+    };
+    // Polls would need a connection.
+    let has_video = |id: &str| state.join("jobs").join(id).join("video.json").exists();
+    let open = || std::fs::read_dir(format!("/proc/{}/fd", server.child.id())).expect("its files").count();
+    let check = |what: &str| {
+        for _ in 0..30 {
+            let open = open();
+            assert!(open <= MOST, "{what}: {open} open files");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let connect = || {
+        let clients: Vec<Client> = (0..CLIENTS).map(|_| Client::to(server.address)).collect();
+        until("all to be accepted", || open() >= CLIENTS);
+        clients
+    };
+
+    let done = create("steps=1 bytes=16777216");
+    until("the first video", || {
+        Client::to(server.address).get(&format!("/v1/videos/{done}")).json()["status"] == "completed"
+    });
+    let id = create("steps=150 ms=20 every=1");
+    let mut readers = connect();
+    let mut other = readers.pop().expect("a client");
+    let path = format!("/v1/videos/{done}/content?variant=audio");
+    readers.iter_mut().for_each(|client| client.head("GET", &path, &[], None).expect("sent"));
+    let mut counts = [0, 0];
+    readers.retain_mut(|client| {
+        let status = client.answer_head().expect("a head").status;
+        assert!([200, 503].contains(&status), "{status}");
+        counts[usize::from(status == 503)] += 1;
+        status == 200
+    });
+    check("downloads");
+    assert!(counts.iter().all(|count| *count > 100), "{counts:?} downloads are accepted and rejected");
+    let form = form("a", &large_png(1 << 14));
+    let texts = other.send("POST", "/v1/videos", Some(&body("steps=1"))).status;
+    let forms =
+        other.roundtrip("POST", "/v1/videos", &[("content-type", FORM)], Some(&form)).expect("an answer").status;
+    assert!([200, 503].contains(&texts) && [200, 503].contains(&forms), "{texts}, {forms}");
+    let idle: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(server.address).expect("a connection")).collect();
+    check("idle connections");
+    until("the video beside downloads", || has_video(&id));
+    drop((readers, other, idle));
+
+    until("all to be closed", || open() < 100);
+    let id = create("steps=50 ms=20 every=1");
+    let mut senders = connect();
+    for client in &mut senders {
+        client.head("POST", "/v1/videos", &[("content-type", FORM)], Some(60_000)).expect("sent");
+        client.stream().write_all(&form[..4096]).expect("sent");
+    }
+    until("the uploads", || open() > 700);
+    check("uploads");
+    until("the video beside uploads", || has_video(&id));
+    eprintln!("measured: {counts:?} slow downloads are accepted and rejected after ulimit -n 1024");
+    drop(senders);
+    server.end();
 }
 
 /// Guard that sets this process's limit of open files to 0. Open files stay open, but no other file can be opened.

@@ -112,11 +112,13 @@ fn undecodable_uploads_are_rejected() {
     let indexed = made("indexed.mp4", &["-c:v", "mpeg4", "-movflags", "+faststart"]);
     let playlist = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n";
     let hdr = ["-c:v", "mpeg4", "-color_trc", "smpte2084", "-color_primaries", "bt2020", "-colorspace", "bt2020nc"];
+    let varying = ["-c:v", "mpeg4", "-vf", "select='not(eq(mod(n,3),1))'", "-fps_mode", "vfr"];
     for (name, bytes, why) in [
         ("cut.mkv", &matroska[..matroska.len() * 2 / 3], "is truncated"),
         ("cut.mp4", &indexed[..indexed.len() * 2 / 3], ""),
         ("wide.mkv", &made("wide.mkv", &["-c:v", "mpeg4", "-vf", "setsar=4/3"]), "pixels are not square but 4:3"),
         ("hdr.mkv", &made("hdr.mkv", &hdr), "HDR (PQ)"),
+        ("vfr.mkv", &made("vfr.mkv", &varying), "the frame rate varies"),
         ("list.mp4", playlist, "it is damaged or not a video"),
         ("text.mp4", b"no video at all", "it is damaged or not a video"),
     ] {

@@ -179,7 +179,7 @@ fn followed(to: SocketAddr, id: &str) -> Vec<(Instant, String, Value)> {
 }
 
 /// Returns a PNG of about `bytes` bytes that cannot be compressed.
-fn large_png(bytes: usize) -> Vec<u8> {
+pub fn large_png(bytes: usize) -> Vec<u8> {
     let side = ((bytes / 3) as f64).sqrt() as u32;
     let mut state = 1u32;
     let noise = image::RgbImage::from_fn(side, side, |_, _| {
@@ -254,6 +254,38 @@ fn poll_latency_meets_goal() {
     });
     drop(sender);
     Times::of(times).note("poll, at 1,000 polls per second", 1.0, 5.0);
+    bench.connection().send("DELETE", &path, None);
+    bench.end();
+}
+
+/// Each of four threads polls a running job over eight connections: it sends eight requests, reads the responses, and
+/// starts again at once.
+#[needs(full)]
+fn poll_throughput_meets_goal() {
+    const GOAL: f64 = 12_000.0;
+    let bench = Bench::start();
+    let id = create(&mut bench.connection(), "steps=100000 ms=1");
+    let path = format!("/v1/videos/{id}");
+    let begun = Instant::now();
+    let poll = || {
+        let mut connections: Vec<Client> = (0..8).map(|_| bench.connection()).collect();
+        let mut count = 0;
+        while begun.elapsed() < Duration::from_secs(5) {
+            connections.iter_mut().for_each(|connection| connection.head("GET", &path, &[], None).expect("sent"));
+            for connection in &mut connections {
+                assert_eq!(connection.answer(false).expect("an answer").status, 200);
+            }
+            count += connections.len();
+        }
+        count
+    };
+    let count: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(poll)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("polled")).sum()
+    });
+    let rate = count as f64 / begun.elapsed().as_secs_f64();
+    let figure = format!("{rate:.0} per second ({count} polls)");
+    note("polls of a running job, over 32 connections", &format!("{GOAL} per second"), &figure, rate >= GOAL);
     bench.connection().send("DELETE", &path, None);
     bench.end();
 }

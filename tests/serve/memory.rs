@@ -86,6 +86,11 @@ fn server_memory_stays_constant_over_many_videos() {
     };
     let (before, after) = (middle(VIDEOS[0]), middle(many));
     let grown = (after / before - 1.0) * 100.0;
-    eprintln!("{:.1} MB after {}, {:.1} MB after {many}: {grown:+.2} %", before / 1e6, VIDEOS[0], after / 1e6);
+    eprintln!(
+        "measured: {:.1} MB after {}, {:.1} MB after {many}: {grown:+.2} %",
+        before / 1e6,
+        VIDEOS[0],
+        after / 1e6
+    );
     assert!(grown < 2.0, "{before} bytes after {} videos, {after} after {many}", VIDEOS[0]);
 }

@@ -8,10 +8,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use base64::Engine;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::{Value, json};
+
+use crate::figures::{FORM, form, large_png};
+use crate::scripted::until;
 use crate::site::Client;
 use crate::support::standin::{Fault, INTERNAL, Standin};
 use crate::support::{self, needs};
-use serde_json::{Value, json};
 
 /// Timeout for each wait. It is long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -221,6 +226,37 @@ fn hung_device_ends_server_and_next_start_resumes() {
     assert_eq!((&video["status"], &video["attempts"]), (&json!("completed"), &json!(2)), "{video}");
     // The hashes equal those of an uninterrupted run.
     served.hashes(&id);
+}
+
+/// While the file size limit (`ulimit -f`) is too low, requests get 507 and a finished video waits to be written. No
+/// restart is needed once the limit is raised.
+#[needs(cpu)]
+fn file_size_limit_rejects_requests_and_delays_video() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let served = Served::start(&folder.path().join("state"), &[], None);
+    let process = Pid::from_raw(i32::try_from(served.process.id()).expect("an id"));
+    let limit = |bytes| prlimit(process, Resource::Fsize, Rlimit { current: bytes, maximum: None }).expect("a limit");
+    let id = served.create(&json!({"prompt": "rain", "size": "64x96", "num_frames": 9, "seed": 8, "steps": 40}));
+    let path = format!("/v1/videos/{id}");
+    until("it to run", || served.get(&path).1["status"] == "in_progress");
+    limit(Some(512));
+    let image = large_png(1 << 15);
+    let url = format!("data:image/png;base64,{}", base64::engine::general_purpose::STANDARD.encode(&image));
+    let kind = [("content-type", FORM)];
+    let mut client = Client::to(served.address);
+    for answer in [
+        client.roundtrip("POST", "/v1/videos", &kind, Some(&form("a", &image))).expect("an answer"),
+        client.send("POST", "/v1/videos", Some(&json!({"prompt": "a", "input_reference": url}))),
+        client.send("POST", "/v1/videos", Some(&json!({"prompt": "a"}))),
+    ] {
+        assert_eq!((answer.error().0, answer.error().1.as_str()), (507, "insufficient_storage"), "{}", answer.text());
+    }
+    until("it to be encoded", || served.get(&path).1["phase"] == "encoding");
+    std::thread::sleep(Duration::from_millis(700));
+    let (_, video) = served.get(&path);
+    assert_eq!((&video["status"], served.file(&id, "video.mp4").exists()), (&json!("in_progress"), false), "{video}");
+    limit(None);
+    assert_eq!(served.wait(&id)["status"], "completed");
 }
 
 /// If a video cannot be written after its last step, its results are kept in the job's folder until the job is deleted.

@@ -1,4 +1,4 @@
-//! Waits for other processes: logs a line at once and then every ten seconds, and fails early if a host name does not
+//! Waits for other processes: logs a line at once and then at each interval, and fails early if a host name does not
 //! resolve.
 
 use std::net::{IpAddr, ToSocketAddrs};
@@ -16,12 +16,14 @@ const RESOLVER: Duration = Duration::from_secs(3);
 pub(super) struct Waiting {
     started: Instant,
     patience: Duration,
+    /// Interval between log lines, [`EVERY`] except in tests.
+    every: Duration,
     said: Option<Instant>,
 }
 
 impl Waiting {
     pub(super) fn start(patience: Duration) -> Self {
-        Waiting { started: Instant::now(), patience, said: None }
+        Waiting { started: Instant::now(), patience, every: EVERY, said: None }
     }
 
     /// Returns the remaining time.
@@ -29,9 +31,9 @@ impl Waiting {
         self.patience.saturating_sub(self.started.elapsed())
     }
 
-    /// Logs which processes are awaited, at most every ten seconds.
+    /// Logs which processes are awaited, at most once per interval.
     pub(super) fn say(&mut self, whom: impl FnOnce() -> String) {
-        if self.said.is_none_or(|said| said.elapsed() >= EVERY) {
+        if self.said.is_none_or(|said| said.elapsed() >= self.every) {
             self.said = Some(Instant::now());
             tracing::info!("{}", self.line(&whom()));
         }
@@ -58,10 +60,10 @@ impl Waiting {
         loop {
             self.say(&whom);
             let left = self.left();
-            match store.get(key, left.min(EVERY)) {
-                Err(KvError::Timeout { .. }) if left > EVERY => {}
+            match store.get(key, left.min(self.every)) {
+                Err(KvError::Timeout { .. }) if left > self.every => {}
                 // A refused connection fails at once, so pause before the retry.
-                Err(KvError::Unavailable { .. }) if left > EVERY => thread::sleep(Duration::from_millis(200)),
+                Err(KvError::Unavailable { .. }) if left > self.every => thread::sleep(Duration::from_millis(200)),
                 Err(KvError::Timeout { key, .. }) => return Err(KvError::Timeout { key, after: self.patience }),
                 ended => return ended,
             }
@@ -91,6 +93,9 @@ pub(super) fn resolve(place: &str) -> Result<(), (String, String)> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::io::{Read, Seek, SeekFrom};
+    use std::sync::Arc;
+
     use super::super::store::MemoryStore;
     use super::*;
 
@@ -101,6 +106,22 @@ mod tests {
             line.starts_with("waiting for process 0 at a:1, until 2") && line.ends_with("Z (599 s left)"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn log_line_is_repeated_every_ten_seconds() {
+        let mut waiting = Waiting::start(Duration::from_millis(200));
+        assert_eq!(waiting.every, Duration::from_secs(10));
+        waiting.every = Duration::from_millis(40);
+        let mut file = Arc::new(tempfile::tempfile().unwrap());
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::clone(&file)).finish();
+        tracing::subscriber::with_default(log, || {
+            waiting.get(&MemoryStore::default(), "a", || "process 1".into()).unwrap_err();
+        });
+        let mut text = String::new();
+        file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_string(&mut text)).unwrap();
+        let lines = text.lines().filter(|line| line.contains("waiting for process 1, until 2")).count();
+        assert!((2..=5).contains(&lines), "{text}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::{FilePart, Form, MAX_FIELDS, MAX_PARTS, MAX_TEXT, check_text, invalid
 use crate::serve::descriptors::{Descriptors, busy, is_exhausted};
 use crate::serve::error::ApiError;
 use crate::serve::fields::takes_file;
+use crate::serve::store::is_full;
 
 impl Form {
     /// Parses a form and writes its files to the folder `tmp`.
@@ -101,12 +102,12 @@ async fn file(
     tmp: &Path,
     limit: Descriptors,
 ) -> Result<(FilePart, [u8; 32]), ApiError> {
-    let unkept = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+    let unkept = |error: std::io::Error| match error {
+        error if is_full(&error) => {
             ApiError::new(507, "insufficient_storage", "the server's disk is full: delete videos, or try again later")
                 .should_retry(false)
         }
-        _ if is_exhausted(&error) => busy(),
+        error if is_exhausted(&error) => busy(),
         _ => ApiError::new(500, "internal", "the server cannot store a file of the request"),
     };
     // Some old browsers send a path instead of a file name.

@@ -1,6 +1,5 @@
 //! A generated video, and the files that are written for it.
 
-use std::io;
 use std::path::Path;
 
 use serde_json::Value;
@@ -9,6 +8,7 @@ use super::super::descriptors::is_caused_by_exhaustion;
 use super::super::device::Made;
 use super::super::error::Failure;
 use super::super::job::Produced;
+use super::super::store;
 use super::{Config, PipelineError, failures, one_line, thumbnails};
 use crate::media::{self, WavFormat, write_atomically};
 use crate::pipeline::options::GenerateOptions;
@@ -123,11 +123,12 @@ fn is_transient(error: &PipelineError) -> bool {
 }
 
 fn is_full(error: &PipelineError) -> bool {
-    let is_full = |kind: io::ErrorKind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
     match error {
-        PipelineError::Media(media::Error::Io { source, .. }) => is_full(source.kind()),
+        PipelineError::Media(media::Error::Io { source, .. }) => store::is_full(source),
         // ffmpeg reports a full disk only in its text output.
-        PipelineError::Media(media::Error::Ffmpeg { tail, .. }) => tail.contains("No space left"),
+        PipelineError::Media(media::Error::Ffmpeg { tail, .. }) => {
+            ["No space left", "Disk quota exceeded", "File too large"].iter().any(|words| tail.contains(words))
+        }
         _ => false,
     }
 }
@@ -141,4 +142,30 @@ fn failure(error: &PipelineError) -> Failure {
     }
     tracing::error!("{}", one_line(error));
     Failure::new("internal", failures::told(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn full_disk_quota_and_file_size_limit_become_storage_full() {
+        let path = || Path::new("video.mp4").to_path_buf();
+        for (kind, words) in [
+            (io::ErrorKind::StorageFull, "No space left on device"),
+            (io::ErrorKind::QuotaExceeded, "Disk quota exceeded"),
+            (io::ErrorKind::FileTooLarge, "File too large"),
+        ] {
+            let write = media::Error::io("write", &path())(kind.into());
+            let ffmpeg = media::Error::Ffmpeg { path: path(), status: "exit status: 1".into(), tail: words.into() };
+            for error in [write, ffmpeg] {
+                let failure = failure(&error.into());
+                assert_eq!((failure.code.as_str(), failure.is_transient()), ("storage_full", true), "{words}");
+            }
+        }
+        let other = media::Error::io("write", &path())(io::ErrorKind::PermissionDenied.into());
+        assert_eq!(failure(&other.into()).code, "internal");
+    }
 }
