@@ -198,7 +198,7 @@ oracle-check: debug
 # scripts/verify_real.sh from end to end on tiny random models.
 verify-rehearsal: plugin-cpu
 	$(ORACLE_VENV)
-	PYTHON=$(PYTHON) scripts/verify/rehearse.sh $(LTX2) out/rehearsal
+	$(PYTHON) scripts/verify/rehearse.py $(LTX2) out/rehearsal
 
 # OpenAI's Python client against `ltx2 serve` on the toy model; with PEERS, a folder of checkouts, also the example clients of
 # SGLang, vLLM-Omni and TensorRT-LLM. RECORD=1 writes the requests that `cargo test --test serve recorded::` replays.
