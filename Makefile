@@ -153,22 +153,19 @@ ablations: out/ablation/results.jsonl
 
 # Writes docs/images/tuning-*.png: that experiment's report in the pinned Chromium.
 BROWSER := target/browser
-BROWSE := $(BROWSER)/venv/bin/python
+BROWSE := scripts/browser/setup.sh $(BROWSER) && $(BROWSER)/venv/bin/python
 tuning-image: out/ablation/results.jsonl
-	scripts/browser/setup.sh $(BROWSER)
-	$(BROWSE) scripts/tune/browse.py out/ablation/report.html docs/images $(BROWSER)
+	$(BROWSE) scripts/tune/check.py out/ablation/report.html $(BROWSER) docs/images
 
 # Tests an experiment's report in the pinned Chromium, with axe. One case: ONLY=overlap.
 REPORTS := target/report-page
 report-page:
 	mkdir -p $(REPORTS)
 	LTX2_WRITE_REPORTS=$(CURDIR)/$(REPORTS) cargo test --locked --lib tune::html
-	scripts/browser/setup.sh $(BROWSER)
 	$(BROWSE) scripts/tune/check.py $(REPORTS) $(BROWSER) $(REPORTS) $(if $(ONLY),--only $(ONLY))
 
 # Tests the server's page in the pinned Chromium, with axe, and writes docs/images/serve-*.png. One case: ONLY=narrow.
 serve-page: debug
-	scripts/browser/setup.sh $(BROWSER)
 	$(BROWSE) scripts/serve/page/check.py $(DEBUG) $(BROWSER) target/serve-page $(if $(ONLY),--only $(ONLY),--images docs/images)
 
 # Writes benchmarks/layouts: the collectives of a transformer block by layout, compiled for TPUs. A quarter of an hour.
