@@ -1,7 +1,6 @@
 # Needs Linux x86-64, Rust 1.89+, python3 with pip and venv, make and a C compiler. Downloads everything else.
 LTX2 := target/release/ltx2
 DEBUG := target/debug/ltx2
-TIER := python3 scripts/tests/tier.py
 
 .PHONY: lint check test test-tpu test-cuda test-gpu test-full reliability mutants demo nano-sheet test-nano nano-parity reference \
 	soak fuzz fuzz-seeds sanitize sanitize-leaks sanitize-threads test-mosaic test-processes-gpu agree traces-gpu tpu-tables \
@@ -35,20 +34,8 @@ debug:
 VENV = python3 -m venv $(1) && $(1)/bin/pip install -q $(2)
 
 # Test tiers: docs/internals/testing.md.
-lint:
-	$(TIER) lint
-check:
-	$(TIER) check
-test:
-	$(TIER) test
-test-tpu:
-	$(TIER) test-tpu
-test-cuda:
-	$(TIER) test-cuda
-test-gpu:
-	$(TIER) test-gpu
-test-full:
-	$(TIER) test-full
+lint check test test-tpu test-cuda test-gpu test-full:
+	python3 scripts/tests/tier.py $@
 
 # Writes the generated pages of docs/reference.
 reference:
