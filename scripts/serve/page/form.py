@@ -108,7 +108,6 @@ class Form(World):
 
 
 def sound(rate=48000):
-    """Returns a WAV of a second."""
     data = io.BytesIO()
     with wave.open(data, "wb") as out:
         out.setparams((1, 2, rate, 0, "NONE", None))
