@@ -48,7 +48,7 @@ pub use aac::AAC_RATES;
 pub use atomic::{check_writable, write_atomically};
 pub(crate) use atomic::{sync_folder, write_file};
 pub use audio::Audio;
-pub(crate) use clip::decode_upload;
+pub(crate) use clip::{decode_upload, frame_memory_limit, has_sound};
 pub use clip::{Clip, ClipPart, covering_clip, probe_clip, read_clip, read_first_frames};
 pub use decode::read_video;
 pub use encoder::Encoder;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ltx2::media::{Frames, probe_clip, read_clip, read_first_frames, read_image};
+use ltx2::media::{Clip, ClipPart, Frames, probe_clip, read_clip, read_first_frames, read_image};
 
 use crate::support::needs;
 
@@ -85,6 +85,29 @@ fn frames_and_rates_match_ffmpeg_in_every_container() {
         let info = probe_clip(&path, Path::new(FFMPEG)).expect(name);
         assert_eq!((info.width, info.height, info.frames), (64, 48, frames.count()), "{name}");
         assert!((info.frame_rate.expect("a rate") - rate).abs() < 1e-9, "{name}: {info:?}");
+    }
+}
+
+/// These formats are not among those from which ffmpeg reads sound.
+#[needs(ffmpeg)]
+fn formats_without_sound_are_read_as_silent_videos() {
+    let files = Files::new();
+    for (name, how) in [
+        ("a.gif", &["-c:v", "gif"][..]),
+        ("a.y4m", &["-f", "yuv4mpegpipe"]),
+        ("a.ivf", &["-c:v", "libvpx"]),
+        ("a.apng", &["-f", "apng", "-plays", "0"]),
+        ("a.h264", &["-c:v", "libx264"]),
+        ("a.hevc", &["-c:v", "libx265", "-x265-params", "log-level=none"]),
+        ("a.mjpeg", &["-c:v", "mjpeg"]),
+        ("a.m1v", &["-c:v", "mpeg1video"]),
+        ("a.m2v", &["-c:v", "mpeg2video"]),
+        ("a.m4v", &["-c:v", "mpeg4", "-f", "m4v"]),
+    ] {
+        let path = files.of_source(name, &[&["-frames:v", "9"], how].concat());
+        let clip = Clip::read(&path, Path::new(FFMPEG), ClipPart::default()).expect(name);
+        assert!(bytes(&clip.frames) == decoded(&path, "0:v:0"), "{name}: other frames");
+        assert_eq!((clip.frames.count(), clip.sound), (9, None), "{name}");
     }
 }
 

@@ -129,3 +129,33 @@ fn undecodable_uploads_are_rejected() {
     }
     site.end();
 }
+
+/// Formats without audio are accepted although audio is not read from them.
+#[needs(ffmpeg)]
+fn silent_uploads_of_every_format_are_accepted() {
+    let site = Site::new(&["pipelines=[retake]"]);
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, how) in [
+        ("a.gif", &["-c:v", "gif"][..]),
+        ("a.y4m", &["-f", "yuv4mpegpipe"]),
+        ("a.ivf", &["-c:v", "libvpx"]),
+        ("a.apng", &["-f", "apng", "-plays", "0"]),
+        ("a.h264", &["-c:v", "libx264", "-bf", "0"]),
+        ("a.hevc", &["-c:v", "libx265", "-x265-params", "log-level=none:bframes=0"]),
+        ("a.mjpeg", &["-c:v", "mjpeg"]),
+        ("a.m2v", &["-c:v", "mpeg2video", "-bf", "0"]),
+        ("a.m4v", &["-c:v", "mpeg4", "-f", "m4v"]),
+    ] {
+        let path = folder.path().join(name);
+        let source = ["-y", "-f", "lavfi", "-i", "testsrc2=size=64x32:rate=24", "-frames:v", "25"];
+        let mut ffmpeg = Command::new("ffmpeg");
+        let output = ffmpeg.args(["-v", "error"]).args(source).args(how).arg(&path).output().expect("ffmpeg starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let fields = [("prompt", "steps=1"), ("start", "0.125"), ("end", "0.25")];
+        let body = named_form(&fields, name, &std::fs::read(path).expect("a file"));
+        let kind = [("content-type", "multipart/form-data; boundary=b")];
+        let sent = site.client().roundtrip("POST", "/v1/videos/edits", &kind, Some(&body)).expect("an answer");
+        assert_eq!((sent.status, &sent.json()["size"]), (200, &json!("64x32")), "{name}: {}", sent.text());
+    }
+    site.end();
+}
