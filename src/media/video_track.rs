@@ -124,11 +124,8 @@ impl VideoTrack {
 
     /// Returns why the video must be converted first although ffmpeg can decode it, with the command that converts it.
     pub(super) fn fault(&self) -> Option<String> {
-        if let Some([width, height]) = self.pixel.filter(|[w, h]| (w / h - 1.0).abs() > SQUARE) {
-            return Some(format!(
-                "the pixels are not square but {width}:{height}; scale the video first, e.g. ffmpeg -i IN -vf \
-                 \"scale=trunc(iw*sar/2)*2:ih,setsar=1\" OUT.mp4"
-            ));
+        if let Some(fault) = self.pixel.and_then(|sides| pixel_fault(sides, "video", "OUT.mp4")) {
+            return Some(fault);
         }
         if let Some(name) = self.hdr {
             return Some(format!("the video is HDR ({name}), but the models use SDR; {SDR_ADVICE}"));
@@ -142,12 +139,28 @@ impl VideoTrack {
         })
     }
 
+    /// Returns why an image must be converted first although ffmpeg can decode it.
+    pub(super) fn image_fault(&self) -> Option<String> {
+        let pixel = self.pixel.and_then(|sides| pixel_fault(sides, "image", "OUT.png"));
+        pixel.or(self.hdr.map(|_| HDR_IMAGE.into()))
+    }
+
     /// Returns a warning about frames that are used as decoded but may not look as intended.
     pub(super) fn warning(&self) -> Option<&'static str> {
         self.is_interlaced.then_some(
             "is interlaced, and each pair of fields is used as one image; to deinterlace it: ffmpeg -i IN -vf bwdif=0 OUT.mp4",
         )
     }
+}
+
+/// Returns why a video or an image with these pixel sides (width, height) must be scaled first. `None`: they are square.
+pub(super) fn pixel_fault([width, height]: [f64; 2], what: &str, output: &str) -> Option<String> {
+    ((width / height - 1.0).abs() > SQUARE).then(|| {
+        format!(
+            "the pixels are not square but {width}:{height}; scale the {what} first, e.g. ffmpeg -i IN -vf \
+             \"scale=trunc(iw*sar/2)*2:ih,setsar=1\" {output}"
+        )
+    })
 }
 
 /// Parses the line of a display matrix: `displaymatrix: rotation of -90.00 degrees` in ffmpeg 5, `Display Matrix: …` in
@@ -158,6 +171,8 @@ fn rotation(line: &str) -> Option<f64> {
     angle.strip_prefix(": rotation of ")?.split_whitespace().next()?.parse().ok()
 }
 
+/// Why an HDR image cannot be used.
+pub(super) const HDR_IMAGE: &str = "the image is HDR, but the models use SDR; export it as SDR, e.g. to PNG";
 const SDR_ADVICE: &str = "convert it first, e.g. ffmpeg -i IN -vf zscale=t=linear:npl=100,format=gbrpf32le,zscale=p=bt709,\
                         tonemap=hable,zscale=t=bt709:m=bt709:r=tv,format=yuv420p OUT.mp4";
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use image::{ImageFormat, ImageReader};
+use image::ImageReader;
 
 use super::descriptors::{busy, is_exhausted};
 use super::error::ApiError;
@@ -211,14 +211,12 @@ fn check_image(field: &str, mut file: BufReader<File>) -> Result<(), ApiError> {
         let why = format!("{field}: the image has {bytes} bytes; the maximum is {MAX_IMAGE_BYTES} bytes");
         return Err(ApiError::field("image_too_large", field, why));
     }
-    let is_other = ImageKind::of(file.fill_buf().map_err(|e| unkept(&e))?).is_some();
-    let reader = ImageReader::new(file).with_guessed_format().map_err(|e| unkept(&e))?;
-    if !matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Jpeg | ImageFormat::WebP)) {
-        let none = "unsupported image format; use PNG, JPEG, WebP, HEIC, AVIF, GIF, BMP or TIFF, or convert it, e.g. ffmpeg -i IN OUT.png";
-        return if is_other { Ok(()) } else { Err(invalid(none.into())) };
-    }
-    let (width, height) = reader.into_dimensions().map_err(|error| invalid(error.to_string()))?;
-    check_image_size(field, width.into(), height.into())
+    let kind = ImageKind::of(file.fill_buf().map_err(|e| unkept(&e))?);
+    let none = "unsupported image format; use PNG, JPEG, WebP, HEIC, AVIF, GIF, BMP or TIFF, or convert it, e.g. ffmpeg -i IN OUT.png";
+    let kind = kind.ok_or_else(|| invalid(none.into()))?;
+    // Other formats, and files that the built-in decoders cannot read, are decoded with a limit on the number of pixels.
+    let size = kind.builtin().and_then(|format| ImageReader::with_format(file, format).into_dimensions().ok());
+    size.map_or(Ok(()), |(width, height)| check_image_size(field, width.into(), height.into()))
 }
 
 fn check_image_size(field: &str, width: u64, height: u64) -> Result<(), ApiError> {

@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use ltx2::serve::store::Variant;
 use serde_json::{Value, json};
 
@@ -156,6 +158,30 @@ fn silent_uploads_of_every_format_are_accepted() {
         let kind = [("content-type", "multipart/form-data; boundary=b")];
         let sent = site.client().roundtrip("POST", "/v1/videos/edits", &kind, Some(&body)).expect("an answer");
         assert_eq!((sent.status, &sent.json()["size"]), (200, &json!("64x32")), "{name}: {}", sent.text());
+    }
+    site.end();
+}
+
+/// The built-in decoders do not read lossless JPEG and PPM.
+#[needs(ffmpeg)]
+fn images_that_only_ffmpeg_decodes_are_accepted() {
+    let site = Site::new(&[]);
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, how) in [("a.jpg", &["-c:v", "ljpeg", "-pix_fmt", "yuvj444p", "-f", "image2"][..]), ("a.ppm", &[])] {
+        let path = folder.path().join(name);
+        let source = ["-y", "-f", "lavfi", "-i", "testsrc2=size=64x32", "-frames:v", "1"];
+        let mut ffmpeg = Command::new("ffmpeg");
+        let output = ffmpeg.args(["-v", "error"]).args(source).args(how).arg(&path).output().expect("ffmpeg starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let whole = std::fs::read(path).expect("a file");
+        let send = |bytes: &[u8]| {
+            let image = STANDARD.encode(bytes);
+            site.send("POST", "/v1/videos", Some(&json!({"prompt": "steps=1", "input_reference": image})))
+        };
+        let sent = send(&whole);
+        assert_eq!(sent.status, 200, "{name}: {}", sent.text());
+        let cut = send(&whole[..whole.len() / 2]);
+        assert_eq!(cut.error(), (400, "invalid_image".into(), Some("input_reference".into())), "{}", cut.text());
     }
     site.end();
 }
