@@ -110,7 +110,7 @@ def keys_of(found, case, options):
     *files, binary = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in read]
     facts = [case.request, files, options.device]
     both = facts, [*facts, options.set, binary]
-    return (hashlib.sha256(json.dumps(each, sort_keys=True).encode()).hexdigest() for each in both)
+    return tuple(hashlib.sha256(json.dumps(each, sort_keys=True).encode()).hexdigest() for each in both)
 
 
 def finished(folder, dtype):
@@ -226,8 +226,9 @@ def finish(options, found, title, verdicts, not_run):
     return 0 if agreed == len(verdicts) else 1
 
 
-try:
-    sys.exit(verify(arguments()))
-except Refused as e:
-    print(f"verify_real.sh: {e}", file=sys.stderr)
-    sys.exit(e.code)
+if __name__ == "__main__":
+    try:
+        sys.exit(verify(arguments()))
+    except Refused as e:
+        print(f"verify_real.sh: {e}", file=sys.stderr)
+        sys.exit(e.code)
