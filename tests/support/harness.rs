@@ -204,15 +204,15 @@ const XLA_FLAGS: &str =
 /// Stack of a test's thread in bytes: unoptimized frames do not fit into Rust's default of 2 MiB.
 const STACK: &str = "8388608";
 
-/// Restarts this process with [`XLA_FLAGS`] and [`STACK`], unless XLA's variable is already set.
+/// Restarts this process with [`STACK`], and with [`XLA_FLAGS`] in the binaries that run programs, unless both are set.
 fn restart_with_variables() {
-    if ["it", "cli", "serve"].contains(&env!("CARGO_CRATE_NAME")) && std::env::var_os("XLA_FLAGS").is_none() {
+    let compiles_quickly = ["it", "cli", "serve"].contains(&env!("CARGO_CRATE_NAME"));
+    let variables = [("RUST_MIN_STACK", STACK, true), ("XLA_FLAGS", XLA_FLAGS, compiles_quickly)];
+    let missing = variables.into_iter().filter(|(name, _, applies)| *applies && std::env::var_os(name).is_none());
+    let missing: Vec<_> = missing.map(|(name, value, _)| (name, value)).collect();
+    if !missing.is_empty() {
         let own = std::env::current_exe().expect("this file");
-        let error = Command::new(own)
-            .args(std::env::args_os().skip(1))
-            .env("XLA_FLAGS", XLA_FLAGS)
-            .env("RUST_MIN_STACK", STACK)
-            .exec();
+        let error = Command::new(own).args(std::env::args_os().skip(1)).envs(missing).exec();
         panic!("the tests' binary does not start again: {error}");
     }
 }
