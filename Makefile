@@ -1,7 +1,6 @@
 # Needs Linux x86-64, Rust 1.89+, python3 with pip and venv, make and a C compiler. Downloads everything else.
 LTX2 := target/release/ltx2
 DEBUG := target/debug/ltx2
-TIER := python3 scripts/tests/tier.py
 
 .PHONY: lint check test test-tpu test-cuda test-gpu test-full reliability mutants demo nano-sheet test-nano nano-parity reference \
 	soak fuzz fuzz-seeds sanitize sanitize-leaks sanitize-threads test-mosaic test-processes-gpu agree traces-gpu tpu-tables \
@@ -35,20 +34,8 @@ debug:
 VENV = python3 -m venv $(1) && $(1)/bin/pip install -q $(2)
 
 # Test tiers: docs/internals/testing.md.
-lint:
-	$(TIER) lint
-check:
-	$(TIER) check
-test:
-	$(TIER) test
-test-tpu:
-	$(TIER) test-tpu
-test-cuda:
-	$(TIER) test-cuda
-test-gpu:
-	$(TIER) test-gpu
-test-full:
-	$(TIER) test-full
+lint check test test-tpu test-cuda test-gpu test-full:
+	python3 scripts/tests/tier.py $@
 
 # Writes the generated pages of docs/reference.
 reference:
@@ -154,22 +141,19 @@ ablations: out/ablation/results.jsonl
 
 # Writes docs/images/tuning-*.png: that experiment's report in the pinned Chromium.
 BROWSER := target/browser
-BROWSE := $(BROWSER)/venv/bin/python
+BROWSE := scripts/browser/setup.sh $(BROWSER) && $(BROWSER)/venv/bin/python
 tuning-image: out/ablation/results.jsonl
-	scripts/browser/setup.sh $(BROWSER)
-	$(BROWSE) scripts/tune/browse.py out/ablation/report.html docs/images $(BROWSER)
+	$(BROWSE) scripts/tune/check.py out/ablation/report.html $(BROWSER) docs/images
 
 # Tests an experiment's report in the pinned Chromium, with axe. One case: ONLY=overlap.
 REPORTS := target/report-page
 report-page:
 	mkdir -p $(REPORTS)
 	LTX2_WRITE_REPORTS=$(CURDIR)/$(REPORTS) cargo test --locked --lib tune::html
-	scripts/browser/setup.sh $(BROWSER)
 	$(BROWSE) scripts/tune/check.py $(REPORTS) $(BROWSER) $(REPORTS) $(if $(ONLY),--only $(ONLY))
 
 # Tests the server's page in the pinned Chromium, with axe, and writes docs/images/serve-*.png. One case: ONLY=narrow.
 serve-page: debug
-	scripts/browser/setup.sh $(BROWSER)
 	$(BROWSE) scripts/serve/page/check.py $(DEBUG) $(BROWSER) target/serve-page $(if $(ONLY),--only $(ONLY),--images docs/images)
 
 # Writes benchmarks/layouts: the collectives of a transformer block by layout, compiled for TPUs. A quarter of an hour.
@@ -199,7 +183,7 @@ oracle-check: debug
 # scripts/verify_real.sh from end to end on tiny random models.
 verify-rehearsal: plugin-cpu
 	$(ORACLE_VENV)
-	PYTHON=$(PYTHON) scripts/verify/rehearse.sh $(LTX2) out/rehearsal
+	$(PYTHON) scripts/verify/rehearse.py $(LTX2) out/rehearsal
 
 # OpenAI's Python client against `ltx2 serve` on the toy model; with PEERS, a folder of checkouts, also the example clients of
 # SGLang, vLLM-Omni and TensorRT-LLM. RECORD=1 writes the requests that `cargo test --test serve recorded::` replays.

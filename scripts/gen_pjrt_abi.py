@@ -20,31 +20,23 @@ OUT = pathlib.Path(__file__).resolve().parent.parent / "crates" / "pjrt" / "src"
 
 # The calls that the crate makes. Other slots are arrays of untyped pointers.
 CALLS = """
-Error_Destroy Error_Message Error_GetCode
-Plugin_Initialize Plugin_Attributes
-Event_Destroy Event_IsReady Event_Await Event_OnReady
-Client_Create Client_Destroy Client_PlatformName Client_PlatformVersion Client_ProcessIndex Client_Devices
+Error_Destroy Error_Message Error_GetCode Plugin_Initialize Plugin_Attributes Event_Destroy Event_IsReady Event_Await
+Event_OnReady Client_Create Client_Destroy Client_PlatformName Client_PlatformVersion Client_ProcessIndex Client_Devices
 Client_AddressableDevices Client_Compile Client_BufferFromHostBuffer Client_TopologyDescription
-Client_CreateBuffersForAsyncHostToDevice Client_DmaMap Client_DmaUnmap
-DeviceDescription_Id DeviceDescription_ProcessIndex DeviceDescription_Attributes DeviceDescription_Kind
-DeviceDescription_DebugString
-Device_GetDescription Device_IsAddressable Device_DefaultMemory Device_MemoryStats
-Executable_Destroy Executable_Name Executable_NumReplicas Executable_NumPartitions Executable_NumOutputs
-Executable_GetCostAnalysis Executable_OptimizedProgram Executable_Serialize Executable_OutputElementTypes
-Executable_OutputDimensions Executable_Fingerprint Executable_GetCompiledMemoryStats Executable_DeserializeAndLoad
-LoadedExecutable_Destroy LoadedExecutable_GetExecutable LoadedExecutable_AddressableDevices LoadedExecutable_Execute
-Buffer_Destroy Buffer_ElementType Buffer_Dimensions Buffer_GetMemoryLayout Buffer_OnDeviceSizeInBytes Buffer_Device
-Buffer_Delete Buffer_IsDeleted Buffer_CopyToDevice Buffer_ToHostBuffer Buffer_ReadyEvent
-TopologyDescription_Create TopologyDescription_Destroy TopologyDescription_PlatformName
+Client_CreateBuffersForAsyncHostToDevice Client_DmaMap Client_DmaUnmap DeviceDescription_Id DeviceDescription_ProcessIndex
+DeviceDescription_Attributes DeviceDescription_Kind DeviceDescription_DebugString Device_GetDescription Device_IsAddressable
+Device_DefaultMemory Device_MemoryStats Executable_Destroy Executable_Name Executable_NumReplicas Executable_NumPartitions
+Executable_NumOutputs Executable_GetCostAnalysis Executable_OptimizedProgram Executable_Serialize
+Executable_OutputElementTypes Executable_OutputDimensions Executable_Fingerprint Executable_GetCompiledMemoryStats
+Executable_DeserializeAndLoad LoadedExecutable_Destroy LoadedExecutable_GetExecutable LoadedExecutable_AddressableDevices
+LoadedExecutable_Execute Buffer_Destroy Buffer_ElementType Buffer_Dimensions Buffer_GetMemoryLayout
+Buffer_OnDeviceSizeInBytes Buffer_Device Buffer_Delete Buffer_IsDeleted Buffer_CopyToDevice Buffer_ToHostBuffer
+Buffer_ReadyEvent TopologyDescription_Create TopologyDescription_Destroy TopologyDescription_PlatformName
 TopologyDescription_PlatformVersion TopologyDescription_GetDeviceDescriptions TopologyDescription_Serialize
-TopologyDescription_Attributes
-Compile
-AsyncHostToDeviceTransferManager_Destroy AsyncHostToDeviceTransferManager_TransferData
+TopologyDescription_Attributes Compile AsyncHostToDeviceTransferManager_Destroy AsyncHostToDeviceTransferManager_TransferData
 AsyncHostToDeviceTransferManager_RetrieveBuffer AsyncHostToDeviceTransferManager_BufferSize
 """.split()
-
 WITHOUT_ERROR = ["Error_Destroy", "Error_Message"]
-
 # Structs that are not the argument of a call, each after the structs it contains.
 STRUCTS = """
 Api_Version NamedValue ShapeSpec Program Buffer_MemoryLayout_Tiled Buffer_MemoryLayout ExecuteOptions
@@ -65,14 +57,10 @@ LEFT_OUT = "INVALID S1 S2 S4 U1 U2 U4 F4E2M1FN F6E2M3FN F6E3M2FN TOKEN MUTABLE_Z
 # Unions and function pointers, whose types the table lacks, by field.
 DELETER = 'Option<unsafe extern "C" fn(*mut c_void)>'
 TYPES = {
-    "kv_get_callback": "Call<KeyValueGetCallbackArgs>",
-    "kv_put_callback": "Call<KeyValuePutCallbackArgs>",
-    "kv_try_get_callback": "Call<KeyValueTryGetCallbackArgs>",
-    "callback": 'Option<unsafe extern "C" fn(*mut c_void, *mut c_void)>',
-    "callback_error": "*const CallbackError",
-    "value_deleter_callback": DELETER,
-    "_anon5": "u64",
-    "_anon2": "BufferMemoryLayoutTiled",
+    "kv_get_callback": "Call<KeyValueGetCallbackArgs>", "kv_put_callback": "Call<KeyValuePutCallbackArgs>",
+    "kv_try_get_callback": "Call<KeyValueTryGetCallbackArgs>", "callback_error": "*const CallbackError",
+    "callback": 'Option<unsafe extern "C" fn(*mut c_void, *mut c_void)>', "value_deleter_callback": DELETER,
+    "_anon5": "u64", "_anon2": "BufferMemoryLayoutTiled",
 }
 NAMES = {"_anon5": "value", "_anon2": "tiled", "type": "kind"}
 
@@ -177,5 +165,4 @@ def main():
     subprocess.run(["rustfmt", "--edition", "2024", str(OUT)], check=True)
 
 
-if __name__ == "__main__":
-    main()
+main()

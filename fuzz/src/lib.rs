@@ -17,7 +17,7 @@ use axum::http::Request;
 use ltx2::analysis::{self, Chip, Module, Trace, XSpace};
 use ltx2::config::{CliOverrides, load, parse_mesh, presets, read_experiment};
 use ltx2::hlo::Mesh;
-use ltx2::media::{probe_clip, read_image, read_png, read_sound, read_wav};
+use ltx2::media::{probe_clip, read_image_with, read_png, read_sound, read_wav};
 use ltx2::models::audio_vae;
 use ltx2::models::connectors::ConnectorsConfig;
 use ltx2::models::diffusion_decoder::DiffusionDecoderConfig;
@@ -254,7 +254,12 @@ pub fn mp4(bytes: &[u8]) -> Read {
 pub fn media(bytes: &[u8]) -> Read {
     as_file("media", bytes, |path| {
         let sound = read_sound(path, Path::new(NO_FFMPEG), Some(1.0));
-        any(&[read_image(path).is_ok(), read_png(path).is_ok(), read_wav(path).is_ok(), sound.is_ok()])
+        any(&[
+            read_image_with(path, Path::new(NO_FFMPEG)).is_ok(),
+            read_png(path).is_ok(),
+            read_wav(path).is_ok(),
+            sound.is_ok(),
+        ])
     })
 }
 

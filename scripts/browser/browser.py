@@ -12,7 +12,6 @@ import os
 import pathlib
 import urllib.parse
 
-from cases import exit_with, run_case  # noqa: F401 - imported from here by the tests of pages
 from playwright.sync_api import sync_playwright
 
 # WCAG 2.2 AA and axe's best practices.
@@ -31,10 +30,7 @@ class Page:
     """A playwright page that records console messages and requests."""
 
     def __init__(self, page, origin):
-        self.page = page
-        self.origin = origin
-        self.said = []
-        self.asked = []
+        self.page, self.origin, self.said, self.asked = page, origin, [], []
         page.on("console", lambda message: self.said.append((message.type, message.text)))
         page.on("pageerror", lambda error: self.said.append(("error", f"{error.message} {error.stack or ''}".strip())))
         page.on("request", lambda request: self.asked.append(request.url))
@@ -63,9 +59,7 @@ class Page:
         session = self.page.context.new_cdp_session(self.page)
         for _ in range(3):
             session.send("HeapProfiler.collectGarbage")
-        used = session.send("Runtime.getHeapUsage")["usedSize"]
-        session.detach()
-        return int(used)
+        return int(session.send("Runtime.getHeapUsage")["usedSize"])
 
     def shift(self):
         """Returns the sum of unexpected layout shifts and their elements."""
@@ -77,8 +71,7 @@ class Page:
         return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
     def shot(self, path, limit=150_000):
-        """Writes a screenshot."""
-        path = pathlib.Path(path)
+        """Writes a screenshot; returns its size."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=str(path), animations="disabled", caret="hide")
         size = path.stat().st_size
@@ -93,10 +86,8 @@ def origin_of(url):
 
 def meant(text, statuses):
     """Returns whether a console message is about an expected status."""
-    if not text.startswith("Failed to load resource:"):
-        return False
-    refused = 0 in statuses and "net::ERR_" in text
-    return refused or any(f"status of {status}" in text for status in statuses)
+    found = any("net::ERR_" in text if status == 0 else f"status of {status}" in text for status in statuses)
+    return text.startswith("Failed to load resource:") and found
 
 
 class Browser:
@@ -121,7 +112,7 @@ class Browser:
         self.driver.stop()
 
     def open(self, url, width=1280, height=860, kind=Page, **options):
-        """Opens a page, of a class derived from `Page`, in a new browser context."""
+        """Opens a page in a new browser context."""
         context = self.chromium.new_context(viewport={"width": width, "height": height}, **options)
         context.set_default_timeout(20_000)
         context.add_init_script(SHIFTS)
@@ -137,9 +128,8 @@ class Pages:
         self.browser, self.pages = browser, []
 
     def open_url(self, url, **options):
-        page = self.browser.open(url, **options)
-        self.pages.append(page)
-        return page
+        self.pages.append(self.browser.open(url, **options))
+        return self.pages[-1]
 
     def end(self, statuses=()):
         """Closes the pages of a case; returns their problems."""

@@ -24,16 +24,12 @@ ENOUGH = 0.8
 MODELS = "audio_vae connectors diffusion_decoder duration_head gemma3 gemma4 transformer upsampler video_vae vocoder".split()
 # Source files of each reader, fastest reader first.
 READERS = {
-    "query": ["src/serve/query.rs"],
-    "mp4": ["src/media/tables.rs", "src/media/edit_list.rs"],
-    "data_url": ["src/serve/fields/media.rs"],
-    "form": ["src/serve/form/multipart.rs", "src/serve/form/brackets.rs"],
+    "query": ["src/serve/query.rs"], "mp4": ["src/media/tables.rs", "src/media/edit_list.rs"],
+    "data_url": ["src/serve/fields/media.rs"], "form": ["src/serve/form/multipart.rs", "src/serve/form/brackets.rs"],
     "request": ["src/serve/form/json.rs", "src/serve/fields/read.rs", "src/serve/fields/request_fields.rs"],
-    "words": ["src/runtime/target.rs"],
-    "layout": ["src/config/layout.rs"],
+    "words": ["src/runtime/target.rs"], "layout": ["src/config/layout.rs"],
     "config": ["src/config/yaml.rs", "src/config/tree.rs", "src/config/load.rs"],
-    "experiment": ["src/config/experiment.rs", "src/config/experiment_file.rs"],
-    "index": ["src/weights/checkpoint.rs"],
+    "experiment": ["src/config/experiment.rs", "src/config/experiment_file.rs"], "index": ["src/weights/checkpoint.rs"],
     "safetensors": ["src/weights/checkpoint.rs", "src/weights/checkpoint/rows.rs"],
     "lora": ["src/weights/lora.rs", "src/weights/lora_merge.rs", "src/weights/pairing.rs"],
     "model_config": [f"src/models/{model}/config.rs" for model in MODELS],
@@ -47,12 +43,8 @@ READERS = {
 MAX_SECONDS = {"model_config": 5}
 # Folders with seeds, if not fuzz/seeds/READER.
 SEEDS = {
-    "layout": ["shardings"],
-    "config": ["configs", "fuzz/seeds/config"],
-    "experiment": ["experiments"],
-    "model_config": ["tests/fixtures/models"],
-    "trace": ["tests/fixtures/trace"],
-    "tokenizer": ["tests/fixtures/tokenizer"],
+    "layout": ["shardings"], "config": ["configs", "fuzz/seeds/config"], "experiment": ["experiments"],
+    "model_config": ["tests/fixtures/models"], "trace": ["tests/fixtures/trace"], "tokenizer": ["tests/fixtures/tokenizer"],
 }
 
 
@@ -69,8 +61,7 @@ def cargo_fuzz(*arguments):
 
 def fuzz(reader, runs, seconds):
     """Fuzzes for a number of runs or seconds of processor time; returns runs, seconds and edges."""
-    done, spent, edges = 0, 0.0, 0
-    log = LOGS / f"{reader}.log"
+    done, spent, edges, log = 0, 0.0, 0, LOGS / f"{reader}.log"
     while done < runs and spent < seconds:
         before = os.times()
         command = [str(ROOT / "fuzz/target" / TARGET / "release" / reader), *folders(reader), f"-runs={runs - done}"]
@@ -94,12 +85,11 @@ def coverage(reader):
     # Without optimizations, to build faster.
     cargo_fuzz("coverage", "--dev", reader, *folders(reader))
     sysroot = subprocess.check_output(["rustc", "+nightly", "--print", "sysroot"], text=True).strip()
-    tool = pathlib.Path(sysroot) / "lib/rustlib" / TARGET / "bin/llvm-cov"
-    binary = ROOT / "target" / TARGET / "coverage" / TARGET / "debug" / reader
     profile = ROOT / "fuzz/coverage" / reader / "coverage.profdata"
-    command = [str(tool), "export", "-format=lcov", f"-instr-profile={profile}", str(binary), "--sources"]
+    command = [pathlib.Path(sysroot) / "lib/rustlib" / TARGET / "bin/llvm-cov", "export", "-format=lcov"]
+    command += [f"-instr-profile={profile}", ROOT / "target" / TARGET / "coverage" / TARGET / "debug" / reader, "--sources"]
     counts, file = {}, None
-    report = subprocess.check_output([*command, *(str(ROOT / name) for name in READERS[reader])], text=True)
+    report = subprocess.check_output([*command, *(ROOT / name for name in READERS[reader])], text=True)
     for kind, _, value in (line.partition(":") for line in report.splitlines()):
         if kind == "SF":
             file = str(pathlib.Path(value).relative_to(ROOT))
@@ -140,5 +130,4 @@ def main():
         PAGE.write_text(page)
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -32,14 +32,13 @@ TPU = {
 }
 # The smallest published architecture at the smallest size, without guidance.
 SMALLEST = [
-    "request.width=64", "request.height=64", "request.num_frames=9", "request.max_sequence_length=128",
-    "guidance.video.cfg=1", "guidance.audio.cfg=1",
+    "request.width=64", "request.height=64", "request.num_frames=9", "request.max_sequence_length=128", "guidance.video.cfg=1",
+    "guidance.audio.cfg=1",
 ]
 
 # Modules of tests/fixtures/models/tiny_a by diffusers' and by Lightricks' names: rows and columns of the weight.
 DIFFUSERS = {
-    "transformer.transformer_blocks.0.attn1.to_q": (32, 32),
-    "transformer.transformer_blocks.1.audio_ff.net.0.proj": (64, 16),
+    "transformer.transformer_blocks.0.attn1.to_q": (32, 32), "transformer.transformer_blocks.1.audio_ff.net.0.proj": (64, 16),
     "connectors.video_connector.transformer_blocks.0.attn1.to_k": (24, 24),
 }
 OLDER = {
@@ -72,14 +71,10 @@ def fields(data):
     while at < len(data):
         tag, at = read_varint(data, at)
         number, wire = tag >> 3, tag & 7
-        if wire == 0:
-            value, at = read_varint(data, at)
-            yield number, value
-            continue
-        size, at = read_varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
-        if wire == 2:
-            yield number, data[at : at + size]
-        at += size
+        value, at = read_varint(data, at) if wire in (0, 2) else ({1: 8, 5: 4}[wire], at)
+        if wire in (0, 2):
+            yield number, data[at : at + value] if wire == 2 else value
+        at += value if wire else 0
 
 
 def field(number, value):
@@ -117,15 +112,6 @@ def trimmed(data, message="ModuleWithConfig"):
     return b"".join(sorted(written) if message == "ScheduleProto" else written)
 
 
-def module_seed(data, chip):
-    """Returns a seed of fuzz/src/lib.rs: twice the chip's number, or 255 for a module without chip and configuration."""
-    module = trimmed(data)
-    if not chip:
-        return b"\xff" + dict(fields(module))[1]
-    chips = re.findall(r'include_str!\("chips/(\w+)\.toml"\)', (ANALYSIS / "chip.rs").read_text())
-    return bytes([2 * chips.index(chip)]) + module
-
-
 def module(ltx2, name, chip, program, target, layout, layers):
     with tempfile.TemporaryDirectory() as dump:
         command = [ltx2, "-q", "compile", "-c", "nano_2_0", "-m", "nano", "--program", program, "--target", target]
@@ -133,7 +119,10 @@ def module(ltx2, name, chip, program, target, layout, layers):
         settings = [part for setting in SMALLEST for part in ("--set", setting)]
         subprocess.run(command + settings, cwd=ROOT, env=os.environ | TPU, stdout=subprocess.DEVNULL, check=True)
         (optimized,) = pathlib.Path(dump).glob("*.optimized.pb")
-        (SEEDS / "module" / f"{name}.pb").write_bytes(module_seed(optimized.read_bytes(), chip))
+    # A seed of fuzz/src/lib.rs begins with twice the chip's number, or 255 for a module without chip and configuration.
+    data, chips = trimmed(optimized.read_bytes()), re.findall(r'"chips/(\w+)\.toml"', (ANALYSIS / "chip.rs").read_text())
+    seed = bytes([2 * chips.index(chip)]) + data if chip else b"\xff" + dict(fields(data))[1]
+    (SEEDS / "module" / f"{name}.pb").write_bytes(seed)
 
 
 def encoded(dtype, values):
@@ -166,7 +155,6 @@ def loras():
     lora("older", OLDER, 3, "F16", "lora_down", "lora_up", alpha=1.5)
 
 
-if __name__ == "__main__":
-    loras()
-    for seed in MODULES:
-        module(sys.argv[1] if sys.argv[1:] else "target/debug/ltx2", *seed)
+loras()
+for seed in MODULES:
+    module(sys.argv[1] if sys.argv[1:] else "target/debug/ltx2", *seed)

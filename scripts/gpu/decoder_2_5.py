@@ -17,14 +17,11 @@ from diffusers.models.autoencoders import ltx2_diffusion_decoder
 from safetensors.torch import load_file, save_file
 from torch.nn.attention import flex_attention
 
-from peer import median, release
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
+from common import relative_l2  # noqa: E402
+from peer import median, release  # noqa: E402
 
 LIMIT = 1.5
-
-
-def distance(a, b):
-    """Returns the relative L2 of a from b."""
-    return ((a.double() - b.double()).norm() / b.double().norm()).item()
 
 
 def theirs(model, dtype, latents, noise, name):
@@ -62,12 +59,11 @@ def main():
         command = [ltx2, "run", "diffusion-decoder", "--model", model, *files, "--platform", "cuda", "--dtype", "bf16"]
         subprocess.run(command, check=True)
         ours = load_file(out / "ours.safetensors")["video"].float()
-        own, reference = distance(ours, exact), distance(rounded, exact)
+        own, reference = (relative_l2(video, exact) for video in (ours, rounded))
         agreed &= own <= LIMIT * reference
         print(f"decoder {text}: from f32: ltx2 {own:.3e}, diffusers {reference:.3e}; diffusers {seconds:.4f} s", flush=True)
     sys.exit(0 if agreed else 1)
 
 
-if __name__ == "__main__":
-    torch.set_grad_enabled(False)
-    main()
+torch.set_grad_enabled(False)
+main()

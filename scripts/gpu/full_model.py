@@ -12,29 +12,17 @@ import sys
 from pathlib import Path
 
 import torch
-from diffusers import (
-    AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video, FlowMatchEulerDiscreteScheduler, LTX2VideoDiffusionDecoderModel,
-    LTX2VideoTransformer3DModel
-)
-from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE
+from diffusers import FlowMatchEulerDiscreteScheduler
 from transformers import (
     Gemma3Config, Gemma3ForConditionalGeneration, Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
 )
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts" / "oracle"))
-from peer import release  # noqa: E402
-from tokenizer import save_tokenizer  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
+from models import CLASSES, VOCABULARY, class_of, save_tokenizer  # noqa: E402
+from peer import preset, release  # noqa: E402
 
-# Size of the tokenizer.
-VOCABULARY = 400
 GIB = 1 << 30
 PRESETS = {"2.0": "ltx2", "2.3": "ltx2_3", "2.5": "ltx2_5"}
-CLASSES = {
-    "vae": AutoencoderKLLTX2Video, "audio_vae": AutoencoderKLLTX2Audio, "connectors": LTX2TextConnectors,
-    "transformer": LTX2VideoTransformer3DModel, "latent_upsampler": LTX2LatentUpsamplerModel,
-    "diffusion_decoder": LTX2VideoDiffusionDecoderModel, "vocoder": LTX2Vocoder,
-}
 # With the smallest vision towers, as the pipelines only read text.
 TEXT_ENCODERS = {
     "gemma3": (Gemma3ForConditionalGeneration, Gemma3Config, dict(mm_tokens_per_image=4, vision_config=dict(
@@ -55,12 +43,11 @@ QUIETER = {"convs2": 0.3, "conv_out": 0.2}
 
 
 def built(name, config, device):
-    """Builds a component on a device."""
     with torch.device(device):
         if name == "text_encoder":
             model, configuration, others = TEXT_ENCODERS[config["model_type"]]
             return model(configuration(text_config=config["text_config"], **others))
-        return (LTX2VocoderWithBWE if "bwe_in_channels" in config else CLASSES[name]).from_config(config)
+        return class_of(name, config).from_config(config)
 
 
 def filled(name, config):
@@ -108,25 +95,24 @@ def main():
     if len(sys.argv) not in (2, 3) or sys.argv[1] not in PRESETS:
         sys.exit(__doc__)
     generation, wanted = sys.argv[1], Path(sys.argv[2]) if len(sys.argv) == 3 else None
-    preset = json.loads((ROOT / "src" / "models" / "presets" / f"{PRESETS[generation]}.json").read_text())
-    names = [name for name in (*CLASSES, "text_encoder") if name in preset]
-    networks = [built(name, preset[name], "meta") for name in names]
+    configs = preset(PRESETS[generation])
+    parts = {name: configs[name] for name in (*CLASSES, "text_encoder") if name in configs and name != "duration_head"}
+    networks = [built(name, config, "meta") for name, config in parts.items()]
     need = 2 * sum(t.numel() for network in networks for t in (*network.parameters(), *network.buffers()))
     folder = place(need + GIB // 4, wanted) / f"ltx2-full-{generation}"
     shutil.rmtree(folder, ignore_errors=True)
-    for name in names:
-        network = filled(name, preset[name])
+    for name, config in parts.items():
+        network = filled(name, config)
         network.save_pretrained(folder / name, max_shard_size="8GB")
         print(f"full_model.py: {name} written", file=sys.stderr, flush=True)
         del network
         release()
-    FlowMatchEulerDiscreteScheduler.from_config(preset["scheduler"]).save_pretrained(folder / "scheduler")
+    FlowMatchEulerDiscreteScheduler.from_config(configs["scheduler"]).save_pretrained(folder / "scheduler")
     save_tokenizer(folder / "tokenizer", VOCABULARY)
-    index = preset["model_index"] | {"tokenizer": ["transformers", "GemmaTokenizer"]}
+    index = configs["model_index"] | {"tokenizer": ["transformers", "GemmaTokenizer"]}
     (folder / "model_index.json").write_text(json.dumps(index, indent=1) + "\n")
     print(folder)
 
 
-if __name__ == "__main__":
-    torch.set_grad_enabled(False)
-    main()
+torch.set_grad_enabled(False)
+main()

@@ -20,9 +20,8 @@ from transformers import Gemma3TextConfig, Gemma3TextModel
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
 
 
-def preset(name, component):
-    """Returns the config of a component in src/models/presets."""
-    return json.loads((Path(__file__).resolve().parents[2] / f"src/models/presets/{name}.json").read_text())[component]
+def preset(name):
+    return json.loads((Path(__file__).resolve().parents[2] / f"src/models/presets/{name}.json").read_text())
 
 
 def on_device(build):
@@ -60,9 +59,8 @@ def release():
 
 
 def text_encoder(runs):
-    config = Gemma3TextConfig(**preset("ltx2", "text_encoder")["text_config"])
-    encoder = on_device(lambda: Gemma3TextModel(config))
-    ids = torch.randint(0, 262144, (2, 1024), device="cuda")
+    config = Gemma3TextConfig(**preset("ltx2")["text_encoder"]["text_config"])
+    encoder, ids = on_device(lambda: Gemma3TextModel(config)), torch.randint(0, 262144, (2, 1024), device="cuda")
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "output_hidden_states": True}
     return median("text_encoder", lambda: encoder(**inputs), runs)
 
@@ -75,23 +73,19 @@ def video_decoder(frames, height, width, runs):
 
 def transformer(distilled, frames, height, width, sound, runs):
     """Times one forward pass, eager and with compiled blocks."""
-    config = preset("ltx2_5", "transformer") if distilled else {"rope_type": "split"}
+    config = preset("ltx2_5")["transformer"] if distilled else {"rope_type": "split"}
     network = on_device(lambda: LTX2VideoTransformer3DModel.from_config(config))
     rows, tokens = 1 if distilled else 2, frames * height * width
     widths = (network.config.cross_attention_dim, network.config.audio_cross_attention_dim) if distilled else (3840, 3840)
-    inputs = {
-        "hidden_states": torch.randn(rows, tokens, 128, **BF16),
-        "audio_hidden_states": torch.randn(rows, sound, 128, **BF16),
-        "encoder_hidden_states": torch.randn(rows, 1024, widths[0], **BF16),
-        "audio_encoder_hidden_states": torch.randn(rows, 1024, widths[1], **BF16),
-        "timestep": torch.full((rows,), 500.0, device="cuda"),
-        "num_frames": frames, "height": height, "width": width, "fps": 24.0, "audio_num_frames": sound,
-        "return_dict": False,
-    }
+    level = lambda *shape: torch.full(shape, 500.0, device="cuda")
+    inputs = dict(
+        hidden_states=torch.randn(rows, tokens, 128, **BF16), audio_hidden_states=torch.randn(rows, sound, 128, **BF16),
+        encoder_hidden_states=torch.randn(rows, 1024, widths[0], **BF16), timestep=level(rows), num_frames=frames,
+        audio_encoder_hidden_states=torch.randn(rows, 1024, widths[1], **BF16), height=height, width=width, fps=24.0,
+        audio_num_frames=sound, return_dict=False,
+    )
     if distilled:
-        inputs["timestep"] = torch.full((1, tokens), 500.0, device="cuda")
-        inputs["audio_timestep"] = torch.full((1, sound), 500.0, device="cuda")
-        inputs |= {"sigma": torch.full((1,), 500.0, device="cuda"), "use_cross_timestep": True}
+        inputs |= dict(timestep=level(1, tokens), audio_timestep=level(1, sound), sigma=level(1), use_cross_timestep=True)
     eager = median("denoise_eager", lambda: network(**inputs), runs)
     network.compile_repeated_blocks(fullgraph=False)
     return eager, median("denoise_compiled", lambda: network(**inputs), runs)
@@ -124,7 +118,7 @@ def main():
         seconds["video_decoder"] = video_decoder(frames, height, width, a.runs)
         release()
     steps = transformer(a.distilled_2_5, frames, height, width, sound, a.runs)
-    seconds["denoise_eager"], seconds["denoise_compiled"] = steps
+    seconds |= zip(("denoise_eager", "denoise_compiled"), steps)
     print(json.dumps({"torch": torch.__version__, "seconds": seconds}))
     if a.beside:
         table(json.loads(a.beside.read_text()), seconds)

@@ -73,9 +73,8 @@ def table(compiled, measured):
     heads = [f"{name}: MB per block, ms per step" for name in TARGETS.values()]
     lines = [f"| layout | what it does | {' | '.join(heads)} | measured | published for the same step |", "|---" * 7 + "|"]
     for layout, what, published in chain(*STEPS):
-        cells = []
-        for f in (compiled[target, layout] for target in TARGETS):
-            cells.append(f"{f['collectives']['per_layer_bytes'] / 1e6:.1f}, {f['predicted_all_ms']['step']:.1f}")
+        figures = (compiled[target, layout] for target in TARGETS)
+        cells = (f"{f['collectives']['per_layer_bytes'] / 1e6:.1f}, {f['predicted_all_ms']['step']:.1f}" for f in figures)
         ms = f"{measured[layout] * 1e3:.1f}" if layout in measured else "not measured"
         lines.append(f"| `{layout}` | {what} | {' | '.join(cells)} | {ms} | {published} |")
     return lines
@@ -103,5 +102,4 @@ def main():
     page.write(args.o, {"steps": table(compiled, measured), "changes": changes(compiled)})
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -5,7 +5,6 @@ import sys
 
 
 def write(path, tables):
-    """Writes tables, lists of lines by name, into a page."""
     text = path.read_text()
     for name, lines in tables.items():
         table = "\n".join(lines) + "\n"

@@ -13,42 +13,28 @@ import page
 
 # Slices by configuration name.
 SLICES = {
-    "v5e-16": "tpu:v5e:4x4",
-    "v6e-8": "tpu:v6e:2x4",
-    "v6e-16": "tpu:v6e:4x4",
-    "v6e-64": "tpu:v6e:8x8",
-    "v5p-8": "tpu:v5p:2x2x2",
-    "v5p-32": "tpu:v5p:2x4x4",
-    "tpu7x-8": "tpu:tpu7x:2x2x1",
+    "v5e-16": "tpu:v5e:4x4", "v6e-8": "tpu:v6e:2x4", "v6e-16": "tpu:v6e:4x4", "v6e-64": "tpu:v6e:8x8",
+    "v5p-8": "tpu:v5p:2x2x2", "v5p-32": "tpu:v5p:2x4x4", "tpu7x-8": "tpu:tpu7x:2x2x1",
 }
 # Slices with a configuration for LTX-2.5, and its programs.
 SLICES_2_5 = ["v6e-8", "v5p-8", "tpu7x-8"]
 PROGRAMS_2_5 = {
-    "denoise": "step with guidance",
-    "text-encoder": "text encoder, two prompts",
-    "video-decoder": "convolutional decoder",
+    "denoise": "step with guidance", "text-encoder": "text encoder, two prompts", "video-decoder": "convolutional decoder",
     "diffusion-decoder": "diffusion decoder",
 }
 # Topology, concurrent videos, layout and mesh.
 SCALE = [
-    ("tpu:v5p:2x2x2", 1, "cfg-ulysses", "cfg=2,context=4"),
-    ("tpu:v5p:2x2x4", 1, "cfg-ulysses", "cfg=2,context=8"),
-    ("tpu:v5p:2x4x4", 1, "cfg-ulysses", "cfg=2,context=16"),
-    ("tpu:v5p:4x4x4", 1, "cfg-ulysses", "cfg=2,context=32"),
-    ("tpu:v5p:4x4x8", 1, "sequence", "cfg=2,context=64"),
-    ("tpu:v5p:4x8x8", 1, "sequence", "cfg=2,context=128"),
+    ("tpu:v5p:2x2x2", 1, "cfg-ulysses", "cfg=2,context=4"), ("tpu:v5p:2x2x4", 1, "cfg-ulysses", "cfg=2,context=8"),
+    ("tpu:v5p:2x4x4", 1, "cfg-ulysses", "cfg=2,context=16"), ("tpu:v5p:4x4x4", 1, "cfg-ulysses", "cfg=2,context=32"),
+    ("tpu:v5p:4x4x8", 1, "sequence", "cfg=2,context=64"), ("tpu:v5p:4x8x8", 1, "sequence", "cfg=2,context=128"),
     ("tpu:v5p:4x8x8", 32, "cfg-ulysses", "data=32,cfg=2,context=4"),
     ("tpu:v5p:4x8x8", 16, "cfg-ulysses", "data=16,cfg=2,context=8"),
-    ("tpu:v6e:2x4", 1, "tensor", "cfg=2,context=2,tensor=2"),
-    ("tpu:v6e:4x4", 1, "tensor", "cfg=2,context=4,tensor=2"),
-    ("tpu:v6e:4x8", 1, "tensor", "cfg=2,context=8,tensor=2"),
-    ("tpu:v6e:8x8", 1, "tensor", "cfg=2,context=16,tensor=2"),
+    ("tpu:v6e:2x4", 1, "tensor", "cfg=2,context=2,tensor=2"), ("tpu:v6e:4x4", 1, "tensor", "cfg=2,context=4,tensor=2"),
+    ("tpu:v6e:4x8", 1, "tensor", "cfg=2,context=8,tensor=2"), ("tpu:v6e:8x8", 1, "tensor", "cfg=2,context=16,tensor=2"),
     ("tpu:v6e:16x16", 8, "tensor", "data=8,cfg=2,context=8,tensor=2"),
     ("tpu:v6e:16x16", 32, "tensor", "data=32,cfg=2,context=2,tensor=2"),
 ]
-LAYERS = 3
-BLOCKS = 48
-STEPS = 40
+LAYERS, BLOCKS, STEPS = 3, 48, 40
 PARTS = ["matmuls", "memory", "collectives"]
 
 
@@ -69,7 +55,6 @@ def table(heads, rows):
 
 
 def parts(figures, scale=1.0):
-    """Returns predicted milliseconds of the step and its parts."""
     ms = figures["predicted_ms"]
     return [f"{ms[key] * scale:.1f}" for key in ("step", "compute", "memory", "collective")]
 
@@ -100,14 +85,12 @@ def scale():
 
 
 def encoders():
-    """Yields rows of the text encoder on each slice."""
     for name, target in SLICES.items():
         f = compile_program(target, "text-encoder", "-c", "ltx2", "-c", f"tpu/{name}")
         yield [name, f"`{target[4:]}`", size(f), moved(f), *parts(f)]
 
 
 def newest():
-    """Yields rows of LTX-2.5 on the slices that have a configuration for it."""
     for name in SLICES_2_5:
         for program, words in PROGRAMS_2_5.items():
             f = compile_program(SLICES[name], program, "-c", "ltx2_5", "-c", f"tpu/{name}-2_5")
@@ -121,13 +104,8 @@ def main():
     of_scale = ["topology", "chips", "concurrent videos", "layout, mesh", "predicted ms per step", *PARTS, *rates]
     of_encoders = ["slice", "topology", "GiB per device", "collectives, MB", "predicted ms", *PARTS]
     of_newest = ["slice", "program", "GiB per device", "of which temporaries", "collectives, MB", "predicted ms", *PARTS]
-    tables = {
-        "scale": table(of_scale, scale()),
-        "encoders": table(of_encoders, encoders()),
-        "ltx2_5": table(of_newest, newest()),
-    }
-    page.write(pathlib.Path(sys.argv[2]), tables)
+    tables = {"scale": (of_scale, scale()), "encoders": (of_encoders, encoders()), "ltx2_5": (of_newest, newest())}
+    page.write(pathlib.Path(sys.argv[2]), {name: table(*parts) for name, parts in tables.items()})
 
 
-if __name__ == "__main__":
-    main()
+main()

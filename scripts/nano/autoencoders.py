@@ -30,7 +30,6 @@ def _prior(mean, logvar):
 
 @torch.no_grad()
 def _normalise(vae, latents):
-    """Sets the latents' statistics from batches of [..., channels]."""
     spread, mean = torch.std_mean(torch.cat([x.flatten(0, -2) for x in latents]).double(), 0, correction=0)
     vae.latents_mean.copy_(mean)
     vae.latents_std.copy_(spread.clamp(min=1e-3))
@@ -70,10 +69,8 @@ class View:
         top = (cy - height / 2 + shift(height)).long().clamp(0, world.HEIGHT - height)
         rows = (top[:, None] + torch.arange(height, device=cx.device))[:, None, None, :, None]
         columns = (left[:, None] + torch.arange(width, device=cx.device))[:, None, None, None]
-        return [
-            x.gather(3, rows.expand(*x.shape[:3], -1, x.shape[4])).gather(4, columns.expand(*x.shape[:3], height, -1))
-            for x in images
-        ]
+        lines = [x.gather(3, rows.expand(*x.shape[:3], -1, x.shape[4])) for x in images]
+        return [x.gather(4, columns.expand(*x.shape[:3], height, -1)) for x in lines]
 
     def _moments(self):
         """Returns means and log variances of the latents, one variance per position."""
@@ -109,8 +106,7 @@ def video(job, decoder_only=False):
     def phase(views, **options):
         def loss_of():
             near, rims, prior, logvar = sum(view.losses() for view in views) / len(views)
-            loss = near + 0.5 * rims + 1e-4 * prior
-            return {"loss": loss, "near": near, "rims": rims, "prior": prior, "logvar": logvar}
+            return dict(loss=near + 0.5 * rims + 1e-4 * prior, near=near, rims=rims, prior=prior, logvar=logvar)
 
         return job.train([vae], loss_of, lambda: [view.feed() for view in views], warm=200, **options)
 
@@ -122,17 +118,12 @@ def video(job, decoder_only=False):
         _done(job, vae, steps, psnr=whole.measure()[0], psnr_large=large.measure()[0])
     else:
         # Windows around the shape train three times as fast; full frames follow.
-        small = View(job, vae, draw, min(64, job.batch * 2), 64, 64)
-        steps = phase([small], share=0.55, falls=False)
+        steps = phase([View(job, vae, draw, min(64, job.batch * 2), 64, 64)], share=0.55, falls=False)
         steps += phase([whole], share=0.45, rate=0.7)
         psnr, latents = whole.measure()
         _normalise(vae, latents)
         _done(job, vae, steps, psnr=psnr)
     model.save(job.folder, "vae", vae)
-
-
-def video_decoder(job):
-    video(job, decoder_only=True)
 
 
 def _resampled(vocoder, low):
@@ -145,11 +136,8 @@ def _resampled(vocoder, low):
 
 
 def audio(job):
-    """Trains the audio autoencoder and the vocoder."""
-    vae = model.load(job.folder, "audio_vae", job.device)
-    vocoder = model.load(job.folder, "vocoder", job.device)
-    draw = _pool(job)
-    low = torch.zeros(job.batch, 2, world.SAMPLES, device=job.device)
+    vae, vocoder = (model.load(job.folder, part, job.device) for part in ("audio_vae", "vocoder"))
+    draw, low = _pool(job), torch.zeros(job.batch, 2, world.SAMPLES, device=job.device)
     high = torch.zeros(job.batch, 2, world.SAMPLES_HIGH, device=job.device)
     mels = torch.zeros(job.batch, 2, world.MEL_FRAMES, 64, device=job.device)
 
@@ -160,18 +148,15 @@ def audio(job):
         high.copy_(world.sound(scenes, 48_000))
         mels.copy_(log_mel(low, world.MEL_FRAMES))
 
-    def moments():
+    def autoencoded(choose):
+        """Returns means and log variances of the latents, and the decoded spectrograms of what `choose` makes of them."""
         with job.half():
-            return vae.encoder(mels).float().chunk(2, 1)
-
-    def decoded(latents):
-        with job.half():
-            return vae.decoder(latents).float()
+            mean, logvar = vae.encoder(mels).float().chunk(2, 1)
+            logvar = logvar.clamp(-12, 4)
+            return mean, logvar, vae.decoder(choose(mean, logvar)).float()
 
     def loss_of():
-        mean, logvar = moments()
-        logvar = logvar.clamp(-12, 4)
-        again = decoded(_draw(mean, logvar))
+        mean, logvar, again = autoencoded(_draw)
         mel, prior = F.l1_loss(again, mels), _prior(mean, logvar)
         # Half of the vocoder's inputs are autoencoded.
         some = job.batch // 2
@@ -187,8 +172,7 @@ def audio(job):
     with torch.no_grad():
         for _ in range(64 if job.cuda else 2):
             feed()
-            mean = moments()[0]
-            again = decoded(mean)
+            mean, _, again = autoencoded(lambda mean, _: mean)
             error.append(F.l1_loss(again, mels).item())
             waves.append((F.mse_loss(vocoder.vocoder(again), low) / low.square().mean()).item())
             latents.append(mean.permute(0, 2, 1, 3).flatten(2))
@@ -223,8 +207,5 @@ def upsampler(job):
         given.copy_(small[rows])
         wanted.copy_(large[rows])
 
-    def loss_of():
-        return {"loss": F.mse_loss(network(given) / spread, wanted / spread)}
-
-    job.log(done=job.train([network], loss_of, feed))
+    job.log(done=job.train([network], lambda: {"loss": F.mse_loss(network(given) / spread, wanted / spread)}, feed))
     model.save(job.folder, "latent_upsampler", network)

@@ -68,14 +68,12 @@ class Batch:
         # 15 % of clips have a clean first frame, for image_to_video.
         self.kept.copy_(chance(0.15) * self.first)
         # Logit-normal noise levels, shifted towards noise like the schedule.
-        odds = torch.exp(torch.randn(count, device=device) + 0.6)
-        wide = torch.rand(count, device=device)
+        odds, wide = torch.exp(torch.randn(count, device=device) + 0.6), torch.rand(count, device=device)
         self.sigma.copy_(torch.where(chance(0.2)[:, 0], wide, odds / (1 + odds)).clamp(0.002, 1))
 
     def losses(self, generator, contexts):
         """Returns squared velocity errors of both streams, ignoring conditioning tokens."""
-        s = self.sigma[:, None, None]
-        free = (1 - self.kept)[..., None]
+        s, free = self.sigma[:, None, None], (1 - self.kept)[..., None]
         video = self.video + s * free * (self.noise[0] - self.video)
         audio = self.audio + s * (self.noise[1] - self.audio)
         v, a = generator.velocity(video, audio, contexts, self.sigma, self.kept)
@@ -103,10 +101,8 @@ def flow(job):
     for bank, chunk in zip(banks, (job.batch, max(job.batch // 4, 1))):
         for _ in range(bank.size // chunk):
             bank.add(chunk)
-    job.log(
-        bank=banks[0].size, video_std=banks[0].video.std().item(), large_std=banks[1].video.std().item(),
-        audio_std=banks[0].audio.std().item(),
-    )
+    deviations = {"video": banks[0].video, "large": banks[1].video, "audio": banks[0].audio}
+    job.log(bank=banks[0].size, **{f"{name}_std": latents.std().item() for name, latents in deviations.items()})
 
     def feed():
         for batch, bank in zip(batches, banks):
@@ -117,9 +113,7 @@ def flow(job):
             for bank, size in zip(banks, sizes):
                 bank.add(size)
 
-    steps = job.train([generator], loss_of, feed, every=every, decay=0.999, warm=300)
-    job.log(done=steps)
-    for part, module in (
-        ("text_encoder", generator.text), ("connectors", generator.connectors), ("transformer", generator.transformer),
-    ):
-        model.save(job.folder, part, module)
+    job.log(done=job.train([generator], loss_of, feed, every=every, decay=0.999, warm=300))
+    model.save(job.folder, "text_encoder", generator.text)
+    model.save(job.folder, "connectors", generator.connectors)
+    model.save(job.folder, "transformer", generator.transformer)

@@ -17,9 +17,8 @@ AUDIO_TOKENS = (world.MEL_FRAMES + 3) // 4
 class Generator(torch.nn.Module):
     def __init__(self, folder, device):
         super().__init__()
-        self.text = model.load(folder, "text_encoder", device)
-        self.connectors = model.load(folder, "connectors", device)
-        self.transformer = model.load(folder, "transformer", device)
+        parts = ("text_encoder", "connectors", "transformer")
+        self.text, self.connectors, self.transformer = (model.load(folder, part, device) for part in parts)
         self.text.model.vision_tower.requires_grad_(False)
         self.text.model.multi_modal_projector.requires_grad_(False)
         self._positions()
@@ -30,10 +29,9 @@ class Generator(torch.nn.Module):
         device = next(t.parameters()).device
         videos = [t.rope.prepare_video_coords(1, *grid, device, fps=float(world.FPS)) for grid in (GRID, LARGE)]
         audio = t.audio_rope.prepare_audio_coords(1, AUDIO_TOKENS, device)
-        firsts = [video[:, :1] for video in videos]
-        for module, grids in (
-            (t.rope, videos), (t.audio_rope, [audio]), (t.cross_attn_rope, firsts), (t.cross_attn_audio_rope, [audio[:, :1]]),
-        ):
+        own, cross = {t.rope: videos, t.audio_rope: [audio]}, {t.cross_attn_rope: videos, t.cross_attn_audio_rope: [audio]}
+        cross = {module: [grid[:, :1] for grid in grids] for module, grids in cross.items()}
+        for module, grids in {**own, **cross}.items():
             tables = {coords.shape[2]: module(coords, device=device) for coords in grids}
             module.forward = lambda coords, device=None, tables=tables: tuple(
                 x.expand(len(coords), *x.shape[1:]) for x in tables[coords.shape[2]]

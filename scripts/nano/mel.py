@@ -43,8 +43,7 @@ def fill_stft(vocoder):
     # Rounded like the stored bfloat16 values.
     stft.forward_basis.copy_(basis[:, None].bfloat16())
     stft.inverse_basis.copy_(torch.linalg.pinv(basis).T[:, None].bfloat16())
-    filters = slaney_filters(config.num_mel_channels, length, config.input_sampling_rate)
-    vocoder.mel_stft.mel_basis.copy_(filters.bfloat16())
+    vocoder.mel_stft.mel_basis.copy_(slaney_filters(config.num_mel_channels, length, config.input_sampling_rate).bfloat16())
 
 
 def spectral_loss(got, wanted, windows):
@@ -52,10 +51,8 @@ def spectral_loss(got, wanted, windows):
     got, wanted = got.reshape(-1, got.shape[-1]), wanted.reshape(-1, wanted.shape[-1])
     total = 0.0
     for length in windows:
-        window = torch.hann_window(length, device=got.device)
-        a, b = (
-            torch.stft(x, length, length // 4, window=window, center=True, return_complex=True).abs() for x in (got, wanted)
-        )
+        options = dict(window=torch.hann_window(length, device=got.device), center=True, return_complex=True)
+        a, b = (torch.stft(x, length, length // 4, **options).abs() for x in (got, wanted))
         # A floor below -60 dB would make the loss mostly about silence.
         floor = 1e-4 * length
         ratio = a.clamp(min=floor).log() - b.clamp(min=floor).log()

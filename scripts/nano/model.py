@@ -17,6 +17,7 @@ _MEL_MEAN, _MEL_SPREAD = -8.0, 3.2
 """Roughly, of the world's logarithmic spectrograms."""
 
 
+@torch.no_grad()
 def build(part):
     """Returns a component in float32 with initial weights."""
     torch.manual_seed(0)
@@ -28,29 +29,24 @@ def build(part):
     config = json.loads((ASSETS / part / "config.json").read_text())
     name = config["_class_name"]
     model = getattr(diffusers, name, getattr(ltx2, name, None)).from_config(config).float()
+    readers = []
     if part == "vocoder":
         fill_stft(model)
-        _centre(model.vocoder.conv_in, model.bwe_generator.conv_in)
-        with torch.no_grad():
-            model.vocoder.conv_out.weight.mul_(0.1)
-            model.bwe_generator.conv_out.weight.mul_(0.01)
+        readers = [model.vocoder.conv_in, model.bwe_generator.conv_in]
+        model.vocoder.conv_out.weight.mul_(0.1)
+        model.bwe_generator.conv_out.weight.mul_(0.01)
     if part == "audio_vae":
-        _centre(model.encoder.conv_in.conv)
+        readers = [model.encoder.conv_in.conv]
         torch.nn.init.constant_(model.decoder.conv_out.conv.bias, _MEL_MEAN)
     if part == "transformer":
         _calm(model)
+    # Normalises spectrograms to mean 0 and deviation 1 in the layers that read them.
+    for layer in readers:
+        layer.weight.div_(_MEL_SPREAD)
+        layer.bias.sub_(_MEL_MEAN * layer.weight.flatten(1).sum(1))
     return model
 
 
-@torch.no_grad()
-def _centre(*convolutions):
-    """Normalises spectrograms to mean 0 and deviation 1 in the layers that read them."""
-    for layer in convolutions:
-        layer.weight.div_(_MEL_SPREAD)
-        layer.bias.sub_(_MEL_MEAN * layer.weight.flatten(1).sum(1))
-
-
-@torch.no_grad()
 def _calm(transformer):
     """Initialises to no shifts or scales, half-open gates, and zero velocities."""
     for name, parameter in transformer.named_parameters():
@@ -65,34 +61,31 @@ def _calm(transformer):
             torch.nn.init.zeros_(module.bias)
 
 
-def _weights(folder, part):
-    return pathlib.Path(folder, part, f"{'model' if part == 'text_encoder' else 'diffusion_pytorch_model'}.safetensors")
-
-
-def _published(part, name):
-    """Returns a tensor name in the spelling of published repositories."""
+def _files(folder, part):
+    """Returns the file of a component's weights, and a function that spells a tensor's name like published repositories."""
     if part != "text_encoder":
-        return name
-    return name.removeprefix("model.").replace("language_model.", "language_model.model.", 1)
+        return pathlib.Path(folder, part, "diffusion_pytorch_model.safetensors"), lambda name: name
+    published = lambda name: name.removeprefix("model.").replace("language_model.", "language_model.model.", 1)
+    return pathlib.Path(folder, part, "model.safetensors"), published
 
 
 def load(folder, part, device="cpu"):
     """Returns a component in float32, with initial weights if the folder has none."""
-    model, path = build(part), _weights(folder, part)
+    model, (path, published) = build(part), _files(folder, part)
     if path.exists():
         tensors = load_file(path)
         # The text encoder's tied `lm_head` is not stored.
-        model.load_state_dict({k: tensors[_published(part, k)] for k in model.state_dict() if "lm_head" not in k}, strict=False)
+        model.load_state_dict({k: tensors[published(k)] for k in model.state_dict() if "lm_head" not in k}, strict=False)
     return model.to(device)
 
 
 def save(folder, part, model):
     """Writes a component's weights in bfloat16."""
-    state = {_published(part, k): v for k, v in model.state_dict().items() if "lm_head" not in k}
+    path, published = _files(folder, part)
+    state = {published(k): v for k, v in model.state_dict().items() if "lm_head" not in k}
     state = {k: v.detach().to("cpu", torch.bfloat16).contiguous().clone() for k, v in sorted(state.items())}
-    save_file(state, _weights(folder, part), metadata={"format": "pt"})
+    save_file(state, path, metadata={"format": "pt"})
 
 
 def save_configurations(folder):
-    """Copies all of assets/nano but its weights: configurations, scheduler and tokenizer."""
     shutil.copytree(ASSETS, folder, ignore=shutil.ignore_patterns("*.safetensors", "README.md"), dirs_exist_ok=True)

@@ -22,10 +22,6 @@ from words import TOKENS
 PROMPTS = "tests/fixtures/nano/prompts.json"
 
 
-def psnr(a, b):
-    return -10 * (a.double() - b.double()).square().mean().clamp(min=1e-20).log10().item()
-
-
 def reference(pipe, prompt, noise, audio_noise):
     """Returns diffusers' frames [1, frames, 3, height, width] in 0..1 and samples [1, 2, n] for unpacked noise."""
     vae, audio = pipe.vae, pipe.audio_vae
@@ -34,10 +30,10 @@ def reference(pipe, prompt, noise, audio_noise):
     video = noise * vae.latents_std.view(wide) + vae.latents_mean.view(wide)
     packed = audio_noise.permute(0, 2, 1, 3).flatten(2) * audio.latents_std + audio.latents_mean
     sound = packed.unflatten(2, audio_noise.shape[1::2]).permute(0, 2, 1, 3)
+    scales = dict(guidance_scale=3.0, stg_scale=0.0, modality_scale=1.0, guidance_rescale=0.0)
     return pipe(
         prompt=[prompt], height=world.HEIGHT, width=world.WIDTH, num_frames=world.FRAMES, frame_rate=float(world.FPS),
-        num_inference_steps=STEPS, guidance_scale=3.0, audio_guidance_scale=3.0, stg_scale=0.0,
-        audio_stg_scale=0.0, modality_scale=1.0, audio_modality_scale=1.0, guidance_rescale=0.0, audio_guidance_rescale=0.0,
+        num_inference_steps=STEPS, **scales, **{f"audio_{name}": scale for name, scale in scales.items()},
         spatio_temporal_guidance_blocks=None, latents=video, audio_latents=sound, max_sequence_length=TOKENS,
         output_type="pt", return_dict=False,
     )
@@ -46,11 +42,9 @@ def reference(pipe, prompt, noise, audio_noise):
 def generate(program, model, prompts, dtype, folder):
     lines = folder / "prompts.txt"
     lines.write_text("".join(f"{p['prompt']}\n" for p in prompts))
-    subprocess.run(
-        [program, "generate", "-c", "configs/nano.yml", "-m", model, "--platform", "cpu", "--dtype", dtype, "--prompts", lines,
-         "--dump", folder / "dump.safetensors", "-o", folder / "clips"],
-        check=True, stdout=subprocess.DEVNULL,
-    )
+    command = [program, "generate", "-c", "configs/nano.yml", "-m", model, "--platform", "cpu", "--dtype", dtype]
+    command += ["--prompts", lines, "--dump", folder / "dump.safetensors", "-o", folder / "clips"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return sorted(folder.glob("dump*.safetensors"))
 
 
@@ -74,8 +68,8 @@ def main():
             if args.reference:
                 save_file({"video": frames[:, ::6].half().contiguous(), "audio": sound.half().contiguous()}, args.reference)
                 args.reference = None
-            far["frames"].append(psnr(frames, dump["video"]))
-            far["samples"].append(psnr(sound, dump["audio"]))
+            for kind, a, b in (("frames", frames, dump["video"]), ("samples", sound, dump["audio"])):
+                far[kind].append(-10 * (a.double() - b.double()).square().mean().clamp(min=1e-20).log10().item())
             for name, video, audio in (("ltx2", dump["video"], dump["audio"]), ("diffusers", frames, sound)):
                 marks[name].append(judge(prompt, video[0].permute(0, 2, 3, 1).numpy(), audio[0].numpy(), 48_000))
     for name, values in far.items():
@@ -84,5 +78,4 @@ def main():
         print(json.dumps({"score": name, "dtype": args.dtype, **table(values)}))
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -18,8 +18,7 @@ EACH = 9
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1])
-    scenes = held_out_scenes(600)
+    folder, scenes = pathlib.Path(sys.argv[1]), held_out_scenes(600)
     told = names(scenes)
     kinds = [[i for i, scene in enumerate(told) if scene["motion"] == motion][:EACH] for motion in world.MOTIONS]
     chosen = [i for row in zip(*kinds) for i in row]
@@ -30,5 +29,4 @@ def main():
     Image.fromarray(((first + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()).save(folder / "first.png")
 
 
-if __name__ == "__main__":
-    main()
+main()

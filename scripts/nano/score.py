@@ -5,6 +5,8 @@ without and with guidance.
 """
 
 import argparse
+import functools
+import itertools
 import json
 import math
 
@@ -24,8 +26,7 @@ _BACKS = np.array(list(world.BACKGROUNDS.values())) / 255
 def see(frames):
     """Detects colour, motion, background, shape and bounce times in frames [time, height, width, 3] of 0..1."""
     frames = np.asarray(frames, dtype=np.float64)
-    back = np.median(frames, axis=(0, 2), keepdims=True)
-    far = np.abs(frames - back).max(-1)
+    far = np.abs(frames - np.median(frames, axis=(0, 2), keepdims=True)).max(-1)
     masks = far > max(0.10, 0.35 * far.max())
     area = masks.sum((1, 2))
     ground = int(np.square(_BACKS - np.median(frames, axis=(0, 1, 2))).sum(1).argmin())
@@ -37,8 +38,7 @@ def see(frames):
     first = there[np.argsort(-strong[there], kind="stable")[: max(3, len(there) // 3)]]
     core = np.concatenate([frames[i][masks[i] & (far[i] > 0.7 * far[i].max())] for i in first])
     seen["colour"] = tuple(world.COLOURS)[int(np.square(_COLOURS - np.median(core, axis=0)).sum(1).argmin())]
-    big = there[area[there].argmax()]
-    seen["shape"] = _shape(masks[big])
+    seen["shape"] = _shape(masks[there[area[there].argmax()]])
     y, x = np.mgrid[: frames.shape[1], : frames.shape[2]] + 0.5
     cx, cy = ((masks * g).sum((1, 2))[there] / area[there] for g in (x, y))
     seen["motion"] = _motion(there, cx, cy, area, strong)
@@ -68,8 +68,7 @@ def _motion(there, cx, cy, area, strong):
 
 def _bounces(frames, cy):
     """Returns the frames of the sharp low points of a path."""
-    low = cy.min() + 0.6 * np.ptp(cy)
-    times = []
+    low, times = cy.min() + 0.6 * np.ptp(cy), []
     for i in range(1, len(cy) - 1):
         if cy[i] >= cy[i - 1] and cy[i] > cy[i + 1] and cy[i] > low:
             # Intersection of the falling and the rising line.
@@ -84,23 +83,19 @@ def _shape(mask):
     mid_x, mid_y = (columns[0] + columns[-1] + 1) / 2, (rows[0] + rows[-1] + 1) / 2
     span = (columns[-1] - columns[0] + 1 + rows[-1] - rows[0] + 1) / 2
     y, x = torch.meshgrid(torch.arange(mask.shape[0]) + 0.5, torch.arange(mask.shape[1]) + 0.5, indexing="ij")
-    scales = [0.5, 0.5 / 0.88, 0.55, 0.45]
-    drops = [0.0, 0.0, 0.31, 0.12]
-    best = (0, None)
-    filled = torch.from_numpy(mask)
-    for index, name in enumerate(world.SHAPES):
-        for scale in (0.92, 1.0, 1.08):
-            r = span * scales[index] * scale
-            inside = world._distance(torch.tensor(index), x - mid_x, y - mid_y - drops[index] * r, torch.tensor(r)) < 0.2
-            overlap = (inside & filled).sum() / (inside | filled).sum()
-            best = max(best, (overlap.item(), name), key=lambda b: b[0])
+    scales, drops = [0.5, 0.5 / 0.88, 0.55, 0.45], [0.0, 0.0, 0.31, 0.12]
+    best, filled = (0, None), torch.from_numpy(mask)
+    for (index, name), scale in itertools.product(enumerate(world.SHAPES), (0.92, 1.0, 1.08)):
+        r = span * scales[index] * scale
+        inside = world._distance(torch.tensor(index), x - mid_x, y - mid_y - drops[index] * r, torch.tensor(r)) < 0.2
+        overlap = (inside & filled).sum() / (inside | filled).sum()
+        best = max(best, (overlap.item(), name), key=lambda b: b[0])
     return best[1]
 
 
 def hear(samples, rate):
     """Returns pitch class and onsets (seconds) of samples [2, n]."""
-    mono = np.asarray(samples, dtype=np.float64).mean(0)
-    hop = rate // 200
+    mono, hop = np.asarray(samples, dtype=np.float64).mean(0), rate // 200
     loud = np.sqrt(np.square(mono[: len(mono) // hop * hop]).reshape(-1, hop).mean(1))
     if loud.max() < 0.012:
         return dict(pitch="silent", onsets=[])
@@ -125,9 +120,8 @@ def judge(scene, frames, samples, rate):
     marks = {k: seen[k] == scene[k] for k in ("colour", "motion", "background", "shape")}
     marks["pitch"] = heard["pitch"] == scene["pitch"]
     if scene["motion"] == "bounce" and scene["pitch"] != "silent":
-        seconds = [b / world.FPS for b in seen["bounces"]]
         # A bounce at the end has no audible sound.
-        seconds = [t for t in seconds if t < len(frames) / world.FPS - 0.06]
+        seconds = [t for b in seen["bounces"] if (t := b / world.FPS) < len(frames) / world.FPS - 0.06]
         near = [min((abs(t - o) for o in heard["onsets"]), default=math.inf) <= 1 / world.FPS for t in seconds]
         marks["beep"] = bool(near) and all(near) and len(heard["onsets"]) <= len(seconds) + 1
     return marks
@@ -140,7 +134,6 @@ def table(results):
 
 
 def held_out_scenes(count):
-    """Returns held-out scenes, the same on every run."""
     return world.sample(count, torch.Generator().manual_seed(77), held=True)
 
 
@@ -156,16 +149,12 @@ def sources(folder):
         scenes = scenes.to(device)
         return codec.unpack(*codec.pack(world.render(scenes)[0], log_mel(world.sound(scenes), world.MEL_FRAMES)))
 
-    def generated(guidance):
-        def clips(scenes):
-            texts = [plain_caption(scene) for scene in names(scenes)]
-            return codec.unpack(*sample(generator, folder, texts, STEPS, guidance, SEED))
+    def generated(guidance, scenes):
+        texts = [plain_caption(scene) for scene in names(scenes)]
+        return codec.unpack(*sample(generator, folder, texts, STEPS, guidance, SEED))
 
-        return clips
-
-    return {
-        "truth": truth, "round trip": round_trip, "guidance 1.0": generated(1.0), "guidance 3.0": generated(3.0),
-    }
+    by_guidance = {f"guidance {scale}": functools.partial(generated, scale) for scale in (1.0, 3.0)}
+    return {"truth": truth, "round trip": round_trip, **by_guidance}
 
 
 @torch.no_grad()

@@ -12,8 +12,8 @@ TOKENS = 64
 """Text tokens a prompt is padded to in training; the connectors have as many registers."""
 
 _SHAPE = {
-    "circle": ["circle", "circle", "ball", "disc"], "square": ["square", "square", "box"],
-    "triangle": ["triangle"], "star": ["star"],
+    "circle": ["circle", "circle", "ball", "disc"], "square": ["square", "square", "box"], "triangle": ["triangle"],
+    "star": ["star"],
 }
 _COLOUR = {"purple": ["purple", "purple", "violet"], "cyan": ["cyan", "cyan", "turquoise"]}
 _SIZE = {"small": ["small", "tiny", "little"], "medium": ["medium", "medium-sized"], "large": ["large", "big", "huge"]}
@@ -47,7 +47,6 @@ _LEADS = ["a video of", "a clip:", "animation of", "we see", "here"]
 
 
 def caption(scene, draw):
-    """Returns a random caption for a scene."""
     pick = draw.choice
     size, motion, pitch = scene["size"], scene["motion"], scene["pitch"]
     colour = lambda name: pick(_COLOUR.get(name, [name]))
@@ -75,7 +74,6 @@ def caption(scene, draw):
 
 
 def plain_caption(scene):
-    """Returns the plainest complete caption."""
     pitch = scene["pitch"]
     sound = pitch if pitch == "silent" else f"{pitch} beeps" if scene["motion"] == "bounce" else f"a {pitch} hum"
     thing = f"a {scene['size']} {scene['colour']} {scene['shape']}"
@@ -86,19 +84,15 @@ def names(scenes):
     """Returns the properties of each scene by name; `other` is the colour and shape of the second shape, or None."""
     colours, backgrounds, pitches = tuple(COLOURS), tuple(BACKGROUNDS), tuple(PITCHES)
     columns = {name: field.tolist() for name, field in vars(scenes).items()}
-    rows = [types.SimpleNamespace(**dict(zip(columns, row))) for row in zip(*columns.values())]
-    return [
-        dict(
-            shape=SHAPES[s.shape], colour=colours[s.colour], size=SIZES[s.size], motion=MOTIONS[s.motion],
-            background=backgrounds[s.background], pitch="silent" if s.silent else pitches[s.size],
-            other=(colours[s.other_colour], SHAPES[s.other_shape]) if s.other_shape >= 0 else None,
-        )
-        for s in rows
-    ]
+    rows = (types.SimpleNamespace(**dict(zip(columns, row))) for row in zip(*columns.values()))
+    return [dict(
+        shape=SHAPES[s.shape], colour=colours[s.colour], size=SIZES[s.size], motion=MOTIONS[s.motion],
+        background=backgrounds[s.background], pitch="silent" if s.silent else pitches[s.size],
+        other=(colours[s.other_colour], SHAPES[s.other_shape]) if s.other_shape >= 0 else None,
+    ) for s in rows]
 
 
 def captions(scenes, seed):
-    """Returns a random caption for each scene."""
     draw = random.Random(seed)
     return [caption(scene, draw) for scene in names(scenes)]
 

@@ -4,6 +4,7 @@ Sound follows from the picture: pitch from size, timbre from shape, a beep at ea
 stereo position from x. All tones are multiples of 400 Hz with fixed phases, so that a spectrogram determines its waveform.
 """
 
+import itertools
 import math
 import types
 
@@ -89,7 +90,8 @@ def path(s, times):
     near, far = _between(d[:, 2], 26, 40), _between(d[:, 3], 88, 102)
     high, low = _between(d[:, 2], 22, 30), _between(d[:, 3], 66, 74)
     angle = 2 * math.pi * (d[:, 1] + share * _between(d[:, 2], 0.8, 1.1))
-    u = (t / _period(s) + _phase(s)) % 1
+    period, phase = _bounce(s)
+    u = (t / period + phase) % 1
     still_x, still_y = _between(d[:, 1], 48, 80), _between(d[:, 2], 40, 56)
     one = torch.ones_like(share * base)
     foot = FLOOR - base * torch.tensor(_FOOT, device=t.device)[s.shape][:, None]
@@ -104,22 +106,18 @@ def path(s, times):
         (still_x, still_y, base, (1 - 0.95 * share).clamp(min=0)),
     ]
     stacked = torch.stack([torch.stack([v * one for v in row]) for row in rows])
-    index = s.motion[None, None, :, None].expand(1, 4, -1, t.shape[1])
-    return stacked.gather(0, index)[0].unbind(0)
+    return stacked.gather(0, s.motion[None, None, :, None].expand(1, 4, -1, t.shape[1]))[0].unbind(0)
 
 
-def _period(s):
-    return _between(s.dice[:, 4:5], 8, 11)
-
-
-def _phase(s):
-    """Returns the position in its arc at which a bouncing shape starts."""
-    return _between(s.dice[:, 5:6], 0.2, 0.6)
+def _bounce(s):
+    """Returns the period of a bouncing shape, and the position in its arc at which it starts."""
+    return _between(s.dice[:, 4:5], 8, 11), _between(s.dice[:, 5:6], 0.2, 0.6)
 
 
 def bounce_times(s):
     """Returns the frames at which a shape touches the floor, [batch, 4]; infinity if it does not."""
-    hits = (torch.arange(1, 5, device=s.dice.device)[None] - _phase(s)) * _period(s)
+    period, phase = _bounce(s)
+    hits = (torch.arange(1, 5, device=s.dice.device)[None] - phase) * period
     real = (hits < FRAMES - 0.5) & (s.motion == MOTIONS.index("bounce"))[:, None]
     return torch.where(real, hits, torch.full_like(hits, math.inf))
 
@@ -127,29 +125,21 @@ def bounce_times(s):
 def _distance(shape, x, y, r):
     """Returns the signed distance to the outline of a shape of radius r, negative inside."""
     length = (x * x + y * y).sqrt()
-    circle = length - r
-    square = torch.maximum(x.abs(), y.abs()) - 0.88 * r
+    circle, square = length - r, torch.maximum(x.abs(), y.abs()) - 0.88 * r
     triangle = torch.maximum(y - 0.62 * r, 0.866 * x.abs() - 0.5 * y - 0.62 * r)
     # A star is ten mirrored wedges from the tip at 1.2 r to the notch at 0.52 r.
     wedge = math.pi / 5
     turn = ((torch.atan2(x, -y) + wedge) % (2 * wedge) - wedge).abs()
     along, aside = 0.52 * math.cos(wedge) - 1.2, 0.52 * math.sin(wedge)
     star = (aside * (length * turn.cos() - 1.2 * r) - along * length * turn.sin()) / math.hypot(along, aside)
-    out = torch.where(shape == 0, circle, torch.where(shape == 1, square, triangle))
-    return torch.where(shape == 3, star, out)
+    return torch.where(shape == 3, star, torch.where(shape == 0, circle, torch.where(shape == 1, square, triangle)))
 
 
 def render(s, scale=1):
-    """Returns frames [batch, 3, frames, height, width] in -1..1 and the moving shape's coverage.
-
-    `scale` multiplies the pixels per side.
-    """
+    """Returns frames [batch, 3, frames, height, width] in -1..1 and the moving shape's coverage; `scale`: pixels per unit."""
     device = s.dice.device
     cx, cy, r, opacity = (v[:, :, None, None] for v in path(s, torch.arange(FRAMES, device=device, dtype=torch.float32)))
-    y, x = torch.meshgrid(
-        (torch.arange(HEIGHT * scale, device=device) + 0.5) / scale,
-        (torch.arange(WIDTH * scale, device=device) + 0.5) / scale, indexing="ij",
-    )
+    y, x = torch.meshgrid(*((torch.arange(n * scale, device=device) + 0.5) / scale for n in (HEIGHT, WIDTH)), indexing="ij")
     covered = lambda distance: (0.5 - scale * distance).clamp(0, 1)
     colours = torch.tensor(list(COLOURS.values()), device=device) / 127.5 - 1
     back = torch.tensor(list(BACKGROUNDS.values()), device=device) / 127.5 - 1
@@ -170,16 +160,14 @@ def render(s, scale=1):
 
 def _tables(rate, device):
     """Returns one 400 Hz period of every (shape, size), [4, 3, rate / 400]."""
-    n = torch.arange(rate // 400, device=device) / rate
-    rows = []
-    for shape in range(4):
-        for pitch in PITCHES.values():
-            wave = torch.zeros_like(n)
-            for k in range(1, 41):
-                height = (k == 1, k % 2 / k, k % 2 / k**2, 1 / k)[shape]
-                if height and k * pitch < min(0.94 * rate / 2, 16_000):
-                    wave = wave + height * torch.sin(2 * math.pi * k * pitch * n)
-            rows.append(wave / wave.square().mean().sqrt())
+    n, rows = torch.arange(rate // 400, device=device) / rate, []
+    for shape, pitch in itertools.product(range(4), PITCHES.values()):
+        wave = torch.zeros_like(n)
+        for k in range(1, 41):
+            height = (k == 1, k % 2 / k, k % 2 / k**2, 1 / k)[shape]
+            if height and k * pitch < min(0.94 * rate / 2, 16_000):
+                wave = wave + height * torch.sin(2 * math.pi * k * pitch * n)
+        rows.append(wave / wave.square().mean().sqrt())
     return torch.stack(rows).reshape(4, 3, -1)
 
 
@@ -189,8 +177,7 @@ def sound(s, rate=16_000):
     n = torch.arange(SAMPLES * (rate // 16_000), device=device)
     seconds = n / rate
     wave = _tables(rate, device)[s.shape, s.size][:, n % (rate // 400)]
-    coarse = torch.arange(0, FRAMES + 2, device=device, dtype=torch.float32)
-    cx, _, _, opacity = path(s, coarse)
+    cx, _, _, opacity = path(s, torch.arange(0, FRAMES + 2, device=device, dtype=torch.float32))
     share = (seconds * FPS / (FRAMES - 1)).clamp(max=1)[None]
     grow = torch.where((s.motion == MOTIONS.index("grow"))[:, None], 0.25 + 0.75 * share, 1.0)
     fade = torch.where((s.motion == MOTIONS.index("fade"))[:, None], _at(opacity, seconds) ** 1.5, 1.0)
@@ -199,8 +186,7 @@ def sound(s, rate=16_000):
     beep = ((since / 0.004).clamp(0, 1) * torch.exp(-since.clamp(0, 1) / 0.045)).amax(1) * (since > 0).any(1)
     loud = torch.where((s.motion == MOTIONS.index("bounce"))[:, None], 1.4 * beep, hum) * (1 - s.silent)[:, None]
     side = _at(cx, seconds) / WIDTH
-    gains = torch.stack([1.2 - 0.7 * side, 0.5 + 0.7 * side], 1)
-    return 0.16 * gains * (wave * loud)[:, None]
+    return 0.16 * torch.stack([1.2 - 0.7 * side, 0.5 + 0.7 * side], 1) * (wave * loud)[:, None]
 
 
 def _at(values, seconds):

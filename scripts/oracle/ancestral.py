@@ -41,18 +41,16 @@ def diffusers(eta):
     for scheduler in schedulers:
         scheduler.set_timesteps(sigmas=SIGMAS)
     for t in schedulers[0].timesteps[:-1]:
-        step = lambda scheduler, x: scheduler.step(0.3 * x, t, x, generator=generator, return_dict=False)[0]
-        latents = [step(scheduler, x) for scheduler, x in zip(schedulers, latents)]
+        step = dict(generator=generator, return_dict=False)
+        latents = [scheduler.step(0.3 * x, t, x, **step)[0] for scheduler, x in zip(schedulers, latents)]
     return latents
 
 
 def main():
     loops = []
-    for draws, eta, latents in (
-        ("official", 1.0, official(1.0, torch.float32)), ("official", 0.5, official(0.5, torch.float32)),
-        ("official_bf16", 1.0, official(1.0, torch.bfloat16)),
-        ("diffusers", 1.0, diffusers(1.0)), ("diffusers", 0.5, diffusers(0.5)),
-    ):
+    for draws, eta in [("official", 1.0), ("official", 0.5), ("official_bf16", 1.0), ("diffusers", 1.0), ("diffusers", 0.5)]:
+        dtype = torch.bfloat16 if draws.endswith("bf16") else torch.float32
+        latents = diffusers(eta) if draws == "diffusers" else official(eta, dtype)
         streams = {name: x.flatten().tolist() for name, x in zip(("video", "audio"), latents)}
         loops.append({"draws": draws, "eta": eta, "seed": SEED, "sigmas": SIGMAS, "tokens": TOKENS, **streams})
     write_json(FIXTURES / "samplers" / "ancestral_loops.json", loops, ('{"draws"',))

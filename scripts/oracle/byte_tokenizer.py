@@ -4,6 +4,8 @@
 settings, which must be ignored.
 """
 
+from itertools import product
+
 import tokenizers
 import transformers
 from transformers import AutoTokenizer, GemmaTokenizerFast
@@ -24,17 +26,15 @@ def reference(name):
     tokenizer, fast = (kind.from_pretrained(OUT / name) for kind in (AutoTokenizer, GemmaTokenizerFast))
     tokenizer.padding_side = fast.padding_side = "left"
     cases = []
-    for prompt in PROMPTS:
-        for max_length in (7, 96):
-            asked = dict(padding="max_length", max_length=max_length, truncation=True, add_special_tokens=True)
-            out = tokenizer(prompt.strip(), **asked)
-            assert out.input_ids == fast(prompt.strip(), **asked).input_ids
-            whole = tokenizer(prompt.strip(), add_special_tokens=True).input_ids
-            pads = out.attention_mask.count(0)
-            assert out.input_ids[:pads] == [tokenizer.pad_token_id] * pads
-            kept = out.input_ids[pads:]
-            case = {"prompt": prompt, "max_length": max_length, "pads": pads, "cut": len(whole) - len(kept), "ids": kept}
-            cases.append(case)
+    for prompt, max_length in product(PROMPTS, (7, 96)):
+        asked = dict(padding="max_length", max_length=max_length, truncation=True, add_special_tokens=True)
+        out = tokenizer(prompt.strip(), **asked)
+        assert out.input_ids == fast(prompt.strip(), **asked).input_ids
+        pads = out.attention_mask.count(0)
+        assert out.input_ids[:pads] == [tokenizer.pad_token_id] * pads
+        kept = out.input_ids[pads:]
+        cut = len(tokenizer(prompt.strip(), add_special_tokens=True).input_ids) - len(kept)
+        cases.append({"prompt": prompt, "max_length": max_length, "pads": pads, "cut": cut, "ids": kept})
     return {"dir": name, "vocab_size": len(tokenizer), "cases": cases}
 
 

@@ -1,7 +1,6 @@
 """Writes requests of LTX-2.5 in one and two passes."""
 
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -18,7 +17,6 @@ from cases_pipeline import FULL, PLAIN, arguments_of, noise_shapes, official_sig
 from cases_text import NEGATIVE, POSITIVE
 from common import randomise, write_case
 
-write = partial(write_case, __file__)
 NAME = "tiny_2_5"
 
 
@@ -37,8 +35,6 @@ def marked(network):
 
 
 def ancestral(source):
-    """Returns the scheduler with noise of one generator for both streams."""
-
     class Drawn(LTXEulerAncestralRFScheduler):
         def set_timesteps(self, sigmas, device=None, mu=None):
             super().set_timesteps(sigmas=sigmas, device=device)
@@ -55,7 +51,7 @@ def run(pipeline, asked, source, sigmas, divisor=1, **more):
     return pipeline(generator=source, output_type="latent", **size, **arguments_of(asked, sigmas=sigmas, **more))
 
 
-def _decoded(pipeline, video, audio):
+def decoded(pipeline, video, audio):
     """Returns final latents with their frames and samples, decoded like at the end of the pipeline."""
     frames = pipeline.vae.decode(video, None, return_dict=False)[0]
     frames = pipeline.video_processor.postprocess_video(frames, output_type="pt")
@@ -63,13 +59,9 @@ def _decoded(pipeline, video, audio):
     return {"latents.video": video, "latents.audio": audio, "video": frames, "audio": samples}
 
 
-def _latents(pipeline, asked, source):
+def _one_pass(pipeline, asked, source, decode=decoded):
     pipeline.scheduler = verbatim_scheduler()
-    return run(pipeline, asked, source, official_sigmas(asked["steps"])[:-1].tolist())
-
-
-def _one_pass(pipeline, asked, source):
-    return _decoded(pipeline, *_latents(pipeline, asked, source))
+    return decode(pipeline, *run(pipeline, asked, source, official_sigmas(asked["steps"])[:-1].tolist()))
 
 
 def diffusion_decoder():
@@ -81,7 +73,6 @@ def diffusion_decoder():
 
 def _by_diffusion(pipeline, asked, source):
     """Runs one pass and decodes by diffusion, whole or in tiles, with noise of the same generator."""
-    video, _ = _latents(pipeline, asked, source)
     decoder = diffusion_decoder()
     if tiling := asked.get("tiling"):
         pixels, frames = (tiling["pixels"], tiling["overlap"]), (tiling["frames"], tiling["frame_overlap"])
@@ -90,7 +81,7 @@ def _by_diffusion(pipeline, asked, source):
             **{f"tile_sample_min_{axis}": size for axis, (size, _) in sizes.items()},
             **{f"tile_sample_stride_{axis}": size - overlap for axis, (size, overlap) in sizes.items()},
         )
-    return decode_by_diffusion(pipeline, decoder, video, source)
+    return _one_pass(pipeline, asked, source, lambda _, video, __: decode_by_diffusion(pipeline, decoder, video, source))
 
 
 def _normalised(pipeline, video):
@@ -111,10 +102,8 @@ def upsampled(pipeline, video, network=None):
 
 def _two_passes(pipeline, asked, source):
     """Runs eight ancestral steps at a half or two thirds of the size, then three Euler steps at full size."""
-    network = None
-    if "upsampler" in asked:
-        config, seed = asked["upsampler"]
-        network = randomise(LTX2LatentUpsamplerModel(**config), seed).eval()
+    config, seed = asked.get("upsampler", (None, None))
+    network = config and randomise(LTX2LatentUpsamplerModel(**config), seed)
     # Seeded like Lightricks' loop.
     pipeline.scheduler = ancestral(torch.Generator("cpu").manual_seed(asked["seed"] + 10_000))
     video, audio = run(pipeline, asked, source, [*DISTILLED_SIGMA_VALUES, 0.0], 1.5 if network else 2)
@@ -128,23 +117,24 @@ def _two_passes(pipeline, asked, source):
     sound = pipeline._denormalize_audio_latents(sound, *statistics)
     pipeline.scheduler = verbatim_scheduler()
     second = run(pipeline, asked, source, asked["refine_sigmas"][:-1], latents=packed, audio_latents=sound)
-    return outputs | _decoded(pipeline, *second)
+    return outputs | decoded(pipeline, *second)
 
 
-def two_passes_by_itself(pipeline, asked, source, **more):
-    """Runs two passes of plain steps like diffusers' documentation, whose pipeline draws the second pass's noise."""
-    video, audio = run(pipeline, asked, source, DISTILLED_SIGMA_VALUES, 2, **more)
+def two_passes_by_itself(pipeline, asked, source, sigmas=None, **more):
+    """Runs two passes like diffusers' documentation, whose pipeline draws the second pass's noise; without `sigmas` of both
+    passes, in plain steps."""
+    first, second = sigmas or (DISTILLED_SIGMA_VALUES, asked["refine_sigmas"][:-1])
+    video, audio = run(pipeline, asked, source, first, 2, **more)
     outputs = {"stage_1.latents.video": video, "stage_1.latents.audio": audio}
-    pipeline.scheduler = verbatim_scheduler()
-    level, *sigmas = asked["refine_sigmas"][:-1]
-    given = dict(latents=upsampled(pipeline, video), audio_latents=audio, noise_scale=level, **more)
-    video, audio = run(pipeline, asked, source, [level, *sigmas], **given)
+    if not sigmas:
+        pipeline.scheduler = verbatim_scheduler()
+    given = dict(latents=upsampled(pipeline, video), audio_latents=audio, noise_scale=second[0], **more)
+    video, audio = run(pipeline, asked, source, second, **given)
     return outputs | {"latents.video": video, "latents.audio": audio}
 
 
-def _beside_a_generated_frame(pipeline, asked, source):
+def _beside_a_generated_frame(_, asked, source):
     """Runs one pass by `LTX2DFRPipeline`, which generates a keyframe at frame 24."""
-    del pipeline
     keys = ("prompt", "width", "height", "num_frames", "frame_rate", "max_sequence_length")
     whole = models.load_pipeline(NAME, kind=LTX2DFRPipeline, scheduler=verbatim_scheduler())
     made = whole(**{key: asked[key] for key in keys}, output_type="latent", generator=source)
@@ -176,8 +166,10 @@ def pipeline_2_5():
         whole, source = models.load_pipeline(NAME), torch.Generator("cpu").manual_seed(asked["seed"])
         with nullcontext() if marks else marked(whole.transformer):
             outputs = {key: value.float() for key, value in make(whole, asked, source).items()}
-        strides = {"video": (1, 4, 1, 9, 9), "audio": (1, 1, 53)}
-        write("pipeline_2_5", case, {}, outputs, model=NAME, seed=asked["seed"], scalars=asked, strides=strides)
+        write_case(
+            __file__, "pipeline_2_5", case, {}, outputs, model=NAME, seed=asked["seed"], scalars=asked,
+            strides={"video": (1, 4, 1, 9, 9), "audio": (1, 1, 53)},
+        )
 
 
 COMPONENTS = {"pipeline_2_5": pipeline_2_5}

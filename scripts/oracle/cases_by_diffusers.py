@@ -32,7 +32,6 @@ def conditions(images):
 
 
 def keys_of(asked):
-    """Returns a request as settings of ltx2."""
     names = ("prompt", "negative_prompt", "seed", "width", "height", "num_frames", "frame_rate", "max_sequence_length")
     keys = [f"request.{key}={asked[key]}" for key in names]
     keys += [f"guidance.{s}.{key}={value}" for s, values in asked["guidance"].items() for key, value in values.items()]
@@ -49,21 +48,18 @@ def _write(case, name, asked, outputs, *more, references=()):
         "common": [*keys_of(asked), f"request.images=[{', '.join(images)}]", "reference=diffusers", *more],
         "upsampler": "upsampler_plain" if name == "tiny_2_5" else None,
     }
-    outputs = {key: value.float() for key, value in outputs.items()}
+    # Frames only of the diffusion decoder.
+    outputs = {key: value.float() for key, value in outputs.items() if "latents" in key or name == cases_2_5.NAME}
     write_case(
         __file__, "by_diffusers", f"{name}_{case}", {}, outputs, model=name, seed=asked["seed"], scalars=scalars,
         strides={"video": (1, 4, 1, 9, 9)},
     )
 
 
-def _latents(outputs):
-    return {key: outputs[key] for key in ("latents.video", "latents.audio")}
-
-
 def _one_pass(case, name, kind, asked, *more, references=(), **arguments):
     outputs = run_pipeline(models.load_pipeline(name, kind=kind), asked, use_cross_timestep=True, **arguments)
     keys = ("pipeline=image_to_video", f"sampler.steps={asked['steps']}", *more)
-    _write(case, name, asked, _latents(outputs), *keys, references=references)
+    _write(case, name, asked, outputs, *keys, references=references)
 
 
 def one_pass():
@@ -102,12 +98,9 @@ def ancestral():
     asked = dict(cases_2_5.DISTILLED, width=64)
     pipeline, source = models.load_pipeline(cases_2_5.NAME), torch.Generator().manual_seed(asked["seed"])
     pipeline.scheduler = cases_2_5.ancestral(source)
-    video, audio = cases_2_5.run(pipeline, asked, source, [*DISTILLED_SIGMA_VALUES, 0.0], 2)
-    outputs = {"stage_1.latents.video": video, "stage_1.latents.audio": audio}
-    sigmas = asked["refine_sigmas"]
-    given = dict(latents=cases_2_5.upsampled(pipeline, video), audio_latents=audio, noise_scale=sigmas[0])
-    video, audio = cases_2_5.run(pipeline, asked, source, sigmas, **given)
-    outputs |= {"latents.audio": audio} | cases_2_5.decode_by_diffusion(pipeline, cases_2_5.diffusion_decoder(), video, source)
+    sigmas = [*DISTILLED_SIGMA_VALUES, 0.0], asked["refine_sigmas"]
+    outputs = cases_2_5.two_passes_by_itself(pipeline, asked, source, sigmas)
+    outputs |= cases_2_5.decode_by_diffusion(pipeline, cases_2_5.diffusion_decoder(), outputs["latents.video"], source)
     kinds = ["sampler.kind=euler_ancestral", "two_stage.sampler=euler_ancestral", "sampler.sigma_shift=official"]
     _write("ancestral", cases_2_5.NAME, asked, outputs, "model.decoder=diffusion", *kinds)
 
@@ -122,14 +115,7 @@ def without_bos():
         file.write_text(json.dumps(json.loads(file.read_text()) | {"post_processor": None}))
         pipeline.tokenizer = AutoTokenizer.from_pretrained(folder)
     assert pipeline.tokenizer("").input_ids == []
-    _write("no_bos", "tiny_a", asked, _latents(run_pipeline(pipeline, asked)), f"sampler.steps={asked['steps']}")
+    _write("no_bos", "tiny_a", asked, run_pipeline(pipeline, asked), f"sampler.steps={asked['steps']}")
 
 
-def by_diffusers():
-    without_bos()
-    one_pass()
-    two_passes()
-    ancestral()
-
-
-COMPONENTS = {"by_diffusers": by_diffusers}
+COMPONENTS = {"by_diffusers": lambda: [write() for write in (without_bos, one_pass, two_passes, ancestral)]}

@@ -11,105 +11,91 @@ from common import STRIDES, randn, relative_l2, spread, write_case
 write = partial(write_case, __file__, strides=STRIDES)
 
 
-def _write_half(component, case, run, inputs, model, seed):
-    """Writes a case of the video VAE; `run` has the element type as argument."""
-    outputs, extra = run(torch.float32), {}
+def _write_vae(component, case, run, inputs, model, seed):
+    """Writes a case of the video VAE; `run` has the model as argument."""
+    run_as = lambda dtype: run(models.load(model, "vae", dtype))
+    outputs, extra = run_as(torch.float32), {}
     # Norms over two channels amplify rounding more than in any published model.
     if model == "tiny_2_3":
-        extra = spread(run(torch.bfloat16), outputs)
-        extra |= {f"f32_spread.{k}": f"{relative_l2(outputs[k], v):.2e}" for k, v in run(torch.float64).items()}
+        extra = spread(run_as(torch.bfloat16), outputs)
+        extra |= {f"f32_spread.{k}": f"{relative_l2(outputs[k], v):.2e}" for k, v in run_as(torch.float64).items()}
     write(component, case, inputs, outputs, model=model, seed=seed, extra=extra)
+
+
+def _write_each(component, cases, first, argument, run):
+    """Writes cases with one random input. `run` has model, input and scalars as arguments."""
+    part = {"audio-decoder": "audio_vae", "upsampler": "latent_upsampler"}.get(component, component)
+    for seed, (case, name, shape, *scalars) in enumerate(cases, first):
+        value = randn(seed, argument, *shape)
+        outputs = run(models.load(name, part), value, *scalars)
+        write(component, case, {argument: value}, outputs, model=name, seed=seed, scalars=scalars[0] if scalars else None)
 
 
 def video_decoder():
     """Latents, not normalised, to frames `[B, 3, F, H, W]` in -1..1."""
     cases = [
-        ("tiny_a", "tiny_a", (1, 8, 2, 2, 3)),
-        ("tiny_a_one_frame", "tiny_a", (1, 8, 1, 3, 2)),
-        ("tiny_b", "tiny_b", (1, 6, 2, 1, 3)),
-        ("tiny_b_batch", "tiny_b", (2, 6, 1, 2, 1)),
-        ("patch1", "vae_patch1", (2, 4, 3, 3, 2)),
-        ("timestep", "vae_timestep", (2, 4, 2, 3, 2)),
-        ("tiny_2_3", "tiny_2_3", (1, 2, 2, 2, 3)),
-        ("tiny_2_3_one_frame", "tiny_2_3", (1, 2, 1, 3, 2)),
+        ("tiny_a", "tiny_a", (1, 8, 2, 2, 3)), ("tiny_a_one_frame", "tiny_a", (1, 8, 1, 3, 2)),
+        ("tiny_b", "tiny_b", (1, 6, 2, 1, 3)), ("tiny_b_batch", "tiny_b", (2, 6, 1, 2, 1)),
+        ("patch1", "vae_patch1", (2, 4, 3, 3, 2)), ("timestep", "vae_timestep", (2, 4, 2, 3, 2)),
+        ("tiny_2_3", "tiny_2_3", (1, 2, 2, 2, 3)), ("tiny_2_3_one_frame", "tiny_2_3", (1, 2, 1, 3, 2)),
     ]
     for seed, (case, name, shape) in enumerate(cases, 100):
-        inputs = {"latents": randn(seed, "latents", *shape)}
-        if name == "vae_timestep":
-            inputs["temb"] = torch.tensor([0.05, 0.3])
-
-        def decode(dtype, name=name, inputs=inputs):
-            latents = inputs["latents"].to(dtype)
-            return {"video": models.load(name, "vae", dtype).decode(latents, inputs.get("temb"), return_dict=False)[0]}
-
-        _write_half("video-decoder", case, decode, inputs, name, seed)
+        latents = randn(seed, "latents", *shape)
+        times = {"temb": torch.tensor([0.05, 0.3])} if name == "vae_timestep" else {}
+        decode = lambda vae, z=latents, t=times: {"video": vae.decode(z.to(vae.dtype), **t, return_dict=False)[0]}
+        _write_vae("video-decoder", case, decode, {"latents": latents, **times}, name, seed)
 
 
 def video_encoder():
     """Frames in -1..1 to the mean of the latent distribution, not normalised."""
     cases = [
-        ("tiny_a_image", "tiny_a", (1, 3, 1, 64, 32)),
-        ("tiny_b", "tiny_b", (1, 3, 5, 16, 32)),
-        ("patch1", "vae_patch1", (1, 3, 5, 6, 4)),
-        ("tiny_2_3", "tiny_2_3", (1, 3, 9, 32, 32)),
+        ("tiny_a_image", "tiny_a", (1, 3, 1, 64, 32)), ("tiny_b", "tiny_b", (1, 3, 5, 16, 32)),
+        ("patch1", "vae_patch1", (1, 3, 5, 6, 4)), ("tiny_2_3", "tiny_2_3", (1, 3, 9, 32, 32)),
         ("tiny_2_3_image", "tiny_2_3", (1, 3, 1, 32, 64)),
     ]
     for seed, (case, name, shape) in enumerate(cases, 200):
         video = randn(seed, "video", *shape).clamp(-1, 1)
-        encode = lambda dtype, name=name, video=video: {
-            "latents": models.load(name, "vae", dtype).encode(video.to(dtype)).latent_dist.mode()
-        }
-        _write_half("video-encoder", case, encode, {"video": video}, name, seed)
+        encode = lambda vae, video=video: {"latents": vae.encode(video.to(vae.dtype)).latent_dist.mode()}
+        _write_vae("video-encoder", case, encode, {"video": video}, name, seed)
 
 
 def audio_decoder():
     """Latents `[B, C, L, M]`, not normalised, to log-mel `[B, channels, 4L-3, mel_bins]`."""
     cases = [
-        ("tiny_a", "tiny_a", (1, 2, 5, 2)),
-        ("tiny_a_one", "tiny_a", (2, 2, 1, 2)),
-        ("tiny_b", "tiny_b", (2, 2, 6, 4)),
-        ("tiny_b_one", "tiny_b", (1, 2, 1, 4)),
-        ("width", "audio_width", (1, 3, 4, 3)),
-        ("plain", "audio_plain", (2, 1, 3, 4)),
-        ("tiny_2_3", "tiny_2_3", (1, 2, 5, 2)),
+        ("tiny_a", "tiny_a", (1, 2, 5, 2)), ("tiny_a_one", "tiny_a", (2, 2, 1, 2)), ("tiny_b", "tiny_b", (2, 2, 6, 4)),
+        ("tiny_b_one", "tiny_b", (1, 2, 1, 4)), ("width", "audio_width", (1, 3, 4, 3)),
+        ("plain", "audio_plain", (2, 1, 3, 4)), ("tiny_2_3", "tiny_2_3", (1, 2, 5, 2)),
     ]
-    for seed, (case, name, shape) in enumerate(cases, 300):
-        latents = randn(seed, "latents", *shape)
-        mel = models.load(name, "audio_vae").decode(latents, return_dict=False)[0]
-        write("audio-decoder", case, {"latents": latents}, {"mel": mel}, model=name, seed=seed)
+    decode = lambda vae, latents: {"mel": vae.decode(latents, return_dict=False)[0]}
+    _write_each("audio-decoder", cases, 300, "latents", decode)
 
 
 def vocoder():
     """Log-mel `[B, channels, T, mel_bins]` to samples. `clamp` limits the first of two stages, like Lightricks' code."""
     cases = [
-        ("tiny_a", "tiny_a", (1, 2, 5, 8), {}),
-        ("tiny_a_one", "tiny_a", (2, 2, 1, 8), {}),
-        ("tiny_b", "tiny_b", (1, 2, 7, 16), {}),
-        ("odd", "vocoder_odd", (2, 2, 4, 3), {}),
+        ("tiny_a", "tiny_a", (1, 2, 5, 8), {}), ("tiny_a_one", "tiny_a", (2, 2, 1, 8), {}),
+        ("tiny_b", "tiny_b", (1, 2, 7, 16), {}), ("odd", "vocoder_odd", (2, 2, 4, 3), {}),
         ("tiny_2_3", "tiny_2_3", (2, 2, 5, 8), {"clamp": False}),
         ("tiny_2_3_clamped", "tiny_2_3", (1, 2, 7, 8), {"clamp": True}),
         ("tiny_2_3_one", "tiny_2_3", (1, 2, 1, 8), {"clamp": False}),
         ("bwe_odd", "vocoder_bwe_odd", (2, 2, 7, 3), {"clamp": False}),
     ]
-    for seed, (case, name, shape, scalars) in enumerate(cases, 400):
-        mel, model = randn(seed, "mel", *shape), models.load(name, "vocoder")
+
+    def run(model, mel, scalars):
         if scalars.get("clamp"):
             model.vocoder.final_act_fn = "clamp"
-        write("vocoder", case, {"mel": mel}, {"audio": model(mel)}, model=name, seed=seed, scalars=scalars)
+        return {"audio": model(mel)}
+
+    _write_each("vocoder", cases, 400, "mel", run)
 
 
 def upsampler():
     cases = [
-        ("rational", "upsampler_rational", (1, 8, 3, 2, 3)),
-        ("plain", "upsampler_plain", (2, 2, 2, 3, 2)),
-        ("broken", "upsampler_3_2", (1, 4, 2, 3, 5)),
-        ("temporal", "upsampler_temporal", (2, 4, 3, 2, 2)),
+        ("rational", "upsampler_rational", (1, 8, 3, 2, 3)), ("plain", "upsampler_plain", (2, 2, 2, 3, 2)),
+        ("broken", "upsampler_3_2", (1, 4, 2, 3, 5)), ("temporal", "upsampler_temporal", (2, 4, 3, 2, 2)),
         ("frames", "upsampler_frames", (2, 3, 3, 2, 3)),
     ]
-    for seed, (case, name, shape) in enumerate(cases, 500):
-        latents = randn(seed, "latents", *shape)
-        grown = models.load(name, "latent_upsampler")(latents)
-        write("upsampler", case, {"latents": latents}, {"latents": grown}, model=name, seed=seed)
+    _write_each("upsampler", cases, 500, "latents", lambda network, latents: {"latents": network(latents)})
 
 
 def duration_head():
@@ -125,8 +111,8 @@ def duration_head():
 
 def filters():
     """The filters of diffusers' upsampling pipeline; Lightricks' packages have none."""
-    pipeline = LTX2LatentUpsamplePipeline
-    latents, reference = randn(520, "latents", 2, 4, 3, 4, 6, scale=1.7) + 0.4, randn(520, "reference", 2, 4, 3, 2, 3) - 0.2
+    pipeline, latents = LTX2LatentUpsamplePipeline, randn(520, "latents", 2, 4, 3, 4, 6, scale=1.7) + 0.4
+    reference = randn(520, "reference", 2, 4, 3, 2, 3) - 0.2
     outputs = {f"adain.{factor}": pipeline.adain_filter_latent(None, latents, reference, factor) for factor in (0.3, 1.0)}
     outputs |= {f"tone_map.{c}": pipeline.tone_map_latents(None, latents, c) for c in (0.4, 1.0)}
     write("filters", "filters", {"latents": latents, "reference": reference}, outputs, seed=520)

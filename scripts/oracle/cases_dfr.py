@@ -1,8 +1,13 @@
 """Writes LTX-2.5's DFR by diffusers: two passes that generate keyframes, then temporal rounds, with one noise generator.
 
 `official` has rounds like Lightricks: no attention between the streams, positions at the round's frame rate up to 60.
+
+A line of tests/fixtures/dfr/layout.json has: requested frames, frames of diffusers' canvas, keyframes, and the tiles of two
+temporal rounds: first latent frame, end, dropped latent frames, first and last frame, keyframes of the previous round, keyframes
+to generate.
 """
 
+import json
 from contextlib import ExitStack
 from functools import partial
 from unittest.mock import patch
@@ -12,23 +17,43 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler, LTX2DFRPipeline, LTX2DFRTemporalRefinePipeline, LTXEulerAncestralRFScheduler,
 )
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, pipeline_ltx2_dfr_temporal_refine
+from diffusers.pipelines.ltx2.dfr_layout import resolve_canvas, temporal_tile_plan
 from diffusers.pipelines.ltx2.utils import STAGE_2_DISTILLED_SIGMA_VALUES, trim_canvas
 
 import cases_2_5
 import models
 from cases_by_diffusers import conditions
 from cases_text import NEGATIVE, POSITIVE
-from common import randomise, write_case
+from common import FIXTURES, randomise, write_case
+
+
+def _layout(frames):
+    canvas, _, keyframes = resolve_canvas(frames)
+    rounds, size, seams = [], canvas, keyframes
+    for number in (1, 2):
+        size, seams = 2 * (size - 1) + 1, [2 * seam for seam in seams]
+        tiles = temporal_tile_plan(seams, size, 2**number)
+        rounds.append([
+            [t.interval.start, t.interval.end, t.interval.left_ramp, t.pixel_start, t.pixel_end, list(t.anchors), list(t.slots)]
+            for t in tiles
+        ])
+        seams = sorted({*seams, *(slot for t in tiles for slot in t.slots)})
+    return [frames, canvas, keyframes, rounds]
+
+
+def layout():
+    cases = [_layout(frames) for frames in [*range(9, 202, 8), 241, 257, 481]]
+    text = json.dumps(cases, separators=(",", ":")).replace("]],[", "]],\n[")
+    (FIXTURES / "dfr" / "layout.json").write_text(text + "\n")
 
 
 def _run(request):
-    whole = models.load_pipeline(cases_2_5.NAME)
-    upsampler = models.load("upsampler_plain", "latent_upsampler")
+    whole, upsampler = models.load_pipeline(cases_2_5.NAME), models.load("upsampler_plain", "latent_upsampler")
     parts = {part: whole.components[part] for part in (*models.PARTS, "text_encoder", "tokenizer")}
-    flow, ancestral = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=False), LTXEulerAncestralRFScheduler(eta=0.5)
-    stage = LTX2DFRPipeline(scheduler=flow, **parts)
-    name = "dfr_temporal"
-    temporal = randomise(LTX2LatentUpsamplerModel(**models.config(name, "temporal_latent_upsampler")), name)
+    stage = LTX2DFRPipeline(scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=False), **parts)
+    config = models.config("dfr_temporal", "temporal_latent_upsampler")
+    temporal = randomise(LTX2LatentUpsamplerModel(**config), "dfr_temporal")
+    ancestral = LTXEulerAncestralRFScheduler(eta=0.5)
     rounds = LTX2DFRTemporalRefinePipeline(scheduler=ancestral, temporal_latent_upsampler=temporal, **parts)
     for pipeline in (stage, rounds):
         pipeline.set_progress_bar_config(disable=True)
@@ -62,14 +87,9 @@ def _run(request):
             out |= {f"round_{number}.latents.video": made.frames, f"round_{number}.keyframes": made.keyframes}
     scale = 2 ** request["temporal_rounds"]
     frames = (count - 1) * scale + 1
-    video = trim_canvas(made.frames, frames, 8)
-    shown = whole.vae.decode(video, None, return_dict=False)[0]
-    samples = whole.vocoder(whole.audio_vae.decode(one.audio, return_dict=False)[0])
+    out |= cases_2_5.decoded(whole, trim_canvas(made.frames, frames, 8), one.audio)
     length = round(frames / (rate * scale) * whole.vocoder.config.output_sampling_rate)
-    return out | {
-        "latents.video": video, "latents.audio": one.audio, "audio": samples[..., :length],
-        "video": whole.video_processor.postprocess_video(shown, output_type="pt"),
-    }
+    return out | {"audio": out["audio"][..., :length]}
 
 
 _COMMON = dict(
@@ -95,4 +115,4 @@ def dfr():
         )
 
 
-COMPONENTS = {"dfr": dfr}
+COMPONENTS = {"dfr": dfr, "dfr_layout": layout}

@@ -4,15 +4,11 @@
 `diffusion_c` predicts clean videos and has windows of more frames. `diffusion_d` has LTX-2's compression ratios, for pipelines.
 """
 
-from functools import partial
-
 import torch
 from diffusers import LTX2VideoDiffusionDecoderModel
 
 import models
 from common import randn, randomise, write_case
-
-write = partial(write_case, __file__)
 
 
 def decoder(name):
@@ -34,12 +30,11 @@ def _padded(latents, least):
 def diffusion_decoder():
     """Latents, not normalised, to video. Latents smaller than `least` are padded to it."""
     cases = [
-        ("diffusion_a", "diffusion_a", (1, 4, 3, 5, 6), (0, 0, 0)),
-        ("diffusion_a_small", "diffusion_a", (1, 4, 1, 2, 1), (3, 3, 3)),
-        ("diffusion_b", "diffusion_b", (2, 3, 4, 5, 9), (0, 0, 0)),
-        ("diffusion_c", "diffusion_c", (1, 5, 5, 5, 4), (0, 0, 0)),
+        ("diffusion_a", (1, 4, 3, 5, 6), (0, 0, 0)), ("diffusion_a_small", (1, 4, 1, 2, 1), (3, 3, 3)),
+        ("diffusion_b", (2, 3, 4, 5, 9), (0, 0, 0)), ("diffusion_c", (1, 5, 5, 5, 4), (0, 0, 0)),
     ]
-    for seed, (case, name, shape, least) in enumerate(cases, 600):
+    for seed, (case, shape, least) in enumerate(cases, 600):
+        name = case.removesuffix("_small")
         model, latents = decoder(name), randn(seed, "latents", *shape)
         whole, before = _padded(latents, least)
         video = model.decode(whole, generator=torch.Generator().manual_seed(seed), return_dict=False)[0]
@@ -47,9 +42,9 @@ def diffusion_decoder():
             ratio = model.spatial_compression_ratio
             video = video.narrow(axis, before[axis - 2] * ratio, shape[axis] * ratio)
         video = video[:, :, : (shape[2] - 1) * model.temporal_compression_ratio + 1]
-        strides = {"video": (1, 1, 1, 5, 7)}
-        write(
-            "diffusion-decoder", case, {"latents": latents}, {"video": video}, model=name, seed=seed, strides=strides, limit=8000
+        write_case(
+            __file__, "diffusion-decoder", case, {"latents": latents}, {"video": video}, model=name, seed=seed,
+            strides={"video": (1, 1, 1, 5, 7)}, limit=8000,
         )
 
 

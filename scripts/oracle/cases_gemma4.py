@@ -3,7 +3,6 @@
 import json
 import re
 import tempfile
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,14 +14,12 @@ import cases_text
 import models
 from common import FIXTURES, MODELS, generator, randn, randomise, spread, write_case
 
-write = partial(write_case, __file__)
 # `gemma4_a` has the topology of the 12B. `gemma4_b` has other numbers and irregular layer types.
 # `gemma4_c` has value projections in full layers, and full RoPE there.
 NAMES = ("gemma4_a", "gemma4_b", "gemma4_c", "tiny_2_5")
 
 
 def text_encoder(name, config):
-    """Returns Gemma 4 with random weights."""
     model = randomise(Gemma4UnifiedForConditionalGeneration(config), f"{name}/text_encoder")
     for key, tensor in model.state_dict().items():
         if key.endswith("norm.weight"):
@@ -34,32 +31,12 @@ def text_encoder(name, config):
 
 
 def save():
-    """Draws the weights of text encoders and connectors."""
     for name in NAMES:
         folder = MODELS / name
         joined = randomise(LTX2TextConnectors(**models.config(name, "connectors")), f"{name}/connectors")
         models.save_weights(joined.to(torch.bfloat16), folder / "connectors")
         encoder = text_encoder(name, Gemma4UnifiedConfig.from_pretrained(folder / "text_encoder"))
         models.save_weights(encoder.to(torch.bfloat16), folder / "text_encoder")
-
-
-def _load(name, dtype):
-    kinds = {"text_encoder": Gemma4UnifiedForConditionalGeneration, "connectors": LTX2TextConnectors}
-    return [kind.from_pretrained(MODELS / name / part, dtype=dtype).eval() for part, kind in kinds.items()]
-
-
-def _case(name):
-    """Writes two prompts, one longer than the window and one padded."""
-    total, lengths, vocabulary = 16, (16, 5), models.config(name, "text_encoder")["text_config"]["vocab_size"]
-    mask = (torch.arange(total) >= total - torch.tensor(lengths)[:, None]).long()
-    ids = (randn(7, f"{name}/{name}", len(lengths), total).abs() * 1e6).long() % (vocabulary - 4) + 4
-    for row, length in enumerate(lengths):
-        ids[row, total - length] = 2
-    ids *= mask
-    full, half = (cases_text.encode(*_load(name, dtype), ids, mask) for dtype in (torch.float32, torch.bfloat16))
-    outputs = {key: full[key] for key in ("prompt_embeds", "projected")}
-    extra = spread(half, outputs, mask.bool())
-    write("gemma4", name, {"input_ids": ids, "attention_mask": mask}, outputs, model=name, extra=extra)
 
 
 def published_tensors():
@@ -79,9 +56,21 @@ def published_tensors():
 
 
 def gemma4():
-    """Writes the text encoders. Compare only unmasked rows."""
+    """Writes two prompts, one longer than the window and one padded. Compare only unmasked rows."""
     for name in NAMES[:3]:
-        _case(name)
+        total, lengths, vocabulary = 16, (16, 5), models.config(name, "text_encoder")["text_config"]["vocab_size"]
+        mask = (torch.arange(total) >= total - torch.tensor(lengths)[:, None]).long()
+        ids = (randn(7, f"{name}/{name}", len(lengths), total).abs() * 1e6).long() % (vocabulary - 4) + 4
+        for row, length in enumerate(lengths):
+            ids[row, total - length] = 2
+        ids *= mask
+        runs, kinds = [], {"text_encoder": Gemma4UnifiedForConditionalGeneration, "connectors": LTX2TextConnectors}
+        for dtype in (torch.float32, torch.bfloat16):
+            loaded = [kind.from_pretrained(MODELS / name / part, dtype=dtype).eval() for part, kind in kinds.items()]
+            runs.append(cases_text.encode(*loaded, ids, mask))
+        outputs = {key: runs[0][key] for key in ("prompt_embeds", "projected")}
+        extra, inputs = spread(runs[1], outputs, mask.bool()), {"input_ids": ids, "attention_mask": mask}
+        write_case(__file__, "gemma4", name, inputs, outputs, model=name, extra=extra)
 
 
 # Values of `add_bos_token` and `add_eos_token` in tokenizer_config.json.
@@ -102,8 +91,7 @@ def _saved(source, **more):
 def _template(*pieces):
     """Returns a post-processor that adds special tokens to the text `A`."""
     piece = lambda name: {"Sequence" if name in "AB" else "SpecialToken": {"id": name, "type_id": 0}}
-    ids = {"<eos>": 1, "<bos>": 2}
-    special = {n: {"id": n, "ids": [ids[n]], "tokens": [n]} for n in ids if n in pieces}
+    special = {n: {"id": n, "ids": [at], "tokens": [n]} for n, at in (("<eos>", 1), ("<bos>", 2)) if n in pieces}
     single = [piece(name) for name in pieces]
     return {"type": "TemplateProcessing", "single": single, "pair": [*single, piece("B")], "special_tokens": special}
 
@@ -123,8 +111,7 @@ def bos():
         files.append((name, *_saved(source, **more), {}))
     for pieces in (("A", "<eos>"), ("<bos>", "A", "<eos>"), ("<bos>", "A", "<bos>")):
         files.append((" ".join(pieces), dict(model, post_processor=_template(*pieces)), config, {}))
-    cases = []
-    asked = dict(max_length=12, truncation=True, add_special_tokens=True)
+    cases, asked = [], dict(max_length=12, truncation=True, add_special_tokens=True)
     for name, tokens, settings, flags in files:
         with tempfile.TemporaryDirectory() as folder:
             for file, data in (("tokenizer_config.json", settings), ("tokenizer.json", tokens)):
@@ -134,9 +121,8 @@ def bos():
         assert ids == same
         begun = lambda prompt, own: own if own[:1] == [2] else tokenizers[0]("<bos>" + prompt.strip(), **asked).input_ids
         forced = [begun(*case) for case in zip(_BOS_PROMPTS, ids)]
-        cases.append({
-            "name": name, "post_processor": tokens["post_processor"], "config": flags, "ids": ids, "forced": forced
-        })
+        post = tokens["post_processor"]
+        cases.append({"name": name, "post_processor": post, "config": flags, "ids": ids, "forced": forced})
     about = {"script": "scripts/oracle/cases_gemma4.py", "transformers": transformers.__version__}
     text = json.dumps(about | {"prompts": _BOS_PROMPTS, "max_length": 12, "cases": cases})
     (FIXTURES / "tokenizer" / "bos.json").write_text(text.replace('{"name"', '\n{"name"') + "\n")

@@ -14,7 +14,7 @@ import official_pipelines
 import torch
 from official_pipelines import guider_parameters, ltx
 
-from cases_official import FULL, SOUND, UPSAMPLERS, Model, keys, request, scales, write_requests
+from cases_official import FULL, SOUND, Model, keys, request, scales, write_requests
 from common import pattern
 
 _FRAMES, _HEIGHT, _WIDTH, _RATE, _SAMPLES = 17, 64, 96, 24.0, 11333
@@ -45,14 +45,6 @@ class Sound:
         return state
 
 
-class Noise(official_pipelines.Noise):
-    """Noise source of passes without video."""
-
-    def randn(self, *shape, generator, **more):
-        (_, sound), = self.passes
-        return torch.randn(sound, generator=generator).transpose(1, 2).flatten(2)
-
-
 class Given(official_pipelines.Run):
     """One request by Lightricks' pipelines, or assembled from the parts of `RetakePipeline`."""
 
@@ -61,13 +53,13 @@ class Given(official_pipelines.Run):
         pipeline = "text_to_audio" if self.alone else "retake"
         super().__init__(model.path, None, {**asked, "pipeline": pipeline}, model.contexts, sizes)
         if self.alone:
-            ltx("core.components.noisers").torch.randn = Noise(sizes).randn
+            noise = lambda *_, generator, **__: torch.randn(sizes[0][1], generator=generator).transpose(1, 2).flatten(2)
+            ltx("core.components.noisers").torch.randn = noise
         self.types, self.contexts = ltx("core.types"), model.contexts
 
     def _arguments(self, _upsampler):
-        own = {"loras": (), "device": torch.device("cpu")}
         # 1.2.0 assumes a distilled checkpoint by default.
-        return own if self.wheels or self.alone else {**own, "distilled": False}
+        return {"loras": (), "device": torch.device("cpu"), **({} if self.wheels or self.alone else {"distilled": False})}
 
     def _of_checkout(self, model, *more):
         # The audio-only key map lacks the caption projection of LTX-2.0.
@@ -106,21 +98,20 @@ class Given(official_pipelines.Run):
     def __call__(self):
         r = self.request
         guiders = {f"{stream}_guider_params": guider_parameters(own) for stream, own in r["guidance"].items()}
+        given = dict(prompt=r["prompt"], negative_prompt=r["negative_prompt"], seed=r["seed"], num_inference_steps=r["steps"])
+        if self.alone:
+            given |= {key: r[key] for key in ("num_frames", "frame_rate")}
+            self.pipeline(**given, audio_guider_params=guiders["audio_guider_params"])
+            return self.passes[0]
         with ExitStack() as stack:
-            if not self.alone:
-                self._media(stack)
-                self._keep_masks(stack)
-            if self.alone:
-                given = {key: r[key] for key in ("prompt", "negative_prompt", "seed", "num_frames", "frame_rate")}
-                self.pipeline(**given, num_inference_steps=r["steps"], audio_guider_params=guiders["audio_guider_params"])
-            elif r["kind"] == "retake":
-                self.pipeline(
-                    "given", r["prompt"], *r["span"], r["seed"], negative_prompt=r["negative_prompt"],
-                    num_inference_steps=r["steps"], regenerate_audio=r["anew"], tiling_config=None, **guiders,
-                )
+            self._media(stack)
+            self._keep_masks(stack)
+            if r["kind"] == "retake":
+                given |= dict(zip(("start_time", "end_time"), r["span"]), regenerate_audio=r["anew"], tiling_config=None)
+                self.pipeline("given", **given, **guiders)
             else:
                 self._assembled()
-        return self.steps.passes[0]
+        return self.passes[0]
 
     def _heard(self, sound):
         """Returns the latents of a sound as long as the video."""
@@ -138,7 +129,6 @@ class Given(official_pipelines.Run):
         return self.pipeline.image_conditioner(lambda own: own(pixels(of))), heard
 
     def _assembled(self):
-        """Runs requests for which Lightricks has no pipeline."""
         r, n, kind = self.request, self.frames, self.request["kind"]
         by_index = ltx("core.conditioning").VideoConditionByLatentIndex
         if kind == "audio_to_video":
@@ -147,9 +137,8 @@ class Given(official_pipelines.Run):
             return self._pass({}, dict(initial_latent=sound, frozen=True), given="audio")
         if kind == "video_to_audio":
             video, _ = self._encoded(slice(None))
-            region = self.module.TemporalRegionMask(0.0, 0.0, _RATE)
             # 1.0.0 has no frozen streams; an empty region keeps the stream at each step's noise level.
-            kept = dict(conditionings=[region]) if self.wheels else dict(frozen=True)
+            kept = dict(conditionings=[self.module.TemporalRegionMask(0.0, 0.0, _RATE)]) if self.wheels else dict(frozen=True)
             return self._pass(dict(initial_latent=video, **kept), {}, given="video")
         overlap = r["overlap"]
         if kind == "extend":
@@ -188,16 +177,15 @@ class Given(official_pipelines.Run):
 
 
 def retake(start, end, anew=True):
-    """Returns the request of a retake and its settings."""
     span = f"{{from: {start}" + (f", to: {end}" if end else "") + ("" if anew else ", audio: false") + "}"
-    return dict(kind="retake", span=(start, end or 99.0), anew=anew), ["pipeline=retake", f"request.retake={span}"]
+    return dict(kind="retake", span=(start, end or 99.0), anew=anew), [f"request.retake={span}"]
 
 
 def extend(overlap, before=False):
     """Returns the request of an extension by eight frames and its settings."""
     more = f"{{seconds: {8 / _RATE}, overlap: {overlap}" + (", at: start" if before else "") + "}"
     kind = "extend_before" if before else "extend"
-    return dict(kind=kind, overlap=overlap, num_frames=overlap + 8), ["pipeline=extend", f"request.extend={more}"]
+    return dict(kind=kind, overlap=overlap, num_frames=overlap + 8), [f"request.extend={more}"]
 
 
 def cases(wheels):
@@ -209,21 +197,18 @@ def cases(wheels):
         asked, settings = retake(0.3, 0.4, anew=False)
         return {
             "retake": (*retake(0.3, 0.4), ()), "extend": (*extend(9), ()), "retake_video": (asked, settings + kept, ()),
-            "video_to_audio": (to_sound, ["pipeline=video_to_audio", *kept], ()),
+            "video_to_audio": (to_sound, kept, ()),
         }
-    to_video = dict(
-        kind="audio_to_video", audio=dict(path=SOUND, start=0.05), num_frames=9,
-        guidance={"video": FULL["video"], "audio": scales()},
-    )
+    guided = {"video": FULL["video"], "audio": scales()}
+    to_video = dict(kind="audio_to_video", audio=dict(path=SOUND, start=0.05), num_frames=9, guidance=guided)
     # Audio-only passes have no modality guidance.
     alone = dict(kind="text_to_audio", guidance={"video": scales(), "audio": {**FULL["audio"], "modality": 1.0}})
     return {
         "retake": (*retake(0.3, 0.4), both), "extend": (*extend(9), both), "retake_start": (*retake(0.0, 0.2), ()),
         "retake_video": (*retake(0.5, None, anew=False), ()), "extend_17": (*extend(17), ()),
         "extend_before": (*extend(9, before=True), ()), "extend_before_17": (*extend(17, before=True), ()),
-        "video_to_audio": (to_sound, ["pipeline=video_to_audio"], ("audio",)),
-        "audio_to_video": (to_video, ["pipeline=audio_to_video"], ("video",)),
-        "text_to_audio": (alone, ["pipeline=text_to_audio"], ("audio",)),
+        "video_to_audio": (to_sound, [], ("audio",)), "audio_to_video": (to_video, [], ("video",)),
+        "text_to_audio": (alone, [], ("audio",)),
     }
 
 
@@ -232,7 +217,7 @@ def write(model, case, more, settings, decode):
     asked = {**asked, "sound": True, "caption_projection": model.name == "tiny_a", **more}
     sizes = model.sizes(asked)
     theirs = Given(model, asked, sizes)
-    steps, component, reference = theirs(), "given_video", "official"
+    steps, release = theirs(), "_1_0" if theirs.wheels else ""
     if theirs.alone:
         _, channels, *grid = sizes[0][0]
         steps = [[torch.zeros(1, math.prod(grid), channels), *tokens] for tokens in steps]
@@ -240,17 +225,17 @@ def write(model, case, more, settings, decode):
     outputs = {name: value for name, value in outputs.items() if not (theirs.alone and name.endswith("latents.video"))}
     if decode:
         outputs |= model.decoded(steps[-1], sizes[0], decode)
-    if theirs.wheels:
-        component, reference = "given_video_1_0", "official_1_0"
-    else:
+    if not theirs.wheels:
         # Guidance of input streams has no effect, so the settings can be the preset's.
         asked["guidance"] = FULL
-    own = [key for key in keys(asked, reference) if not key.startswith(("pipeline=", "request.num_frames", "request.frame_rate"))]
-    if not any("extend" in key for key in settings):
+    replaced = ("pipeline=", "request.num_frames", "request.frame_rate")
+    own = [key for key in keys(asked, f"official{release}") if not key.startswith(replaced)]
+    if "extend" not in asked["kind"]:
         own.append(f"request.num_frames={asked['num_frames']}")
+    own.append(f"pipeline={asked['kind'].removesuffix('_before')}")
     write_requests(
-        __file__, component, case, model, outputs, [*own, *settings], seed=asked["seed"],
-        more={"upsampler": UPSAMPLERS[model.name]}, strides={"video": (1, 4, 1, 17, 17), "audio": (1, 1, 37)},
+        __file__, f"given_video{release}", case, model, outputs, [*own, *settings],
+        strides={"video": (1, 4, 1, 17, 17), "audio": (1, 1, 37)},
         extra={} if asked["kind"] in ("retake", "text_to_audio") else {"assembled": "true"},
     )
 

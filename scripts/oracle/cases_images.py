@@ -18,19 +18,16 @@ write = partial(write_case, __file__, "images")
 FOLDER = FIXTURES / "images"
 
 
-def smooth_and_sharp(height, width):
-    """Returns gradients, waves and an edge from integer arithmetic."""
-    y, x = np.mgrid[0:height, 0:width]
-    disc = ((x - width * 2 // 5) ** 2 + (y - height // 2) ** 2 < 300) * 220 + 30
-    waves = (x * x // 7 + y * 3) % 97 + (x * y // 5) % 61
-    return np.stack([x * 255 // (width - 1), y * 255 // (height - 1), np.where(x < width // 2, disc, waves)], -1).astype(np.uint8)
-
-
 def through_h264():
     """Encodes and decodes by Lightricks' PyAV code. The slices of a frame depend on its height and the number of cores."""
     from ltx_pipelines.utils.media_io import encode_single_frame, preprocess
 
-    image, scalars, outputs = smooth_and_sharp(129, 49), {}, {}
+    # Gradients, waves and an edge from integer arithmetic.
+    height, width, scalars, outputs = 129, 49, {}, {}
+    y, x = np.mgrid[0:height, 0:width]
+    disc = ((x - width * 2 // 5) ** 2 + (y - height // 2) ** 2 < 300) * 220 + 30
+    blue = np.where(x < width // 2, disc, (x * x // 7 + y * 3) % 97 + (x * y // 5) % 61)
+    image = np.stack([x * 255 // (width - 1), y * 255 // (height - 1), blue], -1).astype(np.uint8)
     for crf in (33, 18):
         with io.BytesIO() as file:
             encode_single_frame(file, image, crf)
@@ -43,8 +40,10 @@ def through_h264():
 def image_to_video():
     """Writes a request from an H.264-compressed first frame. It has the video's size, as diffusers resizes differently."""
     # No rescaling, for which diffusers and Lightricks treat the frame differently.
-    request = request_of(width=96, height=64, guidance={"video": scales(4.0), "audio": scales(3.0)})
-    request |= dict(images=[dict(path="frame.png", frame=0, strength=1.0, crf=33)], cross_timestep="cross")
+    request = request_of(
+        width=96, height=64, guidance={"video": scales(4.0), "audio": scales(3.0)}, cross_timestep="cross",
+        images=[dict(path="frame.png", frame=0, strength=1.0, crf=33)],
+    )
     pipeline = models.load_pipeline("tiny_a", kind=LTX2ImageToVideoPipeline)
     outputs = run_pipeline(pipeline, request, image=Image.open(FOLDER / "frame.png"))
     kept = {name: outputs[name] for name in ("latents.video", "latents.audio", "sigmas")}
@@ -52,7 +51,6 @@ def image_to_video():
 
 
 def decoded():
-    """Reads all files by release 1.2.0."""
     from ltx_pipelines.utils.media_io.decode import decode_image
 
     files = [file for file in sorted(FOLDER.iterdir()) if file.name not in ("shapes.png", "frame.png")]

@@ -4,6 +4,7 @@ A run replaces the weights by its own release in the file.
 """
 
 import json
+from itertools import product
 
 import torch
 from diffusers import LTX2VideoTransformer3DModel
@@ -25,11 +26,8 @@ MODULES = [
 ]
 # Files and strengths of each case.
 CASES = {
-    "one": [("plain", 0.7)],
-    "two": [("plain", 0.7), ("wide", -0.4)],
-    "three": [("wide", 1.3), ("plain", 0.7), ("wide", -0.4)],
-    "alpha": [("alpha", 1.0)],
-    "peft": [("peft", 0.8)],
+    "one": [("plain", 0.7)], "two": [("plain", 0.7), ("wide", -0.4)], "three": [("wide", 1.3), ("plain", 0.7), ("wide", -0.4)],
+    "alpha": [("alpha", 1.0)], "peft": [("peft", 0.8)],
 }
 # Lightricks' loader does not read diffusers' keys; diffusers' rejects alpha tensors.
 UNREAD = {"official": ["peft"], "official_1_0": ["peft"], "diffusers": ["alpha"]}
@@ -37,16 +35,10 @@ UNREAD = {"official": ["peft"], "official_1_0": ["peft"], "diffusers": ["alpha"]
 SINGLE = ["two", "peft"]
 
 
-def _diffusers(case, dtype):
-    files, strengths = zip(*CASES[case])
-    return merge_loras(MODEL, [FOLDER / f"{file}.safetensors" for file in files], list(strengths), dtype)
-
-
 def _official(case, dtype):
     model = LTX2VideoTransformer3DModel.from_pretrained(MODEL, torch_dtype=dtype)
     weights = {f"{official}.weight": model.get_submodule(name).weight.data for official, name in MODULES}
-    cpu = torch.device("cpu")
-    loras = []
+    loras, cpu = [], torch.device("cpu")
     for file, strength in CASES[case]:
         tensors = load_file(FOLDER / f"{file}.safetensors")
         tensors = {key.replace("diffusion_model.", ""): value for key, value in tensors.items()}
@@ -57,11 +49,13 @@ def _official(case, dtype):
 
 def lora():
     merged = load_file(FOLDER / "merged.safetensors")
-    for loader, merge in {"official_1_0" if wheels() else "official": _official, "diffusers": _diffusers}.items():
-        for case in CASES:
-            for label, dtype in (("bf16", torch.bfloat16), ("f32", torch.float32)):
-                if case not in UNREAD[loader] and (label == "bf16" or case in SINGLE and loader != "official_1_0"):
-                    merged |= {f"{loader}/{label}/{case}/{name}": weight for name, weight in merge(case, dtype).items()}
+    files = lambda case: ([FOLDER / f"{file}.safetensors" for file, _ in CASES[case]], [strength for _, strength in CASES[case]])
+    diffusers = lambda case, dtype: merge_loras(MODEL, *files(case), dtype)
+    merges = {"official_1_0" if wheels() else "official": _official, "diffusers": diffusers}
+    dtypes = {"bf16": torch.bfloat16, "f32": torch.float32}
+    for (loader, merge), case, (label, dtype) in product(merges.items(), CASES, dtypes.items()):
+        if case not in UNREAD[loader] and (label == "bf16" or case in SINGLE and loader != "official_1_0"):
+            merged |= {f"{loader}/{label}/{case}/{name}": weight for name, weight in merge(case, dtype).items()}
     cases = {name: json.dumps(files) for name, files in CASES.items()}
     write_safetensors(FOLDER / "merged.safetensors", merged, {"script": "scripts/oracle/cases_lora.py", **cases})
 

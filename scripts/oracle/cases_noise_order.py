@@ -32,15 +32,10 @@ def _pass(pipeline, source, scale, dtype, given):
         audio |= dict(latents=torch.zeros(audio_shape), noise_scale=1.0)
     drawn = pipeline.prepare_latents(dtype=torch.float32, device="cpu", **video)
     drawn = drawn if isinstance(drawn, torch.Tensor) else drawn[0]
-    return drawn, pipeline.prepare_audio_latents(dtype=torch.float32, device="cpu", **audio)
+    return {"video": drawn, "audio": pipeline.prepare_audio_latents(dtype=torch.float32, device="cpu", **audio)}
 
 
-def _described(tokens):
-    bits, sha256 = float_bits(tokens)
-    return {"shape": list(tokens.shape), "sha256": sha256, "first": bits.astype("<i4")[:2].tolist()}
-
-
-def _case(name, kind, dtype=torch.float32):
+def _case(name, kind, dtype):
     pipeline, size = models.load_pipeline(name, kind=KINDS[kind]), (REQUEST["width"], REQUEST["height"])
     given = {
         "text": {},
@@ -53,17 +48,20 @@ def _case(name, kind, dtype=torch.float32):
     }[kind]
     source, passes = torch.Generator("cpu").manual_seed(SEED), []
     for scale in (1, 2):
-        video, audio = _pass(pipeline, source, scale, dtype, given)
-        # The first frame has no noise.
-        known = (size[0] * scale // 32) * (size[1] * scale // 32) if kind == "first" else 0
-        passes.append({"video": _described(video[:, known:]), "audio": _described(audio)})
+        drawn, described = _pass(pipeline, source, scale, dtype, given), {}
+        if kind == "first":
+            # The first frame has no noise.
+            drawn["video"] = drawn["video"][:, (size[0] * scale // 32) * (size[1] * scale // 32) :]
+        for stream, tokens in drawn.items():
+            bits, sha256 = float_bits(tokens)
+            described[stream] = dict(shape=list(tokens.shape), sha256=sha256, first=bits.astype("<i4")[:2].tolist())
+        passes.append(described)
     return {"model": name, "images": kind, "dtype": str(dtype).split(".")[1], "passes": passes}
 
 
 def noise_order():
-    cases = []
-    for name in ("tiny_2_3", "tiny_2_5"):
-        cases += [_case(name, "text"), _case(name, "text", torch.bfloat16), _case(name, "first"), _case(name, "later")]
+    kinds = [("text", torch.float32), ("text", torch.bfloat16), ("first", torch.float32), ("later", torch.float32)]
+    cases = [_case(name, *kind) for name in ("tiny_2_3", "tiny_2_5") for kind in kinds]
     data = dict(script="scripts/oracle/cases_noise_order.py", seed=SEED, **REQUEST, cases=cases)
     write_json(FIXTURES / "noise" / "diffusers.json", data, ('{"model"',))
 

@@ -35,12 +35,11 @@ def image(frame, strength=1.0):
 
 def request(pipeline, **more):
     """Returns a request of the smallest size whose height, width and time differ."""
-    size = (96, 64) if pipeline == "image_to_video" else (128, 64)
-    known = dict(
-        pipeline=pipeline, prompt=POSITIVE, negative_prompt=NEGATIVE, seed=4, width=size[0], height=size[1], num_frames=9,
-        frame_rate=24.0, images=[], audio=None, steps=2, cross_timestep=None, guidance={"video": scales(), "audio": scales()},
-    )
-    return {**known, **more}
+    return dict(
+        pipeline=pipeline, prompt=POSITIVE, negative_prompt=NEGATIVE, seed=4, width=96 if pipeline == "image_to_video" else 128,
+        height=64, num_frames=9, frame_rate=24.0, images=[], audio=None, steps=2, cross_timestep=None,
+        guidance={"video": scales(), "audio": scales()},
+    ) | more
 
 
 class Model:
@@ -52,23 +51,20 @@ class Model:
         self.name, self.path, self.upsampler = name, folder / f"{name}.safetensors", folder / f"{name}_up.safetensors"
         write_model(self.path, name)
         write_upsampler(self.upsampler, UPSAMPLERS[name])
-        encoder, connectors, self.vae, self.audio_vae = (
-            models.load(name, part) for part in ("text_encoder", "connectors", "vae", "audio_vae")
-        )
+        parts = (models.load(name, part) for part in ("text_encoder", "connectors", "vae", "audio_vae"))
+        encoder, connectors, self.vae, self.audio_vae = parts
         self.contexts = []
         for text in (POSITIVE, NEGATIVE):
             ids, mask = tokenize(name, [text], _LENGTH)
-            video, audio, _ = connectors(encode(encoder, connectors, ids, mask)["prompt_embeds"], mask, padding_side="left")
-            self.contexts.append({"video": video, "audio": audio})
+            made = connectors(encode(encoder, connectors, ids, mask)["prompt_embeds"], mask, padding_side="left")
+            self.contexts.append(dict(zip(("video", "audio"), made)))
         config = models.config(name, "audio_vae")
         self.bins, self.sound = config["mel_bins"] // 4, config["latent_channels"]
         self.channels = models.config(name, "vae")["latent_channels"]
         official_pipelines.set_channels(self.channels, self.bins, self.sound)
 
     def sizes(self, request):
-        """Returns the latent shapes of each pass."""
-        frames = (request["num_frames"] - 1) // 8 + 1
-        length = round(request["num_frames"] / request["frame_rate"] * 25)
+        frames, length = (request["num_frames"] - 1) // 8 + 1, round(request["num_frames"] / request["frame_rate"] * 25)
         once = [32] if request["pipeline"] == "image_to_video" else [64, 32]
         size = [(request["height"] // unit, request["width"] // unit) for unit in once]
         return [((1, self.channels, frames, *hw), (1, self.sound, length, self.bins)) for hw in size]
@@ -85,8 +81,7 @@ class Model:
 
     def decoded(self, tokens, shapes, streams=("video", "audio")):
         """Decodes normalised tokens to frames and samples."""
-        latents = self.unpacked(tokens, shapes, normalised=True)
-        vocoder = models.load(self.name, "vocoder")
+        latents, vocoder = self.unpacked(tokens, shapes, normalised=True), models.load(self.name, "vocoder")
         return official_pipelines.decoded(self.path, vocoder, **{name: latents[f"latents.{name}"] for name in streams})
 
     def steps(self, passes, sizes):
@@ -103,22 +98,23 @@ class Model:
         theirs = self.runs(self.path, self.upsampler, request, self.contexts, sizes)
         passes, kept = theirs()
         assert len(passes) == len(sizes)
-        outputs = self.steps(passes, sizes)
         # Input sound is not decoded.
         sound = kept["audio"].transpose(1, 2).flatten(2) if "audio" in kept else passes[-1][-1][1]
         final = [kept["video"].flatten(2).transpose(1, 2), sound]
-        outputs |= self.unpacked(final, sizes[-1])
+        outputs = self.steps(passes, sizes) | self.unpacked(final, sizes[-1])
         if decode:
             outputs |= self.decoded(final, sizes[-1])
         outputs |= {"stage_2.noise.video": video for video, _ in theirs.noise.drawn[1:]}
         if request["audio"] and not theirs.wheels:
-            frames = self.vae.decode(outputs["latents.video"], None, return_dict=False)[0]
-            outputs |= {"video": (frames / 2 + 0.5).clamp(0, 1).transpose(1, 2), "audio": theirs.returned[1].waveform[None]}
+            outputs |= {"video": self.frames(outputs), "audio": theirs.returned[1].waveform[None]}
         return outputs
+
+    def frames(self, outputs):
+        frames = self.vae.decode(outputs["latents.video"], None, return_dict=False)[0]
+        return (frames / 2 + 0.5).clamp(0, 1).transpose(1, 2).contiguous()
 
 
 def keys(request, reference):
-    """Returns the request as settings of ltx2."""
     names = ("prompt", "negative_prompt", "seed", "width", "height", "num_frames", "frame_rate")
     settings = {f"request.{key}": request[key] for key in names}
     pipeline = request["pipeline"] if request["images"] or request["pipeline"] != "image_to_video" else "text_to_video"
@@ -127,8 +123,7 @@ def keys(request, reference):
     if request["cross_timestep"]:
         settings["conditioning.cross_timestep"] = request["cross_timestep"]
     if request["pipeline"] != "distilled":
-        settings["sampler.steps"] = request["steps"]
-        guidance = request["guidance"]
+        settings["sampler.steps"], guidance = request["steps"], request["guidance"]
         for stream, values in guidance.items():
             settings |= {f"guidance.{stream}.{key}": value for key, value in values.items()}
         if guidance["video"]["stg_blocks"] == guidance.get("audio", {}).get("stg_blocks"):
@@ -145,29 +140,23 @@ def keys(request, reference):
 GUIDED = {"video": scales(3.0, modality=3.0, rescale=0.45), "audio": scales(7.0, modality=3.0, rescale=1.0)}
 # The presets' guidance, with a block that the fixture models have.
 FULL = {stream: scales(cfg, 1.0, 3.0, 0.7, stg_blocks=[1]) for stream, cfg in (("video", 3.0), ("audio", 7.0))}
-_GIVEN = request("audio_to_video", guidance={"video": FULL["video"]}, images=[image(0)], audio=dict(path=SOUND, start=0.05))
 _CFG = {"video": scales(4.0), "audio": scales(4.0)}
 _IMAGE = request("image_to_video", guidance=GUIDED, images=[image(0)])
-_IMAGES = request("image_to_video", guidance=_CFG, images=[image(0, 0.75), image(8), image(5, 0.5)])
-_KEYFRAMES = request("keyframes", guidance=_CFG, images=[image(0), image(8, 0.6)])
-OFFICIAL = {
+_BOTH_RELEASES = {
+    "images": request("image_to_video", guidance=_CFG, images=[image(0, 0.75), image(8), image(5, 0.5)]),
+    "keyframes": request("keyframes", guidance=_CFG, images=[image(0), image(8, 0.6)]),
+    "audio": request("audio_to_video", guidance={"video": FULL["video"]}, images=[image(0)], audio=dict(path=SOUND, start=0.05)),
+}
+OFFICIAL = _BOTH_RELEASES | {
     "image": request("image_to_video", steps=3, guidance=FULL, images=[image(0)]),
-    "images": _IMAGES,
-    "image_gate_only": _IMAGE,
-    "image_own": {**_IMAGE, "cross_timestep": "own"},
+    "image_gate_only": _IMAGE, "image_own": {**_IMAGE, "cross_timestep": "own"},
     "two_stage": request("two_stage", guidance=GUIDED, images=[image(0)]),
     "distilled": request("distilled", images=[image(0, 0.8)]),
     "hq": request("hq", steps=5, guidance=GUIDED, images=[image(8, 0.9)]),
-    "keyframes": _KEYFRAMES,
-    "audio": _GIVEN,
 }
 # 1.0.0 differs in the noise levels between the streams and of input sound, keyframes of eight frames, and the noiser.
-OFFICIAL_1_0 = {
-    "image_cross": _IMAGE,
-    "images": _IMAGES,
-    "two_stage": request("two_stage", guidance=_CFG, images=[image(0, 0.6), image(8, 0.75)]),
-    "keyframes": _KEYFRAMES,
-    "audio": _GIVEN,
+OFFICIAL_1_0 = _BOTH_RELEASES | {
+    "image_cross": _IMAGE, "two_stage": request("two_stage", guidance=_CFG, images=[image(0, 0.6), image(8, 0.75)]),
 }
 
 # Values of the guidance terms for video and audio; perturbed blocks per stream.
@@ -177,8 +166,7 @@ _PERTURBED = {"stg": _BOTH, "cfg_stg": _VIDEO, "stg_modality": _AUDIO, "cfg_stg_
 
 
 def guided(terms, blocks=None):
-    blocks = blocks or _PERTURBED.get("_".join(t for t in terms if t != "rescale"), (None, None))
-    streams = {}
+    blocks, streams = blocks or _PERTURBED.get("_".join(t for t in terms if t != "rescale"), (None, None)), {}
     for at, stream in enumerate(("video", "audio")):
         on = {term: _TERMS[term][at] for term in terms if term != "stg" or blocks[at] is not None}
         streams[stream] = scales(**on, stg_blocks=blocks[at] or [])
@@ -198,19 +186,17 @@ def subsets():
     }
 
 
-def write_requests(
-    script, component, case, model, outputs, common, kind="", keys=None, more=None, extra=None, limit=0, **options
-):
+def write_requests(script, component, case, model, outputs, common, kind="", keys=None, more=None, extra=None, **options):
     """Writes a case of one or more requests, whose settings are `common` and, by prefix of the outputs, `keys`."""
     scalars = {"preset": official_pipelines.PRESETS[model.name] + kind, "common": common, "keys": keys or {"": []}}
     write_case(
-        script, component, f"{model.name}_{case}", {}, outputs, model=model.name, limit=limit, scalars=scalars | (more or {}),
-        extra={"ltx-pipelines": official_pipelines.release(), **(extra or {})}, **options,
+        script, component, f"{model.name}_{case}", {}, outputs, model=model.name, seed=4,
+        scalars=scalars | (more or {"upsampler": UPSAMPLERS[model.name]}),
+        extra={"ltx-pipelines": official_pipelines.release(), **(extra or {})}, **{"limit": 0, **options},
     )
 
 
 def write(component, case, model, tables, reference):
-    """Runs the requests `{prefix: request}` and writes them to one file."""
     outputs, settings = {}, {}
     for prefix, asked in tables.items():
         made = model.run(asked)
@@ -221,8 +207,8 @@ def write(component, case, model, tables, reference):
     common = [key for key in next(iter(settings.values())) if all(key in own for own in settings.values())]
     settings = {prefix: [key for key in own if key not in common] for prefix, own in settings.items()}
     write_requests(
-        __file__, component, case, model, outputs, common, _PRESETS[next(iter(tables.values()))["pipeline"]], settings, seed=4,
-        more={"upsampler": UPSAMPLERS[model.name]}, strides={"video": (1, 4, 1, 9, 9), "audio": (1, 1, 37)},
+        __file__, component, case, model, outputs, common, _PRESETS[next(iter(tables.values()))["pipeline"]], settings,
+        strides={"video": (1, 4, 1, 9, 9), "audio": (1, 1, 37)},
     )
 
 
@@ -242,8 +228,7 @@ def cross_timestep(model, kinds):
         dict(latent=values[f"{p}hidden_states"], context=values[f"{p}encoder_hidden_states"], sigma=s, timesteps=t, positions=c)
         for p, s, t, c in zip(("", "audio_"), (sigma, sound), levels, coords)
     ]
-    scalars = scalars_for(**shape)
-    made = {}
+    scalars, made = scalars_for(**shape), {}
     for kind in kinds:
         undo = official_pipelines.gate_by_own_level() if kind == "own" else lambda: None
         made[kind] = dict(zip(("video", "audio"), official_pipelines.velocity(model.path, streams)))

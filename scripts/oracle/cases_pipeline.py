@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from unittest.mock import patch
 
 import numpy as np
@@ -12,13 +13,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import models
 from cases_text import NEGATIVE, POSITIVE, tokenize
-from common import MODELS, STRIDES, generator, randn, relative_l2, thin, write_case
+from common import MODELS, STRIDES, rand, randn, relative_l2, thin, write_case
 
 write = partial(write_case, __file__)
 
 
 def scales(cfg=1.0, stg=0.0, modality=1.0, rescale=0.0, **more):
-    """Returns the guidance scales of a stream."""
     return dict(cfg=cfg, stg=stg, modality=modality, rescale=rescale, **more)
 
 
@@ -30,7 +30,7 @@ def official_sigmas(steps, tokens=4096):
 
 
 def verbatim_scheduler():
-    """Returns a scheduler that does not change its sigmas."""
+    """Returns a scheduler that uses the given sigmas unchanged."""
     return FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=False, shift=1.0, shift_terminal=None)
 
 
@@ -43,14 +43,11 @@ def scheduled(scheduler, steps, tokens, given=None):
 
 
 def sigmas():
-    """Writes schedules of both conventions."""
-    for name in ("tiny_a", "tiny_b"):
-        for steps, tokens in ((2, 6), (3, 12), (8, 6144), (30, 15360), (40, 4096)):
-            scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(MODELS / name / "scheduler")
-            made = scheduled(scheduler, steps, tokens)
-            scalars = {"steps": steps, "tokens": tokens, "sigma_shift": "diffusers"}
-            outputs = dict(zip(("sigmas", "timesteps"), made))
-            write("sigmas", f"diffusers_{name}_{steps}_{tokens}", {}, outputs, model=name, scalars=scalars)
+    for name, (steps, tokens) in product(("tiny_a", "tiny_b"), ((2, 6), (3, 12), (8, 6144), (30, 15360), (40, 4096))):
+        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(MODELS / name / "scheduler")
+        outputs = dict(zip(("sigmas", "timesteps"), scheduled(scheduler, steps, tokens)))
+        scalars = {"steps": steps, "tokens": tokens, "sigma_shift": "diffusers"}
+        write("sigmas", f"diffusers_{name}_{steps}_{tokens}", {}, outputs, model=name, scalars=scalars)
     for steps, tokens in ((2, 4096), (3, 4096), (8, 4096), (30, 4096), (40, 4096), (15, 8160)):
         scalars = {"steps": steps, "tokens": tokens, "sigma_shift": "official"}
         write("sigmas", f"official_{steps}_{tokens}", {}, {"sigmas": official_sigmas(steps, tokens)}, scalars=scalars)
@@ -90,18 +87,15 @@ def guidance():
         scheduler.set_begin_index(step)
         scheduler._step_index = None
         following = scheduler.step(velocity, scheduler.timesteps[step], inputs["latents"], return_dict=False)[0]
-        outputs = {"x0": x0, "velocity": velocity, "latents": following}
-        write("guidance", case, inputs, outputs, seed=seed, scalars=own)
+        write("guidance", case, inputs, {"x0": x0, "velocity": velocity, "latents": following}, seed=seed, scalars=own)
 
 
 def noise_shapes(pipeline, request):
-    """Returns the latent shapes of video and audio."""
     frames = (request["num_frames"] - 1) // pipeline.vae_temporal_compression_ratio + 1
     ratio = pipeline.vae_spatial_compression_ratio
     video = (1, pipeline.transformer.config.in_channels, frames, request["height"] // ratio, request["width"] // ratio)
     rate = pipeline.audio_sampling_rate / pipeline.audio_hop_length / pipeline.audio_vae_temporal_compression_ratio
-    length = round(request["num_frames"] / request["frame_rate"] * rate)
-    config = pipeline.audio_vae.config
+    length, config = round(request["num_frames"] / request["frame_rate"] * rate), pipeline.audio_vae.config
     return video, (1, config.latent_channels, length, config.mel_bins // pipeline.audio_vae_mel_compression_ratio)
 
 
@@ -129,9 +123,9 @@ def run_pipeline(pipeline, request, **more):
         arguments["sigmas"] = official_sigmas(request["steps"])[:-1].tolist()
 
     def call(kind):
-        source = torch.Generator("cpu").manual_seed(request["seed"])
-        size = dict(width=request["width"], height=request["height"])
-        return [made.float() for made in pipeline(generator=source, output_type=kind, **size, **arguments)]
+        arguments["generator"] = torch.Generator("cpu").manual_seed(request["seed"])
+        made = pipeline(output_type=kind, width=request["width"], height=request["height"], **arguments)
+        return [output.float() for output in made]
 
     latents, audio_latents = call("latent")
     used = pipeline.scheduler.sigmas.clone()
@@ -140,11 +134,10 @@ def run_pipeline(pipeline, request, **more):
 
 
 def request_of(**more):
-    known = dict(
+    return dict(
         prompt=POSITIVE, negative_prompt=NEGATIVE, frame_rate=24.0, seed=10, max_sequence_length=64, num_frames=9, steps=2,
         guidance={"video": scales(4.0), "audio": scales(4.0)}, sigma_shift="official",
-    )
-    return known | more
+    ) | more
 
 
 PLAIN = {"video": scales(), "audio": scales()}
@@ -171,17 +164,16 @@ _WHOLE = {
 _ROUNDINGS = 6
 
 
-def shifted(tensor, turn):
-    """Changes a tensor by up to a quarter of bfloat16's precision."""
-    return tensor * (1 + 2.0**-9 * (torch.rand(tensor.shape, generator=generator(turn, "rounding")) - 0.5))
-
-
 @contextmanager
 def rounded_otherwise(turn):
-    """Runs the body with another attention kernel and slightly changed noise, which changes the rounding."""
-    draw = torch.randn
-    kernel = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION)[turn % 2]
-    with patch("torch.randn", lambda *shape, **more: shifted(draw(*shape, **more), turn)), sdpa_kernel(kernel):
+    """Runs the body with another rounding: another attention kernel, noise changed by up to a quarter of bfloat16's precision."""
+    draw, kernel = torch.randn, (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION)[turn % 2]
+
+    def changed(*shape, **more):
+        noise = draw(*shape, **more)
+        return noise * (1 + 2.0**-9 * (rand(turn, "rounding", noise.shape) - 0.5))
+
+    with patch("torch.randn", changed), sdpa_kernel(kernel):
         yield
 
 
@@ -204,14 +196,11 @@ def pipeline():
     for case, request in _CASES.items():
         name, strides = case.rsplit("_", 1)[0], _WHOLE.get(case, STRIDES)
         whole = models.load_pipeline(name)
-        noise_video, noise_audio = draw_noise(whole, request)
-        outputs = run_pipeline(whole, request)
+        noise, outputs = draw_noise(whole, request), run_pipeline(whole, request)
         extra = spreads(name, request, outputs, strides)
-        _, mask = tokenize(name, [request["prompt"]], request["max_sequence_length"])
-        outputs |= {"noise.video": noise_video, "noise.audio": noise_audio, "attention_mask": mask}
-        write(
-            "pipeline", case, {}, outputs, model=name, seed=request["seed"], scalars=request, extra=extra, strides=strides
-        )
+        outputs |= zip(("noise.video", "noise.audio"), noise)
+        outputs["attention_mask"] = tokenize(name, [request["prompt"]], request["max_sequence_length"])[1]
+        write("pipeline", case, {}, outputs, model=name, seed=request["seed"], scalars=request, extra=extra, strides=strides)
 
 
 COMPONENTS = {"sigmas": sigmas, "noise": noise, "guidance": guidance, "pipeline": pipeline}

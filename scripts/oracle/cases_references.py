@@ -12,7 +12,7 @@ import official_pipelines
 import torch
 from diffusers import LTX2InContextPipeline
 from diffusers.pipelines.ltx2.pipeline_ltx2_ic_lora import LTX2ReferenceCondition
-from official_pipelines import ltx
+from official_pipelines import call_arguments, ltx
 from PIL import Image
 
 import cases_2_5
@@ -27,12 +27,9 @@ write_file = partial(write_case, __file__, strides={"video": (1, 4, 1, 17, 17), 
 SIZES = {"wide": (17, 48, 80), "tall": (12, 70, 50), "mask": (9, 64, 64), "square": (9, 32, 32)}
 
 
-def frames(name):
+def frames(path):
+    name = Path(path).name
     return pattern(*SIZES[name], offset=len(name) * 17)
-
-
-def _decoded(path, frame_cap=None, **_):
-    return iter(frames(Path(path).name)[:frame_cap].split(1))
 
 
 class InContext(official_pipelines.Run):
@@ -48,7 +45,8 @@ class InContext(official_pipelines.Run):
         return {"loras": (own,), "device": torch.device("cpu"), "spatial_upsampler_path": upsampler}
 
     def __call__(self):
-        r, arguments, read = self.request, self.arguments(), {"decode_video_by_frame": _decoded}
+        decoded = lambda path, frame_cap=None, **_: iter(frames(path)[:frame_cap].split(1))
+        r, arguments, read = self.request, call_arguments(self.request), {"decode_video_by_frame": decoded}
         arguments |= dict(conditioning_attention_strength=r["attention"], skip_stage_2=r["skip"], tiling_config=None)
         arguments["video_conditioning"] = [(v["path"], v["strength"]) for v in r["references"]]
         with patch.multiple(ltx("pipelines.iclora_utils"), **read), patch.multiple(self.module, **read):
@@ -57,7 +55,7 @@ class InContext(official_pipelines.Run):
                 with patch.object(self.module, "get_device", lambda: torch.device("cpu")):
                     arguments["conditioning_attention_mask"] = self.module._load_mask_video(r["mask"], **size)
             self.pipeline(**arguments)
-        return self.steps.passes, self.kept
+        return self.passes, self.kept
 
 
 def video(path, strength=1.0):
@@ -81,23 +79,19 @@ def official(model, case, asked, path):
         outputs |= model.decoded(passes[-1][-1], sizes[-1])
     # The decoder gets the latents of the last step.
     assert torch.equal(kept["video"].flatten(2).transpose(1, 2), passes[-1][-1][0][:, : kept["video"][0, 0].numel()])
-    own = [key for key in keys(asked, "official") if not key.startswith("pipeline=")]
-    if asked["skip"]:
-        own = [key for key in own if not key.startswith(("request.width", "request.height"))]
-        own += ["pipeline=text_to_video", f"request.width={asked['width'] // 2}", f"request.height={asked['height'] // 2}"]
-    else:
-        own.append("pipeline=in_context")
+    replaced = ("pipeline=", "request.width", "request.height") if asked["skip"] else ("pipeline=",)
+    own = [key for key in keys(asked, "official") if not key.startswith(replaced)]
+    own.append("pipeline=text_to_video" if asked["skip"] else "pipeline=in_context")
+    own += [f"request.{side}={asked[side] // 2}" for side in ("width", "height") if asked["skip"]]
     own.append(f"model.loras=[{{path: {path.relative_to(REPOSITORY)}}}]")
     more = {"attention_strength": asked["attention"]} | ({"attention_mask": asked["mask"]} if asked["mask"] else {})
-    videos = [own_video | more for own_video in asked["references"]]
-    release = {"ltx-pipelines": official_pipelines.release()}
+    videos, release = [video | more for video in asked["references"]], {"ltx-pipelines": official_pipelines.release()}
     write(case, model.name, own, videos, outputs, asked["seed"], "_distilled", **release)
 
 
 def by_lightricks():
     """Writes requests with one and two stages, with reference videos at full and half size, and with attention weights."""
-    both = [video("wide"), video("tall", 0.75)]
-    half = dict(width=128, height=128, num_frames=9, references=both, skip=True)
+    half = dict(width=128, height=128, num_frames=9, references=[video("wide"), video("tall", 0.75)], skip=True)
     for model in official_pipelines.each_model(Model):
         path = FIXTURES / "lora" / f"ic_{model.name}.safetensors"
         official(model, "half", {**half, "attention": 0.5}, path)

@@ -30,10 +30,9 @@ def sound(seed, rate, samples):
 def mel():
     """Samples `[B, channels, n]` to 16 kHz and to log-mel `[B, channels, frames, 64]`."""
     for seed, (rate, samples) in enumerate([(16000, 850), (44100, 1600), (48000, 1700), (22050, 750), (8000, 280)], 700):
-        given, processor = sound(seed, rate, samples), AudioProcessor(16000, 64, 160, 1024)
-        audio = Audio(given, rate)
+        audio, processor = Audio(sound(seed, rate, samples), rate), AudioProcessor(16000, 64, 160, 1024)
         outputs = {"mel": processor.waveform_to_mel(audio), "resampled": processor.resample_audio(audio).waveform}
-        write("mel", f"{rate}", {"samples": given}, outputs, seed=seed, scalars={"rate": rate})
+        write("mel", f"{rate}", {"samples": audio.waveform}, outputs, seed=seed, scalars={"rate": rate})
 
 
 def _official(name):
@@ -57,13 +56,9 @@ def _packed(latents):
 def audio_encoder():
     """Log-mel `[B, channels, frames, bins]` to the mean of the distribution `[B, C, L, M]`, not normalised."""
     cases = [
-        ("tiny_a", "tiny_a", (1, 2, 17, 8)),
-        ("tiny_a_even", "tiny_a", (2, 2, 12, 8)),
-        ("tiny_b", "tiny_b", (1, 2, 9, 16)),
-        ("width", "audio_width", (1, 1, 6, 14)),
-        ("plain", "audio_plain", (2, 2, 8, 16)),
-        ("tiny_2_3", "tiny_2_3", (1, 2, 9, 8)),
-        ("tiny_2_3_one", "tiny_2_3", (1, 2, 1, 8)),
+        ("tiny_a", "tiny_a", (1, 2, 17, 8)), ("tiny_a_even", "tiny_a", (2, 2, 12, 8)), ("tiny_b", "tiny_b", (1, 2, 9, 16)),
+        ("width", "audio_width", (1, 1, 6, 14)), ("plain", "audio_plain", (2, 2, 8, 16)),
+        ("tiny_2_3", "tiny_2_3", (1, 2, 9, 8)), ("tiny_2_3_one", "tiny_2_3", (1, 2, 1, 8)),
     ]
     for seed, (case, name, shape) in enumerate(cases, 720):
         spectrogram, vae = randn(seed, "mel", *shape, scale=2.0) - 4.0, models.load(name, "audio_vae")

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import product
 
 import torch
 from diffusers.pipelines.ltx2.connectors import per_layer_masked_mean_norm, per_token_rms_norm
@@ -21,17 +22,13 @@ _PROMPTS = [
 
 def tokenize(name, prompts, length):
     """Returns ids and mask like the pipeline."""
-    tokenizer = AutoTokenizer.from_pretrained(MODELS / name / "tokenizer")
-    tokenizer.padding_side = "left"
-    batch = tokenizer(
-        [p.strip() for p in prompts], padding="max_length", max_length=length, truncation=True, add_special_tokens=True,
-        return_tensors="pt",
-    )
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / name / "tokenizer", padding_side="left")
+    asked = dict(padding="max_length", max_length=length, truncation=True, add_special_tokens=True, return_tensors="pt")
+    batch = tokenizer([p.strip() for p in prompts], **asked)
     return batch.input_ids, batch.attention_mask
 
 
 def tokenizer():
-    """Writes ids of unusual prompts at two lengths, one of which truncates."""
     for length in (64, 16):
         ids, mask = tokenize("tiny_a", _PROMPTS, length)
         scalars = {"prompts": _PROMPTS, "max_sequence_length": length}
@@ -60,47 +57,40 @@ def encode(encoder, connectors, ids, mask):
 def text_encoder():
     """Prompts longer than the window, with different padding in one batch. Compare only unmasked rows."""
     cases = {"short": ([NEGATIVE, ""], 16), "pair": ([POSITIVE, NEGATIVE], 64), "full": ([POSITIVE * 2], 64)}
-    for name, seed in models.WHOLE.items():
-        for case, (prompts, length) in cases.items():
-            ids, mask = tokenize(name, prompts, length)
-            full, half = (
-                encode(*(models.load(name, part, dtype) for part in ("text_encoder", "connectors")), ids, mask)
-                for dtype in (torch.float32, torch.bfloat16)
-            )
-            compared = {key: full[key] for key in ("prompt_embeds", "projected")}
-            outputs = full if case == "short" else {"projected": full["projected"]}
-            write(
-                "text-encoder", f"{name}_{case}", {"input_ids": ids, "attention_mask": mask}, outputs, model=name, seed=seed,
-                scalars={"prompts": prompts, "max_sequence_length": length}, extra=spread(half, compared, mask.bool()),
-            )
-
-
-def _connector_case(name, case, lengths, total, padding="left", seed=5):
-    config = models.config(name, "connectors")
-    channels, layers = config["caption_channels"], config["text_proj_in_factor"]
-    states = randn(seed, f"{case}/states", len(lengths), total, channels, layers)
-    # Layers differ in scale and mean, which the normalisation removes.
-    states = states * torch.linspace(0.3, 3.0, layers) + torch.linspace(-1.0, 1.0, layers)
-    mask = (torch.arange(total) < torch.tensor(lengths)[:, None]).long()
-    mask = mask.flip(1) if padding == "left" else mask
-    model = models.load(name, "connectors")
-    video, audio, binary = model(states, mask, padding_side=padding)
-    if not bool((binary == 1).all()):
-        raise ValueError("the reference returned a mask with zeros")
-    outputs = {"video": video, "audio": audio, "projected": project(model, states, mask, padding)[1]}
-    inputs = {"text_encoder_hidden_states": states.flatten(2, 3), "attention_mask": mask}
-    write("connectors", case, inputs, outputs, model=name, seed=seed, scalars={"padding_side": padding})
+    for (name, seed), (case, (prompts, length)) in product(models.WHOLE.items(), cases.items()):
+        ids, mask = tokenize(name, prompts, length)
+        load = lambda dtype: (models.load(name, part, dtype) for part in ("text_encoder", "connectors"))
+        full, half = (encode(*load(dtype), ids, mask) for dtype in (torch.float32, torch.bfloat16))
+        compared = {key: full[key] for key in ("prompt_embeds", "projected")}
+        outputs = full if case == "short" else {"projected": full["projected"]}
+        write(
+            "text-encoder", f"{name}_{case}", {"input_ids": ids, "attention_mask": mask}, outputs, model=name, seed=seed,
+            scalars={"prompts": prompts, "max_sequence_length": length}, extra=spread(half, compared, mask.bool()),
+        )
 
 
 def connectors():
     """Mixed lengths in one batch, with and without registers, split and interleaved RoPE."""
-    _connector_case("tiny_a", "tiny_a_mixed", [5, 16, 1], 16)
-    _connector_case("tiny_a", "tiny_a_one", [8], 24)
-    _connector_case("tiny_b", "tiny_b_mixed", [3, 12], 12)
-    _connector_case("tiny_b", "tiny_b_right", [7, 2], 8, padding="right")
-    _connector_case("tiny_2_3", "tiny_2_3_mixed", [5, 16, 1], 16)
-    _connector_case("tiny_2_3", "tiny_2_3_one", [8], 24)
-    _connector_case("connectors_interleaved", "interleaved_mixed", [4, 10, 9], 10)
+    cases = [
+        ("tiny_a_mixed", [5, 16, 1], 16), ("tiny_a_one", [8], 24), ("tiny_b_mixed", [3, 12], 12), ("tiny_b_right", [7, 2], 8),
+        ("tiny_2_3_mixed", [5, 16, 1], 16), ("tiny_2_3_one", [8], 24), ("interleaved_mixed", [4, 10, 9], 10),
+    ]
+    for case, lengths, total in cases:
+        name, _, kind = case.rpartition("_")
+        name, padding = "connectors_interleaved" if name == "interleaved" else name, "right" if kind == "right" else "left"
+        config = models.config(name, "connectors")
+        channels, layers = config["caption_channels"], config["text_proj_in_factor"]
+        states = randn(5, f"{case}/states", len(lengths), total, channels, layers)
+        # Layers differ in scale and mean, which the normalisation removes.
+        states = states * torch.linspace(0.3, 3.0, layers) + torch.linspace(-1.0, 1.0, layers)
+        mask = (torch.arange(total) < torch.tensor(lengths)[:, None]).long()
+        mask = mask.flip(1) if padding == "left" else mask
+        model = models.load(name, "connectors")
+        video, audio, binary = model(states, mask, padding_side=padding)
+        assert (binary == 1).all(), "the reference returned a mask with zeros"
+        outputs = {"video": video, "audio": audio, "projected": project(model, states, mask, padding)[1]}
+        inputs = {"text_encoder_hidden_states": states.flatten(2, 3), "attention_mask": mask}
+        write("connectors", case, inputs, outputs, model=name, seed=5, scalars={"padding_side": padding})
 
 
 COMPONENTS = {"tokenizer": tokenizer, "text-encoder": text_encoder, "connectors": connectors}

@@ -15,8 +15,7 @@ def tiled():
     """Decodes tiles with Lightricks' boundaries and ramps by diffusers."""
     vae = models.load_pipeline("tiny_a").vae
     latents = randn(31, "latents", 1, vae.config.latent_channels, 5, 5, 3)
-    size = [round(2 * n / 5) for n in latents.shape[3:]]
-    spatial = [split_with_symmetric_overlaps(max(2, n), 1) for n in size]
+    spatial = [split_with_symmetric_overlaps(max(2, round(2 * n / 5)), 1) for n in latents.shape[3:]]
     whole = [lambda length: DimensionIntervals([0], [length], [0], [0])] * 2
     pixels = make_mapping_operation(map_spatial_interval_to_pixel, scale=32)
     frames = make_mapping_operation(map_temporal_interval_to_frame, scale=8)

@@ -12,7 +12,6 @@ write = partial(write_case, __file__)
 
 
 def inputs_for(config, *, seed, batch, frames, height, width, audio_frames, text, per_token=False, masked=False, marked=False):
-    """Returns random arguments of the transformer's forward."""
     projected = config.get("use_prompt_embeddings", True)
     sigma, tokens, values = 50 + 900 * rand(seed, "sigma", batch), frames * height * width, {}
     for prefix, count in (("", tokens), ("audio_", audio_frames)):
@@ -36,20 +35,12 @@ def inputs_for(config, *, seed, batch, frames, height, width, audio_frames, text
 
 
 def scalars_for(*, frames, height, width, audio_frames, fps=24.0, **more):
-    """Returns the non-tensor arguments by the names that ltx2 uses."""
     return {"num_frames": frames, "height": height, "width": width, "fps": fps, "audio_num_frames": audio_frames, **more}
 
 
 def run(model, values, scalars):
     arguments = {("spatio_temporal_guidance_blocks" if k == "stg_blocks" else k): v for k, v in scalars.items()}
-    video, audio = model(**values, **arguments, return_dict=False)
-    return {"video": video, "audio": audio}
-
-
-def _half(values):
-    """Casts arguments to bfloat16 except those that the reference keeps in float32."""
-    kept = ("timestep", "sigma", "coords")
-    return {k: v.bfloat16() if v.is_floating_point() and not k.endswith(kept) else v for k, v in values.items()}
+    return dict(zip(("video", "audio"), model(**values, **arguments, return_dict=False)))
 
 
 _SHAPE_1 = dict(frames=2, height=3, width=5, audio_frames=7)
@@ -70,7 +61,7 @@ _CASES = [
     (17, "interleaved_per_token", "dit_interleaved", 1, _SHAPE_3, 5, {"per_token": True}, {"use_cross_timestep": True}),
     (18, "perturbed_off", "dit_perturbed", 1, _SHAPE_1, 6, {}, {}),
     (19, "perturbed_blocks", "dit_perturbed", 1, _SHAPE_1, 6, {}, {"stg_blocks": [0, 2]}),
-    (20, "perturbed_partial", "dit_perturbed", 2, _SHAPE_3, 6, {"partial": True}, {"stg_blocks": [1]}),
+    (20, "perturbed_partial", "dit_perturbed", 2, _SHAPE_3, 6, {}, {"stg_blocks": [1]}),
     (21, "tiny_2_3", "tiny_2_3", 1, _SHAPE_1, 16, {}, {}),
     (22, "tiny_2_3_per_token", "tiny_2_3", 2, _SHAPE_3, 8, {"per_token": True}, {"use_cross_timestep": True}),
     (23, "tiny_2_3_perturbed", "tiny_2_3", 1, _SHAPE_2, 8, {}, {"stg_blocks": [1]}),
@@ -85,13 +76,15 @@ _CASES = [
 def transformer():
     """Writes the complete network; `bf16_spread.*` is the distance of its bfloat16 run from its float32 run."""
     for seed, case, name, batch, shape, text, options, more in _CASES:
-        options = dict(options)
-        partial_mask = {"perturbation_mask": torch.tensor([1.0, 0.0])} if options.pop("partial", False) else {}
-        config = models.config(name, "transformer")
-        values = inputs_for(config, seed=seed, batch=batch, text=text, **shape, **options) | partial_mask
+        values = inputs_for(models.config(name, "transformer"), seed=seed, batch=batch, text=text, **shape, **options)
+        if case == "perturbed_partial":
+            values["perturbation_mask"] = torch.tensor([1.0, 0.0])
         scalars = scalars_for(**shape, **more)
         outputs = run(models.load(name, "transformer"), values, scalars)
-        half = run(models.load(name, "transformer", torch.bfloat16), _half(values), scalars)
+        # The reference keeps these in float32.
+        kept = lambda key, value: key.endswith(("timestep", "sigma", "coords")) or not value.is_floating_point()
+        half = {key: value if kept(key, value) else value.bfloat16() for key, value in values.items()}
+        half = run(models.load(name, "transformer", torch.bfloat16), half, scalars)
         write("transformer", case, values, outputs, model=name, seed=seed, scalars=scalars, extra=spread(half, outputs))
     _explicit_coords()
     _generated_keyframes()
@@ -126,26 +119,23 @@ def _generated_keyframes():
 
 
 def block():
-    """Writes inputs and outputs of block 0 in a forward pass."""
     shapes = {"tiny_a": (_SHAPE_2, False), "tiny_b": (_SHAPE_3, True), "tiny_2_3": (_SHAPE_2, True)}
     for name, (shape, per_token) in shapes.items():
-        model, caught = models.load(name, "transformer"), {}
-        hook = lambda _module, _args, kwargs, output, caught=caught: caught.update(kwargs=kwargs, output=output)
-        model.transformer_blocks[0].register_forward_hook(hook, with_kwargs=True)
+        model, inputs, outputs = models.load(name, "transformer"), {}, {}
+
+        def keep(_module, _arguments, given, made, inputs=inputs, outputs=outputs):
+            inputs |= {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
+            for key in (key for key, value in given.items() if isinstance(value, tuple)):
+                inputs[f"{key}.cos"], inputs[f"{key}.sin"] = given[key]
+            outputs |= zip(("video", "audio"), made)
+
+        model.transformer_blocks[0].register_forward_hook(keep, with_kwargs=True)
         values = inputs_for(models.config(name, "transformer"), seed=41, batch=1, text=6, per_token=per_token, **shape)
         run(model, values, scalars_for(**shape))
-        inputs = {}
-        for key, value in caught["kwargs"].items():
-            if isinstance(value, torch.Tensor):
-                inputs[key] = value
-            elif isinstance(value, tuple):
-                inputs[f"{key}.cos"], inputs[f"{key}.sin"] = value
-        outputs = dict(zip(("video", "audio"), caught["output"]))
         write("block", name, inputs, outputs, model=name, seed=41, scalars={"block": 0})
 
 
 def adaln():
-    """Writes the sinusoid, the embedded timestep and the modulation rows."""
     for name, seed in models.WHOLE.items():
         model = models.load(name, "transformer")
         timestep = torch.tensor([0.0, 0.1, 1.0, 37.5, 421.875, 994.957, 1000.0])
@@ -157,23 +147,21 @@ def adaln():
 
 
 _VIDEO, _AUDIO = dict(modality="video", rope_type="split"), dict(modality="audio", rope_type="split", scale_factors=(4,))
+_INTERLEAVED, _SINGLE = {"rope_type": "interleaved"}, {"double_precision": False}
 # dim, heads, axes and the remaining arguments of one table.
 _TABLES = {
     "video_split": dict(_VIDEO, dim=32, num_attention_heads=2),
     "video_split_padded": dict(_VIDEO, dim=40, num_attention_heads=2, base_num_frames=16),
     "video_split_single": dict(
-        _VIDEO, dim=48, num_attention_heads=4, double_precision=False, theta=5000.0, base_height=1024, base_width=512,
+        _VIDEO, dim=48, num_attention_heads=4, **_SINGLE, theta=5000.0, base_height=1024, base_width=512,
         scale_factors=(4, 16, 16),
     ),
-    "video_interleaved": dict(_VIDEO, dim=16, num_attention_heads=2, rope_type="interleaved"),
-    "video_interleaved_single": dict(
-        _VIDEO, dim=40, num_attention_heads=2, rope_type="interleaved", double_precision=False, causal_offset=0
-    ),
+    "video_interleaved": dict(_VIDEO, dim=16, num_attention_heads=2, **_INTERLEAVED),
+    "video_interleaved_single": dict(_VIDEO, dim=40, num_attention_heads=2, **_INTERLEAVED, **_SINGLE, causal_offset=0),
     "video_wide": dict(_VIDEO, dim=512, num_attention_heads=4),
     "audio_split": dict(_AUDIO, dim=64, num_attention_heads=2),
     "audio_interleaved": dict(
-        _AUDIO, dim=24, num_attention_heads=2, rope_type="interleaved", sampling_rate=8000, hop_length=100,
-        double_precision=False, base_num_frames=24,
+        _AUDIO, dim=24, num_attention_heads=2, **_INTERLEAVED, **_SINGLE, sampling_rate=8000, hop_length=100, base_num_frames=24
     ),
     # Cross-modal tables use only the time axis.
     "cross_video": dict(_VIDEO, dim=64, num_attention_heads=4, cross=True),
@@ -182,7 +170,6 @@ _TABLES = {
 
 
 def rope():
-    """Writes cos and sin of the video, audio and cross-modal tables."""
     for case, config in _TABLES.items():
         cross = config.pop("cross", False)
         table, scalars = LTX2AudioVideoRotaryPosEmbed(**config), {**config, "cross": cross}

@@ -17,27 +17,17 @@ from common import FULL_LIMIT, randomise
 
 _ROWS = {"spatial_x2": (2, 1), "spatial_x1_5": (3, 2), "temporal_x2": (1, 1)}
 _MOST_FRAMES = 60.0
+_KINDS = {
+    "spatial_x2": dict(use_rational_resampler=False),
+    "spatial_x1_5": dict(use_rational_resampler=True, rational_spatial_scale=1.5),
+    "temporal_x2": dict(spatial_upsample=False, temporal_upsample=True, use_rational_resampler=True),
+}
 
 
 def upsampler(name, kind):
     """Returns the configuration of an upsampler and the seed of its weights."""
-    own = dict(in_channels=models.config(name, "vae")["latent_channels"], mid_channels=32, num_blocks_per_stage=0)
-    own |= {
-        "spatial_x2": dict(use_rational_resampler=False),
-        "spatial_x1_5": dict(use_rational_resampler=True, rational_spatial_scale=1.5),
-        "temporal_x2": dict(spatial_upsample=False, temporal_upsample=True, use_rational_resampler=True),
-    }[kind]
-    return own, f"{name}_{kind}"
-
-
-def their_upsampler(name, kind):
-    config, seed = upsampler(name, kind)
-    drawn = randomise(LTX2LatentUpsamplerModel(**config), seed)
-    theirs = {"rational_resampler": config["use_rational_resampler"], "spatial_scale": config.get("rational_spatial_scale", 2.0)}
-    theirs |= {key: value for key, value in config.items() if "rational" not in key}
-    network = ltx("core.model.upsampler").LatentUpsamplerConfigurator.from_config(theirs)
-    network.load_state_dict(drawn.state_dict())
-    return network.eval()
+    channels = models.config(name, "vae")["latent_channels"]
+    return dict(in_channels=channels, mid_channels=32, num_blocks_per_stage=0, **_KINDS[kind]), f"{name}_{kind}"
 
 
 def first(asked):
@@ -80,18 +70,22 @@ class Run(official_pipelines.Run):
         self.sounds.from_video_pixel_shape = staticmethod(self.own_length)
         return made
 
-    def _upsampled(self, latent, video_encoder, upsampler):
-        del upsampler
+    def _upsampled(self, latent, video_encoder, **_):
+        package = ltx("core.model.upsampler")
         for kind in self.request["upsample"]:
-            network = their_upsampler(self.request["model"], kind)
-            latent = ltx("core.model.upsampler").upsample_video(latent, video_encoder, network)
+            config, seed = upsampler(self.request["model"], kind)
+            theirs = {k: v for k, v in config.items() if "rational" not in k}
+            theirs["rational_resampler"] = config["use_rational_resampler"]
+            theirs["spatial_scale"] = config.get("rational_spatial_scale", 2.0)
+            network = package.LatentUpsamplerConfigurator.from_config(theirs).eval()
+            network.load_state_dict(randomise(LTX2LatentUpsamplerModel(**config), seed).state_dict())
+            latent = package.upsample_video(latent, video_encoder, network)
         return latent
 
     def _in_time(self, images):
-        """Returns a pass's images; the first pass has every second frame."""
-        if self.in_time and self.passes_begun == 0:
-            return [own._replace(frame_idx=own.frame_idx // 2) for own in images]
-        return images
+        # The first pass has every second frame.
+        halves = self.in_time and self.passes_begun == 0
+        return [own._replace(frame_idx=own.frame_idx // 2) for own in images] if halves else images
 
     def _pass(self, **given):
         self.passes_begun += 1
@@ -122,11 +116,6 @@ class Model(cases_official.Model):
         latents = [(self.channels, (frames - 1) // 8 + 1, height // 32, width // 32) for width, height, frames, _ in passes]
         return [((1, *video), (1, self.sound, length, self.bins)) for video in latents]
 
-    def decoded(self, outputs):
-        frames = self.vae.decode(outputs["latents.video"], None, return_dict=False)[0]
-        samples = models.load(self.name, "vocoder")(self.audio_vae.decode(outputs["latents.audio"], return_dict=False)[0])
-        return {"video": (frames / 2 + 0.5).clamp(0, 1).transpose(1, 2).contiguous(), "audio": samples}
-
 
 # 45 frames/s would give the first pass longer sound; 72 exceeds the maximum of the positions.
 _CASES = {
@@ -142,28 +131,23 @@ _CASES = {
 }
 
 
-def write(model, case, asked):
-    asked = {**asked, "model": model.name}
-    outputs = model.run(asked)
-    if case == "temporal_x1_5":
-        outputs |= model.decoded(outputs)
-    # Skips duplicates: final latents, and sound that the second pass keeps.
-    kept_sound = "temporal_x2" in asked["upsample"]
-    twice = lambda name: name.startswith("latents.") or kept_sound and name.startswith("stage_2.") and name.endswith("audio")
-    outputs = {name: value for name, value in outputs.items() if not twice(name) and "noise" not in name}
-    folders = {kind: "temporal_latent_upsampler" if kind == "temporal_x2" else "latent_upsampler" for kind in _ROWS}
-    parts = {folders[kind]: upsampler(model.name, kind) for kind in asked["upsample"]}
-    settings = [*keys(asked, "official_1_0"), f"two_stage.upsample={json.dumps(asked['upsample'])}"]
-    write_requests(
-        __file__, "upsampling", case, model, outputs, settings, "_two_stage", more={"upsamplers": parts},
-        seed=asked["seed"], strides={"video": (1, 8, 1, 17, 17), "audio": (1, 1, 211)}, limit=FULL_LIMIT,
-    )
-
-
 def upsampling():
-    for model in official_pipelines.each_model(Model):
-        for case, asked in _CASES.items():
-            write(model, case, asked)
+    for model, case, asked in ((model, *own) for model in official_pipelines.each_model(Model) for own in _CASES.items()):
+        asked = {**asked, "model": model.name}
+        outputs = model.run(asked)
+        if case == "temporal_x1_5":
+            mel = model.audio_vae.decode(outputs["latents.audio"], return_dict=False)[0]
+            outputs |= {"video": model.frames(outputs), "audio": models.load(model.name, "vocoder")(mel)}
+        # Skips duplicates: final latents, and sound that the second pass keeps.
+        kept_sound = "temporal_x2" in asked["upsample"]
+        twice = lambda name: name.startswith("latents.") or kept_sound and name.startswith("stage_2.") and name.endswith("audio")
+        outputs = {name: value for name, value in outputs.items() if not twice(name) and "noise" not in name}
+        parts = {f"{'temporal_' * ('temporal' in k)}latent_upsampler": upsampler(model.name, k) for k in asked["upsample"]}
+        settings = [*keys(asked, "official_1_0"), f"two_stage.upsample={json.dumps(asked['upsample'])}"]
+        write_requests(
+            __file__, "upsampling", case, model, outputs, settings, "_two_stage", more={"upsamplers": parts},
+            strides={"video": (1, 8, 1, 17, 17), "audio": (1, 1, 211)}, limit=FULL_LIMIT,
+        )
 
 
 COMPONENTS = {"upsampling": upsampling}

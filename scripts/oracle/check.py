@@ -25,6 +25,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter, defaultdict
+from itertools import chain
 from pathlib import Path
 
 os.environ.setdefault("TQDM_DISABLE", "1")
@@ -35,10 +36,8 @@ import diffusers_run  # noqa: E402
 import random_models  # noqa: E402
 from cases_pipeline import rounded_otherwise  # noqa: E402
 from common import FIXTURES, REPOSITORY, fix_numerics, relative_l2, thin, write_safetensors  # noqa: E402
-from drawn_components import COMPONENTS, limited  # noqa: E402
 from drawn_model import Model  # noqa: E402
-from drawn_request import as_diffusers, as_lightricks, features, whole  # noqa: E402
-from drawn_table import LEAST, TWO_PASSES, row  # noqa: E402
+from drawn_request import LEAST, TWO_PASSES, adapt, features, row, whole  # noqa: E402
 from official_run import Reference  # noqa: E402
 
 LIMIT, SPREADS = 1e-4, 1.5
@@ -50,11 +49,9 @@ ENVIRONMENT = {"XLA_FLAGS": "--xla_backend_extra_options=xla_cpu_disable_new_fus
 
 
 def execute(command):
-    """Runs the binary; prints the error if it fails."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=os.environ | ENVIRONMENT)
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        print(f"  exit {done.returncode}: {said}")
+        print(f"  exit {done.returncode}: {(done.stderr.strip() or done.stdout.strip() or 'nothing').splitlines()[-1]}")
     return done.returncode == 0
 
 
@@ -78,40 +75,39 @@ def _verdict(actual, expected, own, rows):
 
 def compare(title, expected, file, distances=None, rows=...):
     """Prints a line per output; returns whether all are within their limits."""
-    actual, all_fine = load_file(file), True
+    actual, verdicts = load_file(file), {}
     for name, reference in expected.items():
-        fine, text = False, f": missing, the file has {', '.join(sorted(actual))}"
+        verdicts[name] = False, f": missing, the file has {', '.join(sorted(actual))}"
         if name in actual:
-            fine, text = _verdict(actual[name].float(), reference, (distances or {}).get(name), rows)
-        print(f"  {title}.{name}{text}")
-        all_fine &= fine
-    return all_fine
+            verdicts[name] = _verdict(actual[name].float(), reference, (distances or {}).get(name), rows)
+        print(f"  {title}.{name}{verdicts[name][1]}")
+    return all(fine for fine, _ in verdicts.values())
 
 
 def check_component(binary, model, component, folder):
-    """Runs and compares one `ltx2 run`."""
-    values, expected, more = COMPONENTS[component](model, random.Random(f"{model.seed}/{component}"))
+    values, expected, more = diffusers_run.COMPONENTS[component](model, random.Random(f"{model.seed}/{component}"))
     source, target = folder / f"{component}.in.safetensors", folder / f"{component}.out.safetensors"
     write_safetensors(source, values)
-    files = ["--model", model.folder, "--inputs", source, "-o", target]
-    command = [binary, "run", component, *files, "--platform", "cpu", "--dtype", "f32"]
-    for key, value in more.pop("scalars", {}).items():
-        command += ["--set", f"{key}={json.dumps(value)}"]
+    command = [binary, "run", component, "--model", model.folder, "--inputs", source, "-o", target]
+    scalars = (("--set", f"{key}={json.dumps(value)}") for key, value in more.pop("scalars", {}).items())
+    command += ["--platform", "cpu", "--dtype", "f32", *chain(*scalars)]
     return execute(command) and compare(component, expected, target, **more)
 
 
 def reference_runs(model):
     """Returns the reference's float32 outputs, and the distances of its differently rounded bfloat16 runs."""
-    run = diffusers_run.run if model.request["reference"] == "diffusers" else lambda m, dtype: Reference(m, dtype).run()
-    with limited(model.parts["vocoder"], model.request["clamp"]):
-        expected = run(model, torch.float32)
+    def run(dtype):
+        with diffusers_run.limited(model.parts["vocoder"], model.request["clamp"]):
+            return diffusers_run.run(model) if model.request["reference"] == "diffusers" else Reference(model, dtype).run()
+
+    expected = run(torch.float32)
     if model.request["dtype"] == "f32":
         return expected, {}
     model.load(torch.bfloat16)
     distances, runs = defaultdict(list), []
     for turn in range(ROUNDINGS):
-        with limited(model.parts["vocoder"], model.request["clamp"]), rounded_otherwise(turn):
-            runs.append(half := run(model, torch.bfloat16))
+        with rounded_otherwise(turn):
+            runs.append(half := run(torch.bfloat16))
         for name in expected:
             if name in half and name != "audio" and "noise" not in name:
                 distances[name].append(relative_l2(half[name], expected[name]))
@@ -122,17 +118,15 @@ def reference_runs(model):
 
 def sound_of(model, latents):
     """Returns float32 samples of a run's own audio latents, as random vocoders amplify differences tenfold."""
-    with limited(model.parts["vocoder"], model.request["clamp"]):
+    with diffusers_run.limited(model.parts["vocoder"], model.request["clamp"]):
         return model.sound(latents.float())
 
 
 def check_request(binary, model, folder):
-    """Runs and compares one `ltx2 generate --dump`."""
     expected, distances = reference_runs(model)
     config, target = folder / "request.yml", folder / "request.out.safetensors"
     model.yaml(config)
-    command = [binary, "generate", "-c", config, "--dump", target, "--force", "-o", folder / "request.mp4", *QUICK]
-    if not execute(command):
+    if not execute([binary, "generate", "-c", config, "--dump", target, "--force", "-o", folder / "request.mp4", *QUICK]):
         return False
     expected["audio"] = sound_of(model, load_file(target)["latents.audio"])
     return compare("request", expected, target, distances)
@@ -148,7 +142,6 @@ def write_fixture(model, folder):
     extra |= {"model": f"seed {model.seed}", "scalars": json.dumps(model.request, sort_keys=True)}
     write_safetensors(folder / "expected.safetensors", {f"out.{name}": tensor for name, tensor in kept.items()}, extra)
     target = FIXTURES / "seeds" / f"{model.seed}.tar.gz"
-    target.parent.mkdir(exist_ok=True)
     unread = () if model.request["pipeline"] in TWO_PASSES else ("latent_upsampler",)
 
     def anonymous(entry):
@@ -168,18 +161,19 @@ def check_seed(options, seed, folder):
     generation = options.generation or of["generation"]
     config = random_models.whole(seed, of["published"], generation, of["upsampler"])
     request = whole(seed, config)
-    (as_diffusers if request["reference"] == "diffusers" else as_lightricks)(config)
+    adapt(config, request["reference"])
     names = list(features(request, generation, of["published"], config["upsampler_kind"]))
     names += [f"network {name}" for name in of["networks"]]
     print(f"seed {seed}: {', '.join(names)}", flush=True)
-    if options.dry:
-        return True, names
-    model = Model(seed, config, request, folder / "model", coarse=options.fixture)
-    if options.fixture:
-        write_fixture(model, folder)
-        return True, names
-    fine = [check_component(options.ltx2, model, name, folder) for name in of["networks"]]
-    return all([*fine, check_request(options.ltx2, model, folder)]), names
+    fine = []
+    if not options.dry:
+        model = Model(seed, config, request, folder / "model", coarse=options.fixture)
+        if options.fixture:
+            write_fixture(model, folder)
+        else:
+            fine = [check_component(options.ltx2, model, name, folder) for name in of["networks"]]
+            fine.append(check_request(options.ltx2, model, folder))
+    return all(fine), names
 
 
 def summary(counts, due, failed, seconds, command):
@@ -188,10 +182,9 @@ def summary(counts, due, failed, seconds, command):
     for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])):
         print(f"{count:5}  {name}" + (f" ({LEAST[name]})" if name in LEAST else ""))
     rare = [name for name in due if counts[name] < LEAST[name]]
-    for name in rare:
-        print(f"RARE: {name} was drawn {counts[name]} times, not {LEAST[name]}")
-    for seed in failed:
-        print(f"FAILED: seed {seed}; again: {command} --seed {seed} --keep DIR")
+    lines = [f"RARE: {name} was drawn {counts[name]} times, not {LEAST[name]}" for name in rare]
+    for line in lines + [f"FAILED: seed {seed}; again: {command} --seed {seed} --keep DIR" for seed in failed]:
+        print(line)
     middle = statistics.median(IN_SPREADS or [0.0])
     if IN_SPREADS:
         print(f"bf16: {len(IN_SPREADS)} outputs, median {middle:.2f} spreads from the reference, largest {max(IN_SPREADS):.2f}")

@@ -28,25 +28,22 @@ def fix_numerics():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.set_grad_enabled(False)
-    diffusers.utils.logging.set_verbosity_error()
-    diffusers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    for package in (diffusers, transformers):
+        package.utils.logging.set_verbosity_error()
+        package.utils.logging.disable_progress_bar()
 
 
 def generator(seed, name):
-    """Returns a CPU generator seeded by seed and name."""
+    """Returns a CPU generator; values drawn from it depend only on seed and name."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:7], "little"))
 
 
 def randn(seed, name, *shape, scale=1.0):
-    """Returns normal values that depend only on seed and name."""
     return torch.randn(*shape, generator=generator(seed, name)) * scale
 
 
 def rand(seed, name, *shape):
-    """Returns uniform values in [0, 1) that depend only on seed and name."""
     return torch.rand(*shape, generator=generator(seed, name))
 
 
@@ -56,43 +53,38 @@ def pattern(frames, height, width, offset=0):
     return ((f * 11 + y * 5 + x * 3 + c * 40 + offset) % 256).to(torch.uint8)
 
 
+# Standard deviations of parameters by name.
+_DEVIATIONS = {"latents_mean": 0.5, "learnable_registers": 0.7, "bias": 0.15}
+
+
 def _value(name, tensor, seed):
     """Returns a weight that keeps activations near 1 and is not neutral."""
     shape, last = tuple(tensor.shape), name.rsplit(".", 1)[-1]
-    draw = torch.randn(shape, generator=generator(seed, name))
+    draw = randn(seed, name, shape)
     if last == "timestep_scale_multiplier":
         return tensor.clone()
     if last == "latents_std":
-        return 0.6 + 0.8 * torch.rand(shape, generator=generator(seed, name))
-    if last == "latents_mean":
-        return 0.5 * draw
+        return 0.6 + 0.8 * rand(seed, name, shape)
     if last == "filter":
         # Without a low-pass filter the waveform would grow at every activation.
         return tensor * (1 + 0.1 * draw)
     if last == "mel_basis":
         return draw.abs() / math.sqrt(shape[1])
-    if last == "learnable_registers":
-        return 0.7 * draw
     if "scale_shift_table" in last:
         return 0.4 * draw
-    if last.startswith("per_channel_scale") or "embed_tokens" in name:
-        return 0.3 * draw
     if tensor.ndim == 1 and last == "weight":
         # A Gemma norm multiplies by 1 + weight, every other norm by weight.
-        gemma = "layernorm" in name or "language_model" in name or "q_norm" in name or "k_norm" in name
+        gemma = any(part in name for part in ("layernorm", "language_model", "q_norm", "k_norm"))
         return 0.3 * draw if gemma else 1.0 + 0.25 * draw
-    if last == "bias":
-        return 0.15 * draw
-    if tensor.ndim >= 2:
-        fan_in = math.prod(shape[1:])
-        if "upsamplers" in name and tensor.ndim == 3:
-            # Transposed convolution, [in, out, kernel]: about half of the taps apply to a sample.
-            fan_in = shape[0] * shape[2] / 4
-        gain = {2: 1.0, 3: 1.42}.get(tensor.ndim, 1.3)
-        if name == "decoder.conv_out.conv.weight" and tensor.ndim == 5:
-            gain = 0.6  # few pixels beyond -1..1, where clamping would hide errors
-        return draw * (gain / math.sqrt(fan_in))
-    return 0.3 * draw
+    if last in _DEVIATIONS or tensor.ndim < 2 or last.startswith("per_channel_scale") or "embed_tokens" in name:
+        return _DEVIATIONS.get(last, 0.3) * draw
+    fan_in, gain = math.prod(shape[1:]), {2: 1.0, 3: 1.42}.get(tensor.ndim, 1.3)
+    if "upsamplers" in name and tensor.ndim == 3:
+        # Transposed convolution, [in, out, kernel]: about half of the taps apply to a sample.
+        fan_in = shape[0] * shape[2] / 4
+    if name == "decoder.conv_out.conv.weight" and tensor.ndim == 5:
+        gain = 0.6  # few pixels beyond -1..1, where clamping would hide errors
+    return draw * (gain / math.sqrt(fan_in))
 
 
 def randomise(module, seed):
@@ -112,14 +104,9 @@ def write_safetensors(path, tensors, metadata=None):
         header["__metadata__"] = {key: str(metadata[key]) for key in sorted(metadata)}
     for name in sorted(tensors):
         tensor = tensors[name].detach().contiguous().cpu()
-        blob = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-        header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + len(blob)],
-        }
-        offset += len(blob)
-        blobs.append(blob)
+        blobs.append(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        start, offset = offset, offset + len(blobs[-1])
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, offset]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     path = Path(path)

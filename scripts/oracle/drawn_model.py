@@ -11,9 +11,8 @@ from transformers import AutoTokenizer, Gemma3Config, Gemma4UnifiedConfig
 
 import cases_gemma4
 from common import generator, randn, write_safetensors
-from drawn_request import DISTILLED
-from models import PARTS, VOCABULARY, build, build_text_encoder
-from tokenizer import save_tokenizer
+from drawn_request import write_configuration
+from models import PARTS, VOCABULARY, build, build_text_encoder, save_tokenizer
 
 # Linear layers that a LoRA may update, by diffusers' names; layers outside of blocks with Lightricks' names.
 LORA_MODULES = (
@@ -41,11 +40,10 @@ class Model:
     def _save(self, parts):
         parts["text_encoder"] = self._text_encoder()
         upsampler = build("latent_upsampler", self.config["latent_upsampler"], self.seed)
-        if self.request["stored"] == "bf16":
-            for part in (*parts.values(), upsampler):
-                part.to(torch.bfloat16)
-                for tensor in part.state_dict().values() if self.coarse else ():
-                    tensor.view(torch.int16).bitwise_and_(-64)
+        for part in (*parts.values(), upsampler) if self.request["stored"] == "bf16" else ():
+            part.to(torch.bfloat16)
+            for tensor in part.state_dict().values() if self.coarse else ():
+                tensor.view(torch.int16).bitwise_and_(-64)
         save_tokenizer(self.folder / "tokenizer", VOCABULARY)
         tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
         scheduler = FlowMatchEulerDiscreteScheduler(**self.config["scheduler"])
@@ -95,7 +93,6 @@ class Model:
         return path
 
     def _lora(self, index, lora):
-        """Writes matrices for some linear layers."""
         weights, pairs, modules = self.parts["transformer"].state_dict(), {}, []
         blocks = [f"transformer_blocks.{b}.{m}" for b in range(self.config["transformer"]["num_layers"]) for m in LORA_MODULES]
         source = generator(self.seed, f"lora {index}")
@@ -121,45 +118,6 @@ class Model:
 
     def yaml(self, path):
         """Writes the request as a configuration with paths relative to the file."""
-        r = self.request
         here = lambda file: str(file.relative_to(path.parent))
-        guidance, blocks = {stream: dict(own) for stream, own in r["guidance"].items()}, r["stg_blocks"]
-        if any(own["stg"] for own in guidance.values()):
-            if blocks["video"] == blocks["audio"]:
-                guidance["stg_blocks"] = blocks["video"]
-            else:
-                for stream, own in guidance.items():
-                    own["stg_blocks"] = blocks[stream]
-        config = {
-            "pipeline": r["pipeline"], "reference": r["reference"],
-            "model": {
-                "path": here(self.folder),
-                "loras": [
-                    {"path": here(file), "strength": lora["strength"], "stages": lora["stages"]}
-                    for file, lora in zip(self.loras, r["loras"])
-                ],
-            },
-            "request": {
-                **{key: r[key] for key in ("prompt", "negative_prompt", "width", "height", "num_frames", "frame_rate", "seed")},
-                "max_sequence_length": r["max_sequence_length"],
-                "images": [
-                    {"path": here(file), "frame": image["frame"], "strength": image["strength"], "crf": 0}
-                    for file, image in zip(self.images, r["images"])
-                ],
-            },
-            "sampler": {"kind": r["sampler"], "steps": r["steps"], "sigma_shift": r["sigma_shift"]},
-            "guidance": {"stg_blocks": [], **guidance},
-            "conditioning": {"cross_timestep": r["cross_timestep"]} if r["cross_timestep"] else {},
-            "two_stage": {"audio": r["keeps"]} | ({"sampler": "euler"} if r["sampler"] == "euler_ancestral" else {}),
-            "vocoder": {"stage1_clamp": "official" if r["clamp"] else "diffusers"},
-            "runtime": {"platform": "cpu", "dtype": r["dtype"]},
-        }
-        if r["sampler"] == "euler_ancestral":
-            config["sampler"]["eta"] = r["eta"]
-        if r["pipeline"] == "distilled":
-            del config["sampler"]["steps"]
-            config["sampler"]["sigmas"] = [*DISTILLED, 0.0]
-        if r["layout"]:
-            config["layout"] = r["layout"]
-            config["mesh"] = {axis: int(n) for axis, n in (part.split("=") for part in r["mesh"].split(","))}
-        path.write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+        loras, images = (list(map(here, files)) for files in (self.loras, self.images))
+        write_configuration(path, self.request, {"path": here(self.folder)}, loras, images, "cpu")

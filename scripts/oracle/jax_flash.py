@@ -34,8 +34,7 @@ def kernel_text(function, arguments):
     lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
     config = re.search(r'backend_config = "((?:[^"\\]|\\.)*)"', lowered).group(1)
     config = re.sub(r"\\([0-9A-F]{2})", lambda m: chr(int(m.group(1), 16)), config)
-    body = base64.b64decode(json.loads(config)["custom_call_config"]["body"])
-    context = mlir.make_ir_context()
+    body, context = base64.b64decode(json.loads(config)["custom_call_config"]["body"]), mlir.make_ir_context()
     with context:
         tpu.register_dialect(context)
         context.allow_unregistered_dialects = True

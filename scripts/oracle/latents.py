@@ -23,19 +23,16 @@ def randn(*shape):
     return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(SEED))
 
 
+def packed(shape, kind="", grid=(), **patches):
+    latents = randn(*shape)
+    tokens = getattr(LTX2Pipeline, f"_pack_{kind}latents")(latents, *patches.values())
+    assert torch.equal(getattr(LTX2Pipeline, f"_unpack_{kind}latents")(tokens, *grid, *patches.values()), latents)
+    return {"shape": shape, **patches, "tokens": digest(tokens)}
+
+
 def video(shape, patch, patch_t):
-    latents = randn(*shape)
-    tokens = LTX2Pipeline._pack_latents(latents, patch, patch_t)
     grid = (shape[2] // patch_t, shape[3] // patch, shape[4] // patch)
-    assert torch.equal(LTX2Pipeline._unpack_latents(tokens, *grid, patch, patch_t), latents)
-    return {"shape": shape, "patch_size": patch, "patch_size_t": patch_t, "tokens": digest(tokens)}
-
-
-def audio(shape):
-    latents = randn(*shape)
-    tokens = LTX2Pipeline._pack_audio_latents(latents)
-    assert torch.equal(LTX2Pipeline._unpack_audio_latents(tokens, shape[2], shape[3]), latents)
-    return {"shape": shape, "tokens": digest(tokens)}
+    return packed(shape, grid=grid, patch_size=patch, patch_size_t=patch_t)
 
 
 def normalised(shape, scaling_factor):
@@ -60,8 +57,7 @@ def audio_coords(batch, length, rate=16000, hop=160, scale=4, patch_t=1, offset=
         modality="audio",
     )
     meta = {"sampling_rate": rate, "hop_length": hop, "scale_factor": scale, "patch_size_t": patch_t, "causal_offset": offset}
-    coords = digest(rope.prepare_audio_coords(batch, length, device="cpu"))
-    return {"batch": batch, "length": length, **meta, "coords": coords}
+    return {"batch": batch, "length": length, **meta, "coords": digest(rope.prepare_audio_coords(batch, length, device="cpu"))}
 
 
 def audio_length(num_frames, fps, rate=16000, hop=160, ratio=4):
@@ -76,7 +72,7 @@ def main():
         "script": "scripts/oracle/latents.py", "versions": {"torch": torch.__version__, "diffusers": diffusers.__version__},
         "seed": SEED,
         "video": [video([1, 4, 3, 2, 5], 1, 1), video([2, 3, 4, 6, 4], 2, 2), video([1, 2, 3, 2, 4], 2, 1)],
-        "audio": [audio([1, 2, 5, 2]), audio([2, 8, 7, 16])],
+        "audio": [packed(shape, "audio_", shape[2:]) for shape in ([1, 2, 5, 2], [2, 8, 7, 16])],
         "statistics": [normalised([2, 6, 3, 2, 5], 1.0), normalised([1, 4, 1, 3, 3], 0.7), normalised([2, 9, 10], 1.0)],
         "video_coords": [
             video_coords([1, 2, 2, 1], 24.0), video_coords([1, 16, 16, 24], 24.0), video_coords([2, 5, 3, 7], 25),
@@ -85,16 +81,12 @@ def main():
         "audio_coords": [
             audio_coords(1, 4), audio_coords(1, 126), audio_coords(2, 33, 24000, 256, 8), audio_coords(1, 7, 44100, 441, 4, 2, 0),
         ],
-        "audio_length": [
-            audio_length(*request)
-            for request in [
-                (121, 24), (121, 25), (9, 24), (1, 24), (257, 29.97), (3, 50), (5, 50), (7, 50), (25, 50),
-                (121, 23.976), (33, 60), (97, 24, 24000, 256, 8), (5, 25, 16000, 160, 2),
-            ]
-        ],
+        "audio_length": [audio_length(*request) for request in (
+            (121, 24), (121, 25), (9, 24), (1, 24), (257, 29.97), (3, 50), (5, 50), (7, 50), (25, 50), (121, 23.976), (33, 60),
+            (97, 24, 24000, 256, 8), (5, 25, 16000, 160, 2),
+        )],
     }
-    breaks = ('{"shape":[', '{"latents"', '{"batch"', '{"num_frames"')
-    write_json(FIXTURES / "latents" / "latents.json", data, breaks)
+    write_json(FIXTURES / "latents" / "latents.json", data, ('{"shape":[', '{"latents"', '{"batch"', '{"num_frames"'))
 
 
 COMPONENTS = {"latents": main}

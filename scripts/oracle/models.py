@@ -3,6 +3,7 @@
 Their configurations are the files in tests/fixtures/models, which stay as they are. To add a model, write its config.json.
 """
 
+import collections
 import functools
 import json
 import shutil
@@ -10,14 +11,17 @@ import tempfile
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video, LTX2Pipeline, LTX2VideoTransformer3DModel
+from diffusers import (
+    AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video, LTX2Pipeline, LTX2VideoDiffusionDecoderModel, LTX2VideoTransformer3DModel,
+)
 from diffusers.pipelines.ltx2 import (
     LTX2DurationHead, LTX2LatentUpsamplerModel, LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE,
 )
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from common import MODELS, randomise
-from tokenizer import save_tokenizer
 
 # The complete models and the seeds of their weights.
 WHOLE = {"tiny_a": 11, "tiny_b": 22, "tiny_2_3": 23}
@@ -31,12 +35,19 @@ _VARIANTS = {
     "latent_upsampler": ("upsampler_rational", "upsampler_plain", "upsampler_3_2", "upsampler_temporal", "upsampler_frames"),
     "duration_head": ("duration_head", "duration_head_queries", "duration_head_narrow"),
 }
-_CLASSES = {
+CLASSES = {
     "transformer": LTX2VideoTransformer3DModel, "connectors": LTX2TextConnectors, "vae": AutoencoderKLLTX2Video,
     "audio_vae": AutoencoderKLLTX2Audio, "vocoder": LTX2Vocoder, "latent_upsampler": LTX2LatentUpsamplerModel,
-    "duration_head": LTX2DurationHead,
+    "duration_head": LTX2DurationHead, "diffusion_decoder": LTX2VideoDiffusionDecoderModel,
 }
 VOCABULARY = 400
+_SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+_IMAGE = ["<start_of_image>", "<end_of_image>", "<image_soft_token>"]
+_TEXT = (
+    "a slow pan over a quiet harbour at dawn, gulls calling and the water lapping against wooden boats; "
+    "the camera moves past a lighthouse while a woman in a red coat walks along the stone pier and says good morning. "
+    "worst quality, blurry, jittery, distorted, low volume, static noise"
+)
 
 
 @functools.cache
@@ -46,38 +57,23 @@ def config(name, component):
     return {key: value for key, value in data.items() if not key.startswith("_")}
 
 
-LATENT_UPSAMPLER = {name: config(name, "latent_upsampler") for name in _VARIANTS["latent_upsampler"]}
-VOCODER = {name: config(name, "vocoder") for name in WHOLE}
-
-
-def _class_of(component, config):
-    extended = component == "vocoder" and "bwe_in_channels" in config
-    return LTX2VocoderWithBWE if extended else _CLASSES[component]
-
-
-def seed_of(name):
-    return WHOLE.get(name, 33 + sum(name.encode()) % 1000)
+def class_of(component, config):
+    return LTX2VocoderWithBWE if "bwe_in_channels" in config else CLASSES[component]
 
 
 def build(component, config, seed):
     """Returns a component with random weights in float32."""
-    model = randomise(_class_of(component, config)(**config).to(torch.float32), f"{seed}/{component}")
-    if isinstance(model, LTX2VocoderWithBWE):
-        damp(model)
-    return model
-
-
-def damp(vocoder):
-    """Scales weights so that samples mostly stay in -1..1; periodic activations add up over the blocks."""
-    for generator in (vocoder.vocoder, vocoder.bwe_generator):
+    model = randomise(class_of(component, config)(**config).to(torch.float32), f"{seed}/{component}")
+    # Periodic activations add up over the blocks; with smaller weights samples mostly stay in -1..1.
+    for generator in (model.vocoder, model.bwe_generator) if isinstance(model, LTX2VocoderWithBWE) else ():
         generator.conv_out.weight *= 0.3 * 0.6 ** len(generator.upsamplers)
         for name, tensor in generator.state_dict().items():
             if ".convs2." in name:
                 tensor *= 0.2
+    return model
 
 
 def build_text_encoder(config, seed):
-    """Returns Gemma 3 with random weights in float32."""
     return randomise(Gemma3ForConditionalGeneration(config).to(torch.float32), f"{seed}/text_encoder")
 
 
@@ -89,35 +85,85 @@ def save_weights(model, folder, **more):
             shutil.copyfile(file, folder / file.name)
 
 
+def _learn_merges(words):
+    """Yields byte-pair merges; ties are broken by text."""
+    words = {tuple(word): number for word, number in words.items()}
+    while True:
+        pairs = collections.Counter()
+        for word, number in words.items():
+            for pair in zip(word, word[1:]):
+                pairs[pair] += number
+        if not pairs:
+            return
+        pair = min(pairs, key=lambda p: (-pairs[p], p))
+        yield pair
+        merged = collections.Counter()
+        for word, number in words.items():
+            out = []
+            for token in word:
+                if out and (out[-1], token) == pair:
+                    out[-1] += token
+                else:
+                    out.append(token)
+            merged[tuple(out)] += number
+        words = merged
+
+
+def save_tokenizer(folder, size):
+    """Writes a Gemma-style tokenizer of `size` entries: BPE over "▁"-joined text with byte fallback; adds BOS."""
+    words = collections.Counter(word + "▁" for word in _TEXT.split())
+    alphabet = sorted(set("".join(words)) | set(".,;:!?'\"-0123456789AEIT"))
+    base = _SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)] + alphabet
+    vocabulary, merges = {token: index for index, token in enumerate(base)}, []
+    for left, right in _learn_merges(words):
+        if len(vocabulary) == size - len(_IMAGE):
+            break
+        merges.append((left, right))
+        vocabulary.setdefault(left + right, len(vocabulary))
+    vocabulary |= {token: len(vocabulary) + index for index, token in enumerate(_IMAGE)}
+    if len(vocabulary) != size:
+        raise ValueError(f"the corpus yields {len(vocabulary)} tokens, {size} wanted")
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, fuse_unk=True, unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)
+    tokenizer.post_processor = processors.TemplateProcessing("<bos> $A", "<bos> $A <bos>:1 $B:1", [("<bos>", 2)])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(_SPECIAL + _IMAGE)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False) + "\n")
+    config = {
+        "add_bos_token": True, "add_eos_token": False, "bos_token": "<bos>", "clean_up_tokenization_spaces": False,
+        "eos_token": "<eos>", "mask_token": "<mask>", "model_max_length": 1024, "pad_token": "<pad>",
+        "padding_side": "left", "tokenizer_class": "GemmaTokenizer", "unk_token": "<unk>",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def save():
     """Draws the weights of all models, in bfloat16 except for tiny_b; tiny_a's transformer is in shards, like the 19B."""
     names = [(name, part) for name in WHOLE for part in PARTS]
     names += [(name, component) for component, variants in _VARIANTS.items() for name in variants]
+    dtype_of = lambda name: torch.float32 if name == "tiny_b" else torch.bfloat16
     for name, part in names:
-        dtype, shards = torch.float32 if name == "tiny_b" else torch.bfloat16, {}
-        if (name, part) == ("tiny_a", "transformer"):
-            shards = {"max_shard_size": "100KB"}
-        save_weights(build(part, config(name, part), seed_of(name)).to(dtype), MODELS / name / part, **shards)
+        model = build(part, config(name, part), WHOLE.get(name, 33 + sum(name.encode()) % 1000))
+        shards = {"max_shard_size": "100KB"} if (name, part) == ("tiny_a", "transformer") else {}
+        save_weights(model.to(dtype_of(name)), MODELS / name / part, **shards)
     for name, seed in WHOLE.items():
         folder = MODELS / name / "text_encoder"
-        encoder = build_text_encoder(Gemma3Config.from_pretrained(folder), seed)
-        save_weights(encoder if name == "tiny_b" else encoder.to(torch.bfloat16), folder)
+        save_weights(build_text_encoder(Gemma3Config.from_pretrained(folder), seed).to(dtype_of(name)), folder)
         save_tokenizer(MODELS / name / "tokenizer", VOCABULARY)
 
 
 def load(name, component, dtype=torch.float32):
-    kind = Gemma3ForConditionalGeneration
-    if component != "text_encoder":
-        kind = _class_of(component, config(name, component))
+    is_text = component == "text_encoder"
+    kind = Gemma3ForConditionalGeneration if is_text else class_of(component, config(name, component))
     return kind.from_pretrained(MODELS / name / component, dtype=dtype).eval()
 
 
 def load_pipeline(name, dtype=torch.float32, kind=LTX2Pipeline, **replaced):
-    """Loads a complete model into a pipeline of diffusers."""
     pipeline = LTX2Pipeline.from_pretrained(MODELS / name, dtype=dtype)
     if kind is not LTX2Pipeline:
-        parts = {part: model for part, model in pipeline.components.items() if part != "duration_head"}
-        pipeline = kind(**(parts | replaced))
+        pipeline = kind(**{k: v for k, v in pipeline.components.items() if k != "duration_head"} | replaced)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

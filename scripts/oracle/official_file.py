@@ -1,6 +1,7 @@
 """Writes models in Lightricks' single-file format, without the text encoder. Supports only published topologies."""
 
 import json
+from collections import ChainMap
 
 import torch
 from safetensors.torch import load_file
@@ -39,28 +40,25 @@ def _vae(name, down_blocks):
     side, *parts = name.split(".")
     if side not in ("encoder", "decoder") or parts[0] not in ("mid_block", "down_blocks", "up_blocks"):
         return STATISTICS.get(name, name)
-    blocks = "down_blocks" if side == "encoder" else "up_blocks"
+    is_encoder = side == "encoder"
     if parts[0] == "mid_block":
-        place, rest = 2 * down_blocks if side == "encoder" else 0, parts[1:]
+        place, rest = 2 * down_blocks * is_encoder, parts[1:]
     else:
-        place, rest = 2 * int(parts[1]) + (parts[2] != "resnets" if side == "encoder" else 1 + (parts[2] == "resnets")), parts[2:]
+        place, rest = 2 * int(parts[1]) + (parts[2] != "resnets" if is_encoder else 1 + (parts[2] == "resnets")), parts[2:]
     rest = ["res_blocks", *rest[1:]] if rest[0] == "resnets" else rest[2:]
-    return ".".join([side, blocks, str(place), *rest])
+    return ".".join([side, "down_blocks" if is_encoder else "up_blocks", str(place), *rest])
 
 
 def key(component, name, configs):
-    """Returns Lightricks' name of a tensor."""
-    if component == "transformer":
-        return f"model.diffusion_model.{_renamed(name, TRANSFORMER)}"
-    if component == "connectors" and "text_proj_in." in name:
-        return f"text_embedding_projection.{_renamed(name, PROJECTION)}"
-    if component == "connectors":
-        return f"model.diffusion_model.{_renamed(name, CONNECTORS)}"
     if component == "vae":
         return f"vae.{_vae(name, len(configs['vae']['block_out_channels']))}"
     if component == "audio_vae":
         return f"audio_vae.{STATISTICS.get(name, name)}"
-    return f"vocoder.{_renamed(name, VOCODER)}".replace(".downsample.filter", ".downsample.lowpass.filter")
+    if component == "vocoder":
+        return f"vocoder.{_renamed(name, VOCODER)}".replace(".downsample.filter", ".downsample.lowpass.filter")
+    if "text_proj_in." in name:
+        return f"text_embedding_projection.{_renamed(name, PROJECTION)}"
+    return f"model.diffusion_model.{_renamed(name, TRANSFORMER if component == 'transformer' else CONNECTORS)}"
 
 
 # Options that both layouts name alike.
@@ -70,9 +68,7 @@ _SAME = (
     "audio_num_attention_heads", "audio_attention_head_dim", "audio_in_channels", "audio_out_channels",
     "audio_cross_attention_dim",
 )
-_CONNECTOR = {name: f"video_{name}" for name in (
-    "connector_num_attention_heads", "connector_attention_head_dim", "connector_num_layers",
-)}
+_CONNECTOR = ("connector_num_attention_heads", "connector_attention_head_dim", "connector_num_layers")
 _FIXED = dict(
     _class_name="AVTransformer3DModel", norm_elementwise_affine=False, qk_norm="rms_norm", standardization_norm="rms_norm",
     share_ff=False, positional_embedding_type="rope", causal_temporal_positioning=True, use_audio_video_cross_attention=True,
@@ -90,7 +86,7 @@ _NEWER = dict(
 def _transformer(t, connectors):
     """Returns the section of transformer and connectors."""
     section = {
-        **_FIXED, **{key: t[key] for key in _SAME}, **{key: connectors[own] for key, own in _CONNECTOR.items()},
+        **_FIXED, **{key: t[key] for key in _SAME}, **{key: connectors[f"video_{key}"] for key in _CONNECTOR},
         "positional_embedding_theta": t["rope_theta"],
         "positional_embedding_max_pos": [t["pos_embed_max_pos"], t["base_height"], t["base_width"]],
         "frequencies_precision": "float64" if t["rope_double_precision"] else "float32",
@@ -98,10 +94,8 @@ def _transformer(t, connectors):
         "audio_positional_embedding_max_pos": [t["audio_pos_embed_max_pos"]],
         "connector_positional_embedding_max_pos": [connectors["connector_rope_base_seq_len"]],
     }
-    if t["use_prompt_embeddings"]:
-        return section
     key = "audio_connector_attention_head_dim"
-    return section | _NEWER | {key: connectors[key]}
+    return section if t["use_prompt_embeddings"] else section | _NEWER | {key: connectors[key]}
 
 
 def _video(vae):
@@ -160,7 +154,6 @@ def _vocoder(v):
 
 
 def header(configs):
-    """Returns the network description in the header of Lightricks' files."""
     return {
         "transformer": _transformer(configs["transformer"], configs["connectors"]), "vae": _video(configs["vae"]),
         "audio_vae": _audio(configs["audio_vae"]), "vocoder": _vocoder(configs["vocoder"]),
@@ -187,27 +180,18 @@ def write(path, tensors, header):
 
 def _write_parts(path, configs, parts):
     """Writes `{component: tensors}` to one file."""
-    tensors = {}
-    for component, own in parts.items():
-        renamed = {key(component, name, configs): tensor for name, tensor in own.items()}
-        if len(tensors | renamed) < len(tensors) + len(own):
-            raise ValueError(f"{path}: {component} has a name twice")
-        tensors |= renamed
+    tensors = {key(part, name, configs): tensor for part, own in parts.items() for name, tensor in own.items()}
+    if len(tensors) < sum(map(len, parts.values())):
+        raise ValueError(f"{path}: two tensors have the same name")
     write(path, tensors, header(configs))
 
 
 def convert(model, target):
-    """Writes the five components of a diffusers folder to one file."""
-    parts = {}
-    for part in FOLDERS:
-        parts[part] = {}
-        for file in sorted((model / part).glob("*.safetensors")):
-            parts[part] |= load_file(file)
-    _write_parts(target, configs_of(model), parts)
+    tensors = lambda part: (load_file(file) for file in (model / part).glob("*.safetensors"))
+    _write_parts(target, configs_of(model), {part: dict(ChainMap(*tensors(part))) for part in FOLDERS})
 
 
 def write_model(path, name):
-    """Writes a fixture model's transformer and encoders in float32."""
     parts = {part: models.load(name, part).state_dict() for part in ("transformer", "vae", "audio_vae")}
     _write_parts(path, configs_of(MODELS / name), parts)
 

@@ -51,20 +51,14 @@ def release():
 
 
 def each_model(kind):
-    """Yields the fixture models in Lightricks' format."""
     with tempfile.TemporaryDirectory() as scratch:
         for name in PRESETS:
             yield kind(name, Path(scratch))
 
 
-class Torch:
-    """The module torch with some names replaced."""
-
-    def __init__(self, **replaced):
-        self.__dict__.update(replaced)
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
+def torch_with(**replaced):
+    """Returns the names of torch with some of them replaced."""
+    return types.SimpleNamespace(**{**vars(torch), **replaced})
 
 
 class Noise:
@@ -90,30 +84,27 @@ class Noise:
         return packed.to(device, dtype) if self.own else packed
 
 
-class Steps:
-    """Records the packed latents at the start of every step and at the end of every pass."""
+def recorded(passes, loop, stride=1, **fixed):
+    """Returns a loop that adds the packed latents at the start of every step and at the end to `passes`.
 
-    def __init__(self):
-        self.passes = []
+    With `stride` 2, of every second evaluation.
+    """
+    state = ltx("core.types").LatentState
 
-    def wrap(self, loop, stride=1, **fixed):
-        """Returns a loop that records; with `stride` 2, every second evaluation."""
-        state = ltx("core.types").LatentState
+    @functools.wraps(loop)
+    def run(**given):
+        seen, key = [], "denoiser" if "denoiser" in given else "denoise_fn"
+        inner = given.pop(key)
 
-        @functools.wraps(loop)
-        def run(**given):
-            seen, key = [], "denoiser" if "denoiser" in given else "denoise_fn"
-            inner = given.pop(key)
+        def denoise(*args, **more):
+            seen.append([s.latent.clone() for s in (*args, *more.values()) if isinstance(s, state)])
+            return inner(*args, **more)
 
-            def denoise(*args, **more):
-                seen.append([s.latent.clone() for s in (*args, *more.values()) if isinstance(s, state)])
-                return inner(*args, **more)
+        ends = loop(**given, **fixed, **{key: denoise})
+        passes.append([*seen[::stride], [s.latent.clone() for s in ends if s is not None]])
+        return ends
 
-            ends = loop(**given, **fixed, **{key: denoise})
-            self.passes.append([*seen[::stride], [s.latent.clone() for s in ends if s is not None]])
-            return ends
-
-        return run
+    return run
 
 
 def set_channels(video, bins, audio):
@@ -168,26 +159,50 @@ def decoded(model, vocoder, video=None, audio=None):
 def guider_parameters(s):
     """Returns guidance parameters for all noise levels, or per noise level."""
     guiders = ltx("core.components.guiders")
-    own = lambda s: guiders.MultiModalGuiderParams(
+    if "by_sigma" in s:
+        levels = {at["sigma"]: guider_parameters({k: v for k, v in (s | at).items() if k != "by_sigma"}) for at in s["by_sigma"]}
+        return guiders.MultiModalGuiderFactory.from_dict(levels)
+    return guiders.MultiModalGuiderParams(
         cfg_scale=s["cfg"], stg_scale=s["stg"], modality_scale=s["modality"], rescale_scale=s["rescale"],
         stg_blocks=s["stg_blocks"], skip_step=s.get("skip", 0),
     )
-    if "by_sigma" not in s:
-        return own(s)
-    return guiders.MultiModalGuiderFactory.from_dict({at["sigma"]: own({**s, **at}) for at in s["by_sigma"]})
+
+
+def build_arguments(name, upsampler, lora, strengths, device):
+    """Returns the arguments of a pipeline's class besides the checkpoint. `strengths`: of the distilled LoRA in each stage."""
+    arguments, loader = {"loras": (), "device": device}, ltx("core.loader")
+    if name != "image_to_video":
+        arguments["spatial_upsampler_path"] = upsampler
+    if name in ("two_stage", "keyframes", "audio_to_video", "hq"):
+        make = lambda strength: loader.LoraPathStrengthAndSDOps(lora, strength, loader.LTXV_LORA_COMFY_RENAMING_MAP)
+        arguments["distilled_lora"] = [make(strength) for strength in strengths[:1]]
+    if name == "hq":
+        arguments |= {f"distilled_lora_strength_stage_{n}": strength for n, strength in enumerate(strengths, 1)}
+    return arguments
+
+
+def call_arguments(r):
+    """Returns the arguments of a pipeline's call that both releases have."""
+    image = ltx("pipelines.utils.args").ImageConditioningInput
+    arguments = {key: r[key] for key in ("prompt", "seed", "height", "width", "num_frames", "frame_rate")}
+    arguments["images"] = [image(str(i["path"]), i["frame"], i["strength"], 0) for i in r["images"]]
+    if r["pipeline"] not in ("distilled", "ic_lora"):
+        arguments |= dict(negative_prompt=r["negative_prompt"], num_inference_steps=r["steps"])
+        arguments |= {f"{stream}_guider_params": guider_parameters(s) for stream, s in r["guidance"].items()}
+    return arguments
 
 
 class Run:
     """One request by one of Lightricks' pipelines."""
 
     def __init__(self, model, upsampler, request, contexts, sizes):
-        self.request, self.steps, self.kept = request, Steps(), {}
+        self.request, self.passes, self.kept = request, [], {}
         self.text = [types.SimpleNamespace(video_encoding=c["video"], audio_encoding=c["audio"]) for c in contexts]
         module, self.kind = PIPELINES[request["pipeline"]]
         self.module = ltx(f"pipelines.{module}")
-        self.module.torch = Torch(bfloat16=torch.float32, cuda=types.SimpleNamespace(synchronize=lambda: None))
+        self.module.torch = torch_with(bfloat16=torch.float32, cuda=types.SimpleNamespace(synchronize=lambda: None))
         self.noise = Noise(sizes)
-        ltx("core.components.noisers").torch = Torch(randn=self.noise.randn)
+        ltx("core.components.noisers").torch = torch_with(randn=self.noise.randn)
         self.undo = gate_by_own_level() if request["cross_timestep"] == "own" else lambda: None
         self.wheels = wheels()
         self.pipeline = (self._of_wheels if self.wheels else self._of_checkout)(str(model), str(upsampler), sizes)
@@ -196,28 +211,19 @@ class Run:
         """Makes the loops record. A second-order step evaluates twice."""
         own = ltx("pipelines.utils.samplers")
         own.tqdm = iter
+        euler = recorded(self.passes, self.request.get("loop", lambda s: s.euler_denoising_loop)(own))
+        second = recorded(self.passes, own.res2s_audio_video_denoising_loop, stride=2, model_dtype=torch.float32)
         for module in modules:
-            if hasattr(module, "euler_denoising_loop"):
-                module.euler_denoising_loop = self.steps.wrap(self.request.get("loop", lambda s: s.euler_denoising_loop)(own))
-            if hasattr(module, "res2s_audio_video_denoising_loop"):
-                second = self.steps.wrap(own.res2s_audio_video_denoising_loop, stride=2, model_dtype=torch.float32)
-                module.res2s_audio_video_denoising_loop = second
+            for name, loop in (("euler_denoising_loop", euler), ("res2s_audio_video_denoising_loop", second)):
+                if hasattr(module, name):
+                    setattr(module, name, loop)
 
     def _keep(self, name, latents):
         self.kept[name] = latents.clone()
 
     def _arguments(self, upsampler):
-        arguments, pipeline = {"loras": (), "device": torch.device("cpu")}, self.request["pipeline"]
-        if pipeline != "image_to_video":
-            arguments["spatial_upsampler_path"] = upsampler
-        if pipeline in ("two_stage", "keyframes", "audio_to_video"):
-            arguments["distilled_lora"] = []
-        if pipeline == "hq":
-            loras = ltx("core.loader")
-            none = loras.LoraPathStrengthAndSDOps("", 0.0, loras.LTXV_LORA_COMFY_RENAMING_MAP)
-            strengths = {f"distilled_lora_strength_stage_{n}": 0.0 for n in (1, 2)}
-            arguments.update(distilled_lora=[none], **strengths)
-        return arguments
+        pipeline = self.request["pipeline"]
+        return build_arguments(pipeline, upsampler, "", [0.0, 0.0] if pipeline == "hq" else [], torch.device("cpu"))
 
     def _of_checkout(self, model, upsampler, _sizes):
         module = self.module
@@ -247,24 +253,14 @@ class Run:
         pipeline.pipeline_components.video_latent_channels = sizes[0][0][1]
         return pipeline
 
-    def arguments(self):
-        """Returns the request's arguments that all pipelines have."""
-        r, image = self.request, ltx("pipelines.utils.args").ImageConditioningInput
-        arguments = {key: r[key] for key in ("prompt", "seed", "height", "width", "num_frames", "frame_rate")}
-        return arguments | {"images": [image(str(i["path"]), i["frame"], i["strength"], 0) for i in r["images"]]}
-
     def __call__(self):
         """Returns the latents of every step of every pass, and the decoder's inputs."""
-        r, arguments = self.request, self.arguments()
-        if r["pipeline"] != "distilled":
-            arguments |= dict(negative_prompt=r["negative_prompt"], num_inference_steps=r["steps"])
-            if r.get("audio"):
-                arguments |= {"audio_path": str(r["audio"]["path"]), "audio_start_time": r["audio"]["start"]}
-                arguments["audio_max_duration"] = r["num_frames"] / r["frame_rate"]
-            for stream, s in r["guidance"].items():
-                arguments[f"{stream}_guider_params"] = guider_parameters(s)
+        r, arguments = self.request, call_arguments(self.request)
+        if r["audio"]:
+            arguments |= {"audio_path": str(r["audio"]["path"]), "audio_start_time": r["audio"]["start"]}
+            arguments["audio_max_duration"] = r["num_frames"] / r["frame_rate"]
         if not self.wheels or r["pipeline"] != "image_to_video":
             arguments["tiling_config"] = None
         self.returned = self.pipeline(**arguments)
         self.undo()
-        return self.steps.passes, self.kept
+        return self.passes, self.kept

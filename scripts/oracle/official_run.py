@@ -5,6 +5,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
@@ -12,8 +13,7 @@ import torch
 from diffusers import LTX2Pipeline, LTXEulerAncestralRFScheduler
 from diffusers.models.transformers.transformer_ltx2 import LTX2PerturbedAttnProcessor
 
-from drawn_request import DISTILLED, NEUTRAL, SECOND
-from drawn_table import TWO_PASSES
+from drawn_request import DISTILLED, NEUTRAL, SECOND, TWO_PASSES
 from official_pipelines import guider_parameters
 
 # Imported by the packages for media files, which are not read here.
@@ -33,7 +33,6 @@ from ltx_core.tools import VideoLatentTools  # noqa: E402
 from ltx_core.types import AudioLatentShape, SpatioTemporalScaleFactors, VideoLatentShape, VideoPixelShape  # noqa: E402
 from ltx_pipelines.utils import helpers, samplers  # noqa: E402
 from ltx_pipelines.utils.args import ImageConditioningInput  # noqa: E402
-from ltx_pipelines.utils.samplers import euler_denoising_loop, res2s_audio_video_denoising_loop  # noqa: E402
 from ltx_pipelines.utils.types import PipelineComponents  # noqa: E402
 
 _SELF_ATTENTION = {PerturbationType.SKIP_VIDEO_SELF_ATTN: "attn1", PerturbationType.SKIP_AUDIO_SELF_ATTN: "audio_attn1"}
@@ -51,20 +50,19 @@ class Velocity:
                 getattr(block, name).set_processor(LTX2PerturbedAttnProcessor())
 
     def __call__(self, video, audio, perturbations):
-        streams = (("video", video), ("audio", audio))
-        levels = {name: 1000 * m.sigma.reshape(1).float() for name, m in streams}
-        tokens = {name: 1000 * m.timesteps[..., 0].float() for name, m in streams}
+        levels = {name: 1000 * m.sigma.reshape(1).float() for name, m in (("video", video), ("audio", audio))}
         network, mark = self.transformer, {}
         if network.config.use_keyframes_abs_pos_embedding:
             mark["video_keyframes_mask"] = torch.zeros(*video.latent.shape[:2], 1, device=video.latent.device)
             mark["video_keyframes_mask"][:, : self.first_frame] = 1
-        cuts = (PerturbationType.SKIP_A2V_CROSS_ATTN, PerturbationType.SKIP_V2A_CROSS_ATTN)
-        cut = perturbations is not None and all(perturbations.all_in_batch(kind, 0) for kind in cuts)
+        skips = lambda kind, block=0: perturbations is not None and perturbations.all_in_batch(kind, block)
+        cut = skips(PerturbationType.SKIP_A2V_CROSS_ATTN) and skips(PerturbationType.SKIP_V2A_CROSS_ATTN)
         with ExitStack() as stack:
             replace_forward = lambda module, make: stack.enter_context(patch.object(module, "forward", make(module.forward)))
-            for block, kind in self._perturbed(perturbations):
-                attention = getattr(network.transformer_blocks[block], _SELF_ATTENTION[kind])
-                replace_forward(attention, lambda own: lambda *a, **k: own(*a, **{**k, "all_perturbed": True}))
+            for (number, block), (kind, name) in product(enumerate(network.transformer_blocks), _SELF_ATTENTION.items()):
+                if skips(kind, number):
+                    make = lambda own: lambda *a, **k: own(*a, **{**k, "all_perturbed": True})
+                    replace_forward(getattr(block, name), make)
             if self.cross_timestep == "gate_only":
                 # Lightricks since May 2026: the stream's own level for scale and shift, the other's for the gate.
                 for name, other in _GATES.items():
@@ -72,15 +70,11 @@ class Velocity:
                     replace_forward(getattr(network, name), lambda own, level=level: lambda _, **k: own(level, **k))
             return network(
                 hidden_states=video.latent, audio_hidden_states=audio.latent, encoder_hidden_states=video.context,
-                audio_encoder_hidden_states=audio.context, timestep=tokens["video"], audio_timestep=tokens["audio"],
-                sigma=levels["video"], audio_sigma=levels["audio"], video_coords=video.positions, audio_coords=audio.positions,
-                fps=self.fps, isolate_modalities=cut, use_cross_timestep=self.cross_timestep == "cross", return_dict=False,
-                **mark,
+                audio_encoder_hidden_states=audio.context, timestep=1000 * video.timesteps[..., 0].float(),
+                audio_timestep=1000 * audio.timesteps[..., 0].float(), sigma=levels["video"], audio_sigma=levels["audio"],
+                video_coords=video.positions, audio_coords=audio.positions, fps=self.fps, isolate_modalities=cut,
+                use_cross_timestep=self.cross_timestep == "cross", return_dict=False, **mark,
             )
-
-    def _perturbed(self, perturbations):
-        blocks = range(len(self.transformer.transformer_blocks)) if perturbations is not None else ()
-        return [(b, kind) for b in blocks for kind in _SELF_ATTENTION if perturbations.all_in_batch(kind, b)]
 
 
 class Encoder:
@@ -88,16 +82,12 @@ class Encoder:
 
     def __init__(self, vae):
         self.vae, self.per_channel_statistics = vae, self
-        self.statistics = (vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+        statistics = dict(latents_mean=vae.latents_mean, latents_std=vae.latents_std, scaling_factor=vae.config.scaling_factor)
+        self.normalize = partial(LTX2Pipeline._normalize_latents, **statistics)
+        self.un_normalize = partial(LTX2Pipeline._denormalize_latents, **statistics)
 
     def __call__(self, pixels):
         return self.normalize(self.vae.encode(pixels.to(self.vae.dtype)).latent_dist.mode())
-
-    def normalize(self, latents):
-        return LTX2Pipeline._normalize_latents(latents, *self.statistics)
-
-    def un_normalize(self, latents):
-        return LTX2Pipeline._denormalize_latents(latents, *self.statistics)
 
 
 class OneFrame(VideoConditionByKeyframeIndex):
@@ -114,9 +104,9 @@ class OneFrame(VideoConditionByKeyframeIndex):
 class FloatPositions(VideoLatentTools):
     """Positions in f32 for any latent type, since 1.2.0."""
 
-    def create_initial_state(self, device, dtype, initial_latent=None):
-        state = super().create_initial_state(device, dtype, initial_latent)
-        return replace(state, positions=super().create_initial_state(device, torch.float32).positions)
+    def create_initial_state(self, device, *more):
+        positions = super().create_initial_state(device, torch.float32).positions
+        return replace(super().create_initial_state(device, *more), positions=positions)
 
 
 class KeptLatent(VideoConditionByLatentIndex):
@@ -130,8 +120,7 @@ class BlendNoiser(GaussianNoiser):
     """Since 1.2.0: mixes noise into the latents, then blends in the known tokens by strength."""
 
     def __call__(self, state, scale):
-        noise = torch.randn(*state.latent.shape)
-        latent = torch.lerp(state.latent.float(), noise.float(), float(scale))
+        latent = torch.lerp(state.latent.float(), torch.randn(*state.latent.shape).float(), float(scale))
         return replace(state, latent=torch.lerp(state.clean_latent.float(), latent, state.denoise_mask).to(state.latent.dtype))
 
 
@@ -190,15 +179,12 @@ class Noise:
             return self.noiser(state, scale)
 
 
-class HostNoise:
-    """Noise of the second-order sampler, drawn on the host so that it is the same on every device."""
-
-    def __init__(self):
-        self.generators = {}
+class HostNoise(dict):
+    """Noise of the second-order sampler, drawn on the host so that it is the same on every device. Has generators by seed."""
 
     def __call__(self, latents, generator):
         seed = generator.initial_seed()
-        own = self.generators.setdefault(seed, torch.Generator("cpu").manual_seed(seed))
+        own = self.setdefault(seed, torch.Generator("cpu").manual_seed(seed))
         return samplers._get_new_noise(latents, own).to(latents.device)
 
 
@@ -228,9 +214,8 @@ class AncestralLoop:
 
     def __call__(self, sigmas, video_state, audio_state, stepper, denoise_fn):
         for index in range(len(sigmas) - 1):
-            clean = denoise_fn(video_state, audio_state, sigmas, index)
-            states = (video_state, audio_state)
-            video_state, audio_state = (self._step(*pair, sigmas, index) for pair in zip(states, clean))
+            pairs = zip((video_state, audio_state), denoise_fn(video_state, audio_state, sigmas, index))
+            video_state, audio_state = (self._step(*pair, sigmas, index) for pair in pairs)
         return video_state, audio_state
 
 
@@ -262,15 +247,13 @@ class Reference:
         if self.pipeline.text_encoder.config.model_type == "gemma4_unified" and not begins:
             # Lightricks' code adds BOS to every prompt of LTX-2.5.
             prompt = tokenizer.bos_token + prompt.strip()
+        length = self.request["max_sequence_length"]
         embeds, mask, _, _ = self.pipeline.encode_prompt(
-            prompt, do_classifier_free_guidance=False, max_sequence_length=self.request["max_sequence_length"],
-            device=self.device,
+            prompt, do_classifier_free_guidance=False, max_sequence_length=length, device=self.device
         )
-        video, audio, _ = self.pipeline.connectors(embeds, mask, padding_side="left")
-        return {"video": video, "audio": audio}
+        return dict(zip(("video", "audio"), self.pipeline.connectors(embeds, mask, padding_side="left")))
 
     def _merge(self, stage):
-        """Merges the LoRAs of a stage by the release's loader."""
         if not self.weights:
             return
         loras = []
@@ -300,12 +283,10 @@ class Reference:
         x0 = X0Model(Velocity(self.pipeline.transformer, cross, r["frame_rate"], first_frame))
         positive, negative = self.texts
         if not guided:
-            return helpers.simple_denoising_func(positive["video"], positive["audio"], x0)
-        guiders = []
-        for stream in ("video", "audio"):
-            params = guider_parameters({**r["guidance"][stream], "stg_blocks": r["stg_blocks"][stream]})
-            guiders.append(MultiModalGuider(params, negative[stream]))
-        return helpers.multi_modal_guider_denoising_func(*guiders, positive["video"], positive["audio"], x0)
+            return helpers.simple_denoising_func(*positive.values(), x0)
+        parameters = lambda stream: guider_parameters({**r["guidance"][stream], "stg_blocks": r["stg_blocks"][stream]})
+        guiders = [MultiModalGuider(parameters(stream), text) for stream, text in negative.items()]
+        return helpers.multi_modal_guider_denoising_func(*guiders, *positive.values(), x0)
 
     def stage(self, number, divisor, sigmas, before=None):
         """Returns the normalised latents of both streams after one pass. `before`: latents and noise level at the start."""
@@ -320,10 +301,10 @@ class Reference:
         self.noise.stage(latents, self.audio_shape(pixels), appended)
         if sigmas is None:
             sigmas = LTX2Scheduler().execute(r["steps"], latent=torch.empty(latents) if r["pipeline"] == "hq" else None)
-        stepper, loop = EulerDiffusionStep(), euler_denoising_loop
+        stepper, loop = EulerDiffusionStep(), samplers.euler_denoising_loop
         if r["sampler"] == "res_2s":
-            stepper = Res2sDiffusionStep()
-            loop = partial(res2s_audio_video_denoising_loop, model_dtype=self.dtype, new_noise_fn=HostNoise())
+            stepper, loop = Res2sDiffusionStep(), samplers.res2s_audio_video_denoising_loop
+            loop = partial(loop, model_dtype=self.dtype, new_noise_fn=HostNoise())
         elif r["sampler"] == "euler_ancestral" and number == 1:
             loop = AncestralLoop(r["seed"], r["eta"], self.dtype)
         guided = any(s != NEUTRAL for s in r["guidance"].values()) and number == 1
@@ -338,7 +319,6 @@ class Reference:
         return video.latent, audio.latent
 
     def run(self):
-        """Returns noise, final latents, frames and samples."""
         # The release's behaviour and the model's sizes.
         since = dict(self.since, AudioLatentShape=SimpleNamespace(from_video_pixel_shape=self.audio_shape))
         tools = since.get("VideoLatentTools", VideoLatentTools)
@@ -361,10 +341,8 @@ class Reference:
             outputs |= self.noise.drawn
         if self.weights:
             pipeline.transformer.load_state_dict(self.weights)
-        video, vae = self.encoder.un_normalize(video), pipeline.audio_vae
-        packed = LTX2Pipeline._denormalize_audio_latents(
-            LTX2Pipeline._pack_audio_latents(audio), vae.latents_mean, vae.latents_std
-        )
+        video, vae, packed = self.encoder.un_normalize(video), pipeline.audio_vae, LTX2Pipeline._pack_audio_latents(audio)
+        packed = LTX2Pipeline._denormalize_audio_latents(packed, vae.latents_mean, vae.latents_std)
         audio = LTX2Pipeline._unpack_audio_latents(packed, audio.shape[2], audio.shape[3])
         frames = pipeline.vae.decode(video.to(self.dtype), None, return_dict=False)[0]
         return outputs | {

@@ -6,7 +6,7 @@ Seeds must stay as they are, so do not change the order of the draws.
 import math
 import random
 
-from drawn_table import UPSAMPLERS
+from drawn_request import UPSAMPLERS
 
 _ACTIVATIONS = ["gelu-approximate"] * 3 + ["gelu", "geglu", "geglu-approximate", "swiglu", "linear-silu"]
 # Products of 80, 160 and 240 samples per mel frame: 8, 16 and 24 kHz.
@@ -25,9 +25,10 @@ class Draw(random.Random):
     def flag(self, published, chance):
         return published if self.published else self.random() < chance
 
-    def heads(self, width):
-        """Draws a head count with an even head width."""
-        return self.choice([h for h in (1, 2, 3, 4, 5, 6) if width % (2 * h) == 0])
+    def attention(self, stream, width):
+        """Draws a connector's number of heads, which have an even width."""
+        heads, prefix = self.choice([h for h in range(1, 7) if width % (2 * h) == 0]), f"{stream}_connector"
+        return {f"{prefix}_num_attention_heads": heads, f"{prefix}_attention_head_dim": width // heads}
 
     def rope(self):
         return dict(
@@ -41,14 +42,12 @@ def transformer(draw, latent, audio_width, caption, ratios):
     heads, head_dim = draw.randint(1, 4), 2 * draw.randint(2, 8)
     if heads * head_dim < 6:
         head_dim = 6
-    audio_heads, audio_head_dim = heads, 2 * draw.randint(1, 6)
+    audio = heads, 2 * draw.randint(1, 6)
     if draw.flag(False, 0.4):
-        audio_heads = draw.randint(1, 4)
         # The video side of the split cross-modal tables is divided by the video heads.
-        audio_head_dim = 2 * heads * draw.randint(1, 2)
+        audio = draw.randint(1, 4), 2 * heads * draw.randint(1, 2)
     config = dict(num_layers=draw.randint(1, 4), vae_scale_factors=list(ratios), caption_channels=caption, **rope)
-    streams = {"": (latent, heads, head_dim), "audio_": (audio_width, audio_heads, audio_head_dim)}
-    for prefix, (channels, count, width) in streams.items():
+    for prefix, channels, count, width in (("", latent, heads, head_dim), ("audio_", audio_width, *audio)):
         config |= {
             f"{prefix}in_channels": channels, f"{prefix}out_channels": channels, f"{prefix}num_attention_heads": count,
             f"{prefix}attention_head_dim": width, f"{prefix}cross_attention_dim": count * width,
@@ -73,10 +72,9 @@ def connectors(draw, caption, layers):
     )
     registers = [8, 16] if draw.published else [None, 4, 8, 16]
     for stream in ("video", "audio"):
-        heads, prefix = draw.heads(caption), f"{stream}_connector"
-        config |= {
-            f"{prefix}_num_attention_heads": heads, f"{prefix}_attention_head_dim": caption // heads,
-            f"{prefix}_num_layers": draw.randint(1, 3), f"{prefix}_num_learnable_registers": draw.choice(registers),
+        config |= draw.attention(stream, caption) | {
+            f"{stream}_connector_num_layers": draw.randint(1, 3),
+            f"{stream}_connector_num_learnable_registers": draw.choice(registers),
         }
     return config
 
@@ -86,11 +84,8 @@ def newer(draw, dit_config, joined):
     widths = {p: dit_config[f"{p}num_attention_heads"] * dit_config[f"{p}attention_head_dim"] for p in ("", "audio_")}
     joined = joined | dict(per_modality_projections=True, proj_bias=draw.random() < 0.8)
     for stream, width in zip(("video", "audio"), widths.values()):
-        heads = draw.heads(width)
-        joined |= {
-            f"{stream}_connector_num_attention_heads": heads, f"{stream}_connector_attention_head_dim": width // heads,
-            f"{stream}_gated_attn": draw.random() < 0.8, f"{stream}_hidden_dim": width,
-        }
+        joined |= draw.attention(stream, width)
+        joined |= {f"{stream}_gated_attn": draw.random() < 0.8, f"{stream}_hidden_dim": width}
     gates = ("gated_attn", "cross_attn_mod", "audio_gated_attn", "audio_cross_attn_mod", "perturbed_attn", "ff_bias")
     contexts = {f"{prefix}cross_attention_dim": width for prefix, width in widths.items()}
     return dit_config | dict.fromkeys(gates, True) | contexts | dict(use_prompt_embeddings=False), joined
@@ -98,13 +93,11 @@ def newer(draw, dit_config, joined):
 
 def _encoder(draw, latent, kinds):
     """Draws down blocks that invert a decoder's up blocks in any order."""
-    kinds, widths, entering = draw.sample(kinds, len(kinds)), [], latent
-    for kind in kinds:
-        product = _PRODUCTS[kind]
-        entering = draw.choice([product * d for d in range(1, entering + 1) if entering % d == 0 and 4 <= product * d <= 24])
-        widths.append(entering)
+    kinds, widths = draw.sample(kinds, len(kinds)), [latent]
+    for n in map(_PRODUCTS.get, kinds):
+        widths.append(draw.choice([n * d for d in range(1, widths[-1] + 1) if widths[-1] % d == 0 and 4 <= n * d <= 24]))
     return dict(
-        block_out_channels=widths, down_block_types=["LTX2VideoDownBlock3D"] * len(kinds), downsample_type=kinds,
+        block_out_channels=widths[1:], down_block_types=["LTX2VideoDownBlock3D"] * len(kinds), downsample_type=kinds,
         layers_per_block=[draw.randint(0, 1) for _ in kinds] + [1], spatio_temporal_scaling=[True] * len(kinds),
         encoder_spatial_padding_mode=draw.choice(["zeros", "zeros", "reflect"]),
     )
@@ -114,7 +107,7 @@ def vae(draw, latent):
     """Draws a decoder with up to three up blocks and its encoder; returns the config and (time, height, width) ratios."""
     count = draw.randint(1, 3)
     previous = draw.choice([16, 24, 32]) if count == 3 else draw.choice([8, 16])
-    kinds, factors, residuals, widths = [], [], [], []
+    blocks = []
     for index in range(count):
         kind = draw.choice(["spatial", "temporal", "spatiotemporal", "spatiotemporal"])
         factor, target = draw.choice([1, 2]), previous
@@ -123,9 +116,9 @@ def vae(draw, latent):
         if factor == 2 and previous < 4:
             factor = 1
         entering = previous if factor == 2 else target
-        residuals.append(entering % _PRODUCTS[kind] == 0 and draw.random() < 0.7)
-        kinds.append(kind), factors.append(factor), widths.append(target)
+        blocks.append((kind, factor, entering % _PRODUCTS[kind] == 0 and draw.random() < 0.7, target))
         previous = target // factor
+    kinds, factors, residuals, widths = map(list, zip(*blocks))
     halvings = sum(k != "temporal" for k in kinds)
     # A ratio of at least 8 limits the smallest valid frame to a few tokens.
     patch = draw.option(4, [p for p in (1, 2, 4) if p * 2**halvings >= 8] or [4])
@@ -169,16 +162,13 @@ def _generator(draw, channels, factors, most):
 def vocoder(draw, mel):
     config = _generator(draw, mel, factors := draw.choice(_VOCODER_FACTORS), 4)
     config["output_sampling_rate"] = 100 * math.prod(factors)
-    if draw.published:
-        return config
-    return config | dict(
-        final_act_fn=draw.choice(["tanh", "clamp", None]), final_bias=draw.random() < 0.7,
-        leaky_relu_negative_slope=draw.choice([0.1, 0.3]),
-    )
+    if not draw.published:
+        config |= dict(final_act_fn=draw.choice(["tanh", "clamp", None]), final_bias=draw.random() < 0.7)
+        config["leaky_relu_negative_slope"] = draw.choice([0.1, 0.3])
+    return config
 
 
 def newer_vocoder(draw, mel):
-    """Returns LTX-2.3's vocoder: periodic activations and a second stage."""
     stage = lambda channels, factors: _generator(draw, channels, factors, 3) | dict(
         act_fn=draw.option("snakebeta", ["snakebeta", "snake"]), antialias=draw.flag(True, 0.6),
         final_act_fn=draw.option(None, ["tanh", "clamp", None]), final_bias=draw.flag(False, 0.5),
@@ -206,8 +196,7 @@ def upsampler(draw, latent, kind):
 
 def gemma(draw, width):
     kv = draw.choice([1, 2])
-    heads = kv * draw.choice([h for h in (1, 2) if width % (kv * h) == 0])
-    layers = draw.randint(2, 8)
+    heads, layers = kv * draw.choice([h for h in (1, 2) if width % (kv * h) == 0]), draw.randint(2, 8)
     config = dict(
         hidden_size=width, intermediate_size=draw.choice([20, 36]), num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=kv, head_dim=2 * draw.randint(2, 8), query_pre_attn_scalar=draw.randint(4, 30),
@@ -229,11 +218,10 @@ def gemma4(draw, width):
         num_key_value_heads=kv, head_dim=2 * draw.randint(2, 6), sliding_window=draw.randint(1, 12),
         global_head_dim=4 * draw.randint(2, 5), attention_k_eq_v=draw.flag(True, 0.6),
         rope_parameters={
-            sliding: {"rope_type": "default", "rope_theta": draw.choice([1e4, 100.0])},
-            full: {
-                "rope_type": "proportional", "partial_rotary_factor": draw.choice([0.25, 0.5, 1.0]),
-                "rope_theta": draw.choice([1e6, 1e4]),
-            },
+            sliding: dict(rope_type="default", rope_theta=draw.choice([1e4, 100.0])),
+            full: dict(
+                rope_type="proportional", partial_rotary_factor=draw.choice([0.25, 0.5, 1.0]), rope_theta=draw.choice([1e6, 1e4])
+            ),
         },
     )
     if config["attention_k_eq_v"]:
@@ -262,8 +250,7 @@ def whole(seed, published, generation, upsampler_kind=None):
     draw.published = newest.published = published
     caption, latent = draw.choice([12, 16, 20, 24, 36]), draw.choice([3, 4, 8])
     vae_config, ratios = vae(draw, latent)
-    audio = audio_vae(draw)
-    text = gemma(draw, caption)
+    audio, text = audio_vae(draw), gemma(draw, caption)
     voice = vocoder(draw, audio["mel_bins"])
     upsampler_kind, upsampler_config = upsampler(draw, latent, upsampler_kind)
     joined = connectors(draw, caption, text["num_hidden_layers"])

@@ -18,8 +18,7 @@ def main():
     others = BetaScheduler()
     others.shift = 1.2
     data["beta_of_others"] = [digits(others.execute(n, alpha=0.9, beta=0.4)) for n in STEPS]
-    breaks = ('"linear_quadratic"', '"beta"', '"beta_of_others"')
-    write_json(FIXTURES / "sigmas" / "schedules.json", data, breaks)
+    write_json(FIXTURES / "sigmas" / "schedules.json", data, ('"linear_quadratic"', '"beta"', '"beta_of_others"'))
 
 
 COMPONENTS = {"schedules": main}

@@ -13,19 +13,14 @@ from cases_pipeline import official_sigmas, scheduled
 from common import FIXTURES, write_json
 
 MODEL = {
-    "use_dynamic_shifting": True, "base_shift": 0.95, "max_shift": 2.05, "base_image_seq_len": 1024,
-    "max_image_seq_len": 4096, "shift_terminal": 0.1, "shift": 1.0, "time_shift_type": "exponential",
-    "num_train_timesteps": 1000,
+    "use_dynamic_shifting": True, "base_shift": 0.95, "max_shift": 2.05, "base_image_seq_len": 1024, "max_image_seq_len": 4096,
+    "shift_terminal": 0.1, "shift": 1.0, "time_shift_type": "exponential", "num_train_timesteps": 1000,
 }
 DISTILLED = {**MODEL, "use_dynamic_shifting": False, "shift_terminal": None}
 
 
 def digits(values):
     return [float(f"{float(v):.9g}") for v in values]
-
-
-def official(steps, tokens):
-    return {"steps": steps, "tokens": tokens, "sigmas": digits(official_sigmas(steps, tokens))}
 
 
 def pipeline(config, steps, tokens, given=None):
@@ -44,10 +39,10 @@ def main():
         pipeline({**DISTILLED, "shift": 3.0, "shift_terminal": 0.05, "num_train_timesteps": 500}, 11, 64),
         pipeline({}, 2, 512),  # the class's own defaults
     ]
-    counts = [(2, 4096), (3, 4096), (8, 4096), (13, 4096), (30, 4096), (40, 4096), (256, 4096), (15, 8160), (6, 105)]
+    counts = [*((steps, 4096) for steps in (2, 3, 8, 13, 30, 40, 256)), (15, 8160), (6, 105)]
+    official = [{"steps": n, "tokens": t, "sigmas": digits(official_sigmas(n, t))} for n, t in counts]
     versions = {"torch": torch.__version__, "diffusers": diffusers.__version__, "numpy": np.__version__}
-    meta = {"script": "scripts/oracle/sigmas.py", "versions": versions, "seed": None}
-    data = {**meta, "official": [official(*c) for c in counts], "diffusers": cases}
+    data = dict(script="scripts/oracle/sigmas.py", versions=versions, seed=None, official=official, diffusers=cases)
     write_json(FIXTURES / "sigmas" / "sigmas.json", data, ('{"steps"', '{"config"', '"diffusers":['))
 
 

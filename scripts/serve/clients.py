@@ -16,14 +16,11 @@ from cases import cases_of, exit_with, run_case  # noqa: E402
 class Client:
     """A server, the proxy in front of it, and a working folder; the base class of groups of cases."""
 
-    pages = ()
+    pages, end = (), staticmethod(lambda _statuses: [])
 
     def __init__(self, server, proxy):
         self.server, self.proxy, self.address = server, proxy, f"http://127.0.0.1:{proxy.port}"
         self.work = server.log.parent
-
-    def end(self, _statuses):
-        return []
 
 
 class Run:
@@ -38,14 +35,13 @@ class Run:
             parser.add_argument(f"--{name}", default="", help=described)
         self.arguments, self.suite, self.results, self.calls = parser.parse_args(), suite, [], []
         self.temporary = tempfile.TemporaryDirectory()
-        self.folder = self.temporary.name
 
     def group(self, group, *flags):
         """Runs the cases of a class on a server of their own."""
         cases = cases_of(group, self.arguments.only)
         if not cases:
             return
-        with Server(self.arguments.ltx2, self.folder, *flags) as server, Proxy(server.port) as proxy:
+        with Server(self.arguments.ltx2, self.temporary.name, *flags) as server, Proxy(server.port) as proxy:
             client = group(server, proxy)
             for case in cases:
                 start = len(proxy.calls)
@@ -55,7 +51,6 @@ class Run:
                 print(server.tail())
 
     def end(self, client):
-        """Records the requests and exits."""
         if self.arguments.record:
             recorded.write(self.arguments.record, client, self.calls)
         exit_with(self.results, "above")

@@ -7,7 +7,6 @@ The page's table of faults names the tests to run; tests/serve/figures.rs writes
 goal is missed.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -33,10 +32,9 @@ def lines(file):
 
 def run(filters, folder):
     """Runs tests in full, one at a time; returns figures, results and messages."""
-    figures, log = folder / "figures", folder / "log"
+    figures, log, said = folder / "figures", folder / "log", {}
     env = os.environ | {"LTX2_TEST_FULL": "1", "LTX2_SERVE_VIDEOS": "1000"}
     env |= {"LTX2_SERVE_FIGURES": str(figures), "LTX2_TEST_LOG": str(log)}
-    said = {}
     for name in filters:
         release = [] if name.startswith(STOPPED) else ["--release"]
         command = ["cargo", "test", "--locked", "--test", "serve", *release, "--", name, "--test-threads", "1"]
@@ -44,11 +42,6 @@ def run(filters, folder):
         sys.stderr.write(done.stderr)
         said[name] = [line.removeprefix("measured: ") for line in done.stderr.splitlines() if MEASURED.search(line)]
     return lines(figures), lines(log), said
-
-
-def processor():
-    name = re.search(r"^model name\s*: *(.*)", Path("/proc/cpuinfo").read_text(), re.M)
-    return f"{os.cpu_count()} cores, {name[1].strip() if name else platform.machine()}"
 
 
 def updated(page, figures, log, said):
@@ -64,15 +57,17 @@ def updated(page, figures, log, said):
         return row(what, f"`serve {name}`", "; ".join(said.get(name, [])), seconds, word(good))
 
     goals = "".join(row(goal["what"], goal["goal"], goal["figure"], word(goal["met"])) + "\n" for goal in figures)
-    page = re.sub(r"(?<=`make serve-load`, ).*(?=, release build)", f"{date.today().isoformat()}, {processor()}", page, count=1)
+    name = re.search(r"^model name\s*: *(.*)", Path("/proc/cpuinfo").read_text(), re.M)
+    machine = f"{date.today().isoformat()}, {os.cpu_count()} cores, {name[1].strip() if name else platform.machine()}"
+    page = re.sub(r"(?<=`make serve-load`, ).*(?=, release build)", machine, page, count=1)
     page = re.sub(r"(?<= met \|\n\| --- \| --- \| --- \| --- \|\n)(\|.*\n)*", lambda _: goals, page, count=1)
     return FAULT.sub(fault, page)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("page", type=Path, help="page that is updated")
-    file = parser.parse_args().page
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
+    file = Path(sys.argv[1])
     page = file.read_text()
     with tempfile.TemporaryDirectory() as folder:
         figures, log, said = run(["figures::", *(name for _, name in FAULT.findall(page))], Path(folder))
@@ -83,8 +78,7 @@ def main():
     missed = [row["what"] for row in figures if not row["met"]]
     for what in [f"{name} failed" for name in failed] + [f"missed: {what}" for what in missed]:
         print(f"load.py: {what}")
-    return 1 if failed or missed or not figures else 0
+    sys.exit(1 if failed or missed or not figures else 0)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main()

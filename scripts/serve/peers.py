@@ -28,7 +28,6 @@ FLAGS = ["--any-model", "--warm", "none", "--set", "sampler.steps=4", "--sync-ti
 
 
 def blocks(text, language):
-    """Returns the fenced code blocks of a language."""
     return re.findall(rf"^```{language}[^\n]*\n(.*?)^```", text, re.M | re.S)
 
 
@@ -51,13 +50,12 @@ class Peers(Client):
 
     def run(self, *command, **environment):
         """Runs an example in the working folder; returns its stdout."""
-        env = os.environ | environment
-        done = subprocess.run(command, cwd=self.work, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+        given = dict(cwd=self.work, env=os.environ | environment, capture_output=True, text=True)
+        done = subprocess.run(command, timeout=SECONDS, **given)
         assert done.returncode == 0, f"exit code {done.returncode}: {(done.stdout + done.stderr)[-1500:]}"
         return done.stdout
 
     def bash(self, text):
-        """Runs commands with the address of this server."""
         return self.run("bash", "-ec", self.readdressed(text))
 
     def is_video(self, name):
@@ -66,18 +64,15 @@ class Peers(Client):
         equal(file.read_bytes()[4:8], b"ftyp", f"the first bytes of {name}")
 
     def readdressed(self, text):
-        """Returns text with the address of this server."""
         return re.sub(r"http://(?:localhost|127\.0\.0\.1):\d+", self.address, text)
 
     def tensorrt(self, script, *more):
         return self.run(sys.executable, self.file(f"TensorRT-LLM/examples/visual_gen/serve/{script}"), *more)
 
-    def tensorrt_video(self, script, output, *more):
-        self.tensorrt(script, "--base-url", f"{self.address}/v1", *more)
+    def tensorrt_video(self, script, output, has_image=False):
+        image = ["--mode", "ti2v", "--image", "input_image.png", "--output", output] if has_image else []
+        self.tensorrt(script, "--base-url", f"{self.address}/v1", *image)
         self.is_video(output)
-
-    def tensorrt_image(self, script, output):
-        self.tensorrt_video(script, output, "--mode", "ti2v", "--image", "input_image.png", "--output", output)
 
     def videos_of_sglang(self, language):
         """Returns the code blocks of the video API's page."""
@@ -93,7 +88,7 @@ class Examples(Peers):
 
     def tensorrt_async_image(self):
         """TensorRT-LLM: async_video_gen.py, with an image"""
-        self.tensorrt_image("async_video_gen.py", "ti2v_async.mp4")
+        self.tensorrt_video("async_video_gen.py", "ti2v_async.mp4", has_image=True)
 
     def tensorrt_sync(self):
         """TensorRT-LLM: sync_video_gen.py, as JSON"""
@@ -101,7 +96,7 @@ class Examples(Peers):
 
     def tensorrt_sync_image(self):
         """TensorRT-LLM: sync_video_gen.py, as a form with an image"""
-        self.tensorrt_image("sync_video_gen.py", "ti2v_sync.mp4")
+        self.tensorrt_video("sync_video_gen.py", "ti2v_sync.mp4", has_image=True)
 
     def tensorrt_delete(self):
         """TensorRT-LLM: delete_video.py"""
@@ -110,8 +105,7 @@ class Examples(Peers):
 
     def vllm_omni_script(self):
         """vLLM-Omni: run_curl_ltx2.sh"""
-        script = self.file("vllm-omni/examples/online_serving/text_to_video/run_curl_ltx2.sh")
-        self.run("bash", script, BASE_URL=self.address)
+        self.run("bash", self.file("vllm-omni/examples/online_serving/text_to_video/run_curl_ltx2.sh"), BASE_URL=self.address)
         self.is_video("ltx2_output.mp4")
 
     def vllm_omni_recipe(self):
@@ -176,5 +170,4 @@ def main():
     sys.exit(is_required)
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -33,7 +33,6 @@ IMAGE = png(64, 64)
 
 
 def shape(value, key=None):
-    """Returns a JSON value with type names instead of values."""
     if key in OPAQUE and value is not None:
         return "object"
     if isinstance(value, dict):
@@ -42,8 +41,7 @@ def shape(value, key=None):
         return [shape(inner, key) for inner in value[:1]]
     if key in KEPT and not isinstance(value, (int, float)) or key == "deleted":
         return value
-    names = {bool: "boolean", int: "number", float: "number", str: "string"}
-    return "null" if value is None else names[type(value)]
+    return {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string"}[type(value)]
 
 
 def sent(call, names):
@@ -68,7 +66,6 @@ def sent(call, names):
 
 
 def fields_of(row):
-    """Returns the field names of a body."""
     if "form" in row:
         return tuple(sorted({name for name, *_ in row["form"]}))
     text = row.get("body", "")
@@ -99,8 +96,7 @@ def rows_of(calls):
 def kept_of(calls):
     """Returns a check's calls as rows, without repeated calls that nothing depends on."""
     rows = list(rows_of(calls))
-    first = {key: at for at, (_, key) in reversed(list(enumerate(rows)))}
-    kept = set(first.values())
+    kept = set({key: at for at, (_, key) in reversed(list(enumerate(rows)))}.values())
 
     def is_needed(row):
         """Returns whether a kept row names its id, or is a request for the finished video that it waits for."""
@@ -132,9 +128,8 @@ def write(file, client, checks):
         row["answer"] = of.get(json.dumps(row["answer"]), json.dumps(row["answer"]))
     often = [text for text, count in Counter(row["answer"] for row in answered).most_common() if count > 1 and len(text) > 40]
     names = {text: f"{json.loads(text).get('object', 'error')} {at}" for at, text in enumerate(often)}
-    headers = Counter(json.dumps(row["headers"]) for _, rows in kept for row in rows)
+    headers, groups = Counter(json.dumps(row["headers"]) for _, rows in kept for row in rows), []
     usual = json.loads(headers.most_common(1)[0][0])
-    groups = []
     for name, rows in kept:
         for row in rows:
             if "answer" in row:

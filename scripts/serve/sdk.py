@@ -36,11 +36,9 @@ DATA_URL = "data:image/png;base64," + base64.b64encode(png(64, 64)).decode()
 FIRST, SECOND = "first-key-of-the-test", "second-key-of-the-test"
 FLAGS = ["--served-model-name", "nano", "--warm", f"{SIZE}x{FRAMES}", "--set", "serve.pipelines=[retake, extend]"]
 # First bytes and their offset by variant of the content.
+_JPEG = ("image/jpeg", b"\xff\xd8\xff", 0)
 CONTENT = {
-    "video": ("video/mp4", b"ftyp", 4),
-    "thumbnail": ("image/jpeg", b"\xff\xd8\xff", 0),
-    "spritesheet": ("image/jpeg", b"\xff\xd8\xff", 0),
-    "sidecar": ("application/json", b"{", 0),
+    "video": ("video/mp4", b"ftyp", 4), "thumbnail": _JPEG, "spritesheet": _JPEG, "sidecar": ("application/json", b"{", 0),
     "audio": ("audio/wav", b"RIFF", 0),
 }
 
@@ -79,7 +77,6 @@ class Wire(Client):
         return done
 
     def made(self, **extra):
-        """Returns a finished video."""
         return self.finish(self.create(extra=extra))
 
     def cancel_soon(self, video):
@@ -135,8 +132,8 @@ class Open(Wire):
 
     def a_video_is_created_and_polled(self):
         """create_and_poll, download_content of all variants, write_to_file, stream_to_file"""
-        more = {"extra_body": QUICK | {"seed": 9}, "poll_interval_ms": 100}
-        video = self.videos.create_and_poll(prompt="a white disc", size=SIZE, **more)
+        extra = QUICK | {"seed": 9}
+        video = self.videos.create_and_poll(prompt="a white disc", size=SIZE, extra_body=extra, poll_interval_ms=100)
         equal(video.status, "completed", "the video")
         download = self.videos.download_content
         for variant, (kind, magic, at) in CONTENT.items():
@@ -151,8 +148,7 @@ class Open(Wire):
         download(video.id).write_to_file(written)
         with self.videos.with_streaming_response.download_content(video.id) as response:
             response.stream_to_file(streamed)
-        for file in (written, streamed):
-            equal(file.read_bytes(), whole, file.name)
+        equal((written.read_bytes(), streamed.read_bytes()), (whole, whole), "the files")
         ranged = download(video.id, extra_headers={"Range": "bytes=4-7"})
         equal((ranged.response.status_code, ranged.content), (206, b"ftyp"), "a range")
         sidecar = download(video.id, variant="sidecar").text
@@ -173,12 +169,11 @@ class Open(Wire):
             made.append(self.create(extra=extra | {"seed": 11}))
         names = [name for name, _ in self.sent()]
         assert "ltx2[guidance][video][stg]" in names and names.count("ltx2[guidance][stg_blocks][]") == 2, names
-        sidecars = [self.sidecar(self.finish(video)) for video in made]
-        guidance = sidecars[0]["config"]["guidance"]
+        first, *others = [self.sidecar(self.finish(video)) for video in made]
+        guidance = first["config"]["guidance"]
         equal((guidance["video"]["stg"], guidance["audio"]["stg"], guidance["stg_blocks"]), (1.0, 1.0, [1, 2]), "guidance")
-        for other in sidecars[1:]:
-            equal(other["config"]["guidance"], guidance, "guidance")
-            equal(other["sha256"], sidecars[0]["sha256"], "frames and samples")
+        for other in others:
+            equal((other["config"]["guidance"], other["sha256"]), (guidance, first["sha256"]), "guidance, frames and samples")
 
     def lists_of_objects_need_json(self):
         """extra_body: a list of objects loses its grouping in a form; as JSON text it arrives whole"""
@@ -222,8 +217,7 @@ class Open(Wire):
 
     def lists_go_over_pages(self):
         """list: pages by last_id and has_more, both orders, behind an id that is gone"""
-        ids = [self.made(seed=20 + at).id for at in range(4)]
-        newest = [video.id for video in self.videos.list(limit=3)]
+        ids, newest = [self.made(seed=20 + at).id for at in range(4)], [video.id for video in self.videos.list(limit=3)]
         equal(newest[:4], ids[::-1], "newest first")
         equal(newest, sorted(newest, reverse=True), "the order")
         pages = [e for e in self.proxy.of("GET", "/videos") if "limit=3" in e.path]
@@ -251,8 +245,7 @@ class Open(Wire):
         """poll: a cancelled video ends it as failed, error.code cancelled; its content is 404 video_failed"""
         video = self.create_long(31)
         refused(NotFoundError, {"code": "video_not_ready"}, self.videos.download_content, video.id)
-        cancel = self.cancel_soon(video)
-        done = self.videos.poll(video.id, poll_interval_ms=100)
+        cancel, done = self.cancel_soon(video), self.videos.poll(video.id, poll_interval_ms=100)
         cancel.join()
         equal((done.status, done.error.code), ("failed", "cancelled"), "the video")
         refused(NotFoundError, {"code": "video_failed"}, self.videos.download_content, video.id)
@@ -320,8 +313,8 @@ class Open(Wire):
             async with self.of(AsyncOpenAI) as client:
                 three = await asyncio.gather(*(made(client.videos, seed) for seed in (40, 41, 42)))
                 equal([video.status for video in three], ["completed"] * 3, "three at once")
-                listed = [video.id async for video in client.videos.list(limit=2)]
-                assert {video.id for video in three} <= set(listed), listed
+                listed = {video.id async for video in client.videos.list(limit=2)}
+                assert {video.id for video in three} <= listed, listed
                 content = await client.videos.download_content(three[0].id)
                 equal((await content.aread())[4:8], b"ftyp", "its content")
                 equal((await client.videos.delete(three[0].id)).deleted, True, "deleted")
@@ -372,7 +365,7 @@ class WithKeys(Wire):
 def main():
     run = Run("sdk", __doc__)
     print(f"openai {openai.__version__}")
-    keys = Path(run.folder) / "keys"
+    keys = Path(run.temporary.name) / "keys"
     keys.write_text(f"first:{FIRST}\nsecond:{SECOND}\n")
     keys.chmod(0o600)
     run.group(Open, *FLAGS)
@@ -380,5 +373,4 @@ def main():
     run.end(f"openai {openai.__version__}")
 
 
-if __name__ == "__main__":
-    main()
+main()

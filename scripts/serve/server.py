@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 import wave
 import zlib
-from dataclasses import dataclass
+from collections import namedtuple
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -39,14 +39,11 @@ def equal(actual, expected, what):
 
 
 def png(width=64, height=64, colour=(200, 40, 40)):
-    """Returns a PNG of one colour."""
     rows = b"".join(b"\0" + bytes(colour) * width for _ in range(height))
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    header, data = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"\x89PNG\r\n\x1a\n"
+    for chunk in (b"IHDR" + header, b"IDAT" + zlib.compress(rows, 9), b"IEND"):
+        data += struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return data
 
 
 def tone(rate=48000):
@@ -104,11 +101,9 @@ class Server:
             return False
 
     def tail(self, lines=40):
-        """Returns the end of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self, how=signal.SIGTERM):
-        """Stops the server if it runs."""
         if not self.runs():
             return
         self.process.send_signal(how)
@@ -144,36 +139,21 @@ class Server:
         with urllib.request.urlopen(f"{self.url}v1/videos/{video_id}/content?variant={variant}", timeout=30) as answer:
             return answer.read()
 
-    def request_of(self, video_id):
-        """Returns the request in a video's sidecar."""
-        return json.loads(self.content(video_id, "sidecar"))["config"]["request"]
-
     def waiting(self):
         """Returns the ids of running and queued videos."""
         queue = self.ask("GET", "v1/queue")[1]
         return queue["running"] + queue["queued"]
 
     def clear(self):
-        """Cancels running and queued videos."""
         for video_id in self.waiting():
             self.ask("POST", f"v1/videos/{video_id}/cancel")
         until("nothing runs or waits", lambda: not self.waiting(), 300)
 
 
-@dataclass
-class Call:
+class Call(namedtuple("Call", "method path headers body status answer_headers answer")):
     """A request and its answer; the names of headers are in lower case."""
 
-    method: str
-    path: str
-    headers: dict
-    body: bytes
-    status: int
-    answer_headers: dict
-    answer: bytes
-
     def json(self):
-        """Returns the answer if it is JSON."""
         is_json = self.answer_headers.get("content-type", "").startswith("application/json")
         return json.loads(self.answer) if is_json and self.answer else None
 
@@ -182,8 +162,7 @@ class Call:
         kind = self.headers.get("content-type", "")
         if not kind.startswith("multipart/form-data"):
             return []
-        boundary = kind.split("boundary=", 1)[1].split(";")[0].strip('"').encode()
-        found = []
+        boundary, found = kind.split("boundary=", 1)[1].split(";")[0].strip('"').encode(), []
         for piece in self.body.split(b"--" + boundary)[1:-1]:
             head, _, value = piece[2:-2].partition(b"\r\n\r\n")
             part = email.message_from_bytes(head)

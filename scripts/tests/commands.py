@@ -26,7 +26,6 @@ def flags():
 
 
 def errors(text, targets, known):
-    """Yields the errors of a page."""
     yield from (f"make {target}: no such target" for target in MAKE.findall(text) if target not in targets)
     for command, rest in LTX2.findall(text):
         used = FLAG.findall(rest)

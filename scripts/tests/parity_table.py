@@ -14,8 +14,7 @@ import re
 import struct
 import subprocess
 import sys
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import defaultdict, namedtuple
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,18 +23,10 @@ PAGE = ROOT / "docs" / "reference" / "distances.md"
 MODELS = {"tiny_a": "2.0", "tiny_2_3": "2.3", "tiny_2_5": "2.5"}
 
 
-@dataclass
-class Row:
-    """A feature with its test and a pattern for `component/case output`; `None`: bit-identical to the reference."""
-
-    feature: str
-    test: str
-    cases: str | None
-    # The reference, if the file's metadata does not name it.
-    reference: str = None
-
-
 _WHEELS = "Lightricks 1.0.0"
+# Feature, test, a pattern for `component/case output` (`None`: bit-identical to the reference), and the reference if the file's
+# metadata does not name it.
+Row = namedtuple("Row", "feature test cases reference", defaults=[None])
 ROWS = [
     Row("sound to spectrogram", "it sound::", r"mel/", _WHEELS),
     Row("audio encoder", "it parity::audio_encoder_matches_reference", r"audio-encoder/"),
@@ -71,7 +62,7 @@ ROWS = [
     ),
     Row(
         "schedule of the models", "lib sampling::sigmas::tests::schedules_match_references_bitwise",
-        None, "Lightricks 1.0.0, diffusers 0.42.1",
+        None, f"{_WHEELS}, diffusers 0.42.1",
     ),
     Row("upsamplers: x2, x1.5, temporal", "it parity::upsampler_matches_reference", r"upsampler/"),
     Row("upsampling between two stages: x1.5, temporal, both", "it upsampling::", r"upsampling/"),
@@ -108,11 +99,9 @@ def reference(about):
 
 
 def what(output):
-    """Returns the kind of an output."""
-    if "noise" in output:
-        return "noise"
-    if "latents" in output or "keyframes" in output:
-        return "latents"
+    for part, kind in (("noise", "noise"), ("latents", "latents"), ("keyframes", "latents")):
+        if part in output:
+            return kind
     last = output.split(".")[-1]
     return {"video": "frames", "audio": "samples", "mel": "spectrogram"}.get(last, last)
 
@@ -164,5 +153,4 @@ def main():
     print(f"{PAGE.relative_to(ROOT)}: {len(measured)} comparisons")
 
 
-if __name__ == "__main__":
-    main()
+main()

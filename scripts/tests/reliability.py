@@ -52,5 +52,4 @@ def main():
     sys.exit(counts["pass"] != counts.total())
 
 
-if __name__ == "__main__":
-    main()
+main()

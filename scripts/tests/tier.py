@@ -51,19 +51,14 @@ def threads(binary, per_core):
 
 
 FETCH = shell("fetch", "cargo fetch --locked && cargo fetch --locked --manifest-path fuzz/Cargo.toml", network=True)
-TOOLS = shell(
-    "tools",
-    f"(test -d {BIN} || python3 -m venv target/tools)"
-    f" && {BIN}/pip install -q --require-hashes -r scripts/requirements-tools.txt",
-    network=True,
-)
+VENV = f"(test -d {BIN} || python3 -m venv target/tools)"
 ADVISORIES = (
     f"if {DENY} fetch db 2>/dev/null; then {DENY} --locked check advisories;"
     " else echo 'test advisories ... ignored, no database of advisories: it cannot be fetched here'; fi"
 )
 LINT = [
     FETCH,
-    TOOLS,
+    shell("tools", f"{VENV} && {BIN}/pip install -q --require-hashes -r scripts/requirements-tools.txt", network=True),
     shell("fmt", "cargo fmt --all --check"),
     shell("links", f"{BIN}/rumdl check --isolated --enable MD051,MD057 --no-cache $(git ls-files '*.md')"),
     shell("commands", "python3 scripts/tests/commands.py"),
@@ -86,51 +81,37 @@ TIERS = {
     "test": ("cpu", [FETCH, BUILD, plugin("cpu"), *UNIT, threads("it", 2), threads("cli", 2), threads("serve", 2)]),
     "test-tpu": ("cpu,tpu", [FETCH, BUILD_HOST, plugin("cpu"), plugin("tpu"), tests("tpu")]),
     "test-cuda": ("cpu,cuda", [FETCH, BUILD_HOST, plugin("cpu"), plugin("cuda"), tests("cuda")]),
-    "test-gpu": (
-        "cpu,cuda,gpu",
-        [
-            FETCH,
-            shell("build", "cargo build --release --locked"),
-            shell("setup", "scripts/gpu/setup.sh", network=True),
-            tests("gpu", "--release", "--", "--test-threads", "1"),
-        ],
-    ),
+    "test-gpu": ("cpu,cuda,gpu", [
+        FETCH,
+        shell("build", "cargo build --release --locked"),
+        shell("setup", "scripts/gpu/setup.sh", network=True),
+        tests("gpu", "--release", "--", "--test-threads", "1"),
+    ]),
 }
 FULL = {"LTX2_TEST_FULL": "1"}
 JAX = "target/jax-flash"
-TIERS["test-full"] = (
-    "cpu,tpu,cuda,jax,ffmpeg,etcd,mount",
-    [
-        *LINT,
-        *[Step(f"{step.name}, in full", step.command, env=FULL) for step in UNIT],
-        plugin("cpu"),
-        plugin("tpu"),
-        plugin("cuda"),
-        shell(
-            "jax",
-            f"python3 -m venv {JAX}/venv && {JAX}/venv/bin/pip install -q jax==0.10.2"
-            f" && {JAX}/venv/bin/python scripts/oracle/jax_flash.py {JAX}/cases",
-            network=True,
-        ),
-        *[
-            Step(f"{binary}, in full", [*TESTS, "--test", binary], env=FULL | {"LTX2_JAX_FLASH": str(ROOT / JAX / "cases")})
-            for binary in ["it", "cli", "serve", "tpu", "cuda"]
-        ],
-        Step("tpu, alone", [*TESTS, "--test", "tpu", "compile_times_are_within_limits"], env={"LTX2_TEST_ALONE": "1"}),
-        # Another model and request each day; the seed is printed, and SEED=… of `make oracle-check` draws it again.
-        shell("oracle", "make oracle-check SEED=$(date +%Y%m%d)", network=True),
-        shell("rehearsal", "make verify-rehearsal"),
-        # OpenAI's client always; the peers' examples where PEERS names a folder of their checkouts, else each is counted as ignored.
-        shell("clients", 'make serve-sdk PEERS="${PEERS:-}"', network=True),
-        shell("page", "make serve-page", network=True),
-        shell("report", "make report-page", network=True),
-        Step("fuzz", [*TESTS, "--release", "--test", "it", "fuzz_regression::"], env={"LTX2_FUZZ_CASES": "200000"}),
-    ],
-)
+JAX_CASES = f"{JAX}/venv/bin/pip install -q jax==0.10.2 && {JAX}/venv/bin/python scripts/oracle/jax_flash.py {JAX}/cases"
+FULL_IT = FULL | {"LTX2_JAX_FLASH": str(ROOT / JAX / "cases")}
+TIERS["test-full"] = ("cpu,tpu,cuda,jax,ffmpeg,etcd,mount", [
+    *LINT,
+    *[Step(f"{step.name}, in full", step.command, env=FULL) for step in UNIT],
+    *map(plugin, ("cpu", "tpu", "cuda")),
+    shell("jax", f"python3 -m venv {JAX}/venv && {JAX_CASES}", network=True),
+    *[Step(f"{name}, in full", [*TESTS, "--test", name], env=FULL_IT) for name in ("it", "cli", "serve", "tpu", "cuda")],
+    Step("tpu, alone", [*TESTS, "--test", "tpu", "compile_times_are_within_limits"], env={"LTX2_TEST_ALONE": "1"}),
+    # Another model and request each day; the seed is printed, and SEED=… of `make oracle-check` draws it again.
+    shell("oracle", "make oracle-check SEED=$(date +%Y%m%d)", network=True),
+    shell("rehearsal", "make verify-rehearsal"),
+    # OpenAI's client always; the peers' examples where PEERS names a folder of their checkouts, else each is counted as ignored.
+    shell("clients", 'make serve-sdk PEERS="${PEERS:-}"', network=True),
+    shell("page", "make serve-page", network=True),
+    shell("report", "make report-page", network=True),
+    Step("fuzz", [*TESTS, "--release", "--test", "it", "fuzz_regression::"], env={"LTX2_FUZZ_CASES": "200000"}),
+])
 
 # Limits of docs/internals/testing.md: programs that a tier compiles, and minutes apart from the network on two idle cores,
 # with nothing built and nothing compiled for TPUs before.
-MOST_COMPILES = {"test": 700}
+MOST_COMPILES = {"test": 650}
 MOST_MINUTES = {"lint": 5, "test": 15, "test-tpu": 6}
 MODULES = ROOT / "target" / "tmp" / "modules"
 
@@ -141,22 +122,14 @@ FAILED = re.compile(r"^test (\S+).*\.\.\. FAILED$")
 
 def run(step, required, counts, reasons, failures):
     """Runs a step; its own words go to the terminal, stderr of tests into a file that is shown when it fails."""
-    title = f"\n== {step.name}: {' '.join(step.command[2:] if step.command[0] == 'bash' else step.command)}\n"
-    print(title, end="", flush=True)
-    testing = step.command[:2] == TESTS[:2]
-    env = os.environ | {"LTX2_REQUIRE": required} | step.env
+    print(f"\n== {step.name}: {' '.join(step.command[2:] if step.command[0] == 'bash' else step.command)}", flush=True)
+    testing, counted = step.command[:2] == TESTS[:2], 0
     log = WORK / f"{step.name.replace(', ', '-').replace(' ', '-')}.stderr"
     with open(log, "wb") as errors:
         process = subprocess.Popen(
-            step.command,
-            cwd=ROOT,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=errors if testing else None,
-            text=True,
-            errors="replace",
+            step.command, cwd=ROOT, env=os.environ | {"LTX2_REQUIRE": required} | step.env, stdout=subprocess.PIPE,
+            stderr=errors if testing else None, text=True, errors="replace",
         )
-        counted = 0
         for line in process.stdout:
             if result := RESULT.search(line):
                 counted += sum(map(int, result.groups()))
@@ -179,32 +152,27 @@ def run(step, required, counts, reasons, failures):
         failures.append(f"{step.name} (exit code {code})")
 
 
+def read(log):
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
 def slowest(log, form="{:7.1f} s  {} {}", many=25):
-    """The slowest tests of the log that the harness wrote."""
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    lines.sort(key=lambda line: -line["seconds"])
+    """Returns the slowest tests of the harness's log."""
+    lines = sorted(read(log), key=lambda line: -line["seconds"])
     return [form.format(line["seconds"], line["binary"], line["test"]) for line in lines[:many] if line["seconds"] > 1]
 
 
 def compiles(log):
-    """How many programs were compiled; the same in words, by plugin, with their seconds."""
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    by = Counter(line["plugin"] for line in lines)
-    seconds = sum(line["seconds"] for line in lines)
-    each = ", ".join(f"{count} by {plugin}" for plugin, count in by.most_common())
-    distinct = len({line["hash"] for line in lines})
-    words = f"{len(lines)} compiles, {distinct} of them distinct ({each or 'none'}; {seconds:.0f} s of compilers)"
-    return len(lines), words
+    """Returns the number of compiled programs, and a text with plugins and seconds."""
+    lines = read(log)
+    each = ", ".join(f"{count} by {plugin}" for plugin, count in Counter(line["plugin"] for line in lines).most_common())
+    distinct, seconds = len({line["hash"] for line in lines}), sum(line["seconds"] for line in lines)
+    return len(lines), f"{len(lines)} compiles, {distinct} of them distinct ({each or 'none'}; {seconds:.0f} s of compilers)"
 
 
 def knows_tpus():
-    """Whether the store of modules has some of TPUs: each begins with a line that says its target."""
-
-    def is_of_tpu(path):
-        with open(path, "rb") as file:
-            return b'"target":"tpu:' in file.readline()
-
-    return any(is_of_tpu(path) for path in MODULES.glob("*.module"))
+    """Returns whether the store of modules has some of TPUs, by the target in the first line of each."""
+    return any(b'"target":"tpu:' in path.open("rb").readline() for path in MODULES.glob("*.module"))
 
 
 def main():
@@ -227,10 +195,8 @@ def main():
         started = time.time()
         run(step, required, counts, reasons, failures)
         took[step.name] = time.time() - started
-    network = sum(seconds for step in steps if step.network for seconds in [took[step.name]])
-    print("\n== The slowest tests")
-    print("\n".join(slowest(times)) or "none above a second")
-    print("\n== Steps")
+    network = sum(took[step.name] for step in steps if step.network)
+    print("\n== The slowest tests\n" + ("\n".join(slowest(times)) or "none above a second") + "\n\n== Steps")
     print("\n".join(f"{took[step.name]:7.1f} s  {step.name}{' (network)' if step.network else ''}" for step in steps))
     count, words = compiles(programs)
     print(f"\n{words}")
@@ -244,16 +210,15 @@ def main():
         print(f"{tier}: {minutes - network / 60:.1f} of {MOST_MINUTES[tier]} minutes{store if tier == 'test-tpu' else ''}")
         record = {"tier": tier, "begun": int(begun), "minutes": minutes, "network": network / 60, "cold": is_cold}
         with open(WORK / "minutes.jsonl", "a") as file:
-            file.write(json.dumps(record) + "\n")
+            print(json.dumps(record), file=file)
     for failure in failures:
         print(f"FAILED: {failure}")
     steps = sum(" (exit code " in failure for failure in failures)
-    steps_failed = f"; steps that failed: {steps}" if steps else ""
     why = "; ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
     ignored = f"{counts['ignored']} ignored" + (f" ({why})" if why else "")
-    print(f"{tier}: {counts['passed']} passed, {counts['failed']} failed, {ignored}{steps_failed}")
+    print(f"{tier}: {counts['passed']} passed, {counts['failed']} failed, {ignored}", end="")
+    print(f"; steps that failed: {steps}" if steps else "")
     sys.exit(1 if failures or counts["failed"] else 0)
 
 
-if __name__ == "__main__":
-    main()
+main()

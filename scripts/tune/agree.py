@@ -24,7 +24,6 @@ IDLE = "what these leave"
 
 
 def table(tool, path):
-    """Returns a table of xprof as rows."""
     from xprof.convert import raw_to_tool_data
 
     data, _ = raw_to_tool_data.xspace_to_tool_data([str(path)], tool, {"use_saved_result": False})
@@ -37,7 +36,6 @@ def table(tool, path):
 
 
 def kind(row):
-    """Returns the kind of work of a row."""
     category, name = row["category"], row["hlo_op_name"]
     # Fusions and asynchronous pairs around a collective are named after it.
     for text in (category, name.replace("_", "-")):
@@ -73,8 +71,7 @@ def parts(times, whole):
 
 def ours(ltx2, path, busy):
     """Returns percent by `ltx2 profile`; `busy`: of the operations' time."""
-    out = subprocess.run([ltx2, "profile", "--read", path, "--json", "-"], check=True, stdout=subprocess.PIPE)
-    trace = json.loads(out.stdout)["trace"]
+    trace = json.loads(subprocess.check_output([ltx2, "profile", "--read", path, "--json", "-"]))["trace"]
     times = collections.Counter()
     for row in trace["activities"]:
         name = row["activity"]
@@ -83,7 +80,6 @@ def ours(ltx2, path, busy):
 
 
 def compare(ltx2, path):
-    """Prints both; returns the largest difference."""
     theirs = xprofs(path)
     own = ours(ltx2, path, IDLE not in theirs)
     print(f"{'share of the time, %':<28}{'ltx2':>8}{'xprof':>8}{'apart':>8}")
@@ -102,14 +98,12 @@ def main():
         print(f"== {path}")
         with tempfile.TemporaryDirectory() as folder:
             # xprof writes its results next to the file.
-            copy = pathlib.Path(folder) / "host.xplane.pb"
-            data = path.read_bytes()
-            copy.write_bytes(gzip.decompress(data) if path.suffix == ".gz" else data)
+            copy, read = pathlib.Path(folder) / "host.xplane.pb", gzip.open if path.suffix == ".gz" else open
+            copy.write_bytes(read(path, "rb").read())
             if compare(ltx2, copy) > TOLERANCE:
                 failed.append(str(path))
     if failed:
         sys.exit(f"more than {TOLERANCE} points apart: {', '.join(failed)}")
 
 
-if __name__ == "__main__":
-    main()
+main()

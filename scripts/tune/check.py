@@ -2,22 +2,24 @@
 """Tests an experiment's report in a browser: `make report-page`.
 
     check.py REPORTS BROWSER OUT [--only WORD]
+    check.py REPORT.html BROWSER FOLDER        writes the screenshots tuning-*.png: `make tuning-image`
 
 REPORTS has the files that `LTX2_WRITE_REPORTS=REPORTS cargo test --lib tune::html` writes. A case also fails on console errors
 and requests; OUT gets screenshots of failures.
 """
 
 import argparse
-import inspect
 import pathlib
 import re
 import statistics
 import sys
 import time
+from itertools import product
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "browser"))
 
-from browser import Browser, Pages, exit_with, run_case  # noqa: E402
+from browser import Browser, Pages  # noqa: E402
+from cases import cases_of, exit_with, run_case  # noqa: E402
 
 # Milliseconds by number of cases until the first plot is drawn.
 LIMITS = {60: 1000, 400: 2000}
@@ -60,6 +62,13 @@ LOOKS = {
     "light": {"color_scheme": "light"}, "dark": {"color_scheme": "dark"}, "narrow": {"width": 320, "height": 700},
     "wide": {"width": 1900, "height": 1000},
 }
+# Options of the window, and the element that it is scrolled to, of each screenshot of the guide; bytes of the largest.
+SHOTS = {
+    "light": (dict(width=1300, height=1150, color_scheme="light"), None),
+    "dark": (dict(width=1300, height=900, color_scheme="dark"), ".figures"),
+    "narrow": (dict(width=360, height=900, color_scheme="light"), ".figures"),
+}
+LARGEST = 300_000
 # Title of a plot, hovered element, and a word in its tip.
 HOVERED = [
     ("Step time by part", ".bar rect >> nth=6", "compute"), ("Memory per device", ".bar rect >> nth=6", "temporaries"),
@@ -76,7 +85,6 @@ def until(page, holds, seconds=20):
 
 
 def plotted(page):
-    """Scrolls until every plot is drawn; returns their number."""
     until(page, f"(() => {{ {NEXT}; return !undrawn; }})()")
     return page.locator(".drawing > svg").count()
 
@@ -117,7 +125,6 @@ class World(Pages):
         return page
 
     def drawn(self, **options):
-        """Opens the report of 60 cases and draws all its plots."""
         page = self.open(**options)
         plotted(page)
         return page
@@ -139,8 +146,7 @@ class Cases(World):
                 page = self.open(count)
                 until(page, f"{FIRST}.length > 0")
                 times.append(page.evaluate(LOADED))
-                size = page.evaluate("document.documentElement.outerHTML.length")
-            median = statistics.median(times)
+            size, median = page.evaluate("document.documentElement.outerHTML.length"), statistics.median(times)
             assert median < limit, f"{count} cases: {[round(t) for t in times]} ms"
             spread = f"{min(times):.0f} to {max(times):.0f}; limit {limit}; {size // 1000} kB"
             said.append(f"{count} cases in {median:.0f} ms ({spread})")
@@ -149,13 +155,12 @@ class Cases(World):
     def texts_do_not_overlap(self):
         """No two texts of a plot overlap, and none leaves the plot."""
         said = []
-        for count, name in ((count, name) for count in LIMITS for name in LOOKS):
+        for count, name in product(LIMITS, LOOKS):
             page = self.open(count, **LOOKS[name])
             if name == "wide":
                 # The maximum number of bars.
                 page.select_option("#group-0 .controls select", "100")
-            plots = plotted(page)
-            found = texts(page, f"{count} cases, {name}: ")
+            plots, found = plotted(page), texts(page, f"{count} cases, {name}: ")
             assert found > 20 * plots / 2, found
             said.append(f"{count} {name}: {found} texts of {plots} plots")
         return "; ".join(said)
@@ -266,10 +271,9 @@ class Cases(World):
         chosen = page.evaluate(CHOSEN)
         heads = page.locator("#changes table").first.locator("thead th").all_inner_texts()
         assert [re.split(", [ct]pu", h)[0] for h in heads[1:3]] == chosen and chosen[0] != chosen[1], (heads, chosen)
-        text = page.inner_text("#changes")
         words = ("predicted ms", "GiB per device", "Collectives removed", "Collectives added", "Tensors placed differently")
-        for wanted in words:
-            assert wanted in text, wanted
+        missing = [word for word in words if word not in page.inner_text("#changes")]
+        assert not missing, missing
         page.select_option("#before", page.input_value("#after"))
         assert "Tensors placed differently: 0 of" in page.inner_text("#changes")
         return " and ".join(chosen)
@@ -315,18 +319,34 @@ class Cases(World):
         return f"{took:.0f} ms"
 
 
+def screenshots(browser, report, folder):
+    """Writes screenshots; returns console errors, requests and axe violations."""
+    problems = []
+    for name, (options, at) in SHOTS.items():
+        page = browser.open(report.resolve().as_uri(), **options)
+        page.wait_for_load_state("networkidle")
+        if at:
+            page.locator(at).first.evaluate("(element) => element.scrollIntoView()")
+            # Waits for plots that are drawn when they become visible.
+            page.wait_for_timeout(500)
+        print(f"{folder}/tuning-{name}.png: {page.shot(folder / f'tuning-{name}.png', LARGEST)} bytes")
+        problems += [f"{name}: {problem}" for problem in page.problems() + page.axe(browser.axe)]
+    return problems
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("reports", "browser", "out"):
         parser.add_argument(name, type=pathlib.Path)
     parser.add_argument("--only", default="")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    cases = [case for name, case in vars(Cases).items() if inspect.isfunction(case) and args.only in name]
     with Browser(args.browser) as browser:
+        if args.reports.is_file():
+            sys.exit("\n".join(screenshots(browser, args.reports, args.out)) or None)
+        cases = cases_of(Cases, args.only)
         results = [run_case("report", case, Cases(browser, args.reports), args.out) for case in cases]
     exit_with(results, args.out)
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -32,17 +32,14 @@ BF16 = 16
 
 # A gather in a wrapping computation, a gather spread over fusions, and an operation that only its event describes.
 TPU_PROGRAM = {
-    "fusion.1": ("fusion", "blocks/ff/proj/dot_general", ""),
-    "async-start.2": ("async-start", "", ""),
-    "async-done.2": ("async-done", "", ""),
-    "fusion.3": ("fusion", "blocks/attn1/to_q/all_gather", ""),
+    "fusion.1": ("fusion", "blocks/ff/proj/dot_general", ""), "async-start.2": ("async-start", "", ""),
+    "async-done.2": ("async-done", "", ""), "fusion.3": ("fusion", "blocks/attn1/to_q/all_gather", ""),
     "copy-start.4": ("copy-start", "", ""),
 }
 TPU_OPERANDS = {"async-done.2": "async-start.2"}
 TPU_CALLS = {"fusion.1": 2, "async-start.2": 3, "fusion.3": 4}
 TPU_CALLED = {
-    2: {"dot.5": ("dot", "blocks/ff/proj/dot_general", "")},
-    3: {"all-gather.6": ("all-gather", "blocks/ff/proj/all_gather", "")},
+    2: {"dot.5": ("dot", "blocks/ff/proj/dot_general", "")}, 3: {"all-gather.6": ("all-gather", "blocks/ff/proj/all_gather", "")},
     4: {
         "custom-call.7": ("custom-call", "", "AsyncCollectiveStart"),
         "all-gather.8": ("all-gather", "blocks/attn1/to_q/all_gather", ""),
@@ -58,19 +55,16 @@ TPU_TIMES = [{
     ],
     "Async XLA Ops": [("async-start.2", 0, 71), ("copy-start.4", 10, 90)],
 }]
-GPU_TIMES = [
-    {
-        "Stream #13(Compute)": [
-            ("custom-call.1", 0, 40), ("custom-call.2", 40, 70), ("loop_add_fusion", 70, 80), ("copy.3", 80, 85),
-            ("custom-call.4", 100, 130),
-        ],
-        "Stream #20(Compute)": [("all-gather-start", 60, 95), ("all-reduce-start", 130, 140)],
-    },
-    {
-        "Stream #13(Compute)": [("custom-call.1", 0, 60), ("custom-call.2", 60, 90)],
-        "Stream #20(Compute)": [("all-gather-start", 90, 100)],
-    },
-]
+GPU_TIMES = [{
+    "Stream #13(Compute)": [
+        ("custom-call.1", 0, 40), ("custom-call.2", 40, 70), ("loop_add_fusion", 70, 80), ("copy.3", 80, 85),
+        ("custom-call.4", 100, 130),
+    ],
+    "Stream #20(Compute)": [("all-gather-start", 60, 95), ("all-reduce-start", 130, 140)],
+}, {
+    "Stream #13(Compute)": [("custom-call.1", 0, 60), ("custom-call.2", 60, 90)],
+    "Stream #20(Compute)": [("all-gather-start", 90, 100)],
+}]
 
 FACTS = ["hlo_op", "hlo_module", "program_id", "Hlo Proto", "denoise", "hlo_category", "tf_op"]
 FACT = {name: at for at, name in enumerate(FACTS, 1)}
@@ -95,13 +89,11 @@ def field(number, value):
 
 
 def table(number, entries):
-    """Returns the fields of a map."""
     return [(number, [(1, key), (2, value)]) for key, value in entries.items()]
 
 
 def computation(own, name, instructions, first, root):
-    number = {name: first + at for at, name in enumerate(instructions)}
-    fields = [(1, name)]
+    number, fields = {name: first + at for at, name in enumerate(instructions)}, [(1, name)]
     for name, (opcode, scope, target) in instructions.items():
         shape = [(3, [(2, BF16), (3, ELEMENTS[name])])] if name in ELEMENTS else []
         links = [(36, number.get(TPU_OPERANDS.get(name))), (38, TPU_CALLS.get(name))]
@@ -149,5 +141,4 @@ def main():
     write("one_tpu.xplane.pb", "TPU", TPU_TIMES, tpu, {name: name for name in [*TPU_PROGRAM, *TPU_FACTS]}, FACTS)
 
 
-if __name__ == "__main__":
-    main()
+main()

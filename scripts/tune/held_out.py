@@ -17,11 +17,10 @@ SEED = 28
 GENERATIONS = [("2_0", "ltx2", 4), ("2_3", "ltx2_3", 2)]
 LAYOUTS = ["cfg", "sequence", "ulysses", "ring", "tensor", "fsdp-ulysses", "before-385", "ffn-matched", "qkv-unsharded",
            "out-unsharded", "tensor-gathered-ffn", "rope-gathered"]
-CASES = 8
+CASES, SHAPES_OF_ONE_GPU = 8, 8
 CALIBRATED = [(768, 512, 121), (384, 256, 121)]
 LEAST, MOST = 1000, 15360
 ONE_GPU, TWO_GPUS = "cuda:h100:1x1x1", "cuda:h100:1x1x2"
-SHAPES_OF_ONE_GPU = 8
 # Layouts of a run of full depth at the first shape of each generation.
 FULL = ["cfg", "sequence", "tensor"]
 
@@ -72,14 +71,11 @@ def files():
 def main():
     if sys.argv[1:] not in ([], ["--check"]):
         sys.exit(__doc__)
-    if sys.argv[1:]:
-        wrong = [path.name for path, drawn in files().items() if not path.is_file() or path.read_text() != drawn]
-        if wrong:
-            sys.exit(f"held_out.py: not what seed {SEED} draws: {', '.join(wrong)}")
-        return
-    for path, drawn in files().items():
+    wrong = {path: drawn for path, drawn in files().items() if not path.is_file() or path.read_text() != drawn}
+    if wrong and sys.argv[1:]:
+        sys.exit(f"held_out.py: not what seed {SEED} draws: {', '.join(path.name for path in wrong)}")
+    for path, drawn in wrong.items():
         path.write_text(drawn)
 
 
-if __name__ == "__main__":
-    main()
+main()

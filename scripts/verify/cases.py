@@ -1,27 +1,23 @@
 """The cases that a model's files support, with the settings of both sides."""
 
-from dataclasses import dataclass
+from collections import namedtuple
+from itertools import product, repeat
+
+from drawn_request import NEUTRAL, write_configuration
 
 PROMPT = "A lighthouse over a quiet sea at dawn, gulls calling; a woman in a red coat says: good morning."
 NEGATIVE = "worst quality, blurry, static noise"
 STREAMS = ("video", "audio")
-DISTILLED = [1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0]
-_NEUTRAL = dict(cfg=1.0, stg=0.0, modality=1.0, rescale=0.0)
 _GUIDED = {s: dict(cfg=cfg, stg=1.0, modality=3.0, rescale=0.7) for s, cfg in (("video", 3.0), ("audio", 7.0))}
 _HQ = {s: dict(cfg=cfg, stg=0.0, modality=3.0, rescale=r) for s, cfg, r in (("video", 3.0, 0.45), ("audio", 7.0, 1.0))}
 # Published defaults of a generation, and of pipelines with their own: steps, one-pass guidance, and the block that STG perturbs.
 _DEFAULTS = {
-    "2.0": (40, {s: dict(_NEUTRAL, cfg=4.0) for s in STREAMS}, []), "2.3": (30, _GUIDED, [28]), "2.5": (30, _GUIDED, [28]),
-    "hq": (15, _HQ, []), "distilled": (8, {s: _NEUTRAL for s in STREAMS}, []),
+    "2.0": (40, {s: dict(NEUTRAL, cfg=4.0) for s in STREAMS}, []), "2.3": (30, _GUIDED, [28]), "2.5": (30, _GUIDED, [28]),
+    "hq": (15, _HQ, []), "distilled": (8, {s: NEUTRAL for s in STREAMS}, []),
 }
 # Strength and stages of the distilled LoRA.
 _LORAS = {"hq": [(0.25, [1]), (0.5, [2])], "two_stage": [(1.0, [2])], "keyframes": [(1.0, [2])]}
-
-
-@dataclass
-class Case:
-    name: str
-    request: dict
+Case = namedtuple("Case", "name request")
 
 
 def pipelines(found):
@@ -30,14 +26,12 @@ def pipelines(found):
     if found.distilled:
         cannot = ["text_to_video, image_to_video, two_stage, hq, keyframes: not of a distilled model"]
         return (["distilled"], cannot) if found.upsampler else ([], [*cannot, f"distilled: {lacking}"])
-    can, cannot = ["text_to_video", "image_to_video"], []
+    can, cannot = ["text_to_video", "image_to_video"], ["distilled: of a distilled model"]
     if not found.upsampler:
-        cannot.append(f"two_stage, keyframes, hq: {lacking}")
-    elif not found.lora:
-        cannot.append("hq: no distilled LoRA beside the model (--lora)")
-    if found.upsampler:
-        can += ["two_stage", "keyframes", *(["hq"] if found.lora else [])]
-    return can, [*cannot, "distilled: of a distilled model"]
+        return can, [f"two_stage, keyframes, hq: {lacking}", *cannot]
+    if not found.lora:
+        return [*can, "two_stage", "keyframes"], ["hq: no distilled LoRA beside the model (--lora)", *cannot]
+    return [*can, "two_stage", "keyframes", "hq"], cannot
 
 
 def package(found, options):
@@ -66,46 +60,23 @@ def settings(found, pipeline, options):
 def plan(found, options):
     """Returns all cases, and messages for unsupported pipelines."""
     can, cannot = pipelines(found)
-    asked = options.pipelines or can
+    asked, cases = options.pipelines or can, []
     cannot += [f"{name}: not asked for" for name in can if name not in asked]
-    cases = []
-    for pipeline in [name for name in can if name in asked]:
-        for width, height, frames in options.sizes:
+    for pipeline, (width, height, frames) in product([name for name in can if name in asked], options.sizes):
+        if pipeline != "keyframes" or frames > 1:
             places = {"image_to_video": [0], "keyframes": [0, frames - 1]}.get(pipeline, [])
-            if pipeline == "keyframes" and frames == 1:
-                continue
-            images = [dict(frame=frame, strength=1.0) for frame in places]
-            size = dict(width=width, height=height, num_frames=frames, images=images)
+            size = dict(width=width, height=height, num_frames=frames, images=[dict(frame=n, strength=1.0) for n in places])
             cases.append(Case(f"{pipeline}-{width}x{height}x{frames}", settings(found, pipeline, options) | size))
     return cases, cannot
 
 
-def configuration(found, case, image, platform):
-    """Returns the configuration for `ltx2 generate -c`."""
-    r = case.request
-    perturbs = any(r["guidance"][stream]["stg"] for stream in STREAMS)
-    override = {"text_encoder": found.text_encoder, "upsampler": found.upsampler}
-    copied = ("prompt", "negative_prompt", "width", "height", "num_frames", "frame_rate", "seed", "max_sequence_length")
-    return {
-        "pipeline": r["pipeline"], "reference": r["reference"],
-        "model": {
-            "path": found.given, **{key: path for key, path in override.items() if path},
-            "loras": [{"path": found.lora, **lora} for lora in r["loras"]],
-            # The reference decodes by the VAE.
-            **({"decoder": "conv"} if found.generation == "2.5" else {}),
-        },
-        "request": {
-            **{key: r[key] for key in copied},
-            "images": [{"path": image, "crf": 0, **condition} for condition in r["images"]],
-        },
-        "sampler": {
-            "kind": r["sampler"], "sigma_shift": r["sigma_shift"],
-            **({"sigmas": DISTILLED} if r["pipeline"] == "distilled" else {"steps": r["steps"]}),
-        },
-        "guidance": r["guidance"] | ({"stg_blocks": r["stg_blocks"]["video"]} if perturbs else {}),
-        **({"two_stage": {"audio": r["keeps"]}} if r["pipeline"] not in ("text_to_video", "image_to_video") else {}),
-        **({"vocoder": {"stage1_clamp": "official" if r["clamp"] else "diffusers"}} if found.generation != "2.0" else {}),
-        # One device like the reference; `auto` uses all GPUs.
-        "layout": "replicated",
-        "runtime": {"platform": platform, "dtype": r["dtype"]},
-    }
+def configure(path, found, case, image, platform):
+    """Writes the configuration for `ltx2 generate -c`."""
+    model = {"path": found.given, "text_encoder": found.text_encoder, "upsampler": found.upsampler}
+    if found.generation == "2.5":
+        # The reference decodes by the VAE.
+        model["decoder"] = "conv"
+    # One device like the reference; `auto` uses all GPUs.
+    request = case.request | {"layout": "replicated", "mesh": None}
+    model = {key: value for key, value in model.items() if value}
+    write_configuration(path, request, model, repeat(found.lora), repeat(image), platform)

@@ -42,7 +42,6 @@ class Found:
 
 
 def header(file):
-    """Returns the metadata of a safetensors file."""
     with open(file, "rb") as bytes_:
         start = bytes_.read(8)
         if len(start) < 8 or (size := struct.unpack("<Q", start)[0]) > 100 << 20:
@@ -81,16 +80,6 @@ def _beside(folder, *words):
     return fits[-1] if fits else None
 
 
-def _folder_of_file(file, wanted):
-    for folder in filter(None, [wanted, file.parent]):
-        if (folder / "transformer" / "config.json").exists():
-            return folder
-    raise Refused(
-        f"{file}: the reference reads the diffusers layout, and there is none beside it: give the folder of the same weights "
-        "by --diffusers (Lightricks/LTX-2, or diffusers/LTX-2.3-Diffusers)"
-    )
-
-
 def find(model, diffusers=None, text_encoder=None, upsampler=None, lora=None):
     """Finds a model and its upsampler and LoRA unless they are given."""
     if not model.exists():
@@ -99,7 +88,13 @@ def find(model, diffusers=None, text_encoder=None, upsampler=None, lora=None):
         if not path.exists():
             raise Refused(f"{path}: no such file or folder")
     is_file = model.is_file()
-    folder = _folder_of_file(model, diffusers) if is_file else model
+    folders = [each for each in (diffusers, model.parent) if each and (each / "transformer" / "config.json").exists()]
+    if is_file and not folders:
+        raise Refused(
+            f"{model}: the reference reads the diffusers layout, and there is none beside it: give the folder of the same "
+            "weights by --diffusers (Lightricks/LTX-2, or diffusers/LTX-2.3-Diffusers)"
+        )
+    folder = folders[0] if is_file else model
     generation = generation_of_file(model) if is_file else generation_of_folder(folder)
     if is_file and (other := generation_of_folder(folder)) != generation:
         raise Refused(f"{model} is LTX-{generation}, {folder} is LTX-{other}: give the folder of the same weights by --diffusers")

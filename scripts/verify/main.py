@@ -17,13 +17,13 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts/oracle"))
 import cases as plans  # noqa: E402
 import found as finding  # noqa: E402
 import report  # noqa: E402
 from found import Refused  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
 # Disk space of the venv.
 VENV_DISK = {"cpu": 6 * GIB, "cuda": 12 * GIB}
@@ -70,9 +70,8 @@ def arguments():
 
 def check_needs(found, options, gpu):
     """Prints needed and available bytes of each resource; refuses to run with too little."""
-    stored = found.bytes()
     # Files are bf16; f32 needs twice the memory.
-    held = stored * (2 if options.dtype == "f32" else 1)
+    held = found.bytes() * (2 if options.dtype == "f32" else 1)
     # f32 frames and latents of both sides and of the reference's second run.
     dumps = sum(3 * 4 * 3 * w * h * f * 2 for w, h, f in options.sizes) * len(plans.pipelines(found)[0])
     venv_disk = 0 if options.python else VENV_DISK[options.device]
@@ -115,7 +114,7 @@ def keys_of(found, case, options):
 
 
 def finished(folder, dtype):
-    """Returns whether the reference's outputs are complete; spread.json is written last."""
+    # The reference writes spread.json last.
     return (folder / ("spread.json" if dtype == "bf16" else "reference.safetensors")).exists()
 
 
@@ -138,24 +137,19 @@ def run_reference(found, options, pending, image):
 
 
 def run_ltx2(found, options, case, folder, image):
-    """Runs `ltx2 generate --dump` and `ltx2 compare`; returns the verdict."""
-    reference, ours, config, scores = (
-        folder / name for name in ("reference.safetensors", "ours.safetensors", "request.yml", "scores.json")
-    )
+    files = ("reference.safetensors", "ours.safetensors", "request.yml", "scores.json")
+    reference, ours, config, scores = (folder / name for name in files)
     if not finished(folder, options.dtype):
         return report.failed(case, "the reference did not finish")
-    settings = plans.configuration(found, case, image, options.device)
-    config.write_text(json.dumps(settings, indent=1, ensure_ascii=False, default=str) + "\n")
-    sets = [part for value in options.set for part in ("--set", value)]
-    begun = time.time()
-    generate = ["generate", "-c", config, "--dump", ours, "-o", folder / "ours.mp4", "--force", *sets]
-    done = subprocess.run([options.ltx2, *generate], capture_output=True, text=True)
+    plans.configure(config, found, case, image, options.device)
+    sets, begun = [part for value in options.set for part in ("--set", value)], time.time()
+    run = lambda *command: subprocess.run([options.ltx2, *command, "--force"], capture_output=True, text=True)
+    done = run("generate", "-c", config, "--dump", ours, "-o", folder / "ours.mp4", *sets)
     (folder / "ltx2.log").write_text(done.stderr)
     if done.returncode != 0:
         said = (done.stderr.strip() or "nothing").splitlines()[-1]
         return report.failed(case, f"ltx2, exit code {done.returncode}: {said}")
-    compare = ["compare", ours, reference, "--json", scores, "--report", folder / "report.html", "--force"]
-    done = subprocess.run([options.ltx2, *compare], capture_output=True, text=True)
+    done = run("compare", ours, reference, "--json", scores, "--report", folder / "report.html")
     if done.returncode != 0:
         return report.failed(case, f"ltx2 compare, exit code {done.returncode}: {done.stderr.strip()}")
     spread = json.loads((folder / "spread.json").read_text()) if options.dtype == "bf16" else None
@@ -173,8 +167,8 @@ def verify(options):
     options.layers, options.output = config["num_layers"], options.output.resolve()
     kind = "single file" if found.is_file() else "diffusers folder"
     title = f"LTX-{found.generation}{' distilled' if found.distilled else ''}, {kind}"
-    beside = f"upsampler {found.upsampler or 'none'}; LoRA {found.lora or 'none'}"
-    print(f"{found.given}: {title}, {found.bytes() / GIB:.2f} GiB; {beside}")
+    print(f"{found.given}: {title}, {found.bytes() / GIB:.2f} GiB", end="; ")
+    print(f"upsampler {found.upsampler or 'none'}; LoRA {found.lora or 'none'}")
     cases, not_run = plans.plan(found, options)
     print(f"{options.device}, {options.dtype}; {len(cases)} cases: {', '.join(case.name for case in cases) or 'none'}")
     print(f"reference: {REFERENCES[plans.package(found, options)]}")
@@ -198,7 +192,7 @@ def verify(options):
         marked = folder / "key"
         if not marked.exists() or marked.read_text() != key:
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True)
             marked.write_text(key)
         pending.append((case, folder))
     if verdicts:
@@ -216,29 +210,25 @@ def finish(options, found, title, verdicts, not_run):
     pages = {v["case"]: options.output / "cases" / v["case"] / "report.html" for v in verdicts}
     pages = {name: page.read_text() for name, page in pages.items() if page.exists()}
     version = subprocess.run([options.ltx2, "--version"], capture_output=True, text=True).stdout.strip()
-    spread = "1.5 times the distance of two runs of the reference"
+    limits = {"bf16": "1.5 times the distance of two runs of the reference", "f32": f"relative L2 {report.F32_LIMIT:g}"}
     facts = {
         "model": found.given.name, "upsampler": found.upsampler.name if found.upsampler else "none",
         "LoRA": found.lora.name if found.lora else "none", "program": version,
         "reference": REFERENCES[plans.package(found, options)], "device": options.device, "type": options.dtype,
-        "limit": spread if options.dtype == "bf16" else f"relative L2 {report.F32_LIMIT:g}", "date": time.strftime("%Y-%m-%d"),
+        "limit": limits[options.dtype], "date": time.strftime("%Y-%m-%d"),
     }
     page = options.output / "report.html"
     report.write(page, f"ltx2 beside the reference: {title}", facts, verdicts, not_run, pages)
     for v in verdicts:
-        print(report.line(v))
+        print(f"{v['verdict']:8}{v['case']}: {v['words']}")
     agreed = sum(v["verdict"] == "agrees" for v in verdicts)
     print(f"{agreed} of {len(verdicts)} cases agree; {page}")
     return 0 if agreed == len(verdicts) else 1
 
 
-def main():
+if __name__ == "__main__":
     try:
-        return verify(arguments())
+        sys.exit(verify(arguments()))
     except Refused as e:
         print(f"verify_real.sh: {e}", file=sys.stderr)
-        return e.code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        sys.exit(e.code)

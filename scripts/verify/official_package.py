@@ -18,10 +18,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import Gemma3ForConditionalGeneration
 
-from official_pipelines import PIPELINES, Noise, Torch, guider_parameters, set_channels
+from drawn_request import TWO_PASSES
+from official_pipelines import PIPELINES, Noise, build_arguments, call_arguments, set_channels, torch_with
 from official_run import HostNoise
 from ltx_core.components import noisers
-from ltx_core.loader import LTXV_LORA_COMFY_RENAMING_MAP, LoraPathStrengthAndSDOps
 from ltx_core.model.audio_vae import decode_audio
 from ltx_core.model.audio_vae import model_configurator as vocoders
 from ltx_core.model.transformer import X0Model
@@ -31,15 +31,12 @@ from ltx_core.text_encoders.gemma.config import GEMMA3_CONFIG_FOR_LTX
 from ltx_core.text_encoders.gemma.tokenizer import LTXVGemmaTokenizer
 from ltx_core.types import AudioLatentShape, VideoLatentShape, VideoPixelShape
 from ltx_pipelines.utils import ModelLedger, samplers, types
-from ltx_pipelines.utils.args import ImageConditioningInput
 
-TWO_PASSES = ("two_stage", "hq", "distilled", "keyframes")
 # Sizes that are constants in Lightricks' code.
 _REGISTERS = "model.diffusion_model.video_embeddings_connector.learnable_registers"
 
 
 def upsampler(path):
-    """Loads an upsampler of diffusers' folder or of Lightricks' file."""
     if path.is_dir():
         return LTX2LatentUpsamplerModel.from_pretrained(path)
     with safe_open(path, "pt") as file:
@@ -104,31 +101,9 @@ class Package:
         sizes = [[shape.to_torch_shape() for shape in both] for both in shapes]
         return Noise(sizes, torch.Generator("cpu").manual_seed(request["seed"]))
 
-    def _made(self, kind, request):
-        name, arguments = request["pipeline"], {"gemma_root": None, "loras": (), "device": self.device}
-        arguments["distilled_checkpoint_path" if name == "distilled" else "checkpoint_path"] = self.plan["file"]
-        if name in TWO_PASSES:
-            arguments["spatial_upsampler_path"] = self.plan["upsampler"]
-        strengths = [lora["strength"] for lora in request["loras"]]
-        loras = [LoraPathStrengthAndSDOps(self.plan["lora"], s, LTXV_LORA_COMFY_RENAMING_MAP) for s in strengths]
-        if name in ("two_stage", "keyframes", "hq"):
-            arguments["distilled_lora"] = loras[:1]
-        if name == "hq":
-            arguments |= {f"distilled_lora_strength_stage_{n}": s for n, s in enumerate(strengths, 1)}
-        return kind(**arguments)
-
-    def _asked(self, request, image):
-        arguments = {key: request[key] for key in ("prompt", "seed", "height", "width", "num_frames", "frame_rate")}
-        arguments["images"] = [ImageConditioningInput(image, i["frame"], i["strength"], 0) for i in request["images"]]
-        if request["pipeline"] != "distilled":
-            arguments |= dict(negative_prompt=request["negative_prompt"], num_inference_steps=request["steps"])
-            for stream, s in request["guidance"].items():
-                arguments[f"{stream}_guider_params"] = guider_parameters({**s, "stg_blocks": request["stg_blocks"][stream]})
-        return arguments
-
     def run(self, request):
-        """Returns noise, latents, frames and samples."""
-        module, kind = PIPELINES[request["pipeline"]]
+        name = request["pipeline"]
+        module, kind = PIPELINES[name]
         module = importlib.import_module(f"ltx_pipelines.{module}")
         noise, kept = self._noise(request), {}
 
@@ -141,25 +116,31 @@ class Package:
             kept["audio"] = decode_audio(latents, decoder, vocoder).waveform[None]
 
         replaced = dict(encode_prompts=self._contexts, vae_decode_video=video, vae_decode_audio=audio)
-        replaced["torch"] = Torch(bfloat16=self.dtype)
+        replaced["torch"] = torch_with(bfloat16=self.dtype)
         if self.device.type == "cpu":
             cuda = SimpleNamespace(synchronize=lambda: None)
-            replaced |= dict(torch=Torch(bfloat16=self.dtype, cuda=cuda), cleanup_memory=lambda: None)
-        if request["pipeline"] == "hq":
+            replaced |= dict(torch=torch_with(bfloat16=self.dtype, cuda=cuda), cleanup_memory=lambda: None)
+        if name == "hq":
             loop = samplers.res2s_audio_video_denoising_loop
             # Each pass has its own generators.
             again = lambda **given: loop(**given, model_dtype=self.dtype, new_noise_fn=HostNoise())
             replaced["res2s_audio_video_denoising_loop"] = again
+        strengths = [lora["strength"] for lora in request["loras"]]
+        made = build_arguments(name, self.plan["upsampler"], self.plan["lora"], strengths, self.device)
+        made["distilled_checkpoint_path" if name == "distilled" else "checkpoint_path"] = self.plan["file"]
+        images = [image | {"path": self.plan["image"]} for image in request["images"]]
+        guidance = {s: own | {"stg_blocks": request["stg_blocks"][s]} for s, own in request["guidance"].items()}
         with ExitStack() as stack:
             stack.enter_context(patch.multiple(module, **replaced))
-            stack.enter_context(patch.object(noisers, "torch", Torch(randn=noise.randn)))
+            stack.enter_context(patch.object(noisers, "torch", torch_with(randn=noise.randn)))
             # Builds the transformer after merging in the file's types.
             build = lambda ledger: self._placed(X0Model(ledger.transformer_builder.build(device=self.device)))
             stack.enter_context(patch.object(ModelLedger, "transformer", build))
             if self.plan["upsampler"] and (folder := Path(self.plan["upsampler"])).is_dir():
                 stack.enter_context(patch.object(ModelLedger, "spatial_upsampler", lambda _: self._placed(upsampler(folder))))
-            self._made(getattr(module, kind), request)(**self._asked(request, self.plan["image"]))
-        if request["pipeline"] in TWO_PASSES:
+            arguments = call_arguments({**request, "images": images, "guidance": guidance})
+            getattr(module, kind)(gemma_root=None, **made)(**arguments)
+        if name in TWO_PASSES:
             kept["stage_2.noise.video"] = noise.drawn[1][0]
         else:
             kept["noise.video"], kept["noise.audio"] = noise.drawn[0]

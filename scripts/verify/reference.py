@@ -20,9 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
 from diffusers import LTX2Pipeline  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from cases_pipeline import draw_noise, run_pipeline  # noqa: E402
+import diffusers_run  # noqa: E402
 from common import fix_numerics, relative_l2, write_safetensors  # noqa: E402
-from drawn_components import limited  # noqa: E402
 from official_run import Reference  # noqa: E402
 from official_package import Package, upsampler  # noqa: E402
 
@@ -57,17 +56,12 @@ class Given:
             self.upsampler = upsampler(Path(plan["upsampler"])).to(plan["device"], self.dtype).eval()
 
     def run(self, request):
-        self.request = request
-        self.images = [self.image] * len(request["images"])
+        self.request, self.images = request, [self.image] * len(request["images"])
         self.loras = [Path(self.plan["lora"]) for _ in request["loras"]]
-        with limited(self.pipeline.vocoder, request["clamp"]):
+        with diffusers_run.limited(self.pipeline.vocoder, request["clamp"]):
             if request["reference"] != "diffusers":
                 return Reference(self, self.dtype).run()
-            request = dict(request, stg_blocks=request["stg_blocks"]["video"])
-            video, audio = draw_noise(self.pipeline, request)
-            outputs = run_pipeline(self.pipeline, request)
-            del outputs["sigmas"]
-        return {"noise.video": video, "noise.audio": audio, **{name: tensor.cpu() for name, tensor in outputs.items()}}
+            return {name: tensor.cpu() for name, tensor in diffusers_run.run(self).items()}
 
 
 def write_whole(path, write):
@@ -111,5 +105,4 @@ def main():
                 torch.cuda.empty_cache()
 
 
-if __name__ == "__main__":
-    main()
+main()

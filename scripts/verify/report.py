@@ -16,20 +16,17 @@ F32_LIMIT, SPREADS = 1e-4, 1.5
 JUDGED = ("latents.video", "latents.audio", "video", "audio")
 
 
-def distances_of(scores):
-    """Returns the relative L2 of each tensor and of the sound, and the root mean square error of the frames (in 0..1)."""
-    distances = {name: value["relative_l2"] for name, value in scores["tensors"].items()}
-    if audio := scores.get("audio"):
-        distances["audio"] = audio["relative_l2"]
-    if video := scores.get("video"):
-        # JSON has neither infinity (equal frames) nor NaN.
-        distances["video"] = 10 ** (-video["psnr"] / 20) if video["psnr"] is not None else 0.0 if video["mad"] == 0 else None
-    return {name: math.inf if distance is None else distance for name, distance in distances.items()}
-
-
 def verdict(case, scores, spread):
     """Compares every output with its limit, and the noise bit for bit."""
-    distances = distances_of(scores)
+    video, audio = scores.get("video") or {}, scores.get("audio") or {}
+    # The relative L2 of each tensor and of the sound, and the root mean square error of the frames (in 0..1).
+    distances = {name: value["relative_l2"] for name, value in scores["tensors"].items()}
+    if audio:
+        distances["audio"] = audio["relative_l2"]
+    if video:
+        # JSON has neither infinity (equal frames) nor NaN.
+        distances["video"] = 10 ** (-video["psnr"] / 20) if video["psnr"] is not None else 0.0 if video["mad"] == 0 else None
+    distances = {name: math.inf if distance is None else distance for name, distance in distances.items()}
     limits = {name: SPREADS * spread[name] if spread else F32_LIMIT for name in JUDGED if name in distances}
     rows = [dict(name=n, distance=distances[n], limit=limit, fine=distances[n] <= limit) for n, limit in limits.items()]
     noise = [name for name in distances if "noise" in name]
@@ -39,7 +36,6 @@ def verdict(case, scores, spread):
     words = "; ".join(words) + ("" if spread else f" of {F32_LIMIT:.1e}")
     if not same:
         words = "the noise is another" if noise else "no noise to compare"
-    video, audio = scores.get("video") or {}, scores.get("audio") or {}
     of = lambda part, name, form: "none" if part.get(name) is None else form.format(part[name])
     words += f"; PSNR {of(video, 'psnr', '{:.1f} dB')}, SSIM {of(video, 'ssim', '{:.5f}')}"
     words += f", cosine of the sound {of(audio, 'cosine', '{:.6f}')}"
@@ -50,17 +46,12 @@ def failed(case, why):
     return dict(case=case.name, verdict="failed", words=why, rows=[])
 
 
-def line(v):
-    return f"{v['verdict']:8}{v['case']}: {v['words']}"
-
-
 def _table(rows, head=""):
     cells = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
     return f"<table>{head}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 def _section(v, page):
-    """Returns a case's section with the body of its `ltx2 compare --report` page."""
     body = re.sub(r"^.*?</style>|</html>\s*$|<h1>.*?</h1>", "", page, flags=re.S)
     rows = [(r["name"], f"{r['distance']:.2e}", f"{r['limit']:.2e}", "within" if r["fine"] else "above") for r in v["rows"]]
     table = _table(rows, "<tr><th></th><th>distance</th><th>limit</th><th></th></tr>") if rows else ""

@@ -111,10 +111,7 @@ fn probe(kind: Platform) -> PlatformReport {
         }
         _ => {
             let last = printed.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no output");
-            failed(
-                kind,
-                format!("the process that examined the platform ended with {}: {}", output.status, last.trim()),
-            )
+            failed(kind, format!("examining the platform failed ({}): {}", output.status, last.trim()))
         }
     }
 }

@@ -106,7 +106,7 @@ pub(crate) struct ModelArgs {
     /// Source of the weights: files, or random numbers generated on the device
     #[arg(long, value_name = "FROM")]
     pub(crate) weights: Option<WeightSource>,
-    /// Pipeline: determines the inputs of the video and the number of denoising passes
+    /// Pipeline to run; determines the accepted inputs and the number of denoising passes
     #[arg(long, value_name = "NAME")]
     pub(crate) pipeline: Option<Pipeline>,
 }

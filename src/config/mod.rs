@@ -44,6 +44,7 @@ pub(crate) use naming::sidecar_path;
 pub use naming::{Job, output_paths};
 pub(crate) use over::RequestLayer;
 pub use overrides::{CliOverrides, Flag};
+pub(crate) use paths::MODEL_PATHS;
 pub use pipeline::Pipeline;
 pub(crate) use presets::is_shipped_layout;
 pub use presets::shipped_layouts;

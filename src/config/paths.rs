@@ -10,7 +10,7 @@ use crate::models::presets::Preset;
 use crate::weights::HubCache;
 
 /// Keys of `model` whose value is a path or `org/name`.
-const MODELS: [&str; 9] = [
+pub(crate) const MODEL_PATHS: [&str; 9] = [
     "path",
     "text_encoder",
     "tokenizer",
@@ -28,7 +28,7 @@ pub(crate) fn resolve(root: &mut Node, folder: &Path) {
     for (section, node) in sections {
         match section.as_str() {
             "model" => {
-                for key in MODELS {
+                for key in MODEL_PATHS {
                     text(node, key, |t| model(folder, t));
                 }
                 each(node, "loras", |lora| text(lora, "path", |t| join(folder, t)));

@@ -108,8 +108,9 @@ with_defaults! {
         pub blocks: Option<usize> = None,
         /// LoRAs of the transformer, merged in this order.
         pub loras: Vec<Lora> = Vec::new(),
-        /// Order of rounding when LoRAs are merged into the weights. `official` and `official_1_0`: as in Lightricks'
-        /// loader of that version; `diffusers`: as in `fuse_lora` of diffusers; `exact`: rounds once.
+        /// Order of rounding when LoRAs are merged into the weights. `official` and `official_1_0`: as in the
+        /// loaders of Lightricks 1.2.0 and 1.0.0; `diffusers`: as in `fuse_lora` of diffusers; `exact`: computes in f32
+        /// and rounds once.
         pub lora_merge: MergeOrder = MergeOrder::Official,
     }
 }

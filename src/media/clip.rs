@@ -37,8 +37,8 @@ impl Clip {
     /// Fails for the same reasons as [`read_clip`], or if the sound cannot be read.
     pub fn read(path: &Path, ffmpeg: &Path, wanted: ClipPart) -> Result<Self> {
         let (frames, track) = read_frames(path, ffmpeg, wanted.frames, frame_memory_limit())?;
-        let sound = match track.filter(|_| wanted.seconds != Some(0.0)) {
-            Some(track) => sound_of_frames(path, ffmpeg, track, wanted.seconds)?,
+        let sound = match track.filter(|track| track.has_sound && wanted.seconds != Some(0.0)) {
+            Some(track) => sound_of_frames(path, ffmpeg, track.index, wanted.seconds)?,
             None => None,
         };
         Ok(Clip { frames, sound: sound.filter(|sound| !sound.is_empty()) })
@@ -111,6 +111,15 @@ pub(crate) fn decode_upload(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Res
     Ok(info)
 }
 
+/// Returns whether an untrusted video has an audio track. ffmpeg opens only this one file.
+///
+/// # Errors
+/// Returns an error if ffmpeg is not installed or cannot read the file.
+pub(crate) fn has_sound(path: &Path, ffmpeg: &Path) -> Result<bool> {
+    let track = VideoTrack::of_file(path, ffmpeg, &[&BEFORE[..], &SELF_CONTAINED].concat())?;
+    Ok(track.is_some_and(|track| track.has_sound))
+}
+
 /// Returns an error if the decoded width, height or frame count differs from the MP4's header. `most` is the limit on
 /// the number of frames that were decoded.
 fn check_header(path: &Path, told: &Tables, most: usize, decoded: [usize; 3]) -> Result<()> {
@@ -174,7 +183,7 @@ const SELF_CONTAINED: [&str; 4] = [
     "-protocol_whitelist",
     "file,pipe",
     "-format_whitelist",
-    "mov,matroska,webm,avi,mpegts,mpeg,flv,ogg,mxf,asf,gif,apng,nut,ivf,rm,dv,m4v,h264,hevc,mpegvideo,obu,yuv4mpegpipe",
+    "mov,matroska,webm,avi,mpegts,mpeg,flv,ogg,mxf,asf,gif,apng,nut,ivf,rm,dv,m4v,h264,hevc,mpegvideo,mjpeg,obu,yuv4mpegpipe",
 ];
 /// ffmpeg arguments that list the frames, with ticks finer than those of any container.
 const LIST: [&str; 4] = ["-enc_time_base", "1/90000", "-f", "framecrc"];
@@ -202,7 +211,7 @@ pub fn read_first_frames(path: &Path, ffmpeg: &Path, most: usize) -> Result<Fram
 
 /// Returns the memory budget for frames in bytes. It is a quarter of the free memory, because up to four copies exist
 /// at a time (input, scaled, generated, joined).
-fn frame_memory_limit() -> u64 {
+pub(crate) fn frame_memory_limit() -> u64 {
     host::free_memory().map_or(u64::MAX, |free| free / 4)
 }
 
@@ -222,10 +231,9 @@ fn check_size(path: &Path, frames: usize, width: usize, height: usize, limit: u6
     Err(unusable(path, &why))
 }
 
-/// Reads at most `most` frames and at most `bytes` bytes. Also returns the index of the video track; `None` for a
-/// folder. ffmpeg decodes the readable part of a truncated MP4 without an error, so the result is compared with the
-/// header.
-fn read_frames(path: &Path, ffmpeg: &Path, most: Option<usize>, bytes: u64) -> Result<(Frames, Option<usize>)> {
+/// Reads at most `most` frames and at most `bytes` bytes. Also returns the video track; `None` for a folder. ffmpeg
+/// decodes the readable part of a truncated MP4 without an error, so the result is compared with the header.
+fn read_frames(path: &Path, ffmpeg: &Path, most: Option<usize>, bytes: u64) -> Result<(Frames, Option<VideoTrack>)> {
     let most_frames = most.unwrap_or(usize::MAX);
     if path.is_dir() {
         let (frames, width, height) = png_size(path)?;
@@ -254,7 +262,7 @@ fn read_frames(path: &Path, ffmpeg: &Path, most: Option<usize>, bytes: u64) -> R
     if let Some(warning) = track.warning() {
         tracing::warn!("{}: {warning}", path.display());
     }
-    Ok((frames, Some(track.index)))
+    Ok((frames, Some(track)))
 }
 
 /// Scales frames until they cover `height` x `width` and center-crops them. Returns `[1, 3, frames, height, width]` in

@@ -14,46 +14,32 @@ pub(super) fn zero_of(first: f64) -> f64 {
     if first > MAX_START_TIME { first } else { 0.0 }
 }
 
-/// The timing of a track: how much silence to insert, how many decoded samples to skip, and how long the audible sound
-/// is. Times are in seconds.
+/// The timing of a track: how much silence to insert, and how many decoded samples to skip. Times are in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Edit {
     /// Silence before the first audible sample.
     silence: f64,
     /// Decoded audio to skip at the start.
     skip: f64,
-    /// Duration of the audible samples. `None`: to the end of the track.
-    length: Option<f64>,
 }
 
 impl Edit {
     /// Returns the timing of a track whose first decoded sample is at second `seconds`: a positive start becomes
     /// silence, and samples before second 0 are skipped.
     pub(super) fn starting_at(seconds: f64) -> Self {
-        Edit { silence: seconds.max(0.0), skip: (-seconds).max(0.0), length: None }
+        Edit { silence: seconds.max(0.0), skip: (-seconds).max(0.0) }
     }
 
     /// Shifts the timing so that second `zero` becomes second 0.
     pub(super) fn counted_from(self, zero: f64) -> Self {
         let silence = self.silence - zero;
-        let unheard = (-silence).max(0.0);
-        let length = self.length.map(|length| (length - unheard).max(0.0));
-        Edit { silence: silence.max(0.0), skip: self.skip + unheard, length }
-    }
-
-    /// Extends or shortens the audible sound to the end of the media if the two ends are at most one tick apart. Edit
-    /// lists use the movie's ticks, which may be longer than a sample.
-    fn end_with(&mut self, media: f64, tick: f64) {
-        if self.length.is_some_and(|length| (self.skip + length - media).abs() <= tick) {
-            self.length = Some(media - self.skip);
-        }
+        Edit { silence: silence.max(0.0), skip: self.skip + (-silence).max(0.0) }
     }
 
     /// Adjusts the timing for a track whose first sample is at second `start` of the media instead of second 0.
     fn for_media_start(self, start: f64) -> Self {
         let late = (start - self.skip).max(0.0);
-        let length = self.length.map(|length| (length - late).max(0.0));
-        Edit { silence: self.silence + late, skip: (self.skip - start).max(0.0), length }
+        Edit { silence: self.silence + late, skip: (self.skip - start).max(0.0) }
     }
 
     /// Returns the seconds of decoded audio to skip at the start.
@@ -75,8 +61,8 @@ impl Edit {
         samples(self.skip, rate).saturating_add(place(start, rate).saturating_sub(samples(self.gap(end), rate)))
     }
 
-    /// Trims the planes (the samples of each channel) to the audible sound from second `start`, with at most `end`
-    /// seconds of leading silence. `dropped` is the number of samples per channel that were already removed at the
+    /// Trims the start of the planes (the samples of each channel) to the audible sound from second `start`, with at most
+    /// `end` seconds of leading silence. `dropped` is the number of samples per channel that were already removed at the
     /// front. Returns the length of the audible sound from second 0, in samples.
     pub(super) fn apply(
         &self,
@@ -87,15 +73,13 @@ impl Edit {
         dropped: usize,
     ) -> usize {
         let (skip, gap, start) = (samples(self.skip, rate), samples(self.gap(end), rate), place(start, rate));
-        let last = self.length.map_or(usize::MAX, |length| skip.saturating_add(samples(length, rate)));
         let decoded = dropped + planes.first().map_or(0, Vec::len);
         let first = skip.saturating_add(start.saturating_sub(gap)).max(dropped);
         for plane in planes {
-            plane.truncate(last.saturating_sub(dropped));
             plane.drain(..(first - dropped).min(plane.len()));
             plane.splice(..0, std::iter::repeat_n(0.0, gap.saturating_sub(start)));
         }
-        gap + decoded.min(last).saturating_sub(skip)
+        gap + decoded.saturating_sub(skip)
     }
 }
 
@@ -113,6 +97,15 @@ fn place(seconds: f64, rate: u32) -> usize {
 pub(super) struct Mp4Sound {
     pub(super) track: u32,
     pub(super) edit: Edit,
+    /// Time of the media in seconds from which packets are not read. Like ffmpeg, the reader decodes the packet that
+    /// contains this time completely. `None`: all packets are read.
+    end: Option<f64>,
+    /// Whether `end` is the end of the media, rounded to the movie's ticks.
+    is_rounded_end: bool,
+    /// Ticks per second of the track.
+    pub(super) timescale: f64,
+    /// Whether the samples are in fragments.
+    pub(super) is_fragmented: bool,
     /// Start of the file in seconds, on the timeline of `edit`.
     pub(super) zero: f64,
     /// Whether the encoder priming is stated in the `iTunSMPB` tag and nowhere else.
@@ -122,15 +115,21 @@ pub(super) struct Mp4Sound {
 }
 
 impl Mp4Sound {
-    /// Returns a warning about segments of the edit list that are not read. `None`: all are read.
+    /// Returns a warning about segments of the edit list that the built-in reader ignores. `None`: it reads all.
     pub(super) fn left_out(&self) -> Option<String> {
         let more = self.pieces.checked_sub(1).filter(|more| *more > 0)?;
-        let last = self.edit.skip + self.edit.length.unwrap_or_default();
+        let last = self.end.unwrap_or(self.edit.skip);
         Some(format!(
             "the audio edit list has {} segments, of which only the first is used (seconds {:.3} to {last:.3} of the \
-             track; {more} ignored): export the file without edits, e.g. by re-encoding it with ffmpeg",
+             track; {more} ignored): install ffmpeg, or export the file without edits",
             self.pieces, self.edit.skip
         ))
+    }
+
+    /// Returns the time of the media in seconds from which packets are not read. `has_long_packets`: packets are longer
+    /// than the movie's ticks, so that the rounding of the time does not matter.
+    pub(super) fn end(&self, has_long_packets: bool) -> Option<f64> {
+        self.end.filter(|_| has_long_packets || !self.is_rounded_end)
     }
 }
 
@@ -148,7 +147,8 @@ pub(super) fn mp4_sound(path: &Path) -> io::Result<Option<Mp4Sound>> {
     let times = fragment_times(path, &movie)?;
     let own = times.iter().find(|(track, _)| *track == sound.track).map_or(0.0, |(_, seconds)| *seconds);
     let first = times.iter().map(|(_, seconds)| *seconds).fold(own, f64::min);
-    Ok(Some(Mp4Sound { edit: sound.edit.for_media_start(own), zero: zero_of(first), ..sound }))
+    let edit = sound.edit.for_media_start(own);
+    Ok(Some(Mp4Sound { edit, end: None, zero: zero_of(first), is_fragmented: true, ..sound }))
 }
 
 /// Returns the body of an MP4's `moov` box; `None` if the file is not an MP4.
@@ -250,15 +250,24 @@ fn of_movie(movie: &[u8]) -> Option<Mp4Sound> {
     let tracks = || boxes(movie).filter(|(name, body)| *name == b"trak" && is_sound(body)).map(|(_, body)| body);
     let track = tracks().find(|track| is_enabled(track)).or_else(|| tracks().next())?;
     let ticks = timescale(within(track, &[b"mdia", b"mdhd"])?)?;
-    let (listed, pieces) =
-        within(track, &[b"edts", b"elst"]).and_then(|list| edit_from_list(list, movie_scale, ticks)).unzip();
+    let listed = within(track, &[b"edts", b"elst"]).and_then(|list| edits_from_list(list, movie_scale, ticks));
     let tagged = if listed.is_none() { edit_from_itunes_tag(movie, ticks) } else { None };
-    let mut edit = listed.or(tagged).unwrap_or_default();
-    if let Some(media) = within(track, &[b"mdia", b"mdhd"]).and_then(duration) {
-        edit.end_with(media as f64 / ticks, 1.0 / movie_scale);
-    }
-    let pieces = pieces.unwrap_or_default();
-    Some(Mp4Sound { track: track_id(track)?, edit, zero: 0.0, is_itunes: tagged.is_some(), pieces })
+    let is_itunes = tagged.is_some();
+    let Edits { edit, end, pieces } =
+        listed.unwrap_or(Edits { edit: tagged.unwrap_or_default(), end: None, pieces: 0 });
+    let media = within(track, &[b"mdia", b"mdhd"]).and_then(duration).map(|media| media as f64 / ticks);
+    let is_rounded_end = end.zip(media).is_some_and(|(end, media)| (end - media).abs() <= 1.0 / movie_scale);
+    let (track, timescale) = (track_id(track)?, ticks);
+    Some(Mp4Sound { track, edit, end, is_rounded_end, timescale, is_fragmented: false, zero: 0.0, is_itunes, pieces })
+}
+
+/// The edits of a track.
+struct Edits {
+    edit: Edit,
+    /// End of the first media segment in seconds of the media. `None`: not limited.
+    end: Option<f64>,
+    /// Number of media segments.
+    pieces: usize,
 }
 
 /// Returns whether a track is enabled (`track_enabled`, ISO/IEC 14496-12, 8.3.2). Tracks with commentary or another
@@ -275,9 +284,9 @@ fn track_id(track: &[u8]) -> Option<u32> {
 
 /// Parses an edit list up to its first media segment and counts all media segments. The scales are the ticks per second
 /// of the movie and of the track. `None`: the list is empty.
-fn edit_from_list(list: &[u8], movie_scale: f64, track_scale: f64) -> Option<(Edit, usize)> {
+fn edits_from_list(list: &[u8], movie_scale: f64, track_scale: f64) -> Option<Edits> {
     let (wide, width) = (list.first()? == &1, if list.first()? == &1 { 20 } else { 12 });
-    let (mut edit, mut pieces) = (None, 0);
+    let mut edits = None;
     for entry in list.get(8..)?.chunks_exact(width).take(number(list.get(4..8)?) as usize) {
         let (length, start) = match wide {
             true => (
@@ -286,34 +295,36 @@ fn edit_from_list(list: &[u8], movie_scale: f64, track_scale: f64) -> Option<(Ed
             ),
             false => (f64::from(number(entry)), i64::from(number(&entry[4..8]) as i32)),
         };
-        let seconds = length / movie_scale;
-        let own: &mut Edit = edit.get_or_insert_default();
-        match (start < 0, pieces) {
-            (true, 0) => own.silence += seconds,
+        let own: &mut Edits = edits.get_or_insert(Edits { edit: Edit::default(), end: None, pieces: 0 });
+        match (start < 0, own.pieces) {
+            (true, 0) => own.edit.silence += length / movie_scale,
             (true, _) => {}
-            // Encoders write one segment; several segments mean that the movie was edited.
             (false, 0) => {
-                own.skip = start as f64 / track_scale;
-                own.length = (length > 0.0).then_some(seconds);
-                pieces = 1;
+                own.edit.skip = start as f64 / track_scale;
+                // The end is rounded to ticks of the track, as ffmpeg does it.
+                let end = start as f64 + (length * track_scale / movie_scale).round();
+                own.end = (length > 0.0).then_some(end / track_scale);
+                own.pieces = 1;
             }
-            (false, _) => pieces += 1,
+            (false, _) => own.pieces += 1,
         }
     }
-    edit.map(|edit| (edit, pieces))
+    edits
 }
 
-/// Parses iTunes' tag with the encoder priming. It contains hexadecimal numbers: the second is the priming in samples,
-/// and the fourth is the number of samples that follow.
+/// Maximum priming in samples that ffmpeg accepts from iTunes' tag.
+const MAX_ITUNES_PRIMING: u64 = 16383;
+
+/// Parses iTunes' tag with the encoder priming. It contains hexadecimal numbers, of which the second is the priming in
+/// samples. The number of samples, the fourth, is not used: like ffmpeg, the reader decodes all packets completely.
 fn edit_from_itunes_tag(movie: &[u8], rate: f64) -> Option<Edit> {
     let tags = within(within(movie, &[b"udta", b"meta"])?.get(4..)?, &[b"ilst"])?;
     let is_named = |tag: &[u8]| within(tag, &[b"name"]).and_then(|name| name.get(4..)) == Some(b"iTunSMPB");
     let (_, tag) = boxes(tags).find(|(name, tag)| *name == b"----" && is_named(tag))?;
     let text = std::str::from_utf8(within(tag, &[b"data"])?.get(8..)?).ok()?;
     let mut numbers = text.split_whitespace().map(|word| u64::from_str_radix(word.trim_matches('\0'), 16).ok());
-    let (priming, count) = (numbers.nth(1)??, numbers.nth(1)??);
-    let length = (count > 0).then_some(count as f64 / rate);
-    Some(Edit { silence: 0.0, skip: priming as f64 / rate, length })
+    let priming = numbers.nth(1)??;
+    (1..=MAX_ITUNES_PRIMING).contains(&priming).then_some(Edit { silence: 0.0, skip: priming as f64 / rate })
 }
 
 /// Returns track IDs and start times (seconds) of the tracks of a fragmented movie. Reads fragments until it has found
@@ -360,10 +371,7 @@ fn fragment_time(fragment: &[u8]) -> Option<(u32, u64)> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::media::read_sound;
 
     fn boxed(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
         [&(body.len() as u32 + 8).to_be_bytes()[..], name, body].concat()
@@ -384,9 +392,8 @@ mod tests {
     }
 
     #[test]
-    fn edit_list_with_several_segments_warns_once() {
+    fn segments_after_the_first_are_left_out() {
         let (gap, piece) = ([500, -1, 1 << 16], [1000, 22050, 1 << 16]);
-        let edit = Edit { silence: 0.5, skip: 0.5, length: Some(1.0) };
         let other = [2000, 88200, 1 << 16];
         for (entries, pieces) in [
             (&[gap, piece][..], 1),
@@ -395,27 +402,16 @@ mod tests {
             (&[gap, piece, gap, other, piece], 3),
         ] {
             let list = [&[0, entries.len() as i32][..], &entries.concat()].concat();
-            let file = tempfile::NamedTempFile::new().unwrap();
-            let movie = boxed(b"moov", &movie_of(&list));
-            std::fs::write(file.path(), [boxed(b"ftyp", b"isom"), movie].concat()).unwrap();
-            assert_eq!(mp4_sound(file.path()).unwrap().unwrap().edit, edit);
-            let log = tempfile::NamedTempFile::new().unwrap();
-            let lines =
-                tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::new(log.reopen().unwrap())).finish();
-            // The file contains no samples, so the result is not used.
-            let read = tracing::subscriber::with_default(lines, || {
-                read_sound(file.path(), Path::new("/nowhere/ffmpeg"), None)
-            });
-            assert!(!matches!(read, Ok(Some(_))));
-            let said = std::fs::read_to_string(log.path()).unwrap();
-            assert_eq!(said.matches("WARN").count(), usize::from(pieces > 1), "{said}");
+            let sound = of_movie(&movie_of(&list)).unwrap();
+            assert_eq!((sound.edit, sound.end(true)), (Edit { silence: 0.5, skip: 0.5 }, Some(1.5)));
             let named = format!(
-                "{}: the audio edit list has {pieces} segments, of which only the first is used (seconds 0.500 to \
-                 1.500 of the track; {} ignored)",
-                file.path().display(),
+                "the audio edit list has {pieces} segments, of which only the first is used (seconds 0.500 to 1.500 of \
+                 the track; {} ignored)",
                 pieces - 1
             );
-            assert_eq!(said.contains(&named), pieces > 1, "{said}");
+            let said = sound.left_out();
+            assert_eq!(said.as_ref().is_some_and(|said| said.starts_with(&named)), pieces > 1, "{said:?}");
+            assert_eq!(said.is_some(), pieces > 1);
         }
     }
 
@@ -426,14 +422,14 @@ mod tests {
         std::fs::write(file.path(), [boxed(b"ftyp", b"isom"), boxed(b"mdat", b""), boxed(b"moov", &movie)].concat())
             .unwrap();
         let edit = mp4_sound(file.path()).unwrap().unwrap().edit;
-        assert_eq!(edit, Edit { silence: 0.5, skip: 0.5, length: Some(1.0) });
-        let mut planes = vec![vec![1.0, 2.0, 3.0, 4.0, 5.0]];
+        assert_eq!(edit, Edit { silence: 0.5, skip: 0.5 });
+        let mut planes = vec![vec![1.0, 2.0, 3.0]];
         let all = planes.clone();
         assert_eq!(edit.apply(&mut planes, 2, 0.0, None, 0), 3);
         assert_eq!(planes, [[0.0, 2.0, 3.0]]);
         // From a later start, after the earlier samples have been dropped.
         for (start, heard) in [(0.5, &[2.0, 3.0][..]), (1.0, &[3.0]), (1.5, &[]), (9.0, &[])] {
-            let gone = edit.before(start, 2, None).min(5);
+            let gone = edit.before(start, 2, None).min(3);
             let mut planes = vec![all[0][gone..].to_vec()];
             assert_eq!((edit.apply(&mut planes, 2, start, None, gone), &planes[0][..]), (3, heard), "{start}");
         }

@@ -5,12 +5,15 @@ use std::path::Path;
 
 use image::codecs::png::PngDecoder;
 use image::codecs::webp::WebPDecoder;
-use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
+use image::metadata::Orientation;
+use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader, ImageResult, Limits};
 use ndarray::Array5;
 
 use super::error::{Error, Result};
 use super::frames::Frames;
-use super::image_ffmpeg::{ImageKind, read_by_ffmpeg};
+use super::image_facts::Facts;
+use super::image_ffmpeg::{check_jpeg, read_by_ffmpeg};
+use super::image_kind::ImageKind;
 use super::image_pixels::{ANIMATED, upright_srgb};
 use super::jpeg_end::check_jpeg_end;
 
@@ -20,14 +23,23 @@ const MAX_FFMPEG_PIXELS: u64 = (512 << 20) / 3;
 
 /// Reads an image as one sRGB frame; detects the format from the file's contents. Applies the rotation (but not the
 /// mirroring) of the EXIF metadata, drops transparency, keeps the upper 8 bits of 16-bit values, and reads only the
-/// first image of an animation. PNG, JPEG and WebP are decoded here; HEIC, AVIF, GIF, BMP, TIFF, JPEG XL and JPEG 2000
-/// by the `ffmpeg` on PATH.
+/// first image of an animation. Built-in decoders read PNG, JPEG and WebP. The `ffmpeg` on PATH reads HEIC, AVIF, GIF,
+/// BMP, TIFF, JPEG XL, JPEG 2000, PPM, QOI and the files that the built-in decoders cannot read, and detects damaged
+/// JPEG files.
 ///
 /// # Errors
-/// Returns an error if the file is missing, damaged, HDR, tiled or of another format, or if ffmpeg is needed but not
-/// installed.
+/// Returns an error if the file is missing, damaged, HDR, tiled or of another format, if its pixels are not square, or if
+/// ffmpeg is needed but not installed.
 pub fn read_image(path: &Path) -> Result<Frames> {
-    read_image_by(path, Path::new("ffmpeg"), MAX_FFMPEG_PIXELS)
+    read_image_with(path, Path::new("ffmpeg"))
+}
+
+/// Like [`read_image`], with a path of ffmpeg.
+///
+/// # Errors
+/// Fails for the same reasons as [`read_image`].
+pub fn read_image_with(path: &Path, ffmpeg: &Path) -> Result<Frames> {
+    read_image_by(path, ffmpeg, MAX_FFMPEG_PIXELS)
 }
 
 /// Like [`read_image`], with a pixel limit for images that ffmpeg decodes.
@@ -41,30 +53,91 @@ pub(crate) fn read_image_limited(path: &Path, most_pixels: u64) -> Result<Frames
 fn read_image_by(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Result<Frames> {
     let bad = |message: String| Error::Image { path: path.to_path_buf(), message };
     let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
-    let reader = ImageReader::new(Cursor::new(&bytes)).with_guessed_format().map_err(Error::io("read", path))?;
-    let format = reader.format().filter(|own| matches!(own, ImageFormat::Png | ImageFormat::Jpeg | ImageFormat::WebP));
-    let Some(format) = format else {
-        let kind = ImageKind::of(&bytes).ok_or_else(|| bad(UNKNOWN.into()))?;
-        return read_by_ffmpeg(path, ffmpeg, &bytes, kind, most_pixels);
-    };
-    if format == ImageFormat::Jpeg {
-        check_jpeg_end(&bytes).map_err(|why| bad(why.into()))?;
+    let kind = ImageKind::of(&bytes).ok_or_else(|| bad(UNKNOWN.into()))?;
+    let facts = Facts::of(kind, &bytes);
+    if let Some(fault) = &facts.fault {
+        return Err(bad(fault.clone()));
     }
-    let mut decoder = reader.into_decoder().map_err(|e| bad(e.to_string()))?;
-    // A header may claim more pixels than fit in memory.
-    Limits::default().reserve(decoder.total_bytes()).map_err(|e| bad(e.to_string()))?;
+    if let Some(why) = truncation(kind, &bytes) {
+        return Err(bad(why.into()));
+    }
+    let decoded = match kind.builtin() {
+        Some(format) => decode(&bytes, format).map_err(Some),
+        None => Err(None),
+    };
+    match decoded {
+        Ok(Decoded { image, orientation, profile }) => {
+            if kind == ImageKind::Jpeg {
+                check_jpeg(path, ffmpeg)?;
+            }
+            if kind.builtin().is_some_and(|format| is_animated(&bytes, format)) {
+                tracing::warn!("{}: {ANIMATED}", path.display());
+            }
+            upright_srgb(path, image, orientation, profile.as_deref())
+        }
+        // The header may claim more pixels than fit in memory.
+        Err(Some(error @ ImageError::Limits(_))) => Err(bad(error.to_string())),
+        Err(own) => {
+            let read = read_by_ffmpeg(path, ffmpeg, kind, &facts, most_pixels);
+            read.map_err(|error| of_both(path, kind, own.map(|own| own.to_string()), error))
+        }
+    }
+}
+
+/// Combines the messages of the built-in decoder (`own`, if there is one for the format) and of ffmpeg.
+fn of_both(path: &Path, kind: ImageKind, own: Option<String>, error: Error) -> Error {
+    let bad = |message: String| Error::Image { path: path.to_path_buf(), message };
+    let name = kind.name();
+    match (own, error) {
+        (None, Error::NoDecoder { reason, .. }) => bad(format!(
+            "{name} images need ffmpeg, which cannot be started ({reason}); install ffmpeg, or convert the image, e.g. \
+             ffmpeg -i IN OUT.png"
+        )),
+        (Some(own), Error::NoDecoder { .. }) => bad(format!(
+            "{own}; if the file is complete, install ffmpeg, or convert the image, e.g. ffmpeg -i IN OUT.png"
+        )),
+        (Some(own), Error::Image { message: words, .. } | Error::Ffmpeg { tail: words, .. }) => {
+            bad(format!("{own}, and ffmpeg cannot decode the image: {words}"))
+        }
+        (_, error) => error,
+    }
+}
+
+/// Returns why a JPEG or WebP file is known to be truncated. `None`: it is complete, or has another format.
+fn truncation(kind: ImageKind, bytes: &[u8]) -> Option<&'static str> {
+    match kind {
+        ImageKind::Jpeg => check_jpeg_end(bytes).err(),
+        ImageKind::WebP => {
+            let size = bytes.get(4..8).map_or(0, |size| u32::from_le_bytes([size[0], size[1], size[2], size[3]]));
+            let is_short = (bytes.len() as u64) < 8 + u64::from(size);
+            is_short.then_some("the file is truncated: it is shorter than its header states")
+        }
+        _ => None,
+    }
+}
+
+/// An image as the built-in decoders read it, with its metadata.
+struct Decoded {
+    image: DynamicImage,
+    orientation: Option<Orientation>,
+    profile: Option<Vec<u8>>,
+}
+
+/// Decodes an image with a built-in decoder.
+///
+/// # Errors
+/// Returns an error if the image is damaged, of an unsupported kind, or too large.
+fn decode(bytes: &[u8], format: ImageFormat) -> ImageResult<Decoded> {
+    let mut decoder = ImageReader::with_format(Cursor::new(bytes), format).into_decoder()?;
+    Limits::default().reserve(decoder.total_bytes())?;
     // Damaged metadata is ignored: the pixels are still usable.
     let (orientation, profile) = (decoder.orientation().ok(), decoder.icc_profile().ok().flatten());
-    let image = DynamicImage::from_decoder(decoder).map_err(|e| bad(e.to_string()))?;
-    if is_animated(&bytes, format) {
-        tracing::warn!("{}: {ANIMATED}", path.display());
-    }
-    upright_srgb(path, image, orientation, profile.as_deref())
+    Ok(Decoded { image: DynamicImage::from_decoder(decoder)?, orientation, profile })
 }
 
 /// End of the error message for an unsupported format.
-const UNKNOWN: &str = "the format is not PNG, JPEG, WebP, HEIC, AVIF, GIF, BMP, TIFF, JPEG XL or JPEG 2000; convert the file, e.g. \
-                       ffmpeg -i IN OUT.png";
+const UNKNOWN: &str = "the format is not PNG, JPEG, WebP, HEIC, AVIF, GIF, BMP, TIFF, JPEG XL, JPEG 2000, PPM or QOI; convert the \
+                       file, e.g. ffmpeg -i IN OUT.png";
 
 /// Returns whether a PNG or WebP is animated.
 fn is_animated(bytes: &[u8], format: ImageFormat) -> bool {

@@ -9,6 +9,7 @@ use ndarray::Array4;
 use super::atomic::write_file;
 use super::error::{Error, Result};
 use super::frames::Frames;
+use super::image_facts::Facts;
 
 /// Writes each frame to `dir` as `frame_00000.png`, `frame_00001.png`, …, and replaces existing files. Returns the
 /// paths in order.
@@ -130,10 +131,13 @@ pub(super) fn png_size(dir: &Path) -> Result<(usize, usize, usize)> {
 /// Reads a PNG of any color type as one RGB frame. Drops transparency and converts 16-bit values to 8 bits.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read or is not a valid PNG.
+/// Returns an error if the file cannot be read, is not a valid PNG or is HDR, or if its pixels are not square.
 pub fn read_png(path: &Path) -> Result<Frames> {
     let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
     let png = |message: String| Error::Png { path: path.to_path_buf(), message };
+    if let Some(fault) = Facts::from_png(&bytes).fault {
+        return Err(png(fault));
+    }
     let mut reader = ImageReader::new(Cursor::new(bytes));
     reader.set_format(image::ImageFormat::Png);
     let rgb = reader.decode().map_err(|e| png(e.to_string()))?.to_rgb8();

@@ -44,13 +44,14 @@ pub(super) fn read_part(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Result<Op
     let own = catch_silently(|| read_file(path, wanted));
     let unread = |reason: String| Error::Sound { path: path.to_path_buf(), reason };
     let undecoded = |why: String, ffmpeg| Error::Undecoded { path: path.to_path_buf(), why, ffmpeg };
-    let (found, why) = match own {
+    let (found, why, left_out) = match own {
         Ok(Reading { part, doubt: None }) => return Ok(part),
-        Ok(Reading { part, doubt: Some(Doubt::Unconfirmed) }) => (Ok(part), None),
-        Ok(Reading { part, doubt: Some(Doubt::Contradicted(why)) }) => (Ok(part), Some(why)),
+        Ok(Reading { part, doubt: Some(Doubt::Unconfirmed) }) => (Ok(part), None, None),
+        Ok(Reading { part, doubt: Some(Doubt::LeftOut(what)) }) => (Ok(part), None, Some(what)),
+        Ok(Reading { part, doubt: Some(Doubt::Contradicted(why)) }) => (Ok(part), Some(why), None),
         Err(fault) => match fault.of_sound() {
             Some(reason) => return Err(unread(reason)),
-            None => (Err(fault), None),
+            None => (Err(fault), None, None),
         },
     };
     let part = match (read_by_ffmpeg(path, ffmpeg, wanted), found) {
@@ -60,7 +61,10 @@ pub(super) fn read_part(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Result<Op
         (Err(Failure::Missing), Err(fault)) => return Err(undecoded(fault.of_decoder(), None)),
         (Err(Failure::Decoder(words)), Err(fault)) => return Err(undecoded(fault.of_decoder(), Some(words))),
         // ffmpeg did no better than the built-in decoders, so their result is used.
-        (_, Ok(Some(part))) => Some(SoundPart { damage: why, ..part }),
+        (_, Ok(Some(part))) => {
+            left_out.iter().for_each(|what| tracing::warn!("{}: {what}", path.display()));
+            Some(SoundPart { damage: why, ..part })
+        }
         (Ok(None), Ok(None)) => None,
         (Err(failure), Ok(None)) => match why {
             Some(why) => return Err(undecoded(format!("the file is damaged: {why}"), failure.words())),

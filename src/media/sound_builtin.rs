@@ -7,7 +7,7 @@ use std::path::Path;
 use symphonia::core::audio::{Channels, GenericAudioBufferRef};
 use symphonia::core::codecs::CodecParameters;
 use symphonia::core::codecs::audio::well_known::{
-    CODEC_ID_AAC, CODEC_ID_MP1, CODEC_ID_MP2, CODEC_ID_MP3, CODEC_ID_VORBIS,
+    CODEC_ID_AAC, CODEC_ID_ALAC, CODEC_ID_FLAC, CODEC_ID_MP1, CODEC_ID_MP2, CODEC_ID_MP3, CODEC_ID_VORBIS,
 };
 use symphonia::core::codecs::audio::{AudioCodecId, AudioCodecParameters, AudioDecoderOptions};
 use symphonia::core::errors::Error as Reason;
@@ -43,6 +43,11 @@ const MAX_SBR_RATE: u32 = 24_000;
 /// Lossy codecs, whose decoded audio has extra samples at the start or the end that must be trimmed.
 const LOSSY: [AudioCodecId; 5] = [CODEC_ID_AAC, CODEC_ID_MP1, CODEC_ID_MP2, CODEC_ID_MP3, CODEC_ID_VORBIS];
 
+/// Codecs in MP4 whose packets ffmpeg reads as they are stored. It joins the samples of other codecs (PCM, ADPCM) to
+/// packets of its own, and decodes the last of them completely if an edit list ends within it.
+const LONG_PACKETS: [AudioCodecId; 6] =
+    [CODEC_ID_AAC, CODEC_ID_ALAC, CODEC_ID_FLAC, CODEC_ID_MP1, CODEC_ID_MP2, CODEC_ID_MP3];
+
 /// Result of the built-in decoders.
 pub(super) struct Reading {
     /// `None`: the file has no audio.
@@ -56,6 +61,8 @@ pub(super) struct Reading {
 pub(super) enum Doubt {
     /// The file states nothing that confirms the length.
     Unconfirmed,
+    /// The built-in decoders read only a part of the file; contains a description.
+    LeftOut(String),
     /// The file states a different length or is truncated; contains a description.
     Contradicted(String),
 }
@@ -80,13 +87,11 @@ pub(super) fn read_file(path: &Path, wanted: Wanted) -> Result<Reading, Fault> {
         return Err(Reason::Unsupported("container").into());
     }
     let sound = mp4_sound(path)?;
-    if let Some(left_out) = sound.as_ref().and_then(Mp4Sound::left_out) {
-        tracing::warn!("{}: {left_out}", path.display());
-    }
+    let left_out = sound.as_ref().and_then(Mp4Sound::left_out).map(Doubt::LeftOut);
     // symphonia treats a truncated fragment as the end of the file.
     let is_cut = sound.is_some() && is_cut(path)?;
     let Reading { part, doubt } = decode(Box::new(file), &hint, sound.map_or(Place::Packets, Place::Mp4), wanted)?;
-    Ok(Reading { part, doubt: is_cut.then(Doubt::broken_off).or(doubt) })
+    Ok(Reading { part, doubt: is_cut.then(Doubt::broken_off).or(left_out).or(doubt) })
 }
 
 /// Returns whether a file starts with the signature of a supported format. Without this check, symphonia would search
@@ -155,6 +160,22 @@ impl Place {
         }
     }
 
+    /// Returns the time in seconds from which packets of the track are not read. `None`: all are read.
+    fn end(&self, codec: &AudioCodecParameters) -> Option<f64> {
+        match self {
+            Place::Mp4(sound) => sound.end(LONG_PACKETS.contains(&codec.codec)),
+            Place::Packets | Place::Piped(_) => None,
+        }
+    }
+
+    /// Returns whether ffmpeg skips the same samples at the start. It counts ticks of the track as samples, and does not
+    /// skip the priming of a fragmented track.
+    fn is_sure(&self, codec: &AudioCodecParameters) -> bool {
+        let Place::Mp4(sound) = self else { return true };
+        let counts_samples = codec.sample_rate.is_some_and(|rate| f64::from(rate) == sound.timescale);
+        sound.edit.skipped() == 0.0 || (counts_samples && !sound.is_fragmented)
+    }
+
     /// Returns the timing of a track. `own` is the time of the track's first packet, `sample` that of its first decoded
     /// sample, and `first` that of the file's first packet, in seconds. The timing counts from second `zero`; if `zero`
     /// is `None`, from the start of the file.
@@ -200,20 +221,30 @@ struct Claim {
     is_open: bool,
     /// Whether the built-in decoders support the codec completely and the selected track is unambiguous.
     is_sure: bool,
+    /// Whether ffmpeg reads the same packets as symphonia's MP4 reader.
+    has_long_packets: bool,
     /// Time in samples from which symphonia's trimming at the end of packets is ignored. `None`: the trimming always
     /// applies.
     end_of_trims: Option<i64>,
 }
 
 impl Claim {
-    fn of(format: &dyn FormatReader, track: &Track, codec: &AudioCodecParameters) -> Self {
+    fn of(format: &dyn FormatReader, track: &Track, codec: &AudioCodecParameters, place: &Place) -> Self {
         let id = format.format_info().format;
         let is_open = [FORMAT_ID_WAVE, FORMAT_ID_AIFF, FORMAT_ID_CAF, FORMAT_ID_FLAC].contains(&id);
         let is_halved = codec.codec == CODEC_ID_AAC && codec.sample_rate.is_none_or(|rate| rate <= MAX_SBR_RATE);
         let samples = track.num_frames;
         let is_open = is_open && samples.is_none();
-        let is_sure = !is_halved;
-        let claim = Claim { samples, is_counted: false, is_timed: false, is_open, is_sure, end_of_trims: None };
+        let is_sure = !is_halved && place.is_sure(codec);
+        let claim = Claim {
+            samples,
+            is_counted: false,
+            is_timed: false,
+            is_open,
+            is_sure,
+            has_long_packets: LONG_PACKETS.contains(&codec.codec),
+            end_of_trims: None,
+        };
         match id {
             FORMAT_ID_MP1 | FORMAT_ID_MP2 | FORMAT_ID_MP3 => {
                 // LAME's tag contains delay and padding. Without the tag, the sample count may be an estimate.
@@ -257,6 +288,7 @@ impl Claim {
         match (end, self.samples) {
             _ if !self.is_sure => Some(Doubt::Unconfirmed),
             (End::Verified, _) => None,
+            (End::Edited, _) => (!self.has_long_packets).then_some(Doubt::Unconfirmed),
             (End::Cut, _) if self.is_open => Some(Doubt::Unconfirmed),
             (End::Cut, _) => Some(Doubt::broken_off()),
             _ if !self.is_counted => None,
@@ -277,6 +309,8 @@ enum End {
     Cut,
     /// At the end of the file, with a valid checksum over all samples.
     Verified,
+    /// At the end of the edit list.
+    Edited,
 }
 
 /// Collects the samples of decoded packets.
@@ -379,7 +413,8 @@ pub(super) fn decode(
     let Some(track) = place.track(&*format)? else { return Ok(Reading { part: None, doubt: None }) };
     let codec = track.codec_params.as_ref().and_then(|codec| codec.audio());
     let codec = codec.ok_or(Reason::Unsupported("codec"))?;
-    let claim = Claim::of(&*format, track, codec);
+    let claim = Claim::of(&*format, track, codec, &place);
+    let end_of_edit = place.end(codec);
     let mut decoder = get_codecs().make_audio_decoder(codec, &AudioDecoderOptions::default().verify(true))?;
     let track = track.id;
     let reads_to_end = claim.is_counted || matches!(place, Place::Piped(_));
@@ -402,6 +437,9 @@ pub(super) fn decode(
         if packet.track_id != track {
             continue;
         }
+        if end_of_edit.is_some_and(|end| time >= end) {
+            break End::Edited;
+        }
         counted += packet.dur.get();
         let start = packet.pts.get();
         let end = start.saturating_add_unsigned(packet.dur.get());
@@ -415,7 +453,7 @@ pub(super) fn decode(
             break End::Regular;
         }
     };
-    let verified = if decoded.is_complete || end == End::Cut { None } else { decoder.finalize().verify_ok };
+    let verified = if decoded.is_complete || end != End::Regular { None } else { decoder.finalize().verify_ok };
     let end = match verified {
         // Formats with a checksum over all samples reveal frames that were skipped.
         Some(false) => return Err(Reason::DecodeError("samples are missing").into()),

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn mp4_tables_give_frames_without_decoding() {
+    fn mp4_tables_give_size_and_frame_times_without_decoding() {
         let file = tempfile::Builder::new().suffix(".mp4").tempfile().unwrap();
         let frames = Frames::new(Array4::zeros((9, 48, 70, 3))).unwrap();
         let options = Mp4Options { encoder: EncoderChoice::Embedded, ..Mp4Options::default() };

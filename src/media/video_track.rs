@@ -26,6 +26,8 @@ pub(super) struct VideoTrack {
     is_interlaced: bool,
     /// Rotation in degrees that a player applies.
     turned: f64,
+    /// Whether the file has an audio track.
+    pub(super) has_sound: bool,
     pub(super) timing: Timing,
 }
 
@@ -70,19 +72,19 @@ impl VideoTrack {
     /// Selects the track to read from ffmpeg's report.
     fn choose(list: &str) -> Option<Self> {
         let mut tracks: Vec<VideoTrack> = Vec::new();
-        let mut is_own = false;
+        let (mut is_own, mut has_sound) = (false, false);
         for line in list.lines().map(str::trim_start) {
             if line.starts_with(TRACK) {
                 let track = VideoTrack::parse(line);
                 is_own = track.is_some();
+                has_sound |= line.split_once(": ").is_some_and(|(_, form)| form.starts_with("Audio: "));
                 tracks.extend(track);
-            } else if let (true, Some(angle)) = (is_own, line.strip_prefix("displaymatrix: rotation of "))
-                && let (Some(track), Some(angle)) = (tracks.last_mut(), angle.split_whitespace().next())
-            {
-                track.turned = angle.parse().unwrap_or(0.0);
+            } else if let (true, Some(angle), Some(track)) = (is_own, rotation(line), tracks.last_mut()) {
+                track.turned = angle;
             }
         }
-        tracks.iter().find(|track| track.is_default).or(tracks.first()).cloned()
+        let chosen = tracks.iter().find(|track| track.is_default).or(tracks.first())?;
+        Some(VideoTrack { has_sound, ..chosen.clone() })
     }
 
     /// Parses a line such as `Stream #0:0[0x1](und): Video: h264 (High) (avc1 / 0x31637661), yuv420p(tv, bt709,
@@ -112,6 +114,7 @@ impl VideoTrack {
             hdr: HDR.iter().find(|(own, _)| form.contains(own)).map(|(_, name)| *name),
             is_interlaced: [" first)", " first,", " first (swapped)"].iter().any(|order| form.contains(order)),
             turned: 0.0,
+            has_sound: false,
             timing: Timing {
                 rates: [" fps", " tbr"].iter().filter_map(|unit| number(unit)).collect(),
                 tick: number(" tbn").map(f64::recip),
@@ -121,11 +124,8 @@ impl VideoTrack {
 
     /// Returns why the video must be converted first although ffmpeg can decode it, with the command that converts it.
     pub(super) fn fault(&self) -> Option<String> {
-        if let Some([width, height]) = self.pixel.filter(|[w, h]| (w / h - 1.0).abs() > SQUARE) {
-            return Some(format!(
-                "the pixels are not square but {width}:{height}; scale the video first, e.g. ffmpeg -i IN -vf \
-                 \"scale=trunc(iw*sar/2)*2:ih,setsar=1\" OUT.mp4"
-            ));
+        if let Some(fault) = self.pixel.and_then(|sides| pixel_fault(sides, "video", "OUT.mp4")) {
+            return Some(fault);
         }
         if let Some(name) = self.hdr {
             return Some(format!("the video is HDR ({name}), but the models use SDR; {SDR_ADVICE}"));
@@ -139,6 +139,12 @@ impl VideoTrack {
         })
     }
 
+    /// Returns why an image must be converted first although ffmpeg can decode it.
+    pub(super) fn image_fault(&self) -> Option<String> {
+        let pixel = self.pixel.and_then(|sides| pixel_fault(sides, "image", "OUT.png"));
+        pixel.or(self.hdr.map(|_| HDR_IMAGE.into()))
+    }
+
     /// Returns a warning about frames that are used as decoded but may not look as intended.
     pub(super) fn warning(&self) -> Option<&'static str> {
         self.is_interlaced.then_some(
@@ -147,6 +153,26 @@ impl VideoTrack {
     }
 }
 
+/// Returns why a video or an image with these pixel sides (width, height) must be scaled first. `None`: they are square.
+pub(super) fn pixel_fault([width, height]: [f64; 2], what: &str, output: &str) -> Option<String> {
+    ((width / height - 1.0).abs() > SQUARE).then(|| {
+        format!(
+            "the pixels are not square but {width}:{height}; scale the {what} first, e.g. ffmpeg -i IN -vf \
+             \"scale=trunc(iw*sar/2)*2:ih,setsar=1\" {output}"
+        )
+    })
+}
+
+/// Parses the line of a display matrix: `displaymatrix: rotation of -90.00 degrees` in ffmpeg 5, `Display Matrix: …` in
+/// later versions.
+fn rotation(line: &str) -> Option<f64> {
+    let line = line.to_ascii_lowercase();
+    let angle = ["displaymatrix", "display matrix"].iter().find_map(|name| line.strip_prefix(name))?;
+    angle.strip_prefix(": rotation of ")?.split_whitespace().next()?.parse().ok()
+}
+
+/// Why an HDR image cannot be used.
+pub(super) const HDR_IMAGE: &str = "the image is HDR, but the models use SDR; export it as SDR, e.g. to PNG";
 const SDR_ADVICE: &str = "convert it first, e.g. ffmpeg -i IN -vf zscale=t=linear:npl=100,format=gbrpf32le,zscale=p=bt709,\
                         tonemap=hable,zscale=t=bt709:m=bt709:r=tv,format=yuv420p OUT.mp4";
 
@@ -177,6 +203,10 @@ mod tests {
                 "h264, yuv420p, 96x64\n    Side data:\n      displaymatrix: rotation of -28.65 degrees",
                 "rotated by -28.65",
             ),
+            (
+                "h264, yuv420p, 96x64\n      Side data:\n        Display Matrix: rotation of 45.00 degrees",
+                "rotated by 45",
+            ),
         ] {
             let fault = track(form).fault().unwrap();
             assert!(fault.contains(why) && fault.contains("ffmpeg -i IN"), "{fault}");
@@ -204,6 +234,13 @@ mod tests {
         assert_eq!(chosen(&[("Video", ""), ("Video", " (default)")]), Some(1));
         assert_eq!(chosen(&[("Video", " (default) (attached pic)"), ("Video", "")]), Some(1));
         assert_eq!(chosen(&[("Video", " (attached pic)"), ("Audio", "")]), None);
+        let sounds = |kind: &str| {
+            let title = "      title           : Stream #0:7: Audio: x";
+            VideoTrack::choose(&format!(
+                "  Stream #0:0(eng): Video: h264, 96x64\n{title}\n  Stream #0:1[0x2]: {kind}: x\n"
+            ))
+        };
+        assert_eq!(["Audio", "Data"].map(|kind| sounds(kind).unwrap().has_sound), [true, false]);
         assert_eq!(VideoTrack::choose("a.txt: Invalid data found when processing input"), None);
         assert_eq!(VideoTrack::choose("  Stream #0:0: Video: none, 96x64, 24 fps"), None);
     }

@@ -50,6 +50,7 @@ impl Runner {
                 each(self.restored_clips(kept, &own[0]))?;
                 continue;
             }
+            failpoint::reach("clip", at + 1);
             failpoint::fail("clip", at + 1).map_err(|e| PipelineError::Input(e.to_string()))?;
             // The frames can only be encoded after they are blended with those of the adjacent clips.
             let options = RunOptions { encode: None, saving, ..options.clone() };

@@ -21,19 +21,16 @@ use crate::weights::Checkpoint;
 /// Tensor name of the audio latents in a dump file.
 const AUDIO_LATENTS: &str = "latents.audio";
 
-/// Checks that the file of a condition can be used. Does not check the input video and audio, which have already been
-/// read.
-pub(crate) fn check(condition: &Condition) -> Result<()> {
+/// Checks that the file of a condition can be used, by decoding the same part of it as the run. Does not check the input
+/// video and audio, which have already been read.
+pub(crate) fn check(condition: &Condition, request: &Request) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
         Content::Reference { path, mask } => {
-            let needed = condition.reference_grid().ok_or_else(|| no_grid(path))?.source_frames();
-            let frames = |path: &Path| Ok::<_, PipelineError>(media::probe_clip(path, Path::new("ffmpeg"))?.frames);
-            match frames(path)? {
-                have if have < needed => Err(too_short(path, have, needed)),
-                _ => mask.iter().try_for_each(|path| frames(path).map(drop)),
-            }
+            let grid = condition.reference_grid().ok_or_else(|| no_grid(path))?;
+            reference_frames(path, grid)?;
+            mask.iter().try_for_each(|path| mask_frames(path, request).map(drop))
         }
         Content::Sound { .. }
         | Content::Video(_)
@@ -60,6 +57,11 @@ fn reference_frames(path: &Path, grid: &ReferenceGrid) -> Result<Frames> {
         return Err(too_short(path, all.count(), needed));
     }
     Ok(all.select((0..grid.frames).map(|i| grid.frame(i))))
+}
+
+/// Reads the frames of a reference video's mask.
+fn mask_frames(path: &Path, request: &Request) -> Result<Frames> {
+    Ok(media::read_first_frames(path, Path::new("ffmpeg"), request.num_frames)?)
 }
 
 /// Reads un-normalised audio latents `[1, C, L, M]` from a dump file.
@@ -125,7 +127,7 @@ fn attention_weights(condition: &Condition, latents: &VideoShape, request: &Requ
     let Content::Reference { mask: Some(path), .. } = &condition.content else {
         return Ok(Some(vec![grid.attention; latents.frames * latents.height * latents.width]));
     };
-    let mask = media::read_first_frames(path, Path::new("ffmpeg"), request.num_frames)?;
+    let mask = mask_frames(path, request)?;
     let group = config::mask_group(mask.count(), latents.frames);
     let group = group.map_err(|reason| PipelineError::File { path: path.clone(), reason })?;
     let weights = weights_by_place(&mask, group, [request.height, request.width], latents);

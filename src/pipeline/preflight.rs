@@ -236,7 +236,7 @@ pub(crate) fn check_input_files(requests: &[Request]) -> Result<()> {
                 _ => "request.video",
             };
             let given = |error| PipelineError::Given { key, source: Box::new(error) };
-            condition_encoder::check(condition).map_err(given)?;
+            condition_encoder::check(condition, request).map_err(given)?;
         }
     }
     Ok(())

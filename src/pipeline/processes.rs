@@ -12,27 +12,21 @@ use serde_json::{Value, json};
 use super::differences::difference;
 use super::error::PipelineError;
 use super::options::GenerateOptions;
-use crate::config::{Config, Job};
+use crate::config::{Config, Job, MODEL_PATHS};
 use crate::interrupts;
 use crate::pjrt::end_process;
 use crate::runtime::processes::{Group, Launch, LaunchOptions, Timeouts};
 use crate::temporaries;
 
-/// Config keys whose values may differ between processes: paths on their hosts, process ids and addresses.
-const OWN: [&str; 12] = [
-    "/output",
-    "/runtime/distributed",
-    "/runtime/visible_devices",
-    "/runtime/compile_cache",
-    "/runtime/watchdog",
-    "/model/path",
-    "/model/text_encoder",
-    "/model/tokenizer",
-    "/model/vae",
-    "/model/audio_vae",
-    "/model/vocoder",
-    "/model/upsampler",
-];
+/// Config keys whose values may differ between processes, besides the [`MODEL_PATHS`]: paths on their hosts, process ids
+/// and addresses.
+const OWN: [&str; 5] =
+    ["/output", "/runtime/distributed", "/runtime/visible_devices", "/runtime/compile_cache", "/runtime/watchdog"];
+
+/// Returns the JSON pointers of all config keys whose values may differ between processes.
+fn own_keys() -> impl Iterator<Item = String> {
+    OWN.into_iter().map(String::from).chain(MODEL_PATHS.iter().map(|key| format!("/model/{key}")))
+}
 
 /// Maximum time that an interrupted process waits until the other processes are notified.
 const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
@@ -112,7 +106,7 @@ pub(crate) fn compare(group: &Group, config: &Config, options: &GenerateOptions)
         "dump_steps": options.dump_steps,
         "progress_every": options.progress_every,
     });
-    for key in OWN {
+    for key in own_keys() {
         if let Some(value) = own.pointer_mut(&format!("/config{key}")) {
             *value = Value::Null;
         }
@@ -153,6 +147,8 @@ mod tests {
     #[test]
     fn keys_that_may_differ_exist_in_the_schema() {
         let config = serde_json::to_value(Config::default()).unwrap();
-        assert!(OWN.iter().all(|key| config.pointer(key).is_some()));
+        for key in own_keys() {
+            assert!(config.pointer(&key).is_some(), "{key}");
+        }
     }
 }

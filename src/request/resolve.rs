@@ -203,7 +203,7 @@ fn positions(config: &Config) -> DType {
     }
 }
 
-/// Returns the scales at all noise levels, which determine the streams that STG perturbs. As in Lightricks' code, a
+/// Returns the guidance scales at all noise levels. They determine the streams that STG perturbs. As in Lightricks' code, a
 /// stream that a retake keeps is also perturbed if its own STG scale is not 0; other input streams are not perturbed.
 fn perturbing_scales(config: &Config, roles: Av<StreamRole>) -> Av<Vec<Scales>> {
     let roles = if config.pipeline == Pipeline::Retake { Av::default() } else { roles };

@@ -96,8 +96,8 @@ fn generated_keyframes_are_tokens_of_first_pass_only() {
     assert!(why.contains("conditioning.generated_keyframes = 2: this transformer has no marker"), "{why}");
 }
 
-/// Reference videos are unmarked tokens of the first pass only, also in LTX-2.5. With explicit scales and lengths, no
-/// file is read.
+/// The tokens of reference videos are appended in the first pass only, without the keyframe marker of LTX-2.5. If their
+/// downscale factors and frame counts are set, no file is read.
 #[test]
 fn reference_videos_are_tokens_of_first_pass_only() {
     let marks = sizes(&json!({"ff_bias": false, "use_keyframes_abs_pos_embedding": true}));

@@ -230,7 +230,7 @@ impl Job {
         if matches!(self.part, Part::View(..)) { 2 * self.bytes } else { self.staged() }
     }
 
-    /// Number of pieces that this job writes to a shard's array.
+    /// Returns the number of pieces that this job writes to a shard's array.
     fn pieces(&self, shard: &Shard, outer: usize) -> usize {
         match &self.part {
             Part::Rows(rows, _) => usize::from(!rows_of_shard(rows, shard, outer).is_empty()),

@@ -11,7 +11,7 @@ use crate::defaults::with_defaults;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleKind {
-    /// Uniform steps, then the shift of `sampler.sigma_shift`.
+    /// Uniformly spaced sigmas, shifted for the token count that `sampler.sigma_shift` selects.
     #[default]
     Ltx2,
     /// Quantiles of a beta distribution, dense at both ends.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use image::{ImageFormat, ImageReader};
+use image::ImageReader;
 
 use super::descriptors::{busy, is_exhausted};
 use super::error::ApiError;
@@ -17,7 +17,8 @@ const MAX_IMAGE_BYTES: u64 = 16 << 20;
 const MAX_IMAGE_PIXELS: u64 = 40_000_000;
 /// Minimum length of an image's shorter side in pixels.
 const MIN_IMAGE_SIDE: u64 = 2;
-/// Maximum total size of a video's decoded frames in bytes. All frames are in memory at once.
+/// Maximum total size of a video's decoded frames in bytes, on a host with enough memory. All frames are in memory at
+/// once.
 const MAX_VIDEO_BYTES: u64 = 2 << 30;
 const MAX_VIDEO_PIXELS: u64 = 40_000_000;
 /// How many seconds of audio after the start offset are decoded before a job is accepted.
@@ -30,6 +31,8 @@ pub struct Inputs {
     folder: PathBuf,
     decoders: Gate,
     decode_video: fn(&Path) -> media::Result<ClipInfo>,
+    /// Returns the maximum total size of a video's decoded frames in bytes.
+    video_limit: fn() -> u64,
 }
 
 impl Inputs {
@@ -40,7 +43,9 @@ impl Inputs {
     pub fn open(folder: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&folder)?;
         let decode_video = |file: &Path| media::decode_upload(file, Path::new("ffmpeg"), MAX_VIDEO_PIXELS);
-        Ok(Inputs { folder, decoders: Gate::of(DECODERS), decode_video })
+        // A job reads the frames within the memory limit of this host.
+        let video_limit = || MAX_VIDEO_BYTES.min(media::frame_memory_limit());
+        Ok(Inputs { folder, decoders: Gate::of(DECODERS), decode_video, video_limit })
     }
 
     /// Makes the store accept videos by their headers without decoding them, for tests on hosts without ffmpeg.
@@ -106,6 +111,10 @@ impl Inputs {
     /// # Errors
     /// Returns `invalid_video` for `field`.
     pub fn check_video_audio(&self, field: &str, file: &Path) -> Result<(), ApiError> {
+        // Formats without audio, such as GIF, are not among those from which audio is read.
+        if media::has_sound(file, Path::new("ffmpeg")).is_ok_and(|has_sound| !has_sound) {
+            return Ok(());
+        }
         let fault = |why: &str| ApiError::field("invalid_video", field, format!("{field}: {}", one_line(why)));
         self.decoded_audio_seconds(file, 0.0).map(drop).map_err(|why| fault(&format!("audio track: {why}")))
     }
@@ -144,7 +153,7 @@ impl Inputs {
             _ => fault("cannot decode the video: it is damaged or not a video; convert it, e.g. ffmpeg -i IN OUT.mp4"),
         })?;
         let bytes = [info.width, info.height, info.frames].iter().fold(3u64, |all, n| all.saturating_mul(*n as u64));
-        if bytes > MAX_VIDEO_BYTES {
+        if bytes > (self.video_limit)() {
             let (w, h, n) = (info.width, info.height, info.frames);
             return Err(fault(&format!(
                 "{n} frames of {w}x{h} exceed the server's limit for decoded video; use a smaller or shorter video"
@@ -202,14 +211,12 @@ fn check_image(field: &str, mut file: BufReader<File>) -> Result<(), ApiError> {
         let why = format!("{field}: the image has {bytes} bytes; the maximum is {MAX_IMAGE_BYTES} bytes");
         return Err(ApiError::field("image_too_large", field, why));
     }
-    let is_other = ImageKind::of(file.fill_buf().map_err(|e| unkept(&e))?).is_some();
-    let reader = ImageReader::new(file).with_guessed_format().map_err(|e| unkept(&e))?;
-    if !matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Jpeg | ImageFormat::WebP)) {
-        let none = "unsupported image format; use PNG, JPEG, WebP, HEIC, AVIF, GIF, BMP or TIFF, or convert it, e.g. ffmpeg -i IN OUT.png";
-        return if is_other { Ok(()) } else { Err(invalid(none.into())) };
-    }
-    let (width, height) = reader.into_dimensions().map_err(|error| invalid(error.to_string()))?;
-    check_image_size(field, width.into(), height.into())
+    let kind = ImageKind::of(file.fill_buf().map_err(|e| unkept(&e))?);
+    let none = "unsupported image format; use PNG, JPEG, WebP, HEIC, AVIF, GIF, BMP or TIFF, or convert it, e.g. ffmpeg -i IN OUT.png";
+    let kind = kind.ok_or_else(|| invalid(none.into()))?;
+    // Other formats, and files that the built-in decoders cannot read, are decoded with a limit on the number of pixels.
+    let size = kind.builtin().and_then(|format| ImageReader::with_format(file, format).into_dimensions().ok());
+    size.map_or(Ok(()), |(width, height)| check_image_size(field, width.into(), height.into()))
 }
 
 fn check_image_size(field: &str, width: u64, height: u64) -> Result<(), ApiError> {
@@ -275,10 +282,25 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
-    use ndarray::Array2;
+    use ndarray::{Array2, Array4};
 
     use super::*;
-    use crate::media::{Audio, WavFormat, write_wav};
+    use crate::media::{Audio, EncoderChoice, Frames, Mp4Options, WavFormat, write_mp4, write_wav};
+
+    #[test]
+    fn video_exceeding_free_memory_is_rejected_when_uploaded() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let inputs = Inputs::open(folder.path().join("inputs")).expect("a folder").accepting_headers();
+        let file = folder.path().join("a.mp4");
+        let frames = Frames::new(Array4::zeros((9, 48, 64, 3))).expect("frames");
+        let options = Mp4Options { encoder: EncoderChoice::Embedded, ..Mp4Options::default() };
+        write_mp4(&file, &frames, 24.0, None, &options).expect("written");
+        assert!(inputs.keep_video("video", &file).is_ok());
+        let inputs = Inputs { video_limit: || 9 * 48 * 64 * 3 - 1, ..inputs };
+        let error = inputs.keep_video("video", &file).expect_err("too large");
+        assert_eq!((error.code, error.param.as_deref()), ("invalid_video", Some("video")));
+        assert!(error.message.contains("9 frames of 64x48 exceed the server's limit"), "{error:?}");
+    }
 
     /// The sample rate in the header is checked before any audio is decoded.
     #[test]

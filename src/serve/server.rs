@@ -290,7 +290,8 @@ fn open_app(loaded: Loaded, options: &Options, opened: Opened) -> Result<App, St
     let store: Arc<dyn JobStore> = Arc::new(ObservedStore::new(Arc::new(files), Arc::clone(&pulse)));
     let jobs = Jobs::open(Arc::clone(&store), serve.clone()).map_err(StartError::io("cannot load the stored jobs"))?;
     let ids = Ids::behind(jobs.last_id().as_ref());
-    let inputs = Arc::new(Inputs::open(inputs).map_err(StartError::io("cannot open the folder of input files"))?);
+    let failed = StartError::io(format!("cannot create the folder of input files {}", inputs.display()));
+    let inputs = Arc::new(Inputs::open(inputs).map_err(failed)?);
     let fields = Arc::new(Fields::new(loaded.clone(), inputs, ids));
     let [bodies, entries] = App::places(&serve);
     Ok(App {

@@ -40,7 +40,7 @@ pub(crate) fn diagnosis_text(diagnosis: &Diagnosis, only: Option<usize>) -> Stri
     }
     out.push_str("\nsingle-rule changes, each compiled:\n");
     if diagnosis.suggestions.is_empty() {
-        let _ = writeln!(out, "no change gains {:.0} % of the step or more", MIN_GAIN * 100.0);
+        let _ = writeln!(out, "no change shortens the step by {:.0} % or more", MIN_GAIN * 100.0);
     }
     for (n, suggestion) in diagnosis.suggestions.iter().enumerate() {
         out.push_str(&one(n + 1, suggestion, base));

@@ -72,7 +72,7 @@ fn suggestions(group: &Group) -> String {
         Ok(diagnosis) => suggestion_lines(diagnosis),
         Err(why) => vec![format!("diagnosis failed: {why}")],
     };
-    let none = || vec![format!("no single-rule change gains {:.0} % of the step or more", MIN_GAIN * 100.0)];
+    let none = || vec![format!("no change of a single rule shortens the step by {:.0} % or more", MIN_GAIN * 100.0)];
     let lines = if lines.is_empty() { none() } else { lines };
     let list: String = lines.iter().map(|line| format!("- {}\n", escaped_line(line))).collect();
     format!("\n## Suggestions: {}\n\n{list}", escaped_line(&group.name_of(&diagnosed.label)))

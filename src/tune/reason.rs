@@ -121,6 +121,27 @@ mod tests {
         }
     }
 
+    /// The table of reasons in the guide has the words that are printed.
+    #[test]
+    fn each_reason_is_in_the_tuning_guide() {
+        let guide = include_str!("../../docs/guides/tuning.md");
+        let text = String::new;
+        let all = [
+            Reason::FsdpSharded,
+            Reason::Contracting { axis: text() },
+            Reason::ShardingMismatch { moved: text(), other: text() },
+            Reason::ContextParallel,
+            Reason::Reduction,
+            Reason::Padding { note: text() },
+            Reason::RequiresReplicated { axis: text() },
+            Reason::Unknown,
+        ];
+        for reason in all.map(|reason| reason.to_string()) {
+            let start = reason.split([',', ':']).next().unwrap().replace("  replicated", "");
+            assert!(guide.contains(&format!("| {start} |")), "{start}");
+        }
+    }
+
     #[test]
     fn each_reason_is_inferred() {
         let weight = placement("blocks/ff/proj", Role::Parameter, &[Axis::Mlp, Axis::Embed], &[&[], &["context"]]);

@@ -26,10 +26,7 @@ pub(super) fn config(s: Section) -> Result<Value, WeightsError> {
     let upsamples: Vec<Upsample> = serde_json::from_value(Value::Array(list("upsamples", default)?))
         .map_err(|e| d.error("upsamples", format!("is not a list of strides and reductions: {e}")))?;
     if let Some(width) = d.get("stage5_channels").filter(|width| Some(*width) != channels.last()) {
-        return Err(d.error(
-            "stage5_channels",
-            format!("is {width}, but only the value of the last entry of stage_channels is supported"),
-        ));
+        return Err(d.error("stage5_channels", format!("is {width}, but must equal the last entry of stage_channels")));
     }
     let patch = d.or("patch_size", 4);
     let side = patch.as_u64().ok_or_else(|| d.error("patch_size", format!("is {patch}, not a whole number")))?;

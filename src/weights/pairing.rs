@@ -117,12 +117,12 @@ impl Transformer {
         }
     }
 
-    /// Returns a warning if the model is LTX-2.5, because a file without the version field `lacks` may belong to
-    /// another model version although its shapes match. `part`: what the file contains.
-    pub(super) fn unverified(&self, path: &Path, part: &str, lacks: &str) -> Option<String> {
+    /// Returns a warning for LTX-2.5 models: the file at `path` has no version field, so it may belong to another model
+    /// version even though its shapes match. `part`: what the file contains. `field`: name of the missing field.
+    pub(super) fn unverified(&self, path: &Path, part: &str, field: &str) -> Option<String> {
         (self.version == Version::V2_5).then(|| {
             format!(
-                "{}: {part} without `{lacks}` cannot be verified as LTX-2.5's; a file for another model would load but \
+                "{}: {part} without `{field}` cannot be verified as LTX-2.5's; a file for another model would load but \
                  generate noise",
                 path.display()
             )

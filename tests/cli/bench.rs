@@ -212,7 +212,7 @@ fn video_is_generated_without_model_files() {
     assert_ne!(sidecar_of_other["model"]["fingerprint"], sidecar["model"]["fingerprint"]);
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn component_runs_without_model_files() {
     let dir = tempfile::tempdir().expect("a folder");
     let mel = Tensor::F32(ndarray::ArrayD::from_elem(vec![1, 2, 5, 64], 0.5));
@@ -257,7 +257,7 @@ fn assert_parts_add_up(run: &Value) {
     assert!(all <= last && (all > 0.9 * last || !full()), "{all} of {last}");
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn bench_times_all_programs_and_compares_with_baseline() {
     let dir = tempfile::tempdir().expect("a folder");
     let bench = |more: &[&str]| ltx2(dir.path(), &[&["bench", "-c", support::tiny()], more].concat());

@@ -38,7 +38,9 @@ impl Folder {
         let own = support::ltx2();
         let mut words = before.iter().copied().chain([own.get_program()]);
         let mut run = Command::new(words.next().expect("a program"));
-        run.args(words).envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        // The commands before it are found on the PATH.
+        let variables = own.get_envs().filter(|(name, _)| *name != "PATH");
+        run.args(words).envs(variables.filter_map(|(name, value)| Some((name, value?))));
         run.args(["generate", "-c", support::tiny(), "-o"]).arg(out).args(more).env("TMPDIR", self.path("tmp"));
         run
     }

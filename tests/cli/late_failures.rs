@@ -78,7 +78,7 @@ fn failed_chain_outputs_keep_latents_clips_and_sidecar() {
 fn failed_chain_encoder_keeps_earlier_frames() {
     let folder = Folder::new();
     let mut run = chain(&folder, &[]);
-    let error = error(1, run.env("PATH", folder.path("no programs")).env("LTX2_FAILPOINT", "fail encode 8"));
+    let error = error(1, run.env("LTX2_FAILPOINT", "fail encode 8"));
     assert!(error.contains("the embedded H.264 encoder failed: failure injected by LTX2_FAILPOINT"), "{error}");
     assert_eq!(frames_of(&place(&error, "the first 8 frames with their audio are").display().to_string()), 8);
     let sound = read_wav(place(&error, "the audio is")).expect("a WAV");
@@ -95,8 +95,8 @@ fn failed_chain_ffmpeg_keeps_last_frames_as_tensors() {
     let folder = Folder::new();
     let (programs, ffmpeg) = (folder.path("programs"), folder.path("programs/ffmpeg"));
     fs::create_dir(&programs).expect("a folder");
-    let script = "#!/bin/sh\ncase \"$2\" in\n-encoders) printf ' V..... libx264 x\\n A..... aac x\\n' ;;\n\
-                  -version) echo 'ffmpeg version 0' ;;\n*) cat > /dev/null; echo 'out of order' >&2; exit 1 ;;\nesac\n";
+    let script = "#!/bin/sh\ncase \"$1\" in\n-encoders) printf ' V..... libx264 x\\n A..... aac x\\n' ;;\n\
+                  *) cat > /dev/null; echo 'out of order' >&2; exit 1 ;;\nesac\n";
     fs::write(&ffmpeg, script).expect("written");
     fs::set_permissions(&ffmpeg, fs::Permissions::from_mode(0o755)).expect("a program");
     let path = std::env::var("PATH").map(|path| format!("{}:{path}", programs.display())).expect("a PATH");

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use ltx2::media::{Frames, write_png_frames};
 use ndarray::Array4;
@@ -139,6 +139,36 @@ fn invalid_references_are_rejected() {
         mask.contains("four") && mask.contains("a mask with 4 frames does not match the reference's 3 latent"),
         "{mask}"
     );
+}
+
+/// The header of these files does not reveal why they cannot be used.
+#[needs(cpu, ffmpeg)]
+fn undecodable_references_are_rejected_before_the_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let made = |name: &str, frames: &str, how: &[&str]| {
+        let path = folder.path().join(name);
+        let source = ["-y", "-f", "lavfi", "-i", "testsrc2=size=96x64:rate=24", "-frames:v", frames];
+        let mut ffmpeg = Command::new("ffmpeg");
+        let run = ffmpeg.args(["-v", "error"]).args(source).args(how).arg(&path).output().expect("ffmpeg starts");
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        path
+    };
+    let colours = "log-level=none:colorprim=bt2020:transfer=smpte2084:colormatrix=bt2020nc";
+    let hdr = made("hdr.mp4", "9", &["-c:v", "libx265", "-pix_fmt", "yuv420p10le", "-x265-params", colours]);
+    let cut = made("cut.mp4", "49", &["-c:v", "mpeg4", "-g", "4", "-movflags", "+faststart"]);
+    let whole = fs::read(&cut).expect("bytes");
+    fs::write(&cut, &whole[..whole.len() * 2 / 3]).expect("written");
+    let good = video(&folder.path().join("good"), (49, 32, 32));
+    for (path, frames, why) in [(&hdr, "9", "HDR (PQ)"), (&cut, "49", "ffmpeg -i IN OUT.mp4")] {
+        let path = path.to_str().expect("UTF-8");
+        let masked = format!("request.reference_videos=[{{path: {good}, attention_mask: {path}}}]");
+        for given in [["--reference-video", path], ["--set", &masked]] {
+            for dry in [&["--dry-run"][..], &[]] {
+                let error = fails(2, &[&ONE_STAGE[..], &["--num-frames", frames], &given, dry].concat());
+                assert!(error.contains(path) && error.contains(why), "{error}");
+            }
+        }
+    }
 }
 
 #[needs(nothing)]

@@ -152,7 +152,7 @@ fn sizes_and_batch_sizes_are_compared() {
 }
 
 /// Runs the commands of the tuning guide on two CPU devices with the toy model.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn search_accepts_custom_chip_and_layout() {
     let settings = format!(
         " -c nano_2_0 --set model.path=nano --set request.width=64 --set request.height=96 --set request.num_frames=9 \

@@ -249,7 +249,7 @@ fn invalid_experiment_file_gives_one_error_line() {
 
 /// Runs `why` on a small model: it lists the rules with reasons, and its first suggestion removes the known flaw of the
 /// layout `before-385`.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn first_suggestion_is_compiled_and_reduces_cost() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();

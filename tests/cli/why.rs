@@ -119,7 +119,7 @@ fn check(planted: &Planted) -> Option<String> {
     (!change.starts_with(planted.undone)).then(|| format!("{}: the first suggestion is {change}", planted.name))
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn first_suggestion_removes_misplaced_rule() {
     assert_eq!(check(&all()[2]), None);
 }

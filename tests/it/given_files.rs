@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ltx2::media::{Frames, probe_clip, read_clip, read_first_frames, read_image};
+use ltx2::media::{Clip, ClipPart, Frames, probe_clip, read_clip, read_first_frames, read_image, read_png};
 
 use crate::support::needs;
 
@@ -85,6 +85,29 @@ fn frames_and_rates_match_ffmpeg_in_every_container() {
         let info = probe_clip(&path, Path::new(FFMPEG)).expect(name);
         assert_eq!((info.width, info.height, info.frames), (64, 48, frames.count()), "{name}");
         assert!((info.frame_rate.expect("a rate") - rate).abs() < 1e-9, "{name}: {info:?}");
+    }
+}
+
+/// These formats are not among those from which ffmpeg reads sound.
+#[needs(ffmpeg)]
+fn formats_without_sound_are_read_as_silent_videos() {
+    let files = Files::new();
+    for (name, how) in [
+        ("a.gif", &["-c:v", "gif"][..]),
+        ("a.y4m", &["-f", "yuv4mpegpipe"]),
+        ("a.ivf", &["-c:v", "libvpx"]),
+        ("a.apng", &["-f", "apng", "-plays", "0"]),
+        ("a.h264", &["-c:v", "libx264"]),
+        ("a.hevc", &["-c:v", "libx265", "-x265-params", "log-level=none"]),
+        ("a.mjpeg", &["-c:v", "mjpeg"]),
+        ("a.m1v", &["-c:v", "mpeg1video"]),
+        ("a.m2v", &["-c:v", "mpeg2video"]),
+        ("a.m4v", &["-c:v", "mpeg4", "-f", "m4v"]),
+    ] {
+        let path = files.of_source(name, &[&["-frames:v", "9"], how].concat());
+        let clip = Clip::read(&path, Path::new(FFMPEG), ClipPart::default()).expect(name);
+        assert!(bytes(&clip.frames) == decoded(&path, "0:v:0"), "{name}: other frames");
+        assert_eq!((clip.frames.count(), clip.sound), (9, None), "{name}");
     }
 }
 
@@ -234,5 +257,100 @@ fn images_decoded_by_ffmpeg_match_its_pixels() {
         let path = files.of_source(name, &[&["-frames:v", "3"], how].concat());
         let first = decoded(&path, "0:v:0")[..64 * 48 * 3].to_vec();
         assert!(bytes(&read_image(&path).expect(name)) == first, "{name}: other pixels");
+    }
+}
+
+/// The built-in decoder does not support lossless JPEG, and has no decoder for the other formats.
+#[needs(ffmpeg)]
+fn image_kinds_without_a_builtin_decoder_match_ffmpeg() {
+    let files = Files::new();
+    for (name, how) in [
+        ("lossless.jpg", &["-c:v", "ljpeg", "-pix_fmt", "yuvj444p", "-f", "image2"][..]),
+        ("a.ppm", &[]),
+        ("deep.ppm", &["-pix_fmt", "rgb48be"]),
+        ("a.pgm", &["-pix_fmt", "gray"]),
+        ("a.pbm", &["-pix_fmt", "monob"]),
+        ("a.pam", &["-pix_fmt", "rgb24"]),
+        ("a.qoi", &[]),
+    ] {
+        let path = files.of_source(name, &[&["-frames:v", "1"], how].concat());
+        // The name does not matter.
+        let renamed = files.path("image");
+        fs::copy(&path, &renamed).expect("copied");
+        let image = read_image(&renamed).expect(name);
+        assert!(bytes(&image) == decoded(&path, "0:v:0"), "{name}: other pixels");
+    }
+    // Neither decoder reads the file.
+    let png = fs::read(files.of_source("a.png", &["-frames:v", "1"])).expect("bytes");
+    for (name, bytes) in [
+        ("cut.png", png[..png.len() / 2].to_vec()),
+        ("hole.png", [&png[..png.len() / 2], &[0x55; 100], &png[png.len() / 2 + 100..]].concat()),
+    ] {
+        fs::write(files.path(name), bytes).expect("written");
+        let error = read_image(&files.path(name)).expect_err(name).to_string();
+        assert!(error.contains(name) && error.contains(", and ffmpeg cannot decode the image: "), "{error}");
+        assert!(!error.contains('\n') && !error.contains(" @ 0x"), "{error}");
+    }
+    // A file list is never opened, whatever its name.
+    fs::write(files.path("list.png"), "ffconcat version 1.0\nfile a.png\n").expect("written");
+    let error = read_image(&files.path("list.png")).expect_err("a list").to_string();
+    assert!(error.contains("the format is not PNG"), "{error}");
+}
+
+/// The built-in decoder fills the missing parts without an error.
+#[needs(ffmpeg)]
+fn damaged_jpeg_is_rejected() {
+    let files = Files::new();
+    let source = ["-f", "lavfi", "-i", "mandelbrot=size=320x240", "-frames:v", "1", "-q:v", "2"];
+    let path = files.make("whole.jpg", &source);
+    let whole = fs::read(&path).expect("bytes");
+    let middle = whole.len() / 2;
+    for (name, bytes) in [
+        ("cut.jpg", [&whole[..whole.len() * 2 / 3], b"\xff\xd9"].concat()),
+        ("gap.jpg", [&whole[..middle], &whole[middle + 2000..]].concat()),
+        ("hole.jpg", [&whole[..middle], &[0x55; 3000], &whole[middle + 3000..]].concat()),
+    ] {
+        fs::write(files.path(name), bytes).expect("written");
+        let error = read_image(&files.path(name)).expect_err(name).to_string();
+        assert!(error.contains(name) && error.contains("the file is damaged or truncated ("), "{error}");
+        assert!(!error.contains('\n') && !error.contains(" @ 0x"), "{error}");
+    }
+    // Intact files of other kinds, and data after the image or damaged metadata before it.
+    let metadata = [&b"\xff\xd8\xff\xe1\0\x10Exif\0\0garbage!"[..], &whole[2..]].concat();
+    let video = fs::read(files.of_source("a.mp4", &["-frames:v", "9", "-c:v", "mpeg4"])).expect("bytes");
+    let intact = read_image(&path).expect("intact");
+    for (name, bytes) in [("motion.jpg", [&whole[..], &video].concat()), ("metadata.jpg", metadata)] {
+        fs::write(files.path(name), bytes).expect("written");
+        assert!(read_image(&files.path(name)).expect(name) == intact, "{name}: other pixels");
+    }
+    for name in ["progressive.jpg", "restart.jpg", "turned_6.jpg"] {
+        read_image(&Path::new("tests/fixtures/images").join(name)).expect(name);
+    }
+}
+
+#[needs(ffmpeg)]
+fn images_with_non_square_pixels_or_hdr_are_rejected() {
+    let files = Files::new();
+    for name in ["a.png", "a.jpg", "a.tiff", "a.gif"] {
+        let path = files.of_source(name, &["-frames:v", "1", "-vf", "setsar=4/3"]);
+        let error = read_image(&path).expect_err(name).to_string();
+        let said =
+            error.contains(name) && error.contains("the pixels are not square but ") && error.contains("OUT.png");
+        assert!(said, "{error}");
+        let near = files.of_source(&format!("near {name}"), &["-frames:v", "1", "-vf", "setsar=255/256"]);
+        assert_eq!(read_image(&near).expect(name).width(), 64, "{name}");
+    }
+    // The frames of a folder, too.
+    let error = read_png(&files.path("a.png")).expect_err("wide").to_string();
+    assert!(error.contains("the pixels are not square but 4:3"), "{error}");
+    let plain = fs::read(files.of_source("sdr.png", &["-frames:v", "1"])).expect("bytes");
+    let chunk = b"\0\0\0\x04cICP\x09\x10\0\x01\x4d\x23\x23\xfe";
+    fs::write(files.path("pq.png"), [&plain[..33], chunk, &plain[33..]].concat()).expect("written");
+    let colours = ["-color_primaries", "bt2020", "-colorspace", "bt2020nc", "-color_trc", "smpte2084"];
+    let still = ["-frames:v", "1", "-c:v", "libaom-av1", "-still-picture", "1", "-cpu-used", "8"];
+    files.of_source("pq.avif", &[&still[..], &colours].concat());
+    for name in ["pq.png", "pq.avif"] {
+        let error = read_image(&files.path(name)).expect_err(name).to_string();
+        assert!(error.contains(name) && error.contains("the image is HDR"), "{error}");
     }
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use ltx2::media::{Audio, read_sound, read_sound_from, read_wav};
 
@@ -132,6 +133,94 @@ fn audio_of_h265_mp4_is_read() {
     files.check("both.mp4");
     ffmpeg(&["-i", &files.at("both.mp4"), "-an", "-c:v", "copy", &files.at("silent.mp4")]);
     assert_eq!(read_sound(&files.path("silent.mp4"), Path::new("ffmpeg"), None).expect("read"), None);
+}
+
+/// ffmpeg decodes the last packet completely, whatever the edit list states. The length must not depend on whether the
+/// built-in reader supports the video next to the sound.
+#[needs(ffmpeg)]
+fn mp4_sound_has_the_length_that_ffmpeg_decodes() {
+    let files = Files::new();
+    let aac = ["-c:a", "aac"];
+    for (name, how) in [
+        ("a.m4a", &aac[..]),
+        ("a.mov", &aac),
+        ("a.3gp", &aac),
+        ("a.mp4", &aac),
+        ("mp3.mp4", &["-c:a", "libmp3lame"]),
+        ("alac.m4a", &["-c:a", "alac"]),
+        ("pcm.mov", &["-c:a", "pcm_s16le"]),
+        ("mono.m4a", &["-c:a", "aac", "-ar", "22050", "-ac", "1"]),
+        ("fragments.mp4", &["-c:a", "aac", "-movflags", "frag_keyframe+empty_moov+delay_moov"]),
+    ] {
+        for seconds in ["0.3", "0.5108", "1"] {
+            files.encode(name, &[how, &["-t", seconds]].concat());
+            files.check(name);
+        }
+    }
+    // The edit list of a copied part ends within a packet.
+    ffmpeg(&["-ss", "0.2", "-i", &files.at("a.m4a"), "-t", "0.5", "-c", "copy", &files.at("part.m4a")]);
+    files.check("part.m4a");
+    files.encode("surround.m4a", &["-c:a", "aac", "-ac", "6"]);
+    ffmpeg(&["-i", &files.at("surround.m4a"), "-ac", "1", "-c:a", "pcm_f32le", &files.at("mixed.wav")]);
+    let mixed = read_wav(&files.path("mixed.wav")).expect("a WAV file");
+    assert_eq!(files.read("surround.m4a").len(), mixed.len());
+    let sounds = ["libx264", "libx265"].map(|codec| {
+        let name = format!("{codec}.mp4");
+        let video = ["-f", "lavfi", "-i", "testsrc=size=64x64:rate=24:duration=1.03", "-i", &files.at("source.wav")];
+        ffmpeg(&[&video[..], &["-c:v", codec, "-preset", "ultrafast", "-c:a", "aac", &files.at(&name)]].concat());
+        files.check(&name);
+        files.read(&name).len()
+    });
+    assert_eq!(sounds[0], sounds[1]);
+}
+
+/// Replaces the edit list of an MP4 whose `moov` box is at the end. Entries: length in milliseconds, start in samples.
+fn replace_edits(bytes: &mut Vec<u8>, entries: &[[i32; 2]]) {
+    let number = |at: usize, bytes: &[u8]| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+    let at = |name: &[u8], bytes: &[u8]| bytes.windows(4).rposition(|own| own == name).expect("a box") - 4;
+    let list = at(b"elst", bytes);
+    let old = number(list, bytes) as usize;
+    let entries: Vec<u8> =
+        entries.iter().flat_map(|[length, start]| [*length, *start, 1 << 16]).flat_map(i32::to_be_bytes).collect();
+    let count = entries.len() as u32 / 12;
+    let new =
+        [&(16 + entries.len() as u32).to_be_bytes()[..], b"elst\0\0\0\0", &count.to_be_bytes(), &entries].concat();
+    for name in [b"moov", b"trak", b"edts"] {
+        let place = at(name, bytes);
+        let size = number(place, bytes) + new.len() as u32 - old as u32;
+        bytes[place..place + 4].copy_from_slice(&size.to_be_bytes());
+    }
+    bytes.splice(list..list + old, new);
+}
+
+/// The built-in reader reads only the first segment.
+#[needs(ffmpeg)]
+fn all_segments_of_an_edit_list_are_read() {
+    let files = Files::new();
+    files.encode("plain.m4a", &["-c:a", "aac"]);
+    let list = |name: &str, entries: &[[i32; 2]]| {
+        files.change(name, "plain.m4a", |bytes| replace_edits(bytes, entries));
+        let warnings = tempfile::NamedTempFile::new().expect("a file");
+        let lines = tracing_subscriber::fmt().with_writer(Arc::new(warnings.reopen().expect("a file"))).finish();
+        let own = tracing::subscriber::with_default(lines, || {
+            read_sound(&files.path(name), Path::new(NO_FFMPEG), None).expect(name).expect("a sound").len()
+        });
+        (own, fs::read_to_string(warnings.path()).expect("a log").matches("segments, of which only the first").count())
+    };
+    for (name, entries) in [
+        ("two.m4a", &[[300, 1024], [400, 22000]][..]),
+        ("gap.m4a", &[[300, 1024], [200, -1], [400, 22000]]),
+        ("three.m4a", &[[200, 1024], [100, 30000], [300, 9000]]),
+    ] {
+        let (own, warnings) = list(name, entries);
+        files.check(name);
+        assert!(own < files.read(name).len() && warnings == 1, "{name}: {own} samples, {warnings} warnings");
+    }
+    for (name, entries) in [("short.m4a", [300, 1024]), ("late.m4a", [300, 22000]), ("start.m4a", [2000, 0])] {
+        let (own, warnings) = list(name, &[entries]);
+        files.check(name);
+        assert_eq!((own, warnings), (files.read(name).len(), 0), "{name}");
+    }
 }
 
 /// The part of a damaged file that ffmpeg decodes is used, and the damage is reported.

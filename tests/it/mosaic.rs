@@ -76,8 +76,8 @@ fn cases(dtype: DType) -> impl Iterator<Item = (usize, Case)> {
     SHAPES.iter().enumerate().map(of)
 }
 
-/// Number of multiplications above which a case takes a second; larger cases run only in the full test.
-const LARGE: usize = 40_000_000;
+/// Number of multiplications above which a case takes half a second; larger cases run only in the full test.
+const LARGE: usize = 10_000_000;
 
 /// Relative tolerance between the kernel and the definition.
 fn allowed(dtype: DType) -> f64 {

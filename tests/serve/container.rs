@@ -35,7 +35,7 @@ fn listed(target: &str) -> Vec<(String, String, String)> {
 
 /// The script runs all instructions of the Dockerfile in order, except those that only change the system in the image.
 #[needs(nothing)]
-fn script_runs_all_dockerfile_steps() {
+fn script_skips_only_system_steps_of_dockerfile() {
     for target in ["cpu", "cuda"] {
         let stages = ["build", "base", target];
         let wanted: Vec<(String, String)> = instructions()

@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use ltx2::serve::store::Variant;
 use serde_json::{Value, json};
 
@@ -128,6 +130,60 @@ fn undecodable_uploads_are_rejected() {
         assert!(said.starts_with(&format!("video ({name}): ")) && said.contains(why), "{name}: {said}");
         let is_raw = said.contains(" @ 0x") || said.contains(".part-") || said.contains("inputs");
         assert!(!is_raw && !said.contains('\n'), "{name}: {said}");
+    }
+    site.end();
+}
+
+/// Formats without audio are accepted although audio is not read from them.
+#[needs(ffmpeg)]
+fn silent_uploads_of_every_format_are_accepted() {
+    let site = Site::new(&["pipelines=[retake]"]);
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, how) in [
+        ("a.gif", &["-c:v", "gif"][..]),
+        ("a.y4m", &["-f", "yuv4mpegpipe"]),
+        ("a.ivf", &["-c:v", "libvpx"]),
+        ("a.apng", &["-f", "apng", "-plays", "0"]),
+        ("a.h264", &["-c:v", "libx264", "-bf", "0"]),
+        ("a.hevc", &["-c:v", "libx265", "-x265-params", "log-level=none:bframes=0"]),
+        ("a.mjpeg", &["-c:v", "mjpeg"]),
+        ("a.m2v", &["-c:v", "mpeg2video", "-bf", "0"]),
+        ("a.m4v", &["-c:v", "mpeg4", "-f", "m4v"]),
+    ] {
+        let path = folder.path().join(name);
+        let source = ["-y", "-f", "lavfi", "-i", "testsrc2=size=64x32:rate=24", "-frames:v", "25"];
+        let mut ffmpeg = Command::new("ffmpeg");
+        let output = ffmpeg.args(["-v", "error"]).args(source).args(how).arg(&path).output().expect("ffmpeg starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let fields = [("prompt", "steps=1"), ("start", "0.125"), ("end", "0.25")];
+        let body = named_form(&fields, name, &std::fs::read(path).expect("a file"));
+        let kind = [("content-type", "multipart/form-data; boundary=b")];
+        let sent = site.client().roundtrip("POST", "/v1/videos/edits", &kind, Some(&body)).expect("an answer");
+        assert_eq!((sent.status, &sent.json()["size"]), (200, &json!("64x32")), "{name}: {}", sent.text());
+    }
+    site.end();
+}
+
+/// The built-in decoders do not read lossless JPEG and PPM.
+#[needs(ffmpeg)]
+fn images_that_only_ffmpeg_decodes_are_accepted() {
+    let site = Site::new(&[]);
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, how) in [("a.jpg", &["-c:v", "ljpeg", "-pix_fmt", "yuvj444p", "-f", "image2"][..]), ("a.ppm", &[])] {
+        let path = folder.path().join(name);
+        let source = ["-y", "-f", "lavfi", "-i", "testsrc2=size=64x32", "-frames:v", "1"];
+        let mut ffmpeg = Command::new("ffmpeg");
+        let output = ffmpeg.args(["-v", "error"]).args(source).args(how).arg(&path).output().expect("ffmpeg starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let whole = std::fs::read(path).expect("a file");
+        let send = |bytes: &[u8]| {
+            let image = STANDARD.encode(bytes);
+            site.send("POST", "/v1/videos", Some(&json!({"prompt": "steps=1", "input_reference": image})))
+        };
+        let sent = send(&whole);
+        assert_eq!(sent.status, 200, "{name}: {}", sent.text());
+        let cut = send(&whole[..whole.len() / 2]);
+        assert_eq!(cut.error(), (400, "invalid_image".into(), Some("input_reference".into())), "{}", cut.text());
     }
     site.end();
 }

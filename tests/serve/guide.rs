@@ -1,4 +1,4 @@
-//! Runs the commands in the server guide with the toy model, in order and in one shell.
+//! Runs the commands in the server guide with a small model, in order and in one shell.
 
 use std::fs;
 use std::net::TcpListener;
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::scripted::until;
-use crate::support::{self, needs};
+use crate::support::{self, full, needs};
 
 /// Timeout in seconds for all commands together.
 const SECONDS: u64 = 900;
@@ -36,17 +36,22 @@ fn serving_guide_commands_work() {
     let port = free_port();
     let program = blocks(&page, "sh").join("\n").replace("localhost:8000", &format!("127.0.0.1:{port}"));
     assert!(program.matches("curl").count() > 10, "{program}");
-    // Replaces what differs from a user's environment: the path of the program, the model and the state folder.
+    // Replaces what differs from a user's environment: the path of the program, the state folder and the model, which
+    // is the toy model only in full test runs.
+    let model = if full() { "assets/nano" } else { "tests/fixtures/models/tiny_2_3" };
     let program_on_path = format!(
-        "#!/bin/sh\ncommand=$1\nshift\nset -- --set runtime.compile_cache='{programs}' \"$@\"\n\
+        "#!/bin/sh\ncommand=$1\nshift\n\
+         set -- --set runtime.compile_cache='{programs}' --set {quick} \"$@\"\n\
          [ $command = serve ] && set -- --listen 127.0.0.1:{port} --state '{state}' -m '{model}' --set sampler.steps=4 \"$@\"\n\
          exec '{binary}' $command \"$@\"\n",
+        quick = support::QUICK,
         binary = env!("CARGO_BIN_EXE_ltx2"),
         state = folder.path().join("state").display(),
         programs = support::programs().display(),
-        model = fs::canonicalize("assets/nano").expect("the toy model").display(),
+        model = fs::canonicalize(model).expect("a model").display(),
     );
-    std::os::unix::fs::symlink(fs::canonicalize("assets").expect("a folder"), folder.path().join("assets"))
+    fs::create_dir(folder.path().join("assets")).expect("a folder");
+    std::os::unix::fs::symlink(fs::canonicalize(model).expect("a model"), folder.path().join("assets/nano"))
         .expect("a link");
     let wrapper = folder.path().join("ltx2");
     fs::write(&wrapper, program_on_path).expect("written");

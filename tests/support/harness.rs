@@ -151,6 +151,15 @@ impl Need {
 thread_local! {
     /// Whether the test of this thread ran in its short form.
     static SHORT: Cell<bool> = const { Cell::new(false) };
+    /// Whether the test of this thread does not require ffmpeg.
+    static HIDES_FFMPEG: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether commands of this test must not find ffmpeg, which it does not require: with the built-in encoders a
+/// run takes four fifths of the time, and gives the same bytes on every machine.
+#[allow(dead_code)] // Not every binary runs commands.
+pub fn hides_ffmpeg() -> bool {
+    HIDES_FFMPEG.get()
 }
 
 /// Returns whether this is a run of `make test-full`, in which tests cover all combinations. Otherwise records that the
@@ -185,23 +194,32 @@ fn required() -> Result<Vec<Need>, String> {
     given.split(',').filter(|word| !word.is_empty()).map(need).collect()
 }
 
-/// Selects XLA's older fusion emitters, with which the CPU compiler takes a third of the time. No compile option
-/// selects them, only the environment variable that XLA reads once, so it must be set before the process starts; child
-/// processes inherit it. `cli components` compares programs compiled with the default emitters with the reference.
-const XLA_FLAGS: &str = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters";
+/// Shortens compilation to a quarter: XLA's older fusion emitters take a third of the time, and a module that is not
+/// split for parallel compilation takes two thirds of the rest. XLA reads the variable once, so it must be set before
+/// the process starts; child processes inherit it. `cli components` compares programs compiled with the default
+/// emitters with the reference.
+const XLA_FLAGS: &str =
+    "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters --xla_cpu_parallel_codegen_split_count=1";
 
-/// Restarts this process with [`XLA_FLAGS`], unless the variable is already set.
-fn restart_with_older_emitters() {
-    if ["it", "cli", "serve"].contains(&env!("CARGO_CRATE_NAME")) && std::env::var_os("XLA_FLAGS").is_none() {
+/// Stack of a test's thread in bytes: unoptimized frames do not fit into Rust's default of 2 MiB.
+const STACK: &str = "8388608";
+
+/// Restarts this process with [`STACK`], and with [`XLA_FLAGS`] in the binaries that run programs, unless both are set.
+fn restart_with_variables() {
+    let compiles_quickly = ["it", "cli", "serve"].contains(&env!("CARGO_CRATE_NAME"));
+    let variables = [("RUST_MIN_STACK", STACK, true), ("XLA_FLAGS", XLA_FLAGS, compiles_quickly)];
+    let missing = variables.into_iter().filter(|(name, _, applies)| *applies && std::env::var_os(name).is_none());
+    let missing: Vec<_> = missing.map(|(name, value, _)| (name, value)).collect();
+    if !missing.is_empty() {
         let own = std::env::current_exe().expect("this file");
-        let error = Command::new(own).args(std::env::args_os().skip(1)).env("XLA_FLAGS", XLA_FLAGS).exec();
+        let error = Command::new(own).args(std::env::args_os().skip(1)).envs(missing).exec();
         panic!("the tests' binary does not start again: {error}");
     }
 }
 
 /// Runs the tests of this binary that the command line selects.
 pub fn main() -> ExitCode {
-    restart_with_older_emitters();
+    restart_with_variables();
     let required = match required() {
         Ok(required) => required,
         Err(message) => {
@@ -215,14 +233,14 @@ pub fn main() -> ExitCode {
         // Required ones come first: they cause a failure whatever else is missing.
         let all = missing.iter().filter(|(need, _)| test.needs.contains(need));
         let lacks = all.map(|(need, reason)| (required.contains(need), reason.clone())).max_by_key(|(must, _)| *must);
-        Trial::ignorable_test(name, move || run(name, test.run, lacks))
+        Trial::ignorable_test(name, move || run(name, test, lacks))
     };
     let trials = inventory::iter::<Test>.into_iter().map(trial).collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
 /// Runs a test, or returns why it is skipped.
-fn run(name: &str, test: fn(), lacks: Option<(bool, String)>) -> Result<Completion, Failed> {
+fn run(name: &str, test: &Test, lacks: Option<(bool, String)>) -> Result<Completion, Failed> {
     match lacks {
         Some((true, reason)) => {
             log(name, Duration::ZERO, "failed", Some(&reason));
@@ -235,7 +253,8 @@ fn run(name: &str, test: fn(), lacks: Option<(bool, String)>) -> Result<Completi
         None => {
             let started = Instant::now();
             SHORT.set(false);
-            let outcome = catch_unwind(AssertUnwindSafe(test));
+            HIDES_FFMPEG.set(!test.needs.contains(&Need::Ffmpeg));
+            let outcome = catch_unwind(AssertUnwindSafe(test.run));
             log(name, started.elapsed(), if outcome.is_ok() { "passed" } else { "failed" }, None);
             outcome.map_or_else(|panic| resume_unwind(panic), |()| Ok(Completion::Completed))
         }

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 
 #[allow(unused_imports)] // As above.
-pub use harness::full;
+pub use harness::{full, hides_ffmpeg};
 use ltx2::av::Av;
 use ltx2::hlo::DType;
 use ltx2::models::Network;
@@ -106,11 +106,15 @@ pub fn modules() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("modules")
 }
 
-/// Returns a command of the `ltx2` binary that uses the tests' folders instead of the user's.
+/// Returns a command of the `ltx2` binary that uses the tests' folders instead of the user's, and finds no other program
+/// unless the test requires ffmpeg.
 pub fn ltx2() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ltx2"));
     command.env("LTX2_COMPILE_CACHE", programs());
     command.env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
+    if hides_ffmpeg() {
+        command.env("PATH", "");
+    }
     command
 }
 

@@ -77,7 +77,7 @@ impl Topology {
         &self.0.plugin
     }
 
-    /// Returns `cpu`, `cuda`, `tpu` …
+    /// Returns the platform name: `cpu`, `cuda`, `tpu` …
     pub fn platform_name(&self) -> Result<String> {
         // SAFETY: the topology is alive; the string is copied.
         unsafe {

@@ -22,7 +22,7 @@ pub enum CollectiveKind {
     ReduceScatter,
     /// Every device receives one shard of the value of each device.
     AllToAll,
-    /// A device receives the value of another device.
+    /// Each device sends its value to at most one other device.
     CollectivePermute,
     /// Every device receives the value of the same device.
     CollectiveBroadcast,

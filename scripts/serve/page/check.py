@@ -16,8 +16,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent / "browser")]
 
 import access  # noqa: E402
-from browser import Browser, exit_with, run_case  # noqa: E402
-from cases import cases_of  # noqa: E402
+from browser import Browser  # noqa: E402
+from cases import cases_of, exit_with, run_case  # noqa: E402
 from form import Form, Limited, Sources  # noqa: E402
 from harness import opened  # noqa: E402
 from jobs import Jobs  # noqa: E402
@@ -30,11 +30,9 @@ GROUPS = [Form, Jobs, Looks, Sources, Limited, access.Full, access.Keyed, access
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("ltx2", type=pathlib.Path)
-    parser.add_argument("browser", type=pathlib.Path)
-    parser.add_argument("out", type=pathlib.Path)
+    for name in ("ltx2", "browser", "out", "--images"):
+        parser.add_argument(name, type=pathlib.Path)
     parser.add_argument("--only", default="")
-    parser.add_argument("--images", type=pathlib.Path)
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
@@ -61,5 +59,4 @@ def main():
     exit_with(results, args.out)
 
 
-if __name__ == "__main__":
-    main()
+main()

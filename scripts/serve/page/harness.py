@@ -4,6 +4,7 @@ A group derives from `World`; its public methods are cases. A case is given the 
 """
 
 import functools
+import json
 import re
 
 from browser import Page, Pages
@@ -25,11 +26,7 @@ DROP = """([kind, name, type, bytes]) => {
 def case(statuses=(), **options):
     """Sets the error statuses that a case expects, and options of its page."""
 
-    def mark(function):
-        function.statuses, function.options = statuses, options
-        return function
-
-    return mark
+    return lambda function: vars(function).update(statuses=statuses, options=options) or function
 
 
 def opened(function):
@@ -59,7 +56,6 @@ class ServerPage(Page):
         return self.wait_live()
 
     def enter(self, **values):
-        """Fills boxes by their ids."""
         for box, value in values.items():
             self.fill(f"#{box}", value)
         return self
@@ -111,13 +107,11 @@ class ServerPage(Page):
         return int(self.row(prompt).locator("progress").get_attribute("value") or 0)
 
     def wait_running(self, prompt):
-        """Waits until a row shows progress."""
         until("a step", lambda: self.row(prompt).count() and self.progress(prompt) > 0, 90)
         return self
 
     def wait_playing(self, after=0.0):
-        played = "document.querySelector('video')?.currentTime"
-        until("the video plays", lambda: (self.evaluate(played) or 0) > after, 20)
+        until("the video plays", lambda: (self.evaluate("document.querySelector('video')?.currentTime") or 0) > after, 20)
 
 
 class World(Pages):
@@ -174,4 +168,4 @@ class World(Pages):
         video = self.server.video(accepted["id"])
         expected = {"status": "completed"} | {name: accepted[name] for name in ("width", "height", "num_frames", "fps")}
         equal({name: video[name] for name in expected}, expected, "the video")
-        return video, self.server.request_of(video["id"])
+        return video, json.loads(self.server.content(video["id"], "sidecar"))["config"]["request"]

@@ -139,8 +139,7 @@ class Jobs(World):
     def reuse_makes_the_same_video(self, page):
         """A video's settings, by button or by its sidecar, reproduce it bit for bit."""
         first = self.made(page, CLIP)
-        sidecar = self.server.content(first, "sidecar")
-        by_way = []
+        sidecar, by_way = self.server.content(first, "sidecar"), []
         for reuse in (
             lambda: press(page.tile(CLIP).first, "Reuse"),
             lambda: page.bring("drop", "a.json", "application/json", sidecar),

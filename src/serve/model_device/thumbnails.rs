@@ -69,7 +69,8 @@ mod tests {
 
     /// Returns uniform grey frames. The grey level of each frame is twice its index.
     fn frames(count: usize, height: usize, width: usize) -> Frames {
-        Frames::new(Array4::from_shape_fn((count, height, width, 3), |(f, ..)| (f * 2) as u8)).unwrap()
+        let all = (0..count).map(|at| vec![(at * 2) as u8; height * width * 3]).collect::<Vec<_>>().concat();
+        Frames::new(Array4::from_shape_vec((count, height, width, 3), all).unwrap()).unwrap()
     }
 
     #[test]

@@ -41,7 +41,8 @@ pub struct CompileReport {
     /// Number of transformer blocks that were compiled.
     pub(crate) layers: usize,
     pub(crate) memory: Memory,
-    /// Memory that arguments and results need with all blocks.
+    /// Bytes that arguments and results take on each device with all transformer blocks of the model, not only the compiled
+    /// ones.
     pub(crate) needed: Needed,
     /// Floating-point operations per step.
     pub flops: f64,
@@ -75,9 +76,11 @@ pub(crate) struct Block {
     pub(crate) bytes_accessed: f64,
 }
 
-/// Memory that arguments and results need with all blocks.
+/// Bytes that arguments and results take on each device with all transformer blocks of the model, not only the compiled
+/// ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Needed {
+    /// Number of transformer blocks of the model.
     pub(crate) layers: usize,
     pub(crate) bytes: i64,
 }

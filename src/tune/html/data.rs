@@ -39,7 +39,7 @@ struct CaseData<'a> {
     compiled: Option<Compiled>,
 }
 
-/// Figures of a compiled case. Bytes are per device.
+/// Metrics of a compiled case. Bytes are per device.
 #[derive(Serialize)]
 struct Compiled {
     layers: usize,

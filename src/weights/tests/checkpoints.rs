@@ -98,13 +98,13 @@ fn huge_offsets_are_an_error() {
 }
 
 #[test]
-fn million_tensor_header_opens_and_oversized_header_fails() {
+fn header_with_100_000_tensors_opens_and_oversized_header_fails() {
     let dir = TempDir::new().expect("dir");
     let tensor = |i: usize| format!("\"t{i}\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}");
-    let text = format!("{{{}}}", (0..1_000_000).map(tensor).collect::<Vec<_>>().join(","));
+    let text = format!("{{{}}}", (0..100_000).map(tensor).collect::<Vec<_>>().join(","));
     let bytes = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
     let checkpoint = Checkpoint::open(&put(dir.path().join("x.safetensors"), bytes)).expect("opens");
-    assert_eq!(checkpoint.names().count(), 1_000_000);
+    assert_eq!(checkpoint.names().count(), 100_000);
     let claims = [&(1u64 << 60).to_le_bytes()[..], b"{}"].concat();
     fails(Checkpoint::open(&put(dir.path().join("y.safetensors"), claims)), &["y.safetensors"]);
 }

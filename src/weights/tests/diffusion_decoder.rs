@@ -171,7 +171,7 @@ fn mismatches_are_reported_by_key() {
     fails(with("decoder", "dream", json!(1)), &["config.vae.decoder.dream", "is an unknown key (value 1)"]);
     fails(
         with("decoder", "stage5_channels", json!(64)),
-        &["stage5_channels", "is 64", "the value of the last entry of stage_channels"],
+        &["stage5_channels", "is 64", "must equal the last entry of stage_channels"],
     );
     fails(with("decoder", "upsamples", json!([[2, 2]])), &["upsamples", "not a list of strides"]);
     fails(with("encoder", "dream", json!(1)), &["config.vae.encoder.dream"]);

@@ -88,7 +88,7 @@ fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
-            b'"' | b'\\' | 0..=0x1f | 0x7f.. => out.push_str(&format!("\\{byte:02X}")),
+            b'"' | b'\\' | 0..=0x1f | 0x7f.. => out.extend(["\\", &hex::encode_upper([byte])]),
             b => out.push(char::from(b)),
         }
     }

@@ -37,7 +37,7 @@ impl Builder {
         if values.len() != ty.elements() {
             return self.poison("constant", format!("{ty} needs {} values, got {}", ty.elements(), values.len()), ty);
         }
-        let hex: String = bytemuck::cast_slice(values).iter().map(|b: &u8| format!("{b:02X}")).collect();
+        let hex = hex::encode_upper(bytemuck::cast_slice::<T, u8>(values));
         let body = if hex.is_empty() { String::new() } else { format!("\"0x{hex}\"") };
         self.op("constant", format!("stablehlo.constant dense<{body}> : {ty}"), ty)
     }
