@@ -8,8 +8,8 @@ use std::time::SystemTime;
 
 use image::ImageReader;
 
-use super::descriptors::{busy, is_exhausted};
 use super::error::ApiError;
+use super::store::unstored;
 use crate::media::{self, ClipInfo, ImageKind};
 
 /// Maximum size of an image in bytes.
@@ -231,19 +231,10 @@ fn check_image_size(field: &str, width: u64, height: u64) -> Result<(), ApiError
     Ok(())
 }
 
-/// Converts the error of storing a file into a response.
-fn unkept(error: &io::Error) -> ApiError {
-    match error.kind() {
-        _ if super::store::is_full(error) => {
-            ApiError::new(507, "insufficient_storage", "the server's disk is full: delete videos, or try again later")
-                .should_retry(false)
-        }
-        _ if is_exhausted(error) => busy(),
-        _ => {
-            tracing::error!("cannot store an input file: {error}");
-            ApiError::new(500, "internal", "the server cannot store a file of the request")
-        }
-    }
+/// Logs the error of storing a file and converts it into a response.
+pub(super) fn unkept(error: &io::Error) -> ApiError {
+    tracing::error!("cannot store an input file: {error}");
+    unstored(error, "a file of the request")
 }
 
 fn one_line(text: &str) -> String {

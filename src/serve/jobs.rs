@@ -317,9 +317,3 @@ fn missing(index: &Index, caller: &Caller, id: &VideoId) -> ApiError {
         false => ApiError::video_not_found(),
     }
 }
-
-/// Returns the error for a full disk.
-fn no_room() -> ApiError {
-    ApiError::new(507, "insufficient_storage", "the server's disk is full: delete videos, or try again later")
-        .should_retry(false)
-}

@@ -17,6 +17,8 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 
+use super::descriptors::{busy, is_exhausted};
+use super::error::ApiError;
 use super::id::VideoId;
 use super::job::{Accepted, Produced, Record};
 
@@ -163,4 +165,19 @@ pub trait JobStore: Send + Sync {
 pub fn is_full(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}
+
+/// Returns the error for a full disk.
+pub fn no_room() -> ApiError {
+    ApiError::new(507, "insufficient_storage", "the server's disk is full: delete videos, or try again later")
+        .should_retry(false)
+}
+
+/// Converts the error of a write into a response. `what`: what the server cannot store.
+pub fn unstored(error: &io::Error, what: &str) -> ApiError {
+    match error {
+        error if is_full(error) => no_room(),
+        error if is_exhausted(error) => busy(),
+        _ => ApiError::new(500, "internal", format!("the server cannot store {what}")),
+    }
 }

@@ -9,10 +9,10 @@ use tokio::io::AsyncWriteExt;
 
 use super::brackets::{Branch, root};
 use super::{FilePart, Form, MAX_FIELDS, MAX_PARTS, MAX_TEXT, check_text, invalid, shown, too_many};
-use crate::serve::descriptors::{Descriptors, busy, is_exhausted};
+use crate::serve::descriptors::{Descriptors, busy};
 use crate::serve::error::ApiError;
 use crate::serve::fields::takes_file;
-use crate::serve::store::is_full;
+use crate::serve::inputs::unkept;
 
 impl Form {
     /// Parses a form and writes its files to the folder `tmp`.
@@ -102,19 +102,11 @@ async fn file(
     tmp: &Path,
     limit: Descriptors,
 ) -> Result<(FilePart, [u8; 32]), ApiError> {
-    let unkept = |error: std::io::Error| match error {
-        error if is_full(&error) => {
-            ApiError::new(507, "insufficient_storage", "the server's disk is full: delete videos, or try again later")
-                .should_retry(false)
-        }
-        error if is_exhausted(&error) => busy(),
-        _ => ApiError::new(500, "internal", "the server cannot store a file of the request"),
-    };
     // Some old browsers send a path instead of a file name.
     let client = field.file_name().and_then(|own| own.rsplit(['/', '\\']).next()).unwrap_or_default();
     let client = shown(client);
     // Each file is closed after it is written, so that a request with many files holds only one file descriptor.
-    let (out, file) = tempfile::Builder::new().prefix(".part-").tempfile_in(tmp).map_err(unkept)?.into_parts();
+    let (out, file) = tempfile::Builder::new().prefix(".part-").tempfile_in(tmp).map_err(|e| unkept(&e))?.into_parts();
     if limit.is_short(&out) {
         return Err(busy());
     }
@@ -123,9 +115,9 @@ async fn file(
     while let Some(chunk) = field.chunk().await.map_err(broken)? {
         bytes += chunk.len() as u64;
         hash.update(&chunk);
-        out.write_all(&chunk).await.map_err(unkept)?;
+        out.write_all(&chunk).await.map_err(|e| unkept(&e))?;
     }
-    out.flush().await.map_err(unkept)?;
+    out.flush().await.map_err(|e| unkept(&e))?;
     Ok((FilePart { field: name, name: client, file, bytes }, hash.finalize().into()))
 }
 

@@ -4,12 +4,11 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 use super::index::{At, Entry, Index};
-use super::{Caller, Jobs, missing, no_room};
-use crate::serve::descriptors::{busy, is_exhausted};
+use super::{Caller, Jobs, missing};
 use crate::serve::error::{ApiError, Failure};
 use crate::serve::id::VideoId;
 use crate::serve::job::{Produced, Record, Snapshot, State};
-use crate::serve::store::is_full;
+use crate::serve::store::{is_full, unstored};
 
 /// Expiry time of a job that was deleted while it ran. The next start of the server removes such a job before clients
 /// can see it.
@@ -227,9 +226,5 @@ impl Jobs {
 
 fn unwritten(id: &VideoId, error: &io::Error) -> ApiError {
     tracing::error!(%id, "cannot write the job's state: {error}");
-    match error {
-        error if is_full(error) => no_room(),
-        error if is_exhausted(error) => busy(),
-        _ => ApiError::new(500, "internal", "the server cannot store the job's state"),
-    }
+    unstored(error, "the job's state")
 }

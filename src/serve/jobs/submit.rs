@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::index::{At, Entry, Index, Named, Place, RequestName, Waiting, key_of};
 use super::waiters::{Waiter, count};
-use super::{Caller, Jobs, Submitted, Ticket, no_room, retry_after};
-use crate::serve::descriptors::{busy, is_exhausted};
+use super::{Caller, Jobs, Submitted, Ticket, retry_after};
 use crate::serve::error::ApiError;
 use crate::serve::job::{Accepted, Record, Snapshot};
 use crate::serve::schedule::Candidate;
-use crate::serve::store::is_full;
+use crate::serve::store::{no_room, unstored};
 
 /// Lifetime of an idempotency key.
 pub(super) const NAMED: Duration = Duration::from_secs(24 * 3600);
@@ -116,11 +115,7 @@ impl Jobs {
         let unkept = KeyGuard { jobs: self, accepted: &accepted };
         if let Err(error) = self.store.create(&accepted) {
             tracing::error!(id = %accepted.id, "cannot store a new job: {error}");
-            return Err(match error {
-                error if is_full(&error) => no_room(),
-                error if is_exhausted(&error) => busy(),
-                _ => ApiError::new(500, "internal", "the server cannot store the job"),
-            });
+            return Err(unstored(&error, "the job"));
         }
         std::mem::forget(unkept);
         let id = accepted.id.clone();
