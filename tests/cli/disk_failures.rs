@@ -36,7 +36,8 @@ impl Folder {
     /// Returns a short run, started through the command `before`.
     fn generate(&self, before: &[&OsStr], out: &Path, more: &[&str]) -> Command {
         let own = support::ltx2();
-        let mut words = before.iter().copied().chain([own.get_program()]);
+        let own_words = [OsStr::new("env"), OsStr::new("PATH="), own.get_program()];
+        let mut words = before.iter().copied().chain(own_words);
         let mut run = Command::new(words.next().expect("a program"));
         // The commands before it are found on the PATH.
         let variables = own.get_envs().filter(|(name, _)| *name != "PATH");

@@ -144,8 +144,8 @@ fn run(folder: &Path, standin: &Standin, more: &[&str]) -> Result<Ended, String>
     let mut command = support::ltx2();
     command.args(["generate", "-c", support::tiny(), "--set", &format!("runtime.watchdog={LIMIT}"), "-o"]);
     command.arg(folder.join("out/out.mp4")).args(more);
-    // Without ffmpeg, also in threads of the test; in a process group, which must be empty afterwards.
-    let command = standin.give(&mut command).env("PATH", "").process_group(0);
+    // In a process group, which must be empty afterwards.
+    let command = standin.give(&mut command).process_group(0);
     command.env("LTX2_COMPILE_CACHE", folder.join("cache"));
     ended(command)
 }

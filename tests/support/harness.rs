@@ -151,8 +151,8 @@ impl Need {
 thread_local! {
     /// Whether the test of this thread ran in its short form.
     static SHORT: Cell<bool> = const { Cell::new(false) };
-    /// Whether the test of this thread does not require ffmpeg.
-    static HIDES_FFMPEG: Cell<bool> = const { Cell::new(false) };
+    /// Whether the test of this thread does not require ffmpeg; true in threads that a test starts.
+    static HIDES_FFMPEG: Cell<bool> = const { Cell::new(true) };
 }
 
 /// Returns whether commands of this test must not find ffmpeg, which it does not require: with the built-in encoders a
