@@ -93,8 +93,7 @@ impl Folder {
     /// resumed run gives the same bytes as an uninterrupted one.
     fn kill_and_resume_at_each(&self, moments: &[&str]) {
         let (whole, out, cache) = (self.path("whole.mp4"), self.path("out.mp4"), self.path("cache"));
-        let run = |out: &Path, cache: &Path, more: &[&str]| self.run(out, cache, more);
-        assert!(run(&whole, &support::programs(), &[]).status().expect("runs").success());
+        assert!(self.run(&whole, &support::programs(), &[]).status().expect("runs").success());
         let bytes = std::fs::read(&whole).expect("a video");
         let sidecar = std::fs::read_to_string(whole.with_extension("json")).expect("a sidecar");
         let sidecar: Value = serde_json::from_str(&sidecar).expect("JSON");
@@ -110,7 +109,7 @@ impl Folder {
             }
             let entries = self.names("cache")[0].len() + usize::from(compiles);
             let temporary = [self.names("")[1].len(), self.names("cache")[1].len()];
-            kill_at(moment, &mut run(&out, &cache, &more));
+            kill_at(moment, &mut self.run(&out, &cache, &more));
             eprintln!("killed at {moment}");
 
             // The partial file has a temporary name, so the run was killed while it wrote.
@@ -124,10 +123,10 @@ impl Folder {
             // A video without a sidecar may belong to another program, so --force is required.
             let force: &[&str] = if out.exists() { &["--force"] } else { &[] };
             if out.exists() {
-                let refused = run(&out, &cache, &more).status().expect("runs");
+                let refused = self.run(&out, &cache, &more).status().expect("runs");
                 assert_eq!((refused.code(), std::fs::read(&out).ok().as_ref()), (Some(2), Some(&bytes)), "{moment}");
             }
-            let mut ended = run(&out, &cache, &[&more[..], force].concat());
+            let mut ended = self.run(&out, &cache, &[&more[..], force].concat());
             let ended = ended.stderr(Stdio::piped()).output().expect("runs");
             let said = String::from_utf8_lossy(&ended.stderr);
             assert!(ended.status.success() && !said.contains("recompiling"), "{moment}: {said}");
