@@ -35,40 +35,31 @@
 //! [`analysis`]: at 0.x, a minor release may change them, but a patch release does not. `CHANGELOG.md` describes the
 //! stability of the command line, YAML keys, JSON fields and exit codes.
 
+pub use ltx2_base::threads;
+pub(crate) use ltx2_base::{catch_panic, destination, failpoint, host, interrupts, temporaries, text_file};
+pub use ltx2_media as media;
+pub use ltx2_models as models;
+pub use ltx2_models::av;
+pub use ltx2_nn as nn;
+pub use ltx2_nn::kernels;
 pub use ltx2_pjrt as pjrt;
+pub use ltx2_runtime as runtime;
 pub use ltx2_stablehlo as hlo;
+pub use ltx2_weights as weights;
+pub use ltx2_weights::tensor;
 pub use ltx2_xla_analysis as analysis;
 /// The `ndarray` crate, whose arrays appear in public signatures.
 pub use ndarray;
 
-pub mod av;
-mod catch_panic;
-mod defaults;
-pub(crate) mod destination;
-pub(crate) mod failpoint;
-mod file_kind;
-mod host;
-pub(crate) mod interrupts;
-pub(crate) mod temporaries;
-pub mod tensor;
-pub(crate) mod text_file;
-pub mod threads;
-
 pub mod cli;
 pub mod config;
-pub mod kernels;
-pub mod media;
-pub mod models;
-pub mod nn;
 pub mod perf;
 pub mod pipeline;
 pub mod quality;
 pub mod request;
-pub mod runtime;
 pub mod sampling;
 pub mod serve;
 pub mod tune;
-pub mod weights;
 
 pub use config::Config;
 pub use pipeline::{Generated, PipelineError, Result, Session};

@@ -24,19 +24,19 @@ ENOUGH = 0.8
 MODELS = "audio_vae connectors diffusion_decoder duration_head gemma3 gemma4 transformer upsampler video_vae vocoder".split()
 # Source files of each reader, fastest reader first.
 READERS = {
-    "query": ["src/serve/query.rs"], "mp4": ["src/media/tables.rs", "src/media/edit_list.rs"],
+    "query": ["src/serve/query.rs"], "mp4": ["crates/media/src/tables.rs", "crates/media/src/edit_list.rs"],
     "data_url": ["src/serve/fields/media.rs"], "form": ["src/serve/form/multipart.rs", "src/serve/form/brackets.rs"],
     "request": ["src/serve/form/json.rs", "src/serve/fields/read.rs", "src/serve/fields/request_fields.rs"],
-    "words": ["src/runtime/target.rs"], "layout": ["src/config/layout.rs"],
+    "words": ["crates/runtime/src/target.rs"], "layout": ["src/config/layout.rs"],
     "config": ["src/config/yaml.rs", "src/config/tree.rs", "src/config/load.rs"],
-    "experiment": ["src/config/experiment.rs", "src/config/experiment_file.rs"], "index": ["src/weights/checkpoint.rs"],
-    "safetensors": ["src/weights/checkpoint.rs", "src/weights/checkpoint/rows.rs"],
-    "lora": ["src/weights/lora.rs", "src/weights/lora_merge.rs", "src/weights/pairing.rs"],
-    "model_config": [f"src/models/{model}/config.rs" for model in MODELS],
-    "media": [f"src/media/{name}.rs" for name in ("image_file", "png", "wav", "sound", "sound_file")],
+    "experiment": ["src/config/experiment.rs", "src/config/experiment_file.rs"], "index": ["crates/weights/src/checkpoint.rs"],
+    "safetensors": ["crates/weights/src/checkpoint.rs", "crates/weights/src/checkpoint/rows.rs"],
+    "lora": ["crates/weights/src/lora.rs", "crates/weights/src/lora_merge.rs", "crates/weights/src/pairing.rs"],
+    "model_config": [f"crates/models/src/{model}/config.rs" for model in MODELS],
+    "media": [f"crates/media/src/{name}.rs" for name in ("image_file", "png", "wav", "sound", "sound_file")],
     "trace": ["crates/xla-analysis/src/xplane.rs", "crates/xla-analysis/src/trace.rs"],
     "module": ["crates/xla-analysis/src/module.rs", "crates/xla-analysis/src/walk.rs"],
-    "tokenizer": ["src/models/tokenizer.rs", "src/models/tokenizer/bytes.rs"],
+    "tokenizer": ["crates/models/src/tokenizer.rs", "crates/models/src/tokenizer/bytes.rs"],
 }
 # Maximum seconds of a run of each reader, if not 60. AddressSanitizer and debug assertions slow down the second that a release
 # build may take (MAX_TIME in tests/it/fuzz_regression.rs).

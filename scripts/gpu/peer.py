@@ -21,7 +21,7 @@ BF16 = {"device": "cuda", "dtype": torch.bfloat16}
 
 
 def preset(name):
-    return json.loads((Path(__file__).resolve().parents[2] / f"src/models/presets/{name}.json").read_text())
+    return json.loads((Path(__file__).resolve().parents[2] / f"crates/models/src/presets/{name}.json").read_text())
 
 
 def on_device(build):

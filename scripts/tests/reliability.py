@@ -14,7 +14,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/internals/reliability.md"
-CRATES = {"pjrt": "ltx2-pjrt", "stablehlo": "ltx2-stablehlo", "xla-analysis": "ltx2-xla-analysis"}
 
 
 def rows():
@@ -31,7 +30,8 @@ def rows():
 @functools.cache
 def run(test):
     binary, path = test.split(" ", 1)
-    where = ["-p", CRATES[binary], "--lib"] if binary in CRATES else ["--lib"] if binary == "lib" else ["--test", binary]
+    crate = "ltx2" if binary == "lib" else f"ltx2-{binary}" if (ROOT / "crates" / binary).is_dir() else None
+    where = ["-p", crate, "--lib"] if crate else ["--test", binary]
     command = ["cargo", "test", "--quiet", "--locked", *where, "--", "--exact", path]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"LTX2_TEST_FULL": "1"}, capture_output=True, text=True)
     return "FAIL" if done.returncode else "pass" if " 1 passed; 0 failed" in done.stdout else "not run"

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::error::ConfigError;
 use super::schema::FlagValue;
-use crate::defaults::with_defaults;
+use ltx2_base::with_defaults;
 
 /// XLA options by name.
 pub(crate) type Flags = BTreeMap<String, FlagValue>;

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::pipeline::Pipeline;
 use super::serve::Serve;
-use crate::defaults::with_defaults;
 use crate::kernels::AttentionKernel;
 use crate::media::ImageH264;
 use crate::models::upsampler::Upsampling;
@@ -15,6 +14,7 @@ use crate::sampling::guiders::{GuiderKind, GuiderOptions};
 use crate::sampling::schedules::{BetaSchedule, ScheduleKind};
 use crate::sampling::{SamplerKind, SamplerOptions, StepDraws};
 use crate::weights::MergeOrder;
+use ltx2_base::with_defaults;
 
 /// Value of `layout` that chooses a shipped layout for the available devices.
 pub const AUTO: &str = "auto";

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::pipeline::Pipeline;
-use crate::defaults::with_defaults;
+use ltx2_base::with_defaults;
 
 with_defaults! {
     /// HTTP server, `ltx2 serve`.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use statrs::function::beta::beta_reg;
 
 use super::{MAX_STEPS, SamplingError};
-use crate::defaults::with_defaults;
+use ltx2_base::with_defaults;
 
 /// Name of a noise schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -255,6 +255,7 @@ fn checked_list(list: &[f64]) -> Result<Vec<f32>, SamplingError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::testing::assert_covers;
 
     #[derive(Deserialize)]
     struct Fixture {
@@ -340,7 +341,7 @@ mod tests {
 
     #[test]
     fn out_of_range_scheduler_values_are_rejected() {
-        ranges::assert_covers::<FlowMatch>("scheduler");
+        assert_covers::<FlowMatch>("scheduler");
         let error = config(r#"{"max_image_seq_len": 0}"#).expect_err("no tokens").to_string();
         let reason = "max_image_seq_len = 0 is out of range: it must be 1 to 2147483648";
         assert_eq!(error, format!("scheduler/scheduler_config.json: {reason}"));

@@ -31,7 +31,7 @@ fn kill_after(mut child: Child, time: Duration) -> bool {
     kill(child)
 }
 
-/// Kills a process at a fail point (`src/failpoint.rs`).
+/// Kills a process at a fail point (`crates/base/src/failpoint.rs`).
 pub(crate) fn kill_at(moment: &str, run: &mut Command) {
     let mut child = run.env("LTX2_FAILPOINT", moment).stderr(Stdio::piped()).spawn().expect("starts");
     let said = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);

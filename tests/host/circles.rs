@@ -263,11 +263,11 @@ fn circles<'a>(arrows: &'a Arrows) -> BTreeSet<BTreeSet<&'a Name>> {
 #[needs(nothing)]
 fn source_files_have_no_cyclic_dependencies() {
     let crates = fs::read_dir("crates").expect("readable").map(|e| e.expect("an entry").path().join("src"));
+    let mut count = 0;
     for root in crates.chain([PathBuf::from("src")]) {
         let all = Crate::read(&root);
         let arrows = all.arrows();
-        let count: usize = arrows.values().map(BTreeSet::len).sum();
-        assert!(count > all.0.len(), "{}: {count} arrows among {} files", root.display(), all.0.len());
+        count += arrows.values().map(BTreeSet::len).sum::<usize>();
         let mut found = String::new();
         for circle in circles(&arrows) {
             found.push_str("\na circle:");
@@ -278,6 +278,7 @@ fn source_files_have_no_cyclic_dependencies() {
         }
         assert!(found.is_empty(), "{found}");
     }
+    assert!(count > 1000, "{count} arrows seen");
 }
 
 #[needs(nothing)]

@@ -1,12 +1,11 @@
 //! The rows of `docs/internals/reliability.md` refer to existing tests: `lib module::function` for the library's unit
-//! tests, `pjrt` and other crates for theirs, or the binary and path of an integration test.
+//! tests, `media` and other folders of `crates` for theirs, or the binary and path of an integration test.
 
 use std::fs;
+use std::path::Path;
 
 use crate::support::needs;
 
-/// Crates with their own unit tests.
-const CRATES: [&str; 3] = ["pjrt", "stablehlo", "xla-analysis"];
 const BINARIES: [&str; 7] = ["host", "it", "cli", "serve", "tpu", "cuda", "gpu"];
 
 /// Returns the last cell of each table row and its line number, without header rows and rules.
@@ -40,17 +39,17 @@ fn unknown(name: &str) -> Option<String> {
     let (binary, path) = name.split_once(' ').unwrap_or(("", name));
     let mut modules: Vec<&str> = path.split("::").collect();
     let function = modules.pop()?;
+    let folder = format!("crates/{binary}/src");
+    let is_crate = !binary.is_empty() && Path::new(&folder).is_dir();
     let (files, mark) = match binary {
         // Without its module, a test name would match nothing.
-        _ if (binary == "lib" || CRATES.contains(&binary)) && !modules.contains(&"tests") => {
+        _ if (binary == "lib" || is_crate) && !modules.contains(&"tests") => {
             return Some(format!("'{name}' names no module of tests"));
         }
         "lib" => (sources("src", &modules), "#[test]"),
-        _ if CRATES.contains(&binary) => (sources(&format!("crates/{binary}/src"), &modules), "#[test]"),
+        _ if is_crate => (sources(&folder, &modules), "#[test]"),
         _ if BINARIES.contains(&binary) => (vec![format!("tests/{binary}/{}.rs", modules.join("/"))], "#[needs("),
-        _ => {
-            return Some(format!("'{name}' does not begin with lib, {}", [&CRATES[..], &BINARIES].concat().join(", ")));
-        }
+        _ => return Some(format!("'{name}' does not begin with lib, a folder of crates, or {}", BINARIES.join(", "))),
     };
     let Some(text) = files.iter().find_map(|file| fs::read_to_string(file).ok()) else {
         return Some(format!("'{name}': no file {}", files.join(" or ")));
@@ -62,7 +61,10 @@ fn unknown(name: &str) -> Option<String> {
 /// parent's file.
 fn sources(root: &str, modules: &[&str]) -> Vec<String> {
     let parent = modules.split_last().map_or(modules, |(_, parent)| parent);
-    let files = |modules: &[&str]| ["", "/mod"].map(|end| format!("{root}/{}{end}.rs", modules.join("/")));
+    let files = |modules: &[&str]| {
+        let path = if modules.is_empty() { "lib".into() } else { modules.join("/") };
+        ["", "/mod"].map(|end| format!("{root}/{path}{end}.rs"))
+    };
     [files(modules), files(parent)].concat()
 }
 
@@ -97,7 +99,7 @@ fn rows_with_missing_tests_are_detected() {
     let own = "host reliability::rows_with_missing_tests_are_detected";
     let table = format!(
         "text\n\n| fault | what happens | test |\n|---|---|---|\n| a | b \\| c | `{own}` |\n\
-         | a | b | `{own}`, `lib weights::tests::checkpoints::damaged_file_errors_contain_path`, `it fuzz_regression::config` |\n"
+         | a | b | `{own}`, `weights tests::checkpoints::damaged_file_errors_contain_path`, `it fuzz_regression::config` |\n"
     );
     let cells = rows(&table);
     assert_eq!(cells.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [5, 6]);
@@ -113,11 +115,11 @@ fn rows_with_missing_tests_are_detected() {
         ("`host reliability::a_row_whose_test_was_renamed`", "no test of this name"),
         // A function that is not a test.
         ("`host reliability::problems`", "no test of this name"),
-        ("`lib weights::tests::fails`", "no test of this name"),
-        ("`lib weights::tests::damaged_files`", "no test of this name"),
+        ("`weights tests::fails`", "no test of this name"),
+        ("`weights tests::damaged_files`", "no test of this name"),
         ("`it fuzz_regression::configs`", "no test of this name"),
         ("`host nowhere::a`", "no file tests/host/nowhere.rs"),
-        ("`lib weights::damaged_file_errors_contain_path`", "names no module of tests"),
+        ("`weights damaged_file_errors_contain_path`", "names no module of tests"),
         ("`lib nowhere::tests::a`", "no file src/nowhere/tests.rs or"),
         ("`tests/cli/memory.rs`", "does not begin with lib"),
         ("`damaged_file_errors_contain_path`", "does not begin with lib"),

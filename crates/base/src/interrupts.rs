@@ -1,0 +1,268 @@
+//! Handling of interrupt signals: what the process finishes after the first signal, and which results it saves before
+//! it exits.
+//!
+//! The first signal ends the process at once, unless a [`hold`] exists, which announces that results are about to be
+//! saved. The process then exits when all holds have ended, or when the work stops with an error (see [`stops`]). A
+//! second signal always ends the process at once. Before the process exits, each [`keeper`] saves results that exist
+//! only in memory.
+
+use std::fmt::Write;
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// Polling interval while waiting for holds to end.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Function that runs before the process exits, usually to save results. Returns a clause for the error line, such as
+/// where the results are. `None`: no clause.
+type Keep = Box<dyn FnOnce() -> Option<String> + Send>;
+
+static STATE: Mutex<State> = Mutex::new(State::new());
+
+struct State {
+    phase: Phase,
+    /// Text that follows "interrupted" in the error line.
+    doing: String,
+    holds: Vec<(u64, &'static str)>,
+    keepers: Vec<(u64, Keep)>,
+    compilations: Vec<u64>,
+    next: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Running,
+    /// A signal arrived while a hold existed.
+    Asked,
+    /// The work has been asked to stop and will return an error.
+    Stopping,
+    /// The process is exiting.
+    Ending,
+}
+
+/// What to do about a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Exit at once, with [`last_words`] as the error line.
+    Now,
+    /// Exit once the work with this description has ended; see [`wait`].
+    After(&'static str),
+}
+
+impl State {
+    const fn new() -> Self {
+        State {
+            phase: Phase::Running,
+            doing: String::new(),
+            holds: Vec::new(),
+            keepers: Vec::new(),
+            compilations: Vec::new(),
+            next: 0,
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn request(&mut self) -> Reply {
+        match (self.phase, self.holds.first()) {
+            (Phase::Running, Some(&(_, what))) => {
+                self.phase = Phase::Asked;
+                Reply::After(what)
+            }
+            _ => {
+                self.phase = Phase::Ending;
+                Reply::Now
+            }
+        }
+    }
+
+    /// Returns `Some(true)` if the interrupt thread must end the process now, because the last hold has ended. Returns
+    /// `Some(false)` if the work itself ends the process by returning an error. `None`: not decided yet.
+    fn ends_now(&mut self) -> Option<bool> {
+        match self.phase {
+            Phase::Asked if self.holds.is_empty() => {
+                self.phase = Phase::Ending;
+                Some(true)
+            }
+            Phase::Running | Phase::Asked => None,
+            Phase::Stopping | Phase::Ending => Some(false),
+        }
+    }
+
+    fn only_compiles(&self) -> bool {
+        !self.compilations.is_empty() && self.holds.is_empty()
+    }
+
+    fn stops(&mut self) -> bool {
+        if self.phase == Phase::Asked {
+            self.phase = Phase::Stopping;
+        }
+        self.phase != Phase::Running
+    }
+}
+
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Registration of a hold, a keeper or a compilation; dropping it removes the entry.
+#[derive(Debug)]
+pub struct Guard(u64);
+
+/// Registers work that the first signal waits for.
+pub fn hold(what: &'static str) -> Guard {
+    let mut state = state();
+    let number = state.number();
+    state.holds.push((number, what));
+    Guard(number)
+}
+
+/// Registers a function that saves in-memory results. It runs before an interrupt ends the process, on the thread that
+/// ends it.
+pub fn keeper(keep: impl FnOnce() -> Option<String> + Send + 'static) -> Guard {
+    let mut state = state();
+    let number = state.number();
+    state.keepers.push((number, Box::new(keep)));
+    Guard(number)
+}
+
+/// Registers a compilation on this thread. Compilations cannot be cancelled.
+pub fn compiling() -> Guard {
+    let mut state = state();
+    let number = state.number();
+    state.compilations.push(number);
+    Guard(number)
+}
+
+/// Whether a drain (graceful shutdown) would wait only for compilations.
+pub fn only_compiles() -> bool {
+    state().only_compiles()
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let mut state = state();
+        state.holds.retain(|(number, _)| *number != self.0);
+        state.compilations.retain(|number| *number != self.0);
+        let at = state.keepers.iter().position(|(number, _)| *number == self.0);
+        // Dropped after unlocking, because the captured results may hold guards themselves.
+        let keep = at.map(|at| state.keepers.remove(at));
+        drop(state);
+        drop(keep);
+    }
+}
+
+/// Sets the text that follows "interrupted" in the error line.
+pub fn doing(what: impl Into<String>) {
+    state().doing = what.into();
+}
+
+/// Whether the work must stop because of an interrupt. If `true`, the caller must return an error, which ends the
+/// process. Never returns if the process is already exiting.
+pub fn stops() -> bool {
+    let stops = state().stops();
+    block_if_ending();
+    stops
+}
+
+/// Blocks forever if an interrupt is ending the process, so that only the interrupt thread prints the error line.
+pub fn block_if_ending() {
+    while state().phase == Phase::Ending {
+        thread::park();
+    }
+}
+
+/// Records a signal and returns what to do about it.
+pub fn request() -> Reply {
+    state().request()
+}
+
+/// After [`Reply::After`], waits until the holds have ended or the work stops. Returns `true` if the caller must exit
+/// the process, `false` if the work ends it by returning an error.
+pub fn wait() -> bool {
+    loop {
+        if let Some(ends) = state().ends_now() {
+            return ends;
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+/// Runs all keepers and returns the text of the error line.
+pub fn last_words() -> String {
+    let (doing, keepers) = {
+        let mut state = state();
+        (mem::take(&mut state.doing), mem::take(&mut state.keepers))
+    };
+    let mut line = if doing.is_empty() { "interrupted".to_string() } else { format!("interrupted {doing}") };
+    for kept in keepers.into_iter().filter_map(|(_, keep)| keep()) {
+        // Writing to a String cannot fail.
+        let _ = write!(line, "; {kept}");
+    }
+    line
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_signal_waits_only_for_holds() {
+        let mut state = State::new();
+        assert!(!state.stops());
+        assert_eq!((state.request(), state.phase), (Reply::Now, Phase::Ending));
+
+        let mut state = State { holds: vec![(1, "the current steps")], ..State::new() };
+        assert_eq!(state.request(), Reply::After("the current steps"));
+        assert_eq!(state.ends_now(), None);
+        state.holds.clear();
+        assert_eq!((state.ends_now(), state.phase), (Some(true), Phase::Ending));
+    }
+
+    #[test]
+    fn only_compiles_is_false_while_a_hold_exists() {
+        let mut state = State { compilations: vec![1], ..State::new() };
+        assert!(state.only_compiles() && !State::new().only_compiles());
+        state.holds.push((2, "x"));
+        assert!(!state.only_compiles());
+    }
+
+    #[test]
+    fn second_signal_exits_while_work_is_stopping() {
+        let mut state = State { holds: vec![(1, "x")], ..State::new() };
+        state.request();
+        assert!(state.stops());
+        state.holds.clear();
+        assert_eq!(state.ends_now(), Some(false));
+        assert_eq!((state.request(), state.ends_now()), (Reply::Now, Some(false)));
+    }
+
+    #[test]
+    fn dropping_a_guard_removes_its_entry() {
+        doing("after 3 of 8 steps");
+        let kept = keeper(|| Some("the steps are kept in a".into()));
+        let silent = keeper(|| None);
+        drop(keeper(|| Some("gone".into())));
+        let (held, compiles) = (hold("x"), compiling());
+        let (hold, compilation) = (held.0, compiles.0);
+        // Check only these entries, because other tests of this process may also register entries.
+        let has = || {
+            let state = state();
+            (state.holds.iter().any(|(n, _)| *n == hold), state.compilations.contains(&compilation))
+        };
+        assert_eq!(has(), (true, true));
+        drop(held);
+        assert_eq!(has(), (false, true));
+        drop(compiles);
+        assert_eq!(has(), (false, false));
+        assert_eq!(last_words(), "interrupted after 3 of 8 steps; the steps are kept in a");
+        drop((kept, silent));
+        assert_eq!(last_words(), "interrupted");
+    }
+}

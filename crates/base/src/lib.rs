@@ -1,0 +1,13 @@
+//! Helpers for processes and files, which know nothing of models: interrupt signals, fail points, threads, temporary
+//! files and destinations.
+
+pub mod catch_panic;
+mod defaults;
+pub mod destination;
+pub mod failpoint;
+pub mod file_kind;
+pub mod host;
+pub mod interrupts;
+pub mod temporaries;
+pub mod text_file;
+pub mod threads;

@@ -1,0 +1,103 @@
+//! Parallel work on the host: over the rows of a slice, and over tasks that block on files, devices or compilers.
+
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use rayon::prelude::*;
+
+/// Minimum number of values per thread; below this, threading costs more than it saves.
+const LEAST: usize = 1 << 14;
+
+/// Calls `fill(i, row)` for every row of `width` values, from several threads. A remainder shorter than a row is left
+/// unchanged.
+pub fn each_row<T: Send>(values: &mut [T], width: usize, fill: impl Fn(usize, &mut [T]) + Sync) {
+    let width = width.max(1);
+    let rows = values.par_chunks_exact_mut(width).with_min_len(LEAST.div_ceil(width));
+    rows.enumerate().for_each(|(i, row)| fill(i, row));
+}
+
+/// Returns the number of CPU cores available to this process.
+pub fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Runs `work` on each item and returns the results in the order of `items`. Up to `workers` threads start the items in
+/// that order, so items that are needed first should come first. `work` may block.
+pub fn in_order<T: Sync, R: Send>(items: &[T], workers: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let (next, work) = (AtomicUsize::new(0), &work);
+    let take = || {
+        let mut done = Vec::new();
+        while let Some((i, item)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, items.get(i)?))) {
+            done.push((i, work(item)));
+        }
+        done
+    };
+    let mut all: Vec<(usize, R)> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers.clamp(1, items.len().max(1))).map(|_| scope.spawn(take)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    all.sort_unstable_by_key(|(i, _)| *i);
+    all.into_iter().map(|(_, made)| made).collect()
+}
+
+/// Like [`in_order`], but for fallible work: after a failure, no further items start.
+///
+/// # Errors
+/// Returns the error of the failed item that comes first in `items`.
+pub fn try_in_order<T: Sync, R: Send, E: Send>(
+    items: &[T],
+    workers: usize,
+    work: impl Fn(&T) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, E> {
+    let failed = AtomicBool::new(false);
+    let begun = in_order(items, workers, |item| {
+        let attempt = || work(item).inspect_err(|_| failed.store(true, Ordering::Relaxed));
+        (!failed.load(Ordering::Relaxed)).then(attempt)
+    });
+    begun.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_row_fills_every_complete_row_once() {
+        let mut values = vec![0usize; 3 * LEAST + 2];
+        each_row(&mut values, 3, |i, row| row.iter_mut().for_each(|v| *v += i + 1));
+        assert!(values[..3 * LEAST].iter().enumerate().all(|(at, v)| *v == at / 3 + 1));
+        assert_eq!(values[3 * LEAST..], [0, 0]);
+        each_row(&mut values[..0], 0, |_, _| {});
+    }
+
+    #[test]
+    fn items_start_and_return_in_order() {
+        let begun = std::sync::Mutex::new(Vec::new());
+        let items: Vec<usize> = (0..40).collect();
+        for workers in [0, 1, 3, 100] {
+            let squares = in_order(&items, workers, |&i| {
+                begun.lock().expect("no panic").push(i);
+                i * i
+            });
+            assert_eq!(squares, items.iter().map(|i| i * i).collect::<Vec<_>>());
+        }
+        // With one worker, items start in order.
+        assert_eq!(begun.lock().expect("no panic")[..40], items);
+        assert!(in_order(&[0usize; 0], 4, |i| *i).is_empty());
+    }
+
+    #[test]
+    fn no_item_starts_after_a_failure() {
+        let begun = AtomicUsize::new(0);
+        let items: Vec<usize> = (0..40).collect();
+        let half = |i: &usize| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            if *i < 7 { Ok(i / 2) } else { Err(*i) }
+        };
+        assert_eq!(try_in_order(&items, 1, half), Err(7));
+        assert_eq!(begun.load(Ordering::Relaxed), 8);
+        assert!(try_in_order(&items, 3, half).is_err_and(|i| i >= 7));
+        assert_eq!(try_in_order(&items[..7], 3, half), Ok(vec![0, 0, 1, 1, 2, 2, 3]));
+    }
+}

@@ -1,0 +1,359 @@
+//! Atomic file writes: a temporary file in the target folder is renamed to its final name when complete.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use super::error::{Error, Result};
+use ltx2_base::destination::{self, Destination};
+use ltx2_base::{failpoint, temporaries};
+
+/// Returns the folder for an output's temporary files. This is the output's own folder, so that a rename stays within
+/// one file system. If the output is a device or a pipe, it is the system's temporary folder.
+pub(super) fn scratch_folder(path: &Path) -> Result<PathBuf> {
+    Ok(match destination_of(path)? {
+        Destination::File(target) => destination::folder(&target),
+        Destination::Stream(_) => std::env::temp_dir(),
+    })
+}
+
+fn destination_of(path: &Path) -> Result<Destination> {
+    Destination::of(path).map_err(Error::io("write", path))
+}
+
+pub(super) fn name(path: &Path) -> impl Display {
+    path.file_name().unwrap_or_default().display()
+}
+
+/// Creates an empty temporary file in the folder of `path` (see [`scratch_folder`]), and any missing parent folders.
+/// The file is deleted unless it is passed to [`persist`].
+///
+/// The temporary name ends with `suffix`, for programs that derive the format from the extension.
+pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
+    let folder = scratch_folder(path)?;
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".ltx2-").suffix(suffix);
+    #[cfg(unix)]
+    {
+        // `tempfile` makes files private by default; the finished file needs the usual permissions.
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    let create = || {
+        std::fs::create_dir_all(&folder).map_err(Error::io("create folder", &folder))?;
+        builder.tempfile_in(&folder).map_err(Error::io("create a temporary file in", &folder))
+    };
+    // A concurrent [`check_writable`] on the same folder may remove the folder between the two calls; retry once.
+    let file = match create() {
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => create()?,
+        created => created?,
+    };
+    temporaries::note(file.path());
+    Ok(file)
+}
+
+/// The file system calls of an atomic write, as a trait so that tests can record their order.
+trait Calls {
+    fn write(&mut self, bytes: &[u8]) -> Result<()>;
+    /// Writes the file's bytes to disk before it returns.
+    fn sync_file(&mut self) -> Result<()>;
+    fn rename(&mut self) -> Result<()>;
+    /// Writes the folder entry to disk before it returns.
+    fn sync_folder(&mut self) -> Result<()>;
+}
+
+/// Writes `parts`, syncs and renames the file. Because of the order of the calls, a crash at any point leaves either
+/// the complete new file or the previous one.
+fn replace_by(calls: &mut impl Calls, parts: &[&[u8]]) -> Result<()> {
+    parts.iter().try_for_each(|part| calls.write(part))?;
+    calls.sync_file()?;
+    calls.rename()?;
+    calls.sync_folder()
+}
+
+/// A temporary file in the same folder as its target.
+struct Beside<'a> {
+    /// `None` after the rename.
+    file: Option<NamedTempFile>,
+    /// Path as the caller passed it, for messages.
+    path: &'a Path,
+    /// Path after symbolic links are resolved.
+    target: &'a Path,
+    /// Whether to replace an existing file. If false, an existing file is an error.
+    replace: bool,
+}
+
+impl Beside<'_> {
+    fn file(&mut self) -> Result<&mut NamedTempFile> {
+        let gone = || std::io::Error::other("the temporary file was already renamed");
+        self.file.as_mut().ok_or_else(|| Error::io("write", self.path)(gone()))
+    }
+}
+
+impl Calls for Beside<'_> {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let path = self.path;
+        let (first, rest) = bytes.split_at(bytes.len() / 2);
+        self.file()?.write_all(first).map_err(Error::io("write", path))?;
+        failpoint::reach("write", name(path));
+        self.file()?.write_all(rest).map_err(Error::io("write", path))
+    }
+
+    fn sync_file(&mut self) -> Result<()> {
+        let path = self.path;
+        self.file()?.as_file().sync_all().map_err(Error::io("write", path))
+    }
+
+    fn rename(&mut self) -> Result<()> {
+        failpoint::reach("rename", name(self.path));
+        failpoint::fail("rename", name(self.path)).map_err(Error::io("rename the finished file to", self.path))?;
+        let Some(file) = self.file.take() else { return Ok(()) };
+        let named = if self.replace { file.persist(self.target) } else { persist_new(file, self.target) };
+        named.map(drop).map_err(|e| Error::io("rename the finished file to", self.path)(e.error))
+    }
+
+    fn sync_folder(&mut self) -> Result<()> {
+        let folder = destination::folder(self.target);
+        sync_folder(&folder).map_err(Error::io("write", &folder))
+    }
+}
+
+/// Renames a file without replacing an existing one. File systems without an atomic exclusive rename get a check for an
+/// existing file just before an ordinary rename.
+fn persist_new(file: NamedTempFile, path: &Path) -> std::result::Result<std::fs::File, tempfile::PersistError> {
+    file.persist_noclobber(path).or_else(|refused| match refused.error.kind() {
+        std::io::ErrorKind::AlreadyExists => Err(refused),
+        _ if path.symlink_metadata().is_ok() => Err(refused),
+        _ => refused.file.persist(path),
+    })
+}
+
+/// Syncs a folder, so that renames in it survive a crash. Does nothing if the file system cannot sync folders or the
+/// folder is not readable; a rename in such a folder reaches the disk later.
+pub fn sync_folder(folder: &Path) -> std::io::Result<()> {
+    use std::io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    match std::fs::File::open(folder).and_then(|folder| folder.sync_all()) {
+        Err(e) if matches!(e.kind(), InvalidInput | PermissionDenied | Unsupported) => Ok(()),
+        other => other,
+    }
+}
+
+/// Renames the temporary file to `path`. If `replace` is false, an existing file is an error. If `path` is a device or
+/// a pipe, copies the bytes into it.
+pub(super) fn persist(file: NamedTempFile, path: &Path, replace: bool) -> Result<()> {
+    match destination_of(path)? {
+        Destination::File(target) => replace_by(&mut Beside { file: Some(file), path, target: &target, replace }, &[]),
+        Destination::Stream(stream) => {
+            let copy = || std::io::copy(&mut file.reopen()?, &mut destination::open_stream(&stream)?);
+            copy().map(drop).map_err(Error::io("write", path))
+        }
+    }
+}
+
+/// Checks that a file can be created at `path`, so that an unusable path is reported before hours of work. Removes the
+/// parent folders that it had to create for the check.
+///
+/// # Errors
+/// Returns an error if `path` is a folder, or if its folder cannot be created or written to.
+pub fn check_writable(path: &Path) -> Result<()> {
+    if path.is_dir() || path.file_name().is_none() {
+        let source = std::io::ErrorKind::IsADirectory.into();
+        return Err(Error::Io { action: "write", path: path.into(), source });
+    }
+    let target = match destination_of(path)? {
+        Destination::File(target) => target,
+        Destination::Stream(stream) => return destination::check_stream(&stream).map_err(Error::io("write", path)),
+    };
+    let folder = destination::folder(&target);
+    let missing: Vec<&Path> = folder.ancestors().take_while(|f| !f.as_os_str().is_empty() && !f.exists()).collect();
+    let tried = beside(&target, ".part").map(drop);
+    // Deepest folder first. A folder that another process has started to use is not empty, so it is not removed.
+    missing.into_iter().for_each(|folder| drop(std::fs::remove_dir(folder)));
+    tried
+}
+
+/// Writes `bytes` to `path` atomically: readers never see a partial file. Creates missing parent folders and replaces
+/// an existing file. If `path` is a symbolic link, replaces the file that it points to. If `path` is a device or a
+/// pipe, writes the bytes into it.
+///
+/// # Errors
+/// Returns an error if the file cannot be written.
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_file(path, bytes, true)
+}
+
+/// Writes a file like [`write_atomically`]. If `replace` is false, an existing file is an error.
+pub fn write_file(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
+    match destination_of(path)? {
+        Destination::File(target) => {
+            let file = Some(beside(&target, ".part")?);
+            replace_by(&mut Beside { file, path, target: &target, replace }, &[bytes])
+        }
+        Destination::Stream(stream) => {
+            let write = || destination::open_stream(&stream)?.write_all(bytes);
+            write().map_err(Error::io("write", path))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cleanup_removes_only_unfinished_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("done.json");
+        write_atomically(&path, b"{}").unwrap();
+        let under_way = beside(&folder.path().join("out.mp4"), ".mp4").unwrap();
+        assert!(under_way.path().exists());
+        temporaries::remove_all();
+        assert!(!under_way.path().exists() && path.exists());
+    }
+
+    #[test]
+    fn check_writable_leaves_no_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        check_writable(&folder.path().join("new/deep/out.mp4")).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        let taken = folder.path().join("taken");
+        std::fs::create_dir(&taken).unwrap();
+        check_writable(&taken.join("out.mp4")).unwrap();
+        assert!(taken.is_dir(), "an existing folder is not removed");
+        assert!(check_writable(&taken).is_err(), "a folder is not a writable file");
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Call {
+        Write(usize),
+        SyncFile,
+        Rename,
+        SyncFolder,
+    }
+
+    /// Records the calls in order.
+    struct Recorded(Vec<Call>);
+
+    impl Calls for Recorded {
+        fn write(&mut self, bytes: &[u8]) -> Result<()> {
+            self.0.push(Call::Write(bytes.len()));
+            Ok(())
+        }
+
+        fn sync_file(&mut self) -> Result<()> {
+            self.0.push(Call::SyncFile);
+            Ok(())
+        }
+
+        fn rename(&mut self) -> Result<()> {
+            self.0.push(Call::Rename);
+            Ok(())
+        }
+
+        fn sync_folder(&mut self) -> Result<()> {
+            self.0.push(Call::SyncFolder);
+            Ok(())
+        }
+    }
+
+    /// Returns the possible states of the target after a crash that follows these calls. `None` is the previous file; a
+    /// number is the length in bytes of the new file. Bytes that were not synced may be partly or completely lost.
+    fn states_after_crash(made: &[Call]) -> Vec<Option<usize>> {
+        let since = |call: Call| made.iter().rposition(|one| *one == call);
+        let (mut written, mut safe) = (0, 0);
+        for call in made {
+            match call {
+                Call::Write(bytes) => written += bytes,
+                Call::SyncFile => safe = written,
+                Call::Rename | Call::SyncFolder => {}
+            }
+        }
+        let Some(renamed) = since(Call::Rename) else { return vec![None] };
+        let is_kept = since(Call::SyncFolder).is_some_and(|synced| synced > renamed);
+        (safe..=written).map(Some).chain((!is_kept).then_some(None)).collect()
+    }
+
+    /// Returns whether a crash at any point leaves the complete new file or the previous one, and whether the new file
+    /// exists after all calls.
+    fn survives(calls: &[Call], bytes: usize) -> bool {
+        let is_right = |state: &Option<usize>| state.is_none_or(|left| left == bytes);
+        let everywhere = (0..=calls.len()).flat_map(|n| states_after_crash(&calls[..n])).all(|state| is_right(&state));
+        everywhere && states_after_crash(calls) == [Some(bytes)]
+    }
+
+    #[test]
+    fn crash_at_any_call_keeps_old_or_complete_new_file() {
+        let mut recorded = Recorded(Vec::new());
+        replace_by(&mut recorded, &[b"abc", b"de"]).unwrap();
+        let calls = recorded.0;
+        assert_eq!(calls.iter().filter(|call| matches!(call, Call::Write(_))).count(), 2);
+        assert!(survives(&calls, 5), "{calls:?}");
+        // Leaving out any call, or swapping two, breaks the guarantee.
+        for n in 0..calls.len() {
+            let without = [&calls[..n], &calls[n + 1..]].concat();
+            assert!(!survives(&without, 5), "without {:?}", calls[n]);
+        }
+        for n in 1..calls.len() - 1 {
+            let mut swapped = calls.clone();
+            swapped.swap(n, n + 1);
+            assert!(!survives(&swapped, 5), "{swapped:?}");
+        }
+    }
+
+    #[test]
+    fn writing_through_symlink_replaces_its_target() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::create_dir(path("else")).unwrap();
+        std::os::unix::fs::symlink("else/a.json", path("a.json")).unwrap();
+        check_writable(&path("a.json")).unwrap();
+        assert!(write_file(&path("a.json"), b"1", false).is_ok() && write_file(&path("a.json"), b"2", false).is_err());
+        write_atomically(&path("a.json"), b"2").unwrap();
+        let (mut file, link) = (beside(&path("a.json"), ".mp4").unwrap(), std::fs::read_link(path("a.json")).unwrap());
+        assert_eq!(file.path().parent(), Some(&*path("else")));
+        file.write_all(b"3").unwrap();
+        persist(file, &path("a.json"), true).unwrap();
+        assert_eq!((std::fs::read(path("else/a.json")).unwrap(), link), (b"3".to_vec(), "else/a.json".into()));
+        assert!(path("a.json").is_symlink());
+        assert_eq!(std::fs::read_dir(path("else")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn writing_to_fifo_keeps_the_fifo() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.json");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        check_writable(&path).unwrap();
+        for (replace, is_whole) in [(false, true), (true, false)] {
+            let reader = std::thread::spawn({
+                let path = path.clone();
+                move || std::fs::read(path)
+            });
+            if is_whole {
+                write_file(&path, b"bytes", replace).unwrap();
+            } else {
+                let mut file = beside(&path, ".mp4").unwrap();
+                file.write_all(b"bytes").unwrap();
+                persist(file, &path, replace).unwrap();
+            }
+            assert_eq!(reader.join().unwrap().unwrap(), b"bytes");
+        }
+        use std::os::unix::fs::FileTypeExt;
+        assert!(path.metadata().unwrap().file_type().is_fifo());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    /// `/dev/null` cannot be synced, so it stands in for a disk whose fsync fails.
+    #[test]
+    fn failed_fsync_prevents_rename() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.mp4");
+        let (_, temporary) = beside(&path, ".mp4").unwrap().into_parts();
+        let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
+        let error = persist(NamedTempFile::from_parts(null, temporary), &path, true).err().map(|e| e.to_string());
+        assert!(error.as_ref().is_some_and(|e| e.contains("out.mp4")) && !path.exists(), "{error:?}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+    }
+}

@@ -1,0 +1,117 @@
+//! Audio decoding with an installed ffmpeg.
+
+use std::path::Path;
+
+use symphonia::core::errors::Error as Reason;
+use symphonia::core::formats::probe::Hint;
+use symphonia::core::io::ReadOnlySource;
+
+use super::audio::Audio;
+use super::decode::{Output, PLAIN_FILES, run};
+use super::edit_list::{Edit, mp4_sound};
+use super::error::Error;
+use super::sound_builtin::{MAX_PRIMING, Place, decode};
+use super::sound_part::{Fault, SoundPart, Wanted};
+use super::track_times::{Listing, packet_start, sound_start};
+use ltx2_base::catch_panic::catch_silently;
+
+/// Maximum duration in seconds that ffmpeg decodes if the caller requests no end.
+const MAX_SECONDS: f64 = 3600.0;
+
+/// Why ffmpeg returned no audio.
+pub(super) enum Failure {
+    /// ffmpeg cannot be started.
+    Missing,
+    /// ffmpeg's message, on one line.
+    Decoder(String),
+    /// A defect of the audio itself, with the reason.
+    Sound(String),
+}
+
+impl Failure {
+    /// Returns the message. `None`: ffmpeg cannot be started.
+    pub(super) fn words(self) -> Option<String> {
+        match self {
+            Failure::Missing => None,
+            Failure::Decoder(words) | Failure::Sound(words) => Some(words),
+        }
+    }
+}
+
+/// Reads audio with ffmpeg. `None`: the file has no audio.
+///
+/// # Errors
+/// Returns an error if ffmpeg is not installed or cannot read the file.
+pub(super) fn read_by_ffmpeg(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Result<Option<SoundPart>, Failure> {
+    let listing = Listing::read(path, ffmpeg);
+    let zero = wanted.zero.unwrap_or_else(|| listing.zero());
+    let first = first_sample(path, ffmpeg, wanted, &listing, zero);
+    // ffmpeg's `-t` counts from the first packet, which may decode to no samples. The surplus is trimmed afterwards.
+    let limit = wanted.end.unwrap_or(MAX_SECONDS) + (zero - first.unwrap_or(zero)).max(0.0) + MAX_PRIMING;
+    let limit = limit.to_string();
+    let track = listing.sound.map_or("0:a:0".into(), |track| format!("0:{track}"));
+    let how = ["-map", &track, "-t", &limit, "-vn", "-f", "wav", "-c:a", "pcm_f32le"];
+    let timed = Wanted { zero: Some(0.0), ..wanted };
+    let place = Place::Piped(Edit::starting_at(first.unwrap_or(zero) - zero));
+    let read = |out| catch_silently(|| decode(Box::new(ReadOnlySource::new(out)), &Hint::new(), place, timed));
+    let mut made = None;
+    let ran = run(path, ffmpeg, &PLAIN_FILES, &how, |out| made = Some(read(out)));
+    if let Some(reason) = made.as_ref().and_then(|made| made.as_ref().err()?.of_sound()) {
+        return Err(Failure::Sound(reason));
+    }
+    let said = match ran {
+        Ok(Some(Output { said, .. })) => said,
+        Ok(None) => return Ok(None),
+        Err(Error::NoDecoder { .. }) => return Err(Failure::Missing),
+        Err(Error::Ffmpeg { tail, .. }) => return Err(Failure::Decoder(first_and_last(&tail))),
+        Err(error) => return Err(Failure::Decoder(error.to_string())),
+    };
+    let part = match made {
+        Some(Ok(reading)) => reading.part.map(|part| SoundPart { sound: until(part.sound, wanted), ..part }),
+        // The output consists of a header without samples.
+        None | Some(Err(Fault::Decoder(Reason::IoError(_)))) => None,
+        Some(Err(fault)) => return Err(Failure::Decoder(format!("the output of ffmpeg cannot be parsed: {fault:?}"))),
+    };
+    let damage = (!said.is_empty()).then(|| first_and_last(&said));
+    if first.is_none() {
+        tracing::warn!("{}: ffmpeg does not report when the sound starts; assuming no delay", path.display());
+    }
+    match (part, damage) {
+        (None, Some(damage)) => Err(Failure::Decoder(damage)),
+        (part, damage) => Ok(part.map(|part| SoundPart { damage, ..part })),
+    }
+}
+
+/// Returns the time of the first decoded sample in seconds. `None`: ffmpeg does not report it.
+fn first_sample(path: &Path, ffmpeg: &Path, wanted: Wanted, listing: &Listing, zero: f64) -> Option<f64> {
+    // For files with an `iTunSMPB` tag, ffmpeg drops the priming but adds its duration to the start time.
+    if mp4_sound(path).ok().flatten().is_some_and(|sound| sound.is_itunes) {
+        return Some(0.0);
+    }
+    let track = listing.sound?;
+    let first = sound_start(path, ffmpeg, track)?;
+    // If the sound need not be aligned to a video, the decoder's priming delay is not treated as silence.
+    let is_late = first > zero && first - zero < MAX_PRIMING;
+    let is_priming = || packet_start(path, ffmpeg, track).is_some_and(|packet| packet <= zero + 0.001);
+    Some(if wanted.zero.is_none() && is_late && is_priming() { zero } else { first })
+}
+
+/// Trims audio to the requested end.
+fn until(sound: Audio, wanted: Wanted) -> Audio {
+    let Some(end) = wanted.end else { return sound };
+    let most = ((end - wanted.start).max(0.0) * f64::from(sound.rate())).ceil() as usize;
+    if sound.len() > most { sound.span(0.0, most) } else { sound }
+}
+
+/// Joins the first and the last of ffmpeg's messages into one line.
+fn first_and_last(said: &str) -> String {
+    if said.contains("not on whitelist") {
+        return "the container may refer to other files, or its format is not allowed; convert the file, e.g. ffmpeg -i IN OUT.flac".into();
+    }
+    let mut lines = said.lines().flat_map(|line| line.split(" | "));
+    let first = lines.next().unwrap_or("no message");
+    match lines.last() {
+        Some(last) if last != first => format!("{first}; {last}"),
+        _ => first.into(),
+    }
+}

@@ -1,0 +1,19 @@
+//! The text encoder network shared by Gemma 3 and Gemma 4: converts token ids to hidden states. LTX-2's text projection
+//! is computed inside the loop over layers. Each Gemma version provides its own layers and norm.
+
+mod block;
+mod layer_kind;
+mod mask;
+mod program;
+
+pub use block::{Block, keys_values};
+pub use layer_kind::LayerKind;
+pub use layer_kind::{every, listed};
+pub(crate) use mask::{Visible, bias};
+pub use program::{Stack, Visit};
+
+/// Folder of the text encoder in a model.
+pub const COMPONENT: &str = "text_encoder";
+
+/// Prefix of the names of the language model's tensors in the checkpoint.
+pub const ROOT: &str = "language_model.model";

@@ -1,0 +1,459 @@
+//! Converts prompts to token ids as transformers 5 does for the reference pipelines: strips white space, truncates on
+//! the right, adds the prefix and suffix tokens of `tokenizer.json`, and pads on the **left** to a fixed length.
+
+mod bytes;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use self::bytes::byte_tokenizer;
+pub use self::bytes::write_byte_tokenizer;
+use ltx2_base::catch_panic::catch_silently;
+use ltx2_base::file_kind;
+use ltx2_base::text_file;
+
+const MODEL_FILE: &str = "tokenizer.json";
+const CONFIG_FILE: &str = "tokenizer_config.json";
+const SPECIAL_FILE: &str = "special_tokens_map.json";
+
+/// Error while opening, using or writing a tokenizer. Every message is one line.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    #[error("cannot read {}: {source}; the model's tokenizer folder needs {MODEL_FILE}", file.display())]
+    Read { file: PathBuf, source: std::io::Error },
+    #[error("cannot write {}: {source}", file.display())]
+    Write { file: PathBuf, source: std::io::Error },
+    /// A file with invalid content.
+    #[error("{}: {why}", file.display())]
+    Content { file: PathBuf, why: String },
+    /// The maximum length is smaller than the number of tokens added to every prompt.
+    #[error("max_sequence_length is {given}; it must be at least {least}")]
+    Length { given: usize, least: usize },
+    #[error("the tokenizer failed on the prompt: {0}")]
+    Encode(String),
+}
+
+/// An encoded prompt: the input of the text encoder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Encoding {
+    /// `max_len` token ids, padding first.
+    pub ids: Vec<i32>,
+    /// 0 for padding, 1 for a token.
+    pub mask: Vec<i32>,
+    /// Number of prompt tokens removed by truncation.
+    pub cut: usize,
+}
+
+/// Default special tokens of a model family, used if the tokenizer's files do not define them, and the family's BOS
+/// rule.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenizerRules {
+    pub bos: &'static str,
+    /// The EOS token; also used for padding if the vocabulary has no pad token.
+    pub eos: &'static str,
+    pub pad: &'static str,
+    pub front: BosRule,
+}
+
+/// Rules of Gemma 3 and Gemma 4; BOS is added only by the post-processor of `tokenizer.json`.
+pub const GEMMA: TokenizerRules = TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", front: BosRule::AsAdded };
+
+/// Whether prompts start with BOS. `add_bos_token` and `add_eos_token` of `tokenizer_config.json` have no effect:
+/// transformers 5 ignores both if there is a `tokenizer.json`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BosRule {
+    /// Only if the post-processor of `tokenizer.json` adds it (transformers 5, diffusers, Lightricks 1.0.0).
+    AsAdded,
+    /// Always: prepended after post-processing if the ids do not start with it (Lightricks 1.2.0).
+    Forced,
+}
+
+/// A model's tokenizer.
+#[derive(Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    /// Ids that the post-processor adds before (`prefix`) and after (`suffix`) every prompt.
+    prefix: Vec<i32>,
+    suffix: Vec<i32>,
+    /// BOS id to prepend if the ids do not start with it. `None`: only the post-processor adds tokens.
+    forced: Option<i32>,
+    pad: i32,
+}
+
+impl Tokenizer {
+    /// Opens a tokenizer folder. Reads `tokenizer.json`, and takes the special tokens from `tokenizer_config.json` and
+    /// `special_tokens_map.json` or, if these do not exist or do not define a token, from `rules`.
+    ///
+    /// # Errors
+    /// Returns [`TokenizerError::Read`] if a file cannot be read, and [`TokenizerError::Content`] if a file is
+    /// malformed, the vocabulary lacks a special token, or the post-processor adds tokens inside the prompt.
+    pub fn open(dir: &Path, rules: &TokenizerRules) -> Result<Self, TokenizerError> {
+        let file = dir.join(MODEL_FILE);
+        let text = std::fs::read(&file).map_err(|source| TokenizerError::Read { file: file.clone(), source })?;
+        let inner = model(&file, text_file::unmarked(&text))?;
+        Self::with(dir, inner, rules, &object(&dir.join(CONFIG_FILE))?, &object(&dir.join(SPECIAL_FILE))?)
+    }
+
+    /// Creates a tokenizer from the contents of `tokenizer.json` and, if present, `tokenizer_config.json`. `place` is
+    /// the path shown in errors. Returns the same errors as [`Tokenizer::open`].
+    pub fn packed(
+        place: &Path,
+        tokenizer: &[u8],
+        config: Option<&[u8]>,
+        rules: &TokenizerRules,
+    ) -> Result<Self, TokenizerError> {
+        let file = place.join(CONFIG_FILE);
+        let config = config.map_or(Ok(json!({})), |text| parse(&file, text))?;
+        Self::with(place, model(&place.join(MODEL_FILE), tokenizer)?, rules, &config, &json!({}))
+    }
+
+    /// Returns the byte-level tokenizer of [`write_byte_tokenizer`], used for models without a tokenizer.
+    pub fn bytes(rules: &TokenizerRules) -> Result<Self, TokenizerError> {
+        let dir = Path::new("bytes");
+        let [tokens, config, special] = byte_tokenizer();
+        let inner = model(&dir.join(MODEL_FILE), tokens.to_string().as_bytes())?;
+        Self::with(dir, inner, rules, &config, &special)
+    }
+
+    fn with(
+        dir: &Path,
+        inner: tokenizers::Tokenizer,
+        rules: &TokenizerRules,
+        config: &Value,
+        special: &Value,
+    ) -> Result<Self, TokenizerError> {
+        let file = dir.join(MODEL_FILE);
+        let id = |name: &str| match inner.token_to_id(name).and_then(|id| i32::try_from(id).ok()) {
+            Some(id) => Ok(id),
+            None => Err(TokenizerError::Content {
+                file: file.clone(),
+                why: format!("the vocabulary lacks the special token `{name}`"),
+            }),
+        };
+        let name = |key: &str, default: &str| {
+            [config, special].iter().find_map(|map| token_name(map.get(key)?)).unwrap_or(default.to_owned())
+        };
+        let [prefix, suffix] = added(&file, &inner)?;
+        let forced = match rules.front {
+            BosRule::AsAdded => None,
+            BosRule::Forced => Some(id(&name("bos_token", rules.bos))?),
+        };
+        // If the vocabulary has no pad token, EOS is used for padding, as in the reference.
+        let pad = name("pad_token", rules.pad);
+        let pad = id(&pad).or_else(|e| id(&name("eos_token", rules.eos)).map_err(|_| e))?;
+        Ok(Self { inner, prefix, suffix, forced, pad })
+    }
+
+    /// Encodes a prompt to exactly `max_len` ids.
+    ///
+    /// # Errors
+    /// Returns [`TokenizerError::Length`] if `max_len` is smaller than the number of tokens added to every prompt, and
+    /// [`TokenizerError::Encode`] if the tokenizer library fails.
+    pub fn encode(&self, prompt: &str, max_len: usize) -> Result<Encoding, TokenizerError> {
+        let words = ids(&encode(&self.inner, strip(prompt), false)?);
+        let first = self.prefix.iter().chain(&words).chain(&self.suffix).next();
+        let bos = self.forced.filter(|bos| first != Some(bos));
+        let added = usize::from(bos.is_some()) + self.prefix.len() + self.suffix.len();
+        if max_len < added.max(1) {
+            return Err(TokenizerError::Length { given: max_len, least: added.max(1) });
+        }
+        let kept = words.len().min(max_len - added);
+        let pads = max_len - added - kept;
+        let pad = std::iter::repeat_n(&self.pad, pads);
+        let tokens = bos.iter().chain(&self.prefix).chain(&words[..kept]).chain(&self.suffix);
+        let ids = pad.chain(tokens).copied().collect();
+        let mask = (0..max_len).map(|i| i32::from(i >= pads)).collect();
+        Ok(Encoding { ids, mask, cut: words.len() - kept })
+    }
+
+    /// Returns the size of the vocabulary: the largest id plus one, special tokens and unused ids included.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
+    }
+}
+
+/// Returns the ids that the post-processor of `tokenizer.json` adds before and after every prompt.
+fn added(file: &Path, inner: &tokenizers::Tokenizer) -> Result<[Vec<i32>; 2], TokenizerError> {
+    const PROBE: &str = "a";
+    let (words, whole) = (ids(&encode(inner, PROBE, false)?), encode(inner, PROBE, true)?);
+    let all = ids(&whole);
+    if all == words {
+        return Ok([vec![], vec![]]);
+    }
+    let is_added = |mask: &&u32| **mask == 1;
+    let front = whole.get_special_tokens_mask().iter().take_while(is_added).count();
+    let back = whole.get_special_tokens_mask()[front..].iter().rev().take_while(is_added).count();
+    if words.is_empty() || all[front..all.len() - back] != words {
+        let why = format!(
+            "the post-processor turns token ids {words:?} into {all:?}; it may only add tokens before and \
+             after a prompt"
+        );
+        return Err(TokenizerError::Content { file: file.to_path_buf(), why });
+    }
+    Ok([all[..front].to_vec(), all[all.len() - back..].to_vec()])
+}
+
+fn ids(encoding: &tokenizers::Encoding) -> Vec<i32> {
+    encoding.get_ids().iter().map(|id| *id as i32).collect()
+}
+
+/// Encodes a text. If `add` is set, the ids include the tokens that the post-processor adds.
+fn encode(inner: &tokenizers::Tokenizer, text: &str, add: bool) -> Result<tokenizers::Encoding, TokenizerError> {
+    catch_silently(|| inner.encode_fast(text, add).map_err(|e| e.to_string())).map_err(TokenizerError::Encode)
+}
+
+/// Parses the contents of `tokenizer.json`.
+fn model(file: &Path, text: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
+    let fail = |why: String| TokenizerError::Content { file: file.to_path_buf(), why };
+    let read = catch_silently(|| tokenizers::Tokenizer::from_bytes(text).map_err(|e| e.to_string()));
+    let mut inner = read.map_err(|e| fail(format!("not a tokenizer: {}", reason(text, e))))?;
+    // Truncation and padding are done in `Tokenizer::encode`: the library would apply the file's settings before BOS is
+    // added.
+    inner.with_padding(None);
+    inner.with_truncation(None).map_err(|e| fail(e.to_string()))?;
+    Ok(inner)
+}
+
+/// Strips Unicode white space and the four separators U+001C to U+001F, like Python's `str.strip`.
+fn strip(text: &str) -> &str {
+    text.trim_matches(|c: char| c.is_whitespace() || ('\x1c'..='\x1f').contains(&c))
+}
+
+/// Reads a JSON object from a file; a missing file is an empty object.
+fn object(file: &Path) -> Result<Value, TokenizerError> {
+    let text = match std::fs::read(file) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(json!({})),
+        Err(source) => return Err(TokenizerError::Read { file: file.to_path_buf(), source }),
+    };
+    parse(file, &text)
+}
+
+/// Returns why a file cannot be parsed: its actual format if recognized (for example a git-LFS pointer), otherwise the
+/// parser's error.
+fn reason(text: &[u8], error: impl std::fmt::Display) -> String {
+    file_kind::non_json_kind(text).map_or_else(|| error.to_string(), |kind| format!("it is {kind}"))
+}
+
+/// Parses a JSON object.
+fn parse(file: &Path, text: &[u8]) -> Result<Value, TokenizerError> {
+    let map: Map<String, Value> = serde_json::from_slice(text_file::unmarked(text)).map_err(|e| {
+        TokenizerError::Content { file: file.to_path_buf(), why: format!("not a JSON object: {}", reason(text, e)) }
+    })?;
+    Ok(map.into())
+}
+
+/// Returns the token in a configuration value: either a string or an object with a `content` string.
+fn token_name(value: &Value) -> Option<String> {
+    value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    const RULES: TokenizerRules = GEMMA;
+
+    const fn rules(front: BosRule) -> TokenizerRules {
+        TokenizerRules { front, ..GEMMA }
+    }
+
+    #[derive(Deserialize)]
+    struct Fixture {
+        tokenizers: Vec<Reference>,
+    }
+
+    #[derive(Deserialize)]
+    struct Reference {
+        dir: String,
+        vocab_size: usize,
+        cases: Vec<Case>,
+    }
+
+    #[derive(Deserialize)]
+    struct Case {
+        prompt: String,
+        max_length: usize,
+        pads: usize,
+        ids: Vec<i32>,
+        cut: usize,
+    }
+
+    fn fixtures() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizer")
+    }
+
+    #[test]
+    fn token_ids_match_transformers() {
+        let text = std::fs::read_to_string(fixtures().join("ids.json")).expect("the fixture is there");
+        let fixture: Fixture = serde_json::from_str(&text).expect("the fixture parses");
+        assert_eq!(fixture.tokenizers.len(), 2);
+        for reference in fixture.tokenizers {
+            let tokenizer = Tokenizer::open(&fixtures().join(&reference.dir), &RULES).expect("a tokenizer");
+            assert_eq!(tokenizer.vocab_size(), reference.vocab_size);
+            for case in reference.cases {
+                let got = tokenizer.encode(&case.prompt, case.max_length).expect("encodes");
+                let name = format!("{}: {:?} to {}", reference.dir, case.prompt, case.max_length);
+                assert_eq!(got.ids[case.pads..], case.ids, "{name}");
+                assert!(got.ids[..case.pads].iter().all(|id| *id == tokenizer.pad), "{name}");
+                let mask = [vec![0; case.pads], vec![1; case.ids.len()]].concat();
+                assert_eq!((got.mask, got.cut), (mask, case.cut), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn git_lfs_pointer_is_reported() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 33384568\n";
+        std::fs::write(folder.path().join(MODEL_FILE), pointer).expect("written");
+        let error = Tokenizer::open(folder.path(), &RULES).expect_err("a pointer").to_string();
+        assert!(error.contains("tokenizer.json: not a tokenizer: it is a git-LFS pointer"), "{error}");
+    }
+
+    #[derive(Deserialize)]
+    struct FrontFixture {
+        prompts: Vec<String>,
+        max_length: usize,
+        cases: Vec<Front>,
+    }
+
+    /// A tokenizer with its own post-processor and flags, and the expected ids from transformers 5.24: `ids` without
+    /// changes, `forced` with BOS prepended where it is missing.
+    #[derive(Deserialize)]
+    struct Front {
+        name: String,
+        post_processor: Value,
+        config: Value,
+        ids: Vec<Vec<i32>>,
+        forced: Vec<Vec<i32>>,
+    }
+
+    fn opened(json: &Value, config: &Value, front: BosRule) -> Result<Tokenizer, TokenizerError> {
+        let folder = Path::new("folder");
+        let inner = model(&folder.join(MODEL_FILE), json.to_string().as_bytes())?;
+        Tokenizer::with(folder, inner, &rules(front), config, &Value::Null)
+    }
+
+    #[test]
+    fn post_processor_adds_tokens_regardless_of_flags() {
+        let text = std::fs::read(fixtures().join("bos.json")).expect("the fixture is there");
+        let fixture: FrontFixture = serde_json::from_slice(&text).expect("the fixture parses");
+        assert_eq!(fixture.cases.len(), 13);
+        for case in fixture.cases {
+            let [mut json, ..] = byte_tokenizer();
+            json["post_processor"] = case.post_processor.clone();
+            let name = &case.name;
+            let open = |front| opened(&json, &case.config, front).expect("opens");
+            let [own, forced] = [BosRule::AsAdded, BosRule::Forced].map(open);
+            for ((prompt, ids), begun) in fixture.prompts.iter().zip(&case.ids).zip(&case.forced) {
+                let kept = |tokenizer: &Tokenizer| {
+                    let got = tokenizer.encode(prompt, fixture.max_length).expect("encodes");
+                    let pads = got.mask.iter().filter(|m| **m == 0).count();
+                    (got.ids[pads..].to_vec(), got.cut)
+                };
+                assert_eq!(kept(&own).0, *ids, "{name}: {prompt:?}, {}", case.config);
+                assert_eq!(kept(&forced).0, *begun, "{name}: {prompt:?} with BOS, {}", case.config);
+            }
+        }
+    }
+
+    #[test]
+    fn post_processor_tokens_inside_a_prompt_are_rejected() {
+        let [mut json, config, _] = byte_tokenizer();
+        let (bos, text) =
+            (json!({"SpecialToken": {"id": "<bos>", "type_id": 0}}), json!({"Sequence": {"id": "A", "type_id": 0}}));
+        for (single, made) in
+            [(json!([text, bos, text]), "[325, 325] into [325, 2, 325]"), (json!([bos]), "[] into [2]")]
+        {
+            json["post_processor"]["single"] = single;
+            for front in [BosRule::AsAdded, BosRule::Forced] {
+                let e = opened(&json, &config, front).expect_err("refused").to_string();
+                let want = format!("folder/tokenizer.json: the post-processor turns token ids {made}; ");
+                assert!(e.starts_with(&want), "{e}");
+            }
+        }
+    }
+
+    #[test]
+    fn max_length_must_fit_the_added_tokens() {
+        let [mut json, config, _] = byte_tokenizer();
+        let special = |name: &str| json!({"SpecialToken": {"id": name, "type_id": 0}});
+        json["post_processor"]["single"] =
+            json!([special("<bos>"), {"Sequence": {"id": "A", "type_id": 0}}, special("<eos>")]);
+        json["post_processor"]["special_tokens"]["<eos>"] = json!({"id": "<eos>", "ids": [1], "tokens": ["<eos>"]});
+        let tokenizer = opened(&json, &config, BosRule::AsAdded).expect("opens");
+        let e = tokenizer.encode("a", 1).expect_err("two are added").to_string();
+        assert_eq!(e, "max_sequence_length is 1; it must be at least 2");
+        let got = tokenizer.encode("a b", 3).expect("encodes");
+        assert_eq!(got, Encoding { ids: vec![2, 325, 1], mask: vec![1, 1, 1], cut: 2 });
+    }
+
+    #[test]
+    fn vocab_size_is_the_largest_id_plus_one() {
+        let [mut json, config, _] = byte_tokenizer();
+        json["model"]["vocab"]["far"] = json!(2000);
+        assert_eq!(opened(&json, &config, BosRule::AsAdded).expect("opens").vocab_size(), 2001);
+    }
+
+    #[test]
+    fn byte_tokenizer_matches_the_fixture() {
+        let dir = tempfile::tempdir().expect("a folder");
+        assert_eq!(write_byte_tokenizer(dir.path()).expect("writes"), 356);
+        for name in [MODEL_FILE, CONFIG_FILE, SPECIAL_FILE] {
+            let read = |dir: &Path| std::fs::read_to_string(dir.join(name)).expect("a file");
+            assert_eq!(read(dir.path()), read(&fixtures().join("bytes")), "{name}");
+        }
+        let tokenizer = Tokenizer::open(dir.path(), &RULES).expect("opens what it wrote");
+        assert_eq!(tokenizer.vocab_size(), 356);
+        let got = tokenizer.encode(" \x1c a b\n", 6).expect("encodes");
+        assert_eq!(got, Encoding { ids: vec![0, 0, 2, 325, 260, 326], mask: vec![0, 0, 1, 1, 1, 1], cut: 0 });
+        assert_eq!(tokenizer.encode("", 1).expect("encodes").ids, [2]);
+        assert!(matches!(tokenizer.encode("a", 0), Err(TokenizerError::Length { given: 0, least: 1 })));
+    }
+
+    #[test]
+    fn broken_tokenizer_folders_are_reported() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let message = || Tokenizer::open(dir.path(), &RULES).expect_err("broken").to_string();
+        assert!(message().contains("tokenizer.json: ") && message().ends_with("needs tokenizer.json"));
+        write_byte_tokenizer(dir.path()).expect("writes");
+        std::fs::write(dir.path().join(CONFIG_FILE), r#"{"pad_token": {"content": "<s>"}, "eos_token": "</s>"}"#)
+            .expect("writes");
+        assert!(message().ends_with("the vocabulary lacks the special token `<s>`"));
+        std::fs::write(dir.path().join(CONFIG_FILE), "[1]").expect("writes");
+        assert!(message().contains("tokenizer_config.json: not a JSON object"));
+        std::fs::write(dir.path().join(MODEL_FILE), "{").expect("writes");
+        assert!(message().contains("tokenizer.json: not a tokenizer"));
+    }
+
+    /// The second part of the merge is shorter than the `continuing_subword_prefix`, which makes the library panic.
+    #[test]
+    fn library_panic_is_reported_with_the_file() {
+        let dir = tempfile::tempdir().expect("a folder");
+        write_byte_tokenizer(dir.path()).expect("writes");
+        let file = dir.path().join(MODEL_FILE);
+        let mut model: Value = serde_json::from_slice(&std::fs::read(&file).expect("a file")).expect("JSON");
+        model["model"]["continuing_subword_prefix"] = "longer".into();
+        model["model"]["merges"] = json!([["a", "b"]]);
+        std::fs::write(&file, model.to_string()).expect("writes");
+        let library = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_file(&file));
+        assert!(library.is_err(), "the library panics");
+        let said = Tokenizer::open(dir.path(), &RULES).expect_err("damaged").to_string();
+        assert!(said.starts_with(&format!("{}: not a tokenizer: ", file.display())), "{said}");
+    }
+
+    #[test]
+    fn missing_pad_token_uses_eos_and_add_bos_token_is_ignored() {
+        let dir = tempfile::tempdir().expect("a folder");
+        write_byte_tokenizer(dir.path()).expect("writes");
+        let config = r#"{"pad_token": "<none>", "add_bos_token": false}"#;
+        std::fs::write(dir.path().join(CONFIG_FILE), config).expect("writes");
+        let got = Tokenizer::open(dir.path(), &RULES).expect("opens").encode("a", 2).expect("encodes");
+        assert_eq!(got.ids, [2, 325]);
+        let got = Tokenizer::open(dir.path(), &RULES).expect("opens").encode("a", 3).expect("encodes");
+        assert_eq!(got.ids, [1, 2, 325]);
+    }
+}

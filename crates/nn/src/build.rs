@@ -1,0 +1,216 @@
+//! Options of program construction that do not depend on the model configuration or on tensor sizes.
+
+use super::layout::Layout;
+use crate::kernels::{Kernel, Tpu};
+use ltx2_base::with_defaults;
+use ltx2_stablehlo::DType;
+
+/// Build options shared by all programs of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Build {
+    /// Element type of weights and activations; with f32, matmuls use full precision.
+    pub dtype: DType,
+    pub numerics: Numerics,
+    pub layout: Layout,
+    /// Platform-specific choices between equivalent implementations of operations.
+    pub lowering: Lowering,
+    /// Quantization of the transformer block weights.
+    pub quantization: Quantization,
+}
+
+/// Element type of the transformer block weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Quantization {
+    /// Not quantized: weights have the element type of the run.
+    #[default]
+    None,
+    /// 8-bit floats, for the weights and for the activations that are multiplied with them.
+    Fp8,
+    /// 8-bit integers.
+    Int8 {
+        /// Whether the activations that are multiplied with the weights are quantized, too.
+        activations: bool,
+    },
+}
+
+/// Points at which a bf16 forward pass rounds, which differ between the reference implementations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Numerics {
+    /// RoPE in f32, rounded once at the end.
+    #[default]
+    Default,
+    /// RoPE with tables rounded to bf16. The product with the cosine is rounded to bf16; an f32 multiply-add then adds
+    /// the product with the sine.
+    Official,
+}
+
+/// Lowering of 3D convolutions (time, height, width).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Conv3dLowering {
+    /// One 3D convolution; faster on GPUs.
+    #[default]
+    Direct,
+    /// One 2D convolution per kernel frame, summed in f32. Used on TPUs, whose compiler takes minutes for each 3D
+    /// convolution.
+    Taps,
+}
+
+impl Build {
+    /// Creates options for one device with default lowerings.
+    pub fn new(dtype: DType) -> Self {
+        Build {
+            dtype,
+            numerics: Numerics::Default,
+            layout: Layout::default(),
+            lowering: Lowering::default(),
+            quantization: Quantization::None,
+        }
+    }
+
+    /// Returns these options with the element type `dtype`.
+    #[must_use]
+    pub fn with_dtype(&self, dtype: DType) -> Self {
+        Build { dtype, ..self.clone() }
+    }
+
+    /// Returns these options with attention in plain XLA operations if the plugin may reject the attention kernel,
+    /// otherwise `None`. Programs of both variants are compatible: each can use the results of the other.
+    #[must_use]
+    pub fn without_attention_kernel(&self) -> Option<Self> {
+        let plain = Lowering { attention: Kernel::Plain, windows: WindowForm::Bias, ..self.lowering };
+        self.lowering.attention_may_be_rejected.then(|| Build { lowering: plain, ..self.clone() })
+    }
+
+    /// Returns these options for a program with `count` guidance branches.
+    #[must_use]
+    pub fn for_branches(&self, count: usize) -> Self {
+        let layout = if count == 1 { self.layout.for_single_branch() } else { self.layout.clone() };
+        Build { layout, ..self.clone() }
+    }
+}
+
+with_defaults! {
+    /// Choices between equivalent implementations of operations, of which a platform's compiler prefers or supports
+    /// only one.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Lowering {
+        /// Lowering of 3D convolutions.
+        pub conv3d: Conv3dLowering = Conv3dLowering::Direct,
+        /// Whether a dot of bf16 operands may produce f32; otherwise the operands are converted to f32 first.
+        pub mixed_precision_dot: bool = true,
+        /// Whether dots and attention are computed separately for each row of the CFG batch. Needed on platforms where
+        /// the bits of a dot depend on its number of rows, so that f32 results do not depend on the sharding of the
+        /// batch.
+        pub batch_invariant: bool = false,
+        pub attention: Kernel = Kernel::Plain,
+        /// Whether the plugin is untested with the attention kernel. If the plugin rejects a program, the program is
+        /// rebuilt with plain XLA operations.
+        pub attention_may_be_rejected: bool = false,
+        /// If a sequence must be padded to a divisible length, the number of tokens per device is rounded up to a
+        /// multiple of this. The cuDNN attention kernel requires mask lengths that are multiples of 8.
+        pub sequence_unit: usize = 1,
+        /// Dimension order in which the text keys and values of all layers are stored.
+        pub text_stacks: StackOrder = StackOrder::HeadsTokens,
+        /// Whether biases and GELU are written in a form that the compiler fuses into the epilogue of the preceding
+        /// dot.
+        pub fuse_epilogues: bool = false,
+        /// Whether dots of 8-bit integers produce i32. If not, they produce the element type of the run.
+        pub integer_sums: bool = false,
+        /// Minimum number of tokens, over all batch entries, for which activations are quantized to 8-bit integers. A
+        /// dot with fewer tokens is bound by reading its weights, not by arithmetic.
+        pub min_integer_rows: usize = 0,
+        pub rope: RopeForm = RopeForm::Halves,
+        pub windows: WindowForm = WindowForm::Bias,
+        /// Whether convolutions that pad by reflection or replication gather the padded elements by index. XLA fuses
+        /// the gathers of all dimensions into one pass. Otherwise, slices are concatenated, with one pass per
+        /// dimension.
+        pub pads_by_index: bool = false,
+        /// Whether loops over identical layers are unrolled, with separate arguments for each layer. This avoids
+        /// copying slices of stacked weights, at the cost of a longer program.
+        pub unroll_layers: bool = false,
+        /// Memory tiling of the stacked bf16 weights that layer loops read; `None`: the platform's default.
+        pub stack_tiles: Option<&'static str> = None,
+    }
+}
+
+/// Dimension order of stacked text keys or values, after the dimensions for layers and batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StackOrder {
+    /// `[tokens, heads, dim]`, the order of fused attention kernels.
+    TokensHeads,
+    /// `[heads, tokens, dim]`.
+    HeadsTokens,
+    /// Like `HeadsTokens`, but `[heads, dim, tokens]` for values, and for keys whose head dimension is not a multiple
+    /// of 128 (the lanes of a vector register).
+    ValuesTokensLast,
+    /// Like `HeadsTokens`, but `[heads, dim, tokens]` if the head dimension is not a multiple of 128.
+    NarrowTokensLast,
+}
+
+/// How attention excludes keys outside the window of a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowForm {
+    /// Additive bias on the scores of each query.
+    Bias,
+    /// Extra features appended to queries and keys, for kernels that do not support a bias per query.
+    Features,
+}
+
+/// How RoPE obtains, for each feature, the other feature of its pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeForm {
+    /// Computes both halves separately and concatenates them.
+    Halves,
+    /// Uses `reverse`, which loop-fusing compilers fuse with the operation that reads its result, so that queries, keys
+    /// and values are processed in a single pass over memory.
+    Reversal,
+    /// Multiplies by a signed permutation matrix. The TPU compiler fuses this dot with the preceding norm and the
+    /// following rounding; slicing vector registers in half would take separate passes in f32.
+    Product,
+}
+
+impl Lowering {
+    /// Returns the lowering for a PJRT platform name (`cpu`, `cuda`, `tpu` …) and device kind (`TPU v6 lite` …).
+    pub fn of(platform: &str, kind: &str) -> Self {
+        match platform {
+            // The CPU runtime does not support bf16 dots with f32 results above a certain size.
+            "cpu" => Lowering { mixed_precision_dot: false, batch_invariant: true, ..Lowering::default() },
+            // The TPU compiler takes minutes for each conv3d.
+            "tpu" => Lowering {
+                conv3d: Conv3dLowering::Taps,
+                attention: Kernel::Mosaic(Tpu::of(kind)),
+                min_integer_rows: 1024,
+                rope: RopeForm::Product,
+                windows: WindowForm::Features,
+                text_stacks: StackOrder::NarrowTokensLast,
+                // With the default tiles of 8 rows, XLA would copy the stacked weights before every execution.
+                stack_tiles: (kind == "TPU7x").then_some("T(16,128)(2,1)"),
+                ..Lowering::default()
+            },
+            "cuda" => Lowering {
+                attention: Kernel::Cudnn { required: false },
+                sequence_unit: 8,
+                text_stacks: StackOrder::TokensHeads,
+                fuse_epilogues: true,
+                integer_sums: true,
+                rope: RopeForm::Reversal,
+                pads_by_index: true,
+                unroll_layers: true,
+                ..Lowering::default()
+            },
+            _ => Lowering::default(),
+        }
+    }
+
+    /// Returns this lowering with the attention kernel `attention`, and with the text order and window form that the
+    /// kernel needs.
+    #[must_use]
+    pub fn with_attention(self, attention: Kernel) -> Self {
+        // On TPUs, plain XLA attention reads values with tokens last and supports any bias.
+        let (text_stacks, windows) = match (self.attention, attention) {
+            (Kernel::Mosaic(_), Kernel::Plain) => (StackOrder::ValuesTokensLast, WindowForm::Bias),
+            _ => (self.text_stacks, self.windows),
+        };
+        Lowering { attention, text_stacks, windows, ..self }
+    }
+}

@@ -1,0 +1,150 @@
+//! Fused window attention for CUDA: a Triton kernel, written as MLIR text in a custom call that XLA's CUDA plugin
+//! compiles. The call operates on local shards, because the SPMD partitioner does not split it.
+
+mod neighborhood;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use ltx2_stablehlo::{Attribute, CustomCall, DType, Value};
+
+/// Name of the kernel in profiles.
+const NAME: &str = "neighborhood";
+
+/// Supported head dimensions: powers of two, up to the largest whose tiles fit in shared memory.
+const DIMS: [usize; 4] = [16, 32, 64, 128];
+
+/// One axis (frames, rows or columns) of a grid of cells. A cell is one position of the video, with one query, key and
+/// value per head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GridAxis {
+    /// Number of cells of the global (unsharded) grid.
+    pub length: usize,
+    /// Number of cells of the local shard.
+    pub own: usize,
+    /// Number of halo cells of keys and values at each end.
+    pub reach: usize,
+    /// Number of cells of a window.
+    pub window: usize,
+}
+
+impl GridAxis {
+    /// Returns the number of local key and value cells, including the halo.
+    fn extended(&self) -> usize {
+        self.own + 2 * self.reach
+    }
+
+    /// Returns the size of the slab: the cells that the windows of a block of `block` queries cover together.
+    fn slab(&self, block: usize) -> usize {
+        (block.min(self.own) + self.window - 1).min(self.length)
+    }
+
+    /// Returns the smallest halo that the kernel needs if this axis is sharded.
+    pub fn needed_reach(self) -> usize {
+        window_reach(self.own, self.length.is_multiple_of(self.own), self.window)
+    }
+}
+
+/// Returns the number of halo cells that a shard of `cells` cells needs at each end: half a window, or `window - 1` if
+/// the shards are uneven or so small that windows shifted inward at the border of the grid extend further into the
+/// neighboring shard.
+pub fn window_reach(cells: usize, is_even: bool, window: usize) -> usize {
+    if is_even && cells >= window - window / 2 { window / 2 } else { window - 1 }
+}
+
+/// The grid of cells, and the sizes of the queries.
+struct Grid {
+    axes: [GridAxis; 3],
+    videos: usize,
+    heads: usize,
+    dim: usize,
+    dtype: DType,
+}
+
+impl Grid {
+    fn new(q: &Value, axes: [GridAxis; 3]) -> Self {
+        Grid { axes, videos: q.dim(0), heads: q.dim(4), dim: q.dim(5), dtype: q.dtype() }
+    }
+
+    /// Returns the number of elements per cell.
+    fn channels(&self) -> usize {
+        self.heads * self.dim
+    }
+
+    fn is_sharded(&self) -> bool {
+        self.axes.iter().any(|axis| axis.own != axis.length)
+    }
+}
+
+/// Returns why the kernel does not support queries `[b, frames, rows, columns, heads, dim]` on a grid with these axes,
+/// or `None` if it does.
+pub(super) fn unsupported_reason(q: &Value, axes: [GridAxis; 3]) -> Option<String> {
+    let grid = Grid::new(q, axes);
+    if ![DType::BF16, DType::F16].contains(&grid.dtype) {
+        return Some(format!("element type {}", grid.dtype.name()));
+    }
+    if !DIMS.contains(&grid.dim) {
+        return Some(format!("head dimension {}, which must be one of {DIMS:?}", grid.dim));
+    }
+    // The kernel uses 32-bit offsets within a slab.
+    let [_, rows, columns] = axes.map(|axis| axis.extended());
+    let slab = axes[0].slab(neighborhood::LONGEST) * rows * columns * grid.channels();
+    if i32::try_from(slab).is_err() {
+        return Some(format!(
+            "frames of {rows} x {columns} cells with {} channels, which exceed 32-bit offsets",
+            grid.channels()
+        ));
+    }
+    let [_, heads, videos] = grid.programs();
+    (heads.max(videos) > usize::from(u16::MAX))
+        .then(|| format!("{heads} heads and {videos} videos (at most 65535 of each)"))
+}
+
+/// Operands of window attention. Queries `q` are `[b, frames, rows, columns, heads, dim]`; keys `k` and values `v` also
+/// include the halo cells of each axis.
+pub struct WindowAttention<'a> {
+    pub q: &'a Value,
+    pub k: &'a Value,
+    pub v: &'a Value,
+    pub axes: [GridAxis; 3],
+    /// Global indices of the first local row and column, i32; `None` if the grid is not sharded.
+    pub firsts: Option<&'a Value>,
+    pub scale: f64,
+}
+
+impl WindowAttention<'_> {
+    /// Calls the fused kernel; the result has the shape of the queries.
+    pub fn fused(&self) -> Value {
+        let WindowAttention { q, k, v, axes, firsts, scale } = *self;
+        let grid = Grid::new(q, axes);
+        let [x, y, z] = grid.programs();
+        let int = |value: usize| Attribute::I32(i32::try_from(value).unwrap_or(i32::MAX));
+        // Floating-point operations of the matmuls, without those for masked keys: each query attends only to its own
+        // window.
+        let window: usize = axes.iter().map(|axis| axis.window).product();
+        let flops = 4 * q.ty().elements() * window;
+        let attributes = [
+            ("name", Attribute::Text(NAME.into())),
+            ("ir", Attribute::Text(grid.text(scale))),
+            ("num_stages", Attribute::I32(neighborhood::STAGES)),
+            ("num_warps", Attribute::I32(neighborhood::WARPS)),
+            ("grid_x", int(x)),
+            ("grid_y", int(y)),
+            ("grid_z", int(z)),
+            ("debug", Attribute::Bool(false)),
+            // The plugin ignores this attribute; the cost analysis reads it.
+            ("flops", Attribute::I64(i64::try_from(flops).unwrap_or(i64::MAX))),
+        ];
+        let operands: Vec<&Value> = [q, k, v].into_iter().chain(firsts.filter(|_| grid.is_sharded())).collect();
+        let natural = |rank: usize| (0..rank).rev().collect::<Vec<_>>();
+        let call = CustomCall {
+            target: "__gpu$xla.gpu.triton".into(),
+            api_version: 4,
+            attributes: attributes.map(|(key, value)| (key.into(), value)).into(),
+            operand_layouts: operands.iter().map(|x| natural(x.rank())).collect(),
+            result_layouts: vec![natural(q.rank())],
+            ..CustomCall::default()
+        };
+        q.builder().custom_call(&call, &operands, &[q.ty().clone()]).remove(0)
+    }
+}

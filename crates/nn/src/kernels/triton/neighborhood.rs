@@ -1,0 +1,160 @@
+//! The window attention kernel. Each program of the launch grid computes attention of a block of query cells over a
+//! slab: the cells that the windows of these queries cover together.
+//!
+//! Each frame of the slab is a plane of rows and columns. The kernel processes `KEYS` keys of the plane at a time and,
+//! for each such part, loops over all frames. The bias that masks keys outside the rows and columns of a query's window
+//! is therefore computed once per part and used as the initial accumulator of the scores. For frames outside a query's
+//! window, the entire row of the query's scores is masked.
+
+use std::f64::consts::LOG2_E;
+
+use super::text::{Code, Tile};
+use super::{Grid, NAME};
+use ltx2_stablehlo::DType;
+
+/// Number of keys per matmul.
+const KEYS: usize = 64;
+
+/// Numbers of warps per program and of pipeline stages: the fastest of the tested values on an H100.
+pub(super) const WARPS: i32 = 4;
+pub(super) const STAGES: i32 = 3;
+
+/// Largest edge of a block, in cells.
+pub(super) const LONGEST: usize = 8;
+
+/// Score of a masked key. The initial maximum `LEAST` is larger than all masked scores and smaller than all others.
+/// Both values are finite, and so is their difference.
+const MASK_VALUE: f64 = -1e30;
+const LEAST: f64 = -1e20;
+
+impl Grid {
+    /// Returns the numbers of frames, rows and columns of a block of queries. Larger blocks are faster for wide
+    /// windows, because their queries share more keys.
+    fn block(&self) -> [usize; 3] {
+        if self.axes[1].window > 8 { [4, LONGEST, 4] } else { [4, 4, 4] }
+    }
+
+    /// Returns the number of blocks along each axis. The last block is shifted inward if it would extend beyond the
+    /// shard, so some queries are computed twice.
+    fn blocks(&self) -> [usize; 3] {
+        [0, 1, 2].map(|axis| self.axes[axis].own.div_ceil(self.block()[axis]))
+    }
+
+    /// Returns the launch grid: the number of query blocks, of heads and of videos.
+    pub(super) fn programs(&self) -> [usize; 3] {
+        [self.blocks().iter().product(), self.heads, self.videos]
+    }
+
+    /// Returns the kernel as MLIR text. Its arguments are queries, keys, values, the global indices of the first local
+    /// row and column (only if the grid is sharded), and the result.
+    pub(super) fn text(&self, scale: f64) -> String {
+        let mut arrays = vec![self.dtype; 3];
+        arrays.extend(self.is_sharded().then_some(DType::I32));
+        arrays.push(self.dtype);
+        Code::module(NAME, &arrays, |code, arrays| self.write(code, arrays, scale))
+    }
+
+    fn write(&self, code: &Code, arrays: &[Tile], scale: f64) {
+        let cells = self.cells(code, &arrays[3..arrays.len() - 1]);
+        let features = code.range(self.dim);
+        let of_head = code.place(1).times(self.dim);
+        let origin = |array: &Tile, starts: &[Tile; 3], sizes: [usize; 3]| {
+            let place = starts
+                .iter()
+                .zip(sizes)
+                .fold(code.place(2).wide(), |at, (start, size)| at.times(size).plus(&start.wide()));
+            array.ahead(&place.times(self.channels()).plus(&of_head.wide()))
+        };
+        // Offsets from the first cell of a block or slab; these fit in 32 bits.
+        let offsets = |cells: &Tile| cells.times(self.channels()).column().plus(&features.row());
+        let [own, extended] = [self.axes.map(|axis| axis.own), self.axes.map(|axis| axis.extended())];
+        let [_, rows, columns] = own;
+        let [lane_t, lane_h, lane_w] = &cells.lanes;
+        let own_offsets = offsets(&lane_t.times(rows * columns).plus(&lane_h.times(columns)).plus(lane_w));
+        let q = origin(&arrays[0], &cells.starts, own).ahead(&own_offsets).load();
+        let [keys, values] = [1, 2].map(|n| origin(&arrays[n], &cells.slabs, extended));
+
+        let (block, scale) = (self.block(), scale * LOG2_E);
+        let queries = block.iter().product();
+        let slab = [0, 1, 2].map(|axis| self.axes[axis].slab(block[axis]));
+        let plane = slab[1] * slab[2];
+        let start = [code.full(0.0, &[queries, self.dim]), code.full(LEAST, &[queries]), code.full(0.0, &[queries])];
+        let [sum, _, denominator] = code.repeat(plane.div_ceil(KEYS), start, |part, kept| {
+            let key = code.range(KEYS).plus(&part.times(KEYS));
+            let (row, column) = (key.over(slab[2]), key.modulo(slab[2]));
+            let inside =
+                |at: &Tile, axis: usize| at.row().minus(&cells.begins[axis].column()).is_within(self.axes[axis].window);
+            // In the last part, some rows are beyond the plane and outside every window: clamp them to the last row.
+            let shown = inside(&row, 1).and(&inside(&column, 2));
+            let bias = shown.select(&code.full(0.0, &[queries, KEYS]), &code.full(MASK_VALUE, &[queries, KEYS]));
+            let row = row.at_most(slab[1] - 1);
+            let offsets = offsets(&row.times(extended[2]).plus(&column));
+            code.repeat(slab[0], kept.clone(), |frame, [sum, largest, denominator]| {
+                let ahead = frame.times(extended[1] * extended[2] * self.channels());
+                let [k, v] = [&keys, &values].map(|array| array.ahead(&ahead).ahead(&offsets).load());
+                let scores = q.product(&k.transposed(), &bias);
+                let sees = frame.minus(&cells.begins[0]).is_within(self.axes[0].window);
+                let now = largest.larger(&sees.select(&scores.row_max(), &code.full(LEAST, &[queries])));
+                let powers = now.times(scale);
+                // For frames outside a query's window, all weights must be 0.
+                let subtracted = sees.select(&powers, &code.full(-MASK_VALUE, &[queries]));
+                let weights = scores.times(scale).minus(&subtracted.column()).exp2();
+                let shrink = largest.times(scale).minus(&powers).exp2();
+                let kept = sum.times(&shrink.column());
+                [
+                    weights.narrowed(self.dtype).product(&v, &kept),
+                    now,
+                    denominator.times(&shrink).plus(&weights.row_sum()),
+                ]
+            })
+        });
+        let attended = sum.over(&denominator.column()).narrowed(self.dtype);
+        origin(&arrays[arrays.len() - 1], &cells.starts, own).ahead(&own_offsets).store(&attended);
+    }
+
+    /// Returns the indices of the query and key cells of this program. If the grid is sharded, `firsts` points to the
+    /// global indices of the first local row and column.
+    fn cells(&self, code: &Code, firsts: &[Tile]) -> Cells {
+        let (block, blocks) = (self.block(), self.blocks());
+        let place = code.place(0);
+        let above = place.over(blocks[2]);
+        let places = [above.over(blocks[1]), above.modulo(blocks[1]), place.modulo(blocks[2])];
+        let lane = code.range(block.iter().product());
+        let lanes = [lane.over(block[1] * block[2]), lane.over(block[2]).modulo(block[1]), lane.modulo(block[2])];
+        let axes = [0, 1, 2].map(|n| {
+            let axis = self.axes[n];
+            let (size, slab) = (axis.own.min(block[n]), axis.slab(block[n]));
+            let start = places[n].times(size).at_most(axis.own - size);
+            // If the grid is narrower than a block, the remaining lanes repeat its last cell.
+            let lane = lanes[n].at_most(size - 1);
+            let first = firsts
+                .first()
+                .filter(|_| n > 0)
+                .map_or_else(|| code.int(0), |firsts| firsts.ahead(&code.int(n - 1)).load());
+            let begin =
+                |cell: &Tile, length: usize| cell.minus(axis.window / 2).at_least(0).at_most(axis.length - length);
+            // Converts a global cell to an index in the local keys, which start with the halo.
+            let moved = |cell: &Tile| cell.minus(&first).plus(axis.reach);
+            let slab_at = moved(&begin(&start.plus(&first), slab));
+            // Clamp to the local cells. These contain the windows of all queries within the grid; padding queries
+            // beyond the end of the grid have no window and may attend to any keys.
+            let slab_at = slab_at.at_least(0).at_most(axis.extended() - slab);
+            let begin = moved(&begin(&lane.plus(&start).plus(&first), axis.window)).minus(&slab_at);
+            [start, slab_at, lane, begin]
+        });
+        let of = |which: usize| axes.each_ref().map(|axis| axis[which].clone());
+        Cells { starts: of(0), slabs: of(1), lanes: of(2), begins: of(3) }
+    }
+}
+
+/// Cell indices along the three axes.
+struct Cells {
+    /// First cell of the block, relative to the local shard.
+    starts: [Tile; 3],
+    /// First cell of the slab, relative to the shard including its halo.
+    slabs: [Tile; 3],
+    /// Cell of each query, relative to the block.
+    lanes: [Tile; 3],
+    /// First cell of each query's window, relative to the slab.
+    begins: [Tile; 3],
+}

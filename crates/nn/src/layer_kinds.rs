@@ -1,0 +1,155 @@
+//! Loops over layers of several kinds in a periodic pattern: an outer loop over the periods and, for each run of
+//! consecutive layers of the same kind, an inner loop. Parameters with the same shape in all layers are stacked in one
+//! tensor; parameters specific to a kind are stacked in one tensor per kind.
+
+use std::fmt::Display;
+use std::rc::Rc;
+
+use super::params::{Number, Params};
+use ltx2_stablehlo::{DType, Value};
+
+/// The current layer of a loop over layers of several kinds.
+pub struct KindLayer<K> {
+    pub kind: K,
+    /// Index among all layers.
+    pub index: Value,
+    /// Prefix of the parameters that have the same shape in all layers.
+    pub common: Params,
+    /// Prefix of the parameters that are specific to the layer's kind.
+    pub own: Params,
+}
+
+/// Consecutive layers of the same kind within a period.
+struct Run<K> {
+    kind: K,
+    /// Index, within the period, of the first layer of this run.
+    start: usize,
+    length: usize,
+    /// Number of layers of this kind before this run, within the period.
+    before: usize,
+    /// Number of layers of this kind in the period.
+    all: usize,
+}
+
+/// Returns the length of the shortest pattern that, repeated, gives the complete list.
+fn shortest_period<K: PartialEq>(kinds: &[K]) -> usize {
+    let repeats = |n: &usize| kinds.len().is_multiple_of(*n) && kinds[*n..].iter().eq(&kinds[..kinds.len() - n]);
+    (1..=kinds.len()).find(repeats).unwrap_or_default()
+}
+
+fn runs<K: Copy + PartialEq>(round: &[K]) -> Vec<Run<K>> {
+    let count = |part: &[K], kind: K| part.iter().filter(|k| **k == kind).count();
+    let mut start = 0;
+    let run = |run: &[K]| {
+        let (kind, first) = (run[0], start);
+        start += run.len();
+        Run { kind, start: first, length: run.len(), before: count(&round[..first], kind), all: count(round, kind) }
+    };
+    round.chunk_by(K::eq).map(run).collect()
+}
+
+impl Params {
+    /// Runs `body(layer, carried)` for the layers `name.0`, `name.1` …, whose kinds are `kinds`. In the names of
+    /// stacked parameters that are specific to a kind, the kind's name replaces the layer number.
+    pub fn each_layer_by_kind<K: Copy + PartialEq + Display>(
+        &self,
+        name: &str,
+        kinds: &[K],
+        init: &[Value],
+        body: impl Fn(&KindLayer<K>, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let b = self.builder();
+        if self.lowering().unroll_layers {
+            return kinds.iter().enumerate().fold(init.to_vec(), |carried, (l, &kind)| {
+                let place = self.numbered(name, Number::Fixed(l));
+                let index = b.scalar(l as f64, DType::I32);
+                body(&KindLayer { kind, index, common: place.clone(), own: place }, &carried)
+            });
+        }
+        let length = shortest_period(kinds);
+        let runs = runs(&kinds[..length]);
+        let round = |number: &Value, carried: &[Value]| {
+            runs.iter().fold(carried.to_vec(), |carried, run| {
+                let layer = |at: &Value, carried: &[Value]| {
+                    let index = number * length as f64 + run.start as f64 + at;
+                    let of_kind = number * run.all as f64 + run.before as f64 + at;
+                    body(&self.of_kind(name, kinds, run.kind, &index, &of_kind), carried)
+                };
+                match run.length {
+                    1 => layer(&b.scalar(0.0, DType::I32), &carried),
+                    several => b.repeat(several, &carried, layer),
+                }
+            })
+        };
+        b.repeat(kinds.len().checked_div(length).unwrap_or_default(), init, round)
+    }
+
+    fn of_kind<K: Copy + PartialEq + Display>(
+        &self,
+        name: &str,
+        kinds: &[K],
+        kind: K,
+        index: &Value,
+        of_kind: &Value,
+    ) -> KindLayer<K> {
+        let place = |layers: Rc<[usize]>, label, at: &Value| {
+            self.numbered(name, Number::Counted { layers, label, index: at.clone(), of_all: index.clone() })
+        };
+        let alike = (0..kinds.len()).filter(|&l| kinds[l] == kind).collect();
+        KindLayer {
+            kind,
+            index: index.clone(),
+            common: place((0..kinds.len()).collect(), None, index),
+            own: place(alike, Some(kind.to_string().into()), of_kind),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Axis, Build, Init, Lowering};
+    use ltx2_stablehlo::Type;
+
+    #[test]
+    fn shortest_period_and_runs_of_layer_kinds_are_found() {
+        for (kinds, length) in [("sssfsssf", 4), ("ssfs", 4), ("ssss", 1), ("sfsf", 2), ("s", 1), ("", 0), ("sssff", 5)]
+        {
+            assert_eq!(shortest_period(kinds.as_bytes()), length, "{kinds}");
+        }
+        let of = |kinds: &str| -> Vec<[usize; 4]> {
+            runs(kinds.as_bytes()).iter().map(|r| [r.start, r.length, r.before, r.all]).collect()
+        };
+        assert_eq!(of("ssfsf"), [[0, 2, 0, 3], [2, 1, 0, 2], [3, 1, 2, 3], [4, 1, 1, 2]]);
+    }
+
+    /// Returns the name, the shape and the checkpoint tensors of each parameter that a loop over eight layers declares.
+    fn declared(lowering: Lowering) -> Vec<(String, Vec<usize>, Vec<String>)> {
+        let p = Params::new("kinds", "text_encoder", &Build { lowering, ..Build::new(DType::F32) });
+        let x = p.builder().argument("x", Type::new(DType::F32, [4]));
+        let kinds: Vec<char> = "ssfsssfs".chars().collect();
+        let y = p.each_layer_by_kind("layers", &kinds, &[x], |layer, x| {
+            let get = |p: &Params, width| p.get("w", &[width], &[Axis::Replicated], Init::normal(1.0));
+            let own = get(&layer.own.pp("own"), if layer.kind == 's' { 4 } else { 8 }).slice(0, 0, 4);
+            vec![&x[0] + get(&layer.common, 4) + own]
+        });
+        p.builder().finish(&[("y", &y[0])]).expect("builds");
+        p.declared().iter().map(|p| (p.name.clone(), p.ty.dims.clone(), p.source.names())).collect()
+    }
+
+    #[test]
+    fn kind_specific_tensors_are_stacked_per_kind() {
+        let key = |l: &usize| format!("layers.{l}.own.w");
+        let all: Vec<String> = (0..8).map(|l| format!("layers.{l}.w")).collect();
+        let own = |kind: &str| format!("text_encoder.layers.{kind}.own.w");
+        let want = [
+            (own("s"), vec![6, 4], [0, 1, 3, 4, 5, 7].iter().map(key).collect()),
+            ("text_encoder.layers.*.w".to_string(), vec![8, 4], all),
+            (own("f"), vec![2, 8], [2, 6].iter().map(key).collect()),
+        ];
+        assert_eq!(declared(Lowering::default()), want);
+        let unrolled = declared(Lowering { unroll_layers: true, ..Lowering::default() });
+        assert_eq!(unrolled.len(), 16);
+        assert!(unrolled.iter().any(|(name, dims, _)| *name == own("6") && *dims == [8]));
+    }
+}

@@ -1,0 +1,46 @@
+//! Neural network layers: they declare parameters with logical axes and build the computation.
+
+mod attention;
+mod attention_layer;
+mod build;
+mod context;
+mod context_parallel;
+mod conv;
+mod halo;
+pub mod kernels;
+mod kv_stack;
+mod layer_kinds;
+mod layers;
+mod layout;
+mod linear;
+mod norm;
+mod param;
+mod params;
+mod quantized;
+pub mod rope;
+mod sharded_video;
+
+pub use attention::MASK_VALUE;
+pub use attention::{Attention, Heads, padding_mask};
+pub use attention_layer::AttentionLayer;
+pub use attention_layer::Rope;
+pub use build::{Build, Conv3dLowering, Lowering, Numerics, Quantization, RopeForm, WindowForm};
+pub use context::Context;
+pub use context_parallel::{ContextParallelKind, ContextParallelPolicy};
+pub use conv::Conv3d;
+pub use conv::{conv_transpose1d, conv_transpose1d_at, conv1d, conv2d, depth_to_space};
+pub use halo::Padding;
+pub use halo::{ShardedDim, SpatialShards};
+pub use kv_stack::{KvStack, KvTensors};
+pub use layer_kinds::KindLayer;
+pub use layers::LayerTensor;
+pub use layout::Override;
+pub use layout::{Axis, Layout, LayoutError, Rule};
+pub use linear::affine;
+pub use linear::{gelu, gelu_tanh, gelu_tanh_of_product, linear, linear_into, linear_nd, project, silu};
+pub use norm::{group_norm, layer_norm, pixel_norm, rms};
+pub use param::{Init, Role, Source};
+pub use param::{Param, Placement};
+pub use params::{Params, PartView};
+pub use quantized::largest;
+pub use sharded_video::ShardedVideo;

@@ -1,0 +1,103 @@
+//! Quantization to 8 bits: weights are scaled per output channel when they are loaded, activations per token before
+//! they are multiplied.
+
+use super::build::Quantization;
+use super::layout::Axis;
+use super::param::{Init, Source};
+use super::params::Params;
+use ltx2_stablehlo::{DType, F8, Type, Value};
+
+/// Weight `[out…, in]` of a linear layer.
+#[derive(Clone)]
+pub enum Weight {
+    /// In the run's element type.
+    Plain(Value),
+    /// Quantized to 8 bits, with f32 dequantization scales `[out…]` per output channel.
+    Scaled(Value, Value),
+}
+
+impl Weight {
+    /// Returns the weight with all output dimensions merged into one.
+    pub(super) fn flat(&self) -> Weight {
+        let flat = |x: &Value, inner: &[usize]| {
+            let out = x.ty().elements() / inner.iter().product::<usize>();
+            x.reshape([&[out], inner].concat())
+        };
+        match self {
+            Weight::Plain(w) => Weight::Plain(flat(w, &[w.dim(-1)])),
+            Weight::Scaled(w, channels) => Weight::Scaled(flat(w, &[w.dim(-1)]), flat(channels, &[])),
+        }
+    }
+}
+
+/// Returns the largest value of an 8-bit type. Quantization scales the largest magnitude of each row to it; integers
+/// range from -127 to 127.
+pub fn largest(dtype: DType) -> f32 {
+    if dtype == DType::I8 { f32::from(i8::MAX) } else { F8::MAX }
+}
+
+/// Quantizes `x [rows…, in]` to an 8-bit type and returns it with f32 scales `[rows…, 1]`. The largest magnitude of
+/// each row is scaled to the largest value of the type.
+pub(super) fn scaled(x: &Value, dtype: DType) -> (Value, Value) {
+    let x = x.to(DType::F32);
+    // The lower bound keeps rows of zeros at 0 instead of NaN.
+    let rows = x.abs().max_keep(&[-1]).maximum(&x.builder().scalar(1e-30, DType::F32)) / f64::from(largest(dtype));
+    let narrow = x / &rows;
+    // Round first, because conversion to integers truncates.
+    let narrow = if dtype == DType::I8 { narrow.round() } else { narrow };
+    (narrow.to(dtype), rows)
+}
+
+/// Converts the product `[rows…, out…]` of activations and a quantized weight to f32: multiplies it by the weight's
+/// scales `channels` and, if the activations were [`scaled`], by their scales `rows`, then adds the bias.
+pub(super) fn unscaled(product: &Value, rows: Option<&Value>, channels: &Value, bias: Option<&Value>) -> Value {
+    let mut y = product.to(DType::F32);
+    if let Some(rows) = rows {
+        let leading = &rows.dims()[..rows.rank() - 1];
+        y = y * rows.reshape([leading, &vec![1; channels.rank()]].concat());
+    }
+    let y = y * channels;
+    bias.map_or(y.clone(), |bias| y + bias.to(DType::F32))
+}
+
+impl Params {
+    /// Returns the 8-bit type of weights under this prefix; `None` if they are not quantized.
+    fn narrow(&self) -> Option<DType> {
+        match self.quantization {
+            _ if !self.is_quantized() => None,
+            Quantization::None => None,
+            Quantization::Fp8 => Some(DType::F8E4M3FN),
+            Quantization::Int8 { .. } => Some(DType::I8),
+        }
+    }
+
+    /// Returns the weight `[out…, in]` of a linear layer, or several weights of the same shape stacked along a new
+    /// leading dimension. The checkpoint stores each as `[product(out), in]`. The weight is quantized if
+    /// [`Params::quantized`] enables quantization for this prefix.
+    pub fn weight(&self, names: &[&str], shape: &[usize], axes: &[Axis]) -> Weight {
+        let inner = shape.last().copied().unwrap_or(1);
+        let stored = [shape.iter().product::<usize>() / inner, inner];
+        let deviation = (inner as f32).sqrt().recip();
+        let Some(dtype) = self.narrow() else {
+            let init = Init::normal(deviation);
+            return Weight::Plain(match names {
+                [one] => self.get_as(one, &stored, shape, axes, init),
+                several => self.fused(several, shape, &stored, axes, init),
+            });
+        };
+        let (key, keys) = (self.key(&names.join("+")), self.keys_of(names));
+        let (shape, axes) = match names {
+            [_] => (shape.to_vec(), axes.to_vec()),
+            several => ([&[several.len()], shape].concat(), [&[Axis::Replicated], axes].concat()),
+        };
+        let out = shape.len() - 1;
+        // Random values use the full range of the 8-bit type and have the intended deviation after scaling.
+        let scale = deviation * Init::LARGEST_DEVIATION / largest(dtype);
+        let (narrow, wide) = (Type::new(dtype, shape.clone()), Type::new(DType::F32, &shape[..out]));
+        let source = Source::Stack { keys: keys.clone(), shape: stored.to_vec() };
+        let weight = self.declare(key.clone(), source, narrow, &axes, Init::normal(deviation / scale));
+        let source = Source::Scales { keys, shape: stored, of: dtype };
+        let channels = self.declare(format!("{key}_scale"), source, wide, &axes[..out], Init { mean: scale, std: 0.0 });
+        Weight::Scaled(weight, channels)
+    }
+}

@@ -1,0 +1,287 @@
+//! Compile cache: serialized executables on disk, written by earlier runs or by `ltx2 compile --save`.
+//!
+//! An entry is one file: a line of JSON that identifies the executable, then the bytes that the plugin serialized. The
+//! file name is a hash of everything that the executable depends on, which is also known on a machine without the
+//! devices.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use prost::Message as _;
+use serde::{Deserialize, Serialize};
+
+use super::checksummed_file::{self, json, sha256};
+use ltx2_pjrt::{
+    Client, CompileOptions, Device, DeviceDescription, Error, Executable, LoadedExecutable, NO_HUGEPAGE_TEXT, Plugin,
+    Topology,
+};
+use ltx2_stablehlo::Program;
+
+/// Number of leading bytes of a plugin file that are hashed. They contain the build id and the section addresses.
+const HEAD: u64 = 1 << 20;
+
+/// An error from reading or writing a cache entry.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    #[error(transparent)]
+    Plugin(#[from] Error),
+    /// A file cannot be read or written, or an entry does not match its name.
+    #[error("{}: {reason}", path.display())]
+    File { path: PathBuf, reason: String },
+}
+
+impl CacheError {
+    pub(super) fn file(path: &Path, reason: impl ToString) -> Self {
+        CacheError::File { path: path.into(), reason: reason.to_string() }
+    }
+
+    /// Whether the error is that the plugin does not support serialization.
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, CacheError::Plugin(error) if error.is_unsupported())
+    }
+}
+
+/// Everything that an executable depends on; its hash is the name of the entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Identity {
+    /// Hash of the program text.
+    program: String,
+    /// Hash of the compile options.
+    options: String,
+    plugin: String,
+    platform: String,
+    device_kind: String,
+    devices: Vec<String>,
+}
+
+/// The first line of an entry.
+#[derive(Serialize, Deserialize)]
+struct Header {
+    name: String,
+    ltx2: String,
+    #[serde(flatten)]
+    identity: Identity,
+}
+
+/// A compile-cache directory, for the devices of one topology.
+#[derive(Debug)]
+pub struct Cache {
+    folder: PathBuf,
+    platform: String,
+    plugin: String,
+    device_kind: String,
+    devices: Vec<DeviceDescription>,
+}
+
+impl Cache {
+    /// Opens the cache in `folder`, which need not exist yet. `topology` describes the devices of a client, or devices
+    /// that this machine does not have. Fails if the plugin file cannot be read or the plugin does not describe its
+    /// devices.
+    pub fn new(folder: &Path, platform: &str, topology: &Topology) -> Result<Self, CacheError> {
+        let devices = topology.devices()?;
+        let device_kind = device_kind(platform, topology, &devices)?;
+        let plugin = plugin_identity(topology.plugin())?;
+        Ok(Cache { folder: folder.into(), platform: platform.into(), plugin, device_kind, devices })
+    }
+
+    /// Returns the entry for a program and its compile options.
+    pub fn entry(&self, name: &str, program: &Program, options: &CompileOptions) -> Entry {
+        let ids = options.devices.clone().unwrap_or_default();
+        let identity = Identity {
+            program: program.hash(),
+            options: fingerprint(&self.platform, options),
+            plugin: self.plugin.clone(),
+            platform: self.platform.clone(),
+            device_kind: self.device_kind.clone(),
+            devices: ids.iter().map(|id| self.device(*id)).collect(),
+        };
+        let key = sha256(json(&identity).as_bytes());
+        Entry { path: self.folder.join(format!("{key}.pjrt")), name: name.into(), ids, identity }
+    }
+
+    /// Identifies a device by its id, its process and, on TPUs, its coordinates, which determine the routing in a
+    /// program.
+    fn device(&self, id: i64) -> String {
+        let known = self.devices.iter().find(|d| i64::from(d.id) == id);
+        let process = known.map_or(0, |d| d.process_index);
+        let coords = known.and_then(|d| d.attributes.get("coords")).filter(|_| self.platform == "tpu");
+        coords.map_or(format!("{id}@{process}"), |place| format!("{id}@{process} {place}"))
+    }
+}
+
+/// Returns the device kind. On CPUs, adds a hash of the topology's machine description: all CPUs report the same kind,
+/// but code that is compiled for one may not run on another.
+pub(super) fn device_kind(
+    platform: &str,
+    topology: &Topology,
+    devices: &[DeviceDescription],
+) -> Result<String, CacheError> {
+    let kind = devices.first().map(|d| d.kind.clone()).unwrap_or_default();
+    Ok(match platform {
+        "cpu" => format!("{kind} {}", &sha256(&cpu_machine(&topology.serialize()?))[..16]),
+        _ => kind,
+    })
+}
+
+/// Returns the part of a serialized CPU topology that compiled code depends on: target triple, processor and features,
+/// but not the number of virtual devices. Returns the complete topology if that part is not found.
+fn cpu_machine(topology: &[u8]) -> Vec<u8> {
+    let machine = TopologyProto::decode(topology).ok().and_then(|t| CpuTopologyProto::decode(&*t.specific?.value).ok());
+    machine.and_then(|t| t.machine).unwrap_or_else(|| topology.to_vec())
+}
+
+/// `xla.PjRtTopologyDescriptionProto`, only the fields that are used.
+#[derive(prost::Message)]
+struct TopologyProto {
+    #[prost(message, optional, tag = "9")]
+    specific: Option<AnyProto>,
+}
+
+/// `google.protobuf.Any`.
+#[derive(prost::Message)]
+struct AnyProto {
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
+}
+
+/// `xla.CpuTopologyProto`, only the fields that are used.
+#[derive(prost::Message)]
+struct CpuTopologyProto {
+    #[prost(bytes = "vec", optional, tag = "5")]
+    machine: Option<Vec<u8>>,
+}
+
+/// Hashes compile options, including those that the platform's compiler reads from the environment.
+pub(super) fn fingerprint(platform: &str, options: &CompileOptions) -> String {
+    let mut given = options.to_proto();
+    let own = (platform == "tpu").then_some("LIBTPU_INIT_ARGS");
+    for variable in std::iter::once("XLA_FLAGS").chain(own) {
+        let value = std::env::var_os(variable).unwrap_or_default();
+        match value.to_str() {
+            Some(text) => given.extend(text.replacen(NO_HUGEPAGE_TEXT, "", 1).into_bytes()),
+            None => given.extend(value.as_encoded_bytes()),
+        }
+    }
+    sha256(&given)
+}
+
+/// The cache file of one compiled program, whether or not it exists.
+#[derive(Debug)]
+pub struct Entry {
+    path: PathBuf,
+    name: String,
+    ids: Vec<i64>,
+    identity: Identity,
+}
+
+impl Entry {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Loads the executable onto the client's devices; `None` if there is no entry. Fails if the file is damaged, if it
+    /// belongs to another program, plugin or device, or if the plugin rejects it.
+    pub fn load(&self, client: &Client) -> Result<Option<LoadedExecutable>, CacheError> {
+        let bytes = match fs::read(&self.path) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(CacheError::file(&self.path, e)),
+        };
+        let serialized = self.serialized(&bytes).map_err(|reason| CacheError::file(&self.path, reason))?;
+        let loaded = client.load(serialized)?;
+        // Each process passes the arguments in the order of its own devices, so the executable must list these devices
+        // in the same order.
+        let own: Vec<i64> = client.devices().iter().map(|device| device.id().into()).collect();
+        let ids = loaded.devices().iter().map(Device::id).map(i64::from);
+        match ids.eq(self.ids.iter().copied().filter(|id| own.contains(id))) {
+            true => Ok(Some(loaded)),
+            false => Err(CacheError::file(&self.path, "the entry was compiled for other devices")),
+        }
+    }
+
+    /// Returns the payload after checking that it is complete and belongs to this program.
+    fn serialized<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], String> {
+        let (header, serialized) = checksummed_file::read::<Header>(bytes)?;
+        match header.identity == self.identity {
+            true => Ok(serialized),
+            false => Err("the entry belongs to another program, plugin or device".into()),
+        }
+    }
+
+    /// Writes an executable, replacing any existing entry, and returns the file size in bytes.
+    pub fn save(&self, executable: &Executable) -> Result<usize, CacheError> {
+        let header =
+            Header { name: self.name.clone(), ltx2: env!("CARGO_PKG_VERSION").into(), identity: self.identity.clone() };
+        checksummed_file::write(&self.path, &self.name, &header, &executable.serialize()?)
+            .map_err(|e| CacheError::file(&self.path, e))
+    }
+}
+
+/// Identifies a plugin build without reading the complete file, which has hundreds of megabytes. A client's version
+/// text would also identify the GPU driver, but is not available without the devices.
+fn plugin_identity(plugin: &Plugin) -> Result<String, CacheError> {
+    let path = plugin.path();
+    let read = || -> std::io::Result<(u64, Vec<u8>)> {
+        let file = File::open(path)?;
+        let size = file.metadata()?.len();
+        let mut head = Vec::new();
+        file.take(HEAD).read_to_end(&mut head)?;
+        Ok((size, head))
+    };
+    let (size, head) = read().map_err(|e| CacheError::file(path, e))?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let (major, minor) = plugin.version();
+    Ok(format!("{name}, PJRT {major}.{minor}, {size} bytes, {}", &sha256(&head)[..16]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(devices: &[&str]) -> Identity {
+        Identity {
+            program: "p".into(),
+            options: "o".into(),
+            plugin: "x.so".into(),
+            platform: "cuda".into(),
+            device_kind: "NVIDIA H200".into(),
+            devices: devices.iter().map(|d| (*d).into()).collect(),
+        }
+    }
+
+    #[test]
+    fn entry_of_another_program_is_rejected() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("k.pjrt");
+        let entry = Entry { path: path.clone(), name: "denoise".into(), ids: vec![0], identity: identity(&["0@0"]) };
+        let read = |of: Identity| {
+            let header = Header { name: "denoise".into(), ltx2: "0.1.0".into(), identity: of };
+            checksummed_file::write(&path, "denoise", &header, b"code").unwrap();
+            entry.serialized(&fs::read(&path).unwrap()).map(<[u8]>::to_vec)
+        };
+        assert_eq!(read(identity(&["0@0"])), Ok(b"code".to_vec()));
+        assert_eq!(read(identity(&["1@0"])), Err("the entry belongs to another program, plugin or device".into()));
+    }
+
+    #[test]
+    fn cpu_kind_ignores_the_number_of_devices() {
+        let topology = |devices: &[u8], machine: &[u8]| {
+            // Field 1 is the device list.
+            let devices = devices.iter().flat_map(|id| [0x0a, 2, 0x18, *id]);
+            let value = devices.chain(CpuTopologyProto { machine: Some(machine.to_vec()) }.encode_to_vec()).collect();
+            TopologyProto { specific: Some(AnyProto { value }) }.encode_to_vec()
+        };
+        let one = cpu_machine(&topology(&[0], b"znver4"));
+        assert_eq!(one, b"znver4");
+        assert_eq!(cpu_machine(&topology(&[0, 1], b"znver4")), one);
+        assert_ne!(cpu_machine(&topology(&[0], b"skylake")), one);
+        for other in [TopologyProto { specific: None }.encode_to_vec(), b"what is this".to_vec()] {
+            assert_eq!(cpu_machine(&other), other);
+        }
+    }
+}

@@ -1,0 +1,479 @@
+//! Compiles programs, uploads their inputs and executes them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::cache::{Cache, CacheError, Entry, fingerprint};
+use super::compile::{EngineOptions, Refused, compile_options};
+use super::devices::Devices;
+use super::error::{During, RuntimeError};
+use super::executable::{Executable, ExecutableOrigin, Outputs};
+use super::flags::Toolchain;
+use super::gather;
+use super::process_locks::ProcessLock;
+use super::processes::Group;
+use super::sharded_tensor::{Replicate, Shard, ShardedTensor, shards};
+use super::thread_locks::{EntryLock, EntryLocks, PendingWrite};
+use super::timeline::{SpanKind, Timeline};
+use super::watch::{Pace, Queue, Watch};
+use super::watchdog::Watchdog;
+use ltx2_base::failpoint;
+use ltx2_pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable, Staging};
+use ltx2_stablehlo::{Argument, Mesh, Program, Sharding, Type};
+use ltx2_weights::tensor::Tensor;
+
+/// Counts and times of one program's compiles, cache hits and executions.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct Statistics {
+    pub compiles: usize,
+    pub compile_seconds: f64,
+    pub cache_hits: usize,
+    /// Seconds spent loading from the compile cache.
+    pub cache_seconds: f64,
+    pub executions: usize,
+}
+
+/// A PJRT client and the devices of all processes: compiles and runs programs, and collects statistics. Clones share
+/// all state.
+#[derive(Clone)]
+pub struct Engine {
+    client: Client,
+    toolchain: Arc<Toolchain>,
+    devices: Arc<Devices>,
+    options: EngineOptions,
+    refused: Refused,
+    cache: Option<Arc<Cache>>,
+    group: Option<Arc<Group>>,
+    statistics: Arc<Mutex<BTreeMap<String, Statistics>>>,
+    launches: Arc<AtomicI32>,
+    timeline: Timeline,
+    saves: Arc<EntryLocks>,
+    /// Host staging memory. It is reused between loads, because freeing it makes the driver wait for all work on the
+    /// devices.
+    staging: Arc<Mutex<Vec<Staging>>>,
+    /// Executables of [`Engine::compile_once`], by program hash.
+    compiled: Arc<Mutex<HashMap<String, Arc<Executable>>>>,
+    watchdog: Watchdog,
+    queue: Arc<Queue>,
+}
+
+impl Engine {
+    /// Creates an engine from a client. If the compile cache is unusable, logs a warning and continues without it.
+    pub fn new(client: Client, options: EngineOptions) -> Self {
+        Engine::among(client, options, None)
+    }
+
+    /// Creates an engine for one process of `group`; the processes check that they compile the same programs.
+    pub fn among(client: Client, options: EngineOptions, group: Option<Arc<Group>>) -> Self {
+        let toolchain = Arc::new(Toolchain::of(&client));
+        let cache = options.compile_cache.as_deref().and_then(|folder| {
+            let opened = client.topology().map_err(CacheError::from);
+            opened
+                .and_then(|t| Cache::new(folder, &toolchain.platform, &t))
+                .inspect_err(|e| warn_uncached("all", e))
+                .ok()
+        });
+        let (devices, cache) = (Arc::new(Devices::of(&client)), cache.map(Arc::new));
+        let (statistics, launches, compiled, timeline, saves, staging, queue) = Default::default();
+        let watchdog = options.watchdog.clone().with_group(group.as_ref());
+        Engine {
+            client,
+            toolchain,
+            devices,
+            options,
+            refused: Refused::default(),
+            cache,
+            group,
+            statistics,
+            launches,
+            timeline,
+            saves,
+            staging,
+            compiled,
+            watchdog,
+            queue,
+        }
+    }
+
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    pub fn watchdog(&self) -> &Watchdog {
+        &self.watchdog
+    }
+
+    /// Returns at least `size` bytes of host memory that devices can read directly, reusing the memory of an earlier
+    /// load if possible.
+    pub(super) fn staging(&self, size: usize) -> Staging {
+        let mut all = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        match all.iter().position(|staging| staging.len() >= size) {
+            Some(place) => all.swap_remove(place),
+            None => {
+                drop(all);
+                self.client.staging(size)
+            }
+        }
+    }
+
+    /// Keeps staging memory for reuse by the next load.
+    pub(super) fn keep_staging(&self, staging: Staging) {
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner).push(staging);
+    }
+
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub fn toolchain(&self) -> &Toolchain {
+        &self.toolchain
+    }
+
+    /// Returns the platform name in lower case, for example `cpu`, `cuda` or `tpu`.
+    pub fn platform(&self) -> &str {
+        &self.toolchain.platform
+    }
+
+    /// Returns the devices of all processes in mesh order.
+    pub fn devices(&self) -> &[Device] {
+        self.devices.all()
+    }
+
+    /// Whether programs may run while another thread uploads parameters. Not on CUDA: on the first run of a program
+    /// from the compile cache, cuDNN restores its kernels by capturing a stream, and concurrent transfers then cause
+    /// errors, hangs or crashes (seen with jax-cuda13-pjrt 0.11.2 on an H200).
+    pub fn can_run_during_transfers(&self) -> bool {
+        self.platform() != "cuda"
+    }
+
+    /// Returns the devices of this process.
+    pub fn own_devices(&self) -> &[Device] {
+        self.devices.own()
+    }
+
+    pub fn own_device(&self) -> &Device {
+        &self.devices.own()[0]
+    }
+
+    /// Whether this is one of several processes that check that they compile the same programs.
+    pub fn is_grouped(&self) -> bool {
+        self.group.is_some()
+    }
+
+    pub fn has_peers(&self) -> bool {
+        self.devices.have_peers()
+    }
+
+    /// Returns the number of device groups with fast interconnects, such as TPU slices.
+    pub fn slices(&self) -> usize {
+        self.devices.slices()
+    }
+
+    /// Returns this process's devices among those of a program over `count` devices, with their mesh indices.
+    pub(super) fn addressable(&self, count: usize) -> Vec<(usize, &Device)> {
+        self.devices.addressable(count)
+    }
+
+    /// Returns a program's compile options and its compile-cache entry.
+    fn entry(&self, name: &str, program: &Program) -> (CompileOptions, Option<Entry>) {
+        let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
+        let options = self.refused.without(compile_options(&self.toolchain, program, &ids, &self.options));
+        let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
+        (options, entry)
+    }
+
+    /// Whether the compile cache has an entry for a program.
+    pub fn is_cached(&self, name: &str, program: &Program) -> bool {
+        program.devices() <= self.devices().len() && self.entry(name, program).1.is_some_and(|e| e.path().exists())
+    }
+
+    /// Waits for a pending write of a program's compile-cache entry and returns the path of the entry; `None` if there
+    /// is no entry.
+    pub fn cache_file(&self, name: &str, program: &Program) -> Option<PathBuf> {
+        let path = self.entry(name, program).1?.path().to_path_buf();
+        drop(EntryLock::at(&path).wait());
+        path.exists().then_some(path)
+    }
+
+    /// Compiles a program, or loads it from the compile cache.
+    ///
+    /// # Errors
+    /// Returns the plugin's error, or an error if the program needs more devices than the platform has.
+    pub fn compile(&self, name: &str, program: &Program) -> Result<Executable, RuntimeError> {
+        if program.devices() > self.devices().len() {
+            let have = self.devices().len();
+            return Err(RuntimeError::Devices { program: name.into(), want: program.devices(), have });
+        }
+        loop {
+            if let Some(compiled) = self.try_compile(name, program)? {
+                return Ok(compiled);
+            }
+        }
+    }
+
+    /// Compiles a program once, without the default options that the plugin has rejected so far. Returns `None` if the
+    /// plugin rejects a further default option; the caller then tries again without that option.
+    fn try_compile(&self, name: &str, program: &Program) -> Result<Option<Executable>, RuntimeError> {
+        let (options, mut entry) = self.entry(name, program);
+        // No lock with several processes, because each process waits here for the others to agree on the program.
+        let turn = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| EntryLock::at(entry.path()));
+        let writing = turn.as_ref().map(EntryLock::wait);
+        let absent = entry.as_ref().filter(|entry| turn.is_some() && !entry.path().exists());
+        let behind = self.options.write_behind.unwrap_or(self.platform() != "cpu");
+        // No lock between processes if the entry is written after the first run: two processes could wait for each
+        // other's run.
+        let claim = absent.filter(|_| !behind).and_then(|entry| ProcessLock::wait(name, entry.path()));
+        let start = Instant::now();
+        let cached = entry.as_ref().and_then(|entry| self.load_cached(name, entry));
+        let cached = if self.all_cached(name, program, cached.is_some())? { cached } else { None };
+        let (loaded, origin, took) = match cached {
+            Some(loaded) => {
+                self.timeline.add(SpanKind::Cache, name, start, None);
+                (loaded, ExecutableOrigin::CacheHit, start.elapsed())
+            }
+            None => {
+                let start = Instant::now();
+                let compile = |o: &CompileOptions| self.client.compile(&program.text, o);
+                let compiled = || self.refused.compile(&self.toolchain, &options, &self.options, compile);
+                let loaded = loop {
+                    let compiled = failpoint::within("compile", name, compiled);
+                    match compiled.map_err(|e| e.during(During::Compile, name))? {
+                        Some(loaded) => break loaded,
+                        // The program may be cached under the remaining options. In a group, all processes have agreed
+                        // to compile.
+                        None if self.group.is_none() => return Ok(None),
+                        None => entry = self.entry(name, program).1,
+                    }
+                };
+                let took = start.elapsed();
+                self.timeline.add(SpanKind::Compile, name, start, None);
+                // Only the first process writes to a shared cache directory.
+                let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
+                if let Some(entry) = entry.filter(|entry| first || !entry.path().exists()) {
+                    self.save(entry, &loaded, turn.as_ref().zip(writing).filter(|_| behind));
+                }
+                drop(claim);
+                (loaded, ExecutableOrigin::Compiled, took)
+            }
+        };
+        let ids = |devices: &mut dyn Iterator<Item = &Device>| devices.map(Device::id).collect::<Vec<i32>>();
+        let wanted = ids(&mut self.addressable(program.devices()).into_iter().map(|(_, device)| device));
+        let got = ids(&mut loaded.devices().iter());
+        if got != wanted {
+            return Err(RuntimeError::Placed { program: name.into(), wanted, got });
+        }
+        self.count(name, |s| match origin {
+            ExecutableOrigin::Compiled => {
+                s.compiles += 1;
+                s.compile_seconds += took.as_secs_f64();
+            }
+            ExecutableOrigin::CacheHit => {
+                s.cache_hits += 1;
+                s.cache_seconds += took.as_secs_f64();
+            }
+        });
+        // The peak includes the memory that the compiler used for autotuning on the device.
+        let peak = self.own_device().memory().ok().and_then(|memory| memory.peak).map(|bytes| bytes >> 20);
+        tracing::debug!(
+            program = name,
+            seconds = took.as_secs_f64(),
+            peak_mib = peak,
+            hash = program.hash(),
+            "{origin}"
+        );
+        Ok(Some(Executable {
+            name: name.into(),
+            loaded,
+            arguments: program.arguments.clone(),
+            results: program.results.clone(),
+            mesh: program.mesh.clone(),
+            hash: program.hash(),
+            origin,
+            compile_time: took,
+            turn: turn.clone().filter(|_| origin == ExecutableOrigin::Compiled),
+            pace: Arc::new(Pace::of(program, &self.toolchain, self.has_peers())),
+        }))
+    }
+
+    /// Writes an executable to the compile cache. If `turn` holds the entry's lock, defers the write until after the
+    /// first run, because serializing a GPU executable takes seconds; otherwise writes at once.
+    fn save(&self, entry: Entry, loaded: &LoadedExecutable, turn: Option<(&EntryLock, MutexGuard<PendingWrite>)>) {
+        let (loaded, timeline) = (loaded.clone(), self.timeline.clone());
+        let save = move || {
+            let start = Instant::now();
+            match entry.save(&loaded) {
+                Ok(bytes) => timeline.add(SpanKind::Save, entry.name(), start, Some(bytes as u64)),
+                Err(error) => warn_uncached(entry.name(), &error),
+            }
+        };
+        match turn {
+            None => save(),
+            Some((turn, mut writing)) => {
+                *writing = PendingWrite::Due(Box::new(save));
+                self.saves.add(turn.clone());
+            }
+        }
+    }
+
+    /// Returns the executable of an earlier call for the same program, or compiles the program.
+    fn compile_once(&self, name: &str, program: &Program) -> Result<Arc<Executable>, RuntimeError> {
+        let hash = program.hash();
+        let known = self.compiled.lock().unwrap_or_else(PoisonError::into_inner).get(&hash).cloned();
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let executable = Arc::new(self.compile(name, program)?);
+        self.compiled.lock().unwrap_or_else(PoisonError::into_inner).insert(hash, executable.clone());
+        Ok(executable)
+    }
+
+    /// Checks that all processes compile the same program, and returns whether all have it cached. Compilers of several
+    /// processes may cooperate, so either all compile or none does.
+    fn all_cached(&self, name: &str, program: &Program, cached: bool) -> Result<bool, RuntimeError> {
+        // Each process compiles single-device programs independently.
+        let Some(group) = self.group.as_ref().filter(|_| program.devices() > 1) else { return Ok(cached) };
+        // Compares the requested options: processes may learn of rejected options at different times.
+        let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
+        let options = compile_options(&self.toolchain, program, &ids, &self.options);
+        Ok(group.ensure_same_program(name, &program.hash(), &fingerprint(self.platform(), &options), cached)?)
+    }
+
+    /// Loads a program from the compile cache; if the entry is unusable, logs a warning and returns `None`.
+    fn load_cached(&self, name: &str, entry: &Entry) -> Option<LoadedExecutable> {
+        entry.load(&self.client).unwrap_or_else(|error| {
+            tracing::warn!("recompiling {name}: its compile-cache entry is unusable: {error}");
+            None
+        })
+    }
+
+    /// Copies a host tensor to the devices as an argument of a program. Each device gets its shard, converted to the
+    /// argument's element type and zero-padded if the argument is larger than its logical dimensions.
+    ///
+    /// # Errors
+    /// Returns an error if there is no such argument, if the tensor's shape differs from the argument's, if the host
+    /// does not support the element type, or if the plugin fails.
+    pub fn upload(&self, executable: &Executable, name: &str, tensor: &Tensor) -> Result<ShardedTensor, RuntimeError> {
+        let argument = executable.arguments.iter().find(|a| a.name == name).ok_or_else(|| RuntimeError::Missing {
+            program: executable.name.to_string(),
+            name: name.into(),
+            ty: "no such argument".into(),
+        })?;
+        let mesh = &executable.mesh;
+        if tensor.shape() != argument.logical_dims {
+            let got = Type::new(tensor.dtype(), tensor.shape()).to_string();
+            let want = Type::new(argument.ty.dtype, argument.logical_dims.clone()).to_string();
+            return Err(RuntimeError::Mismatch { name: argument.name.clone(), want, got });
+        }
+        let shards = shards(&argument.ty, mesh, argument.sharding.as_ref());
+        let layout = device_layout(argument)?;
+        let devices = self.addressable(mesh.devices());
+        let watch = Watch::transfer(&self.watchdog, &executable.name, &devices);
+        ShardedTensor::upload(&self.client, &devices, tensor, &argument.ty, shards, layout.as_ref(), watch)
+            .map_err(|e| e.during(During::Upload, &executable.name))
+    }
+
+    /// Runs an executable; `find` returns the tensor for each argument name.
+    ///
+    /// # Errors
+    /// Returns an error that names the argument if it is missing or has the wrong type or sharding, or the plugin's
+    /// error.
+    pub fn run<'a>(
+        &self,
+        executable: &Executable,
+        find: impl Fn(&str) -> Option<&'a ShardedTensor>,
+    ) -> Result<Outputs, RuntimeError> {
+        let devices = self.addressable(executable.mesh.devices());
+        let addressable: Vec<usize> = devices.iter().map(|(place, _)| *place).collect();
+        let mut arguments = vec![Vec::with_capacity(executable.arguments.len()); addressable.len()];
+        for a in &executable.arguments {
+            let tensor = find(&a.name).ok_or_else(|| RuntimeError::Missing {
+                program: executable.name.to_string(),
+                name: a.name.clone(),
+                ty: a.ty.to_string(),
+            })?;
+            let wanted = shards(&a.ty, &executable.mesh, a.sharding.as_ref());
+            if *tensor.ty() != a.ty || tensor.shards() != wanted {
+                let size = |all: &[Shard]| all.first().map_or(String::new(), |s| format!(" of {:?}", s.size));
+                let shape = |all: &[Shard]| format!("{} shards{}", all.len(), size(all));
+                let want = format!("{} in {}", a.ty, shape(&wanted));
+                let got = format!("{} in {}", tensor.ty(), shape(tensor.shards()));
+                return Err(RuntimeError::Mismatch { name: a.name.clone(), want, got });
+            }
+            for (row, buffer) in arguments.iter_mut().zip(tensor.buffers()) {
+                row.push(buffer);
+            }
+        }
+        // The plugin uses the launch id to detect processes that run programs in different orders.
+        let launch_id = if self.has_peers() { self.launches.fetch_add(1, Ordering::SeqCst) + 1 } else { 0 };
+        let options = ExecuteOptions { launch_id, ..ExecuteOptions::default() };
+        let watch = Watch::execution(&self.watchdog, &executable.name, &devices, &executable.pace, &self.queue);
+        let guard = watch.as_ref().map(Watch::guard_start);
+        let results = executable.loaded.execute_with(&arguments, &options);
+        let results = results.map_err(|e| RuntimeError::from(e).during(During::Run, &executable.name))?;
+        drop(guard);
+        executable.turn.iter().for_each(EntryLock::write);
+        self.count(&executable.name, |s| s.executions += 1);
+        let mut each: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
+        let named = executable.results.iter().map(|o| {
+            let buffers = each.iter_mut().filter_map(Iterator::next).collect();
+            let shards = shards(&o.ty, &executable.mesh, o.sharding.as_ref());
+            let tensor = ShardedTensor::new(buffers, addressable.clone(), shards, o.ty.clone(), o.logical_dims.clone());
+            let replicate = self.has_peers().then(|| self.replicator(&executable.mesh, o.sharding.as_ref()));
+            let tensor = tensor.with_replicator(replicate).with_watch(watch.clone());
+            (o.name.clone(), tensor.of_program(executable.name.clone()))
+        });
+        Ok(Outputs { named: named.collect() })
+    }
+
+    /// Copies a tensor, which is a result of a program over `mesh`, in full to every device. This runs a program across
+    /// all processes, so each process must call it.
+    ///
+    /// # Errors
+    /// Returns the plugin's error.
+    pub fn replicate(
+        &self,
+        tensor: &ShardedTensor,
+        mesh: &Mesh,
+        sharding: Option<&Sharding>,
+    ) -> Result<ShardedTensor, RuntimeError> {
+        let program = gather::program(tensor.ty(), tensor.dims(), mesh, sharding)?;
+        let executable = self.compile_once("gather", &program)?;
+        let mut outputs = self.run(&executable, |name| (name == gather::TENSOR).then_some(tensor))?;
+        outputs
+            .take(gather::TENSOR)
+            .ok_or_else(|| RuntimeError::Parameter("the gather program returned no tensor".into()))
+    }
+
+    fn replicator(&self, mesh: &Mesh, sharding: Option<&Sharding>) -> Replicate {
+        let (engine, mesh, sharding) = (self.clone(), mesh.clone(), sharding.cloned());
+        Box::new(move |tensor| engine.replicate(tensor, &mesh, sharding.as_ref()))
+    }
+
+    pub fn statistics(&self) -> BTreeMap<String, Statistics> {
+        self.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn count(&self, name: &str, f: impl FnOnce(&mut Statistics)) {
+        let mut all = self.statistics.lock().unwrap_or_else(PoisonError::into_inner);
+        f(all.entry(name.to_string()).or_default());
+    }
+}
+
+/// Logs that a program was not cached: a warning, or a debug message if the plugin does not support serialization.
+fn warn_uncached(name: &str, error: &CacheError) {
+    match error.is_unsupported() {
+        true => tracing::debug!(program = name, "not written to the compile cache: {error}"),
+        false => tracing::warn!(program = name, "not written to the compile cache: {error}"),
+    }
+}
+
+/// Parses the memory layout that an argument requests.
+pub(super) fn device_layout(argument: &Argument) -> Result<Option<DeviceLayout>, RuntimeError> {
+    let Some(text) = argument.memory_layout.as_deref() else { return Ok(None) };
+    // The parser's error quotes the layout text.
+    let fail = |e| RuntimeError::Parameter(format!("invalid memory layout of argument '{}': {e}", argument.name));
+    text.parse().map(Some).map_err(fail)
+}

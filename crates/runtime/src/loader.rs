@@ -1,0 +1,499 @@
+//! Uploads parameters from files to the devices; each device gets its shard. Several threads read the tensors in order
+//! of use. Tensors that one parameter stacks are stacked in device memory, not in host memory.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use super::checkpoint_tensor::{FileTensor, ParameterSource, ReadPiece};
+use super::engine::{Engine, device_layout};
+use super::error::RuntimeError;
+use super::quantize;
+use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut_into, offset, shards, strides};
+use super::watch::Watch;
+use ltx2_base::failpoint;
+use ltx2_base::threads;
+use ltx2_nn::{Param, Source};
+use ltx2_pjrt::{Buffer, Device, DeviceLayout, HostBuffer, Piece, SharedBytes, Transfer, TransferShape};
+use ltx2_stablehlo::{DType, Program};
+use ltx2_weights::tensor::Tensor;
+
+/// Bytes per read: large enough for disk and device-link throughput, small enough to keep all readers busy.
+const PIECE: usize = 32 << 20;
+/// A parameter that consists of a single tensor below this size is uploaded in one copy instead of piecewise.
+const SMALL: usize = 1 << 20;
+/// Maximum number of reader threads; more are not faster.
+const READERS: usize = 16;
+
+/// Uploads `params`, which are arguments of `program`, and returns them in the same order. Calls `told` with the byte
+/// count of each uploaded piece; cancels with [`RuntimeError::Stopped`] if it returns `false`.
+///
+/// An error about a tensor (missing, wrong shape, not a float, not finite) contains the file and the name of the
+/// tensor.
+pub(super) fn load(
+    engine: &Engine,
+    program: &Program,
+    params: &[&Param],
+    source: &dyn ParameterSource,
+    told: &(dyn Fn(usize) -> bool + Sync),
+) -> Result<Vec<ShardedTensor>, RuntimeError> {
+    let mut jobs = Vec::new();
+    let uploads =
+        params.iter().enumerate().map(|(i, param)| Upload::plan(engine, program, param, source, i, &mut jobs));
+    let uploads = uploads.collect::<Result<Vec<_>, _>>()?;
+    // The first half of the staging memory receives the file's bytes, the second half the shards copied out of them.
+    let largest = jobs.iter().map(Job::room).max().unwrap_or(0).max(PIECE);
+    let halves = if program.devices() > 1 { 2 } else { 1 };
+    threads::try_in_order(&jobs, threads::cores().clamp(2, READERS), |job| {
+        let upload = &uploads[job.upload];
+        let mut staging = (job.staged() > 0).then(|| engine.staging(halves * largest));
+        let (into, cuts) = staging.as_deref_mut().unwrap_or_default().split_at_mut(job.staged());
+        let result = job.run(engine, upload, source, into, cuts);
+        staging.into_iter().for_each(|staging| engine.keep_staging(staging));
+        result?;
+        if !told(job.bytes) {
+            return Err(RuntimeError::Stopped);
+        }
+        if upload.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            failpoint::reach("load", &upload.param.name);
+        }
+        Ok(())
+    })?;
+    uploads.into_iter().map(Upload::finish).collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Upload<'a> {
+    param: &'a Param,
+    shards: Vec<Shard>,
+    /// This process's devices, each with its index into `shards`.
+    devices: Vec<(usize, &'a Device)>,
+    way: UploadMode,
+    /// Number of unfinished jobs.
+    left: AtomicUsize,
+}
+
+enum UploadMode {
+    /// One strided host-to-device copy per device.
+    Whole(Mutex<Vec<Buffer>>),
+    /// Piecewise transfers into one array per device. Dimensions `outer..` of the parameter are those of one stored
+    /// tensor; the dimensions before them count the stacked tensors.
+    Pieces { outer: usize, fills: Vec<DeviceArray> },
+}
+
+struct Job {
+    upload: usize,
+    /// Index of the stored tensor among those that the parameter stacks.
+    key: usize,
+    part: Part,
+    /// Size in bytes, for progress reports.
+    bytes: usize,
+}
+
+enum Part {
+    Whole,
+    /// A stored tensor that is converted on the host.
+    Made,
+    /// Rows of a stored tensor, read unchanged from its file.
+    Rows(Range<usize>, Arc<ReadPiece>),
+    /// Rows of a stored matrix. The parameter `[parts, rows, columns]` is a view of it with these strides, in elements.
+    View(Range<usize>, [usize; 3], Arc<ReadPiece>),
+}
+
+impl<'a> Upload<'a> {
+    fn plan(
+        engine: &'a Engine,
+        program: &Program,
+        param: &'a Param,
+        source: &dyn ParameterSource,
+        upload: usize,
+        jobs: &mut Vec<Job>,
+    ) -> Result<Self, RuntimeError> {
+        let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
+        let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
+        let layout = argument.map(device_layout).transpose()?.flatten();
+        let devices = engine.addressable(shards.len());
+        let (first, size) = (jobs.len(), param.bytes());
+        let in_file = |name: &str, shape: &[usize]| {
+            let found = source.in_file(param.component, name).map_err(RuntimeError::Parameter)?;
+            // Other tensors are converted on the host, or rejected there.
+            Ok::<_, RuntimeError>(found.filter(|t| t.dtype == param.ty.dtype && t.dtype.is_float() && t.shape == shape))
+        };
+        // TPU memory tiles the last dimensions, so a piece of a tensor is not a contiguous range of device memory.
+        let is_tiled = layout.is_some() || engine.platform() == "tpu";
+        let outer = match &param.source {
+            Source::View { key, shape, strides } => match by_rows(param, shape, strides).filter(|_| !is_tiled) {
+                // `PIECE / 2`, because the shards copied out of a piece need as much memory again.
+                Some(strides) => in_file(key, shape)?.map(|stored| {
+                    let row = strides[1] * param.ty.dtype.size();
+                    let part = |rows, read| Part::View(rows, strides, read);
+                    jobs.extend(in_rows(upload, 0, stored, shape[0], row, PIECE / 2, part));
+                    1
+                }),
+                None => None,
+            },
+            Source::Stack { keys, .. } | Source::Scales { keys, .. }
+                if keys.len() == 1 && (size < SMALL || is_tiled) =>
+            {
+                None
+            }
+            Source::Stack { keys, .. } | Source::Scales { keys, .. } => {
+                let outer = outer_dimensions(param, keys.len(), &shards)?;
+                let dims = &param.ty.dims[outer..];
+                let row = dims.iter().skip(1).product::<usize>() * param.ty.dtype.size();
+                for (key, name) in keys.iter().enumerate() {
+                    let stored = match &param.source {
+                        Source::Stack { shape, .. } if !dims.is_empty() => in_file(name, shape)?,
+                        _ => None,
+                    };
+                    match stored {
+                        Some(stored) => jobs.extend(in_rows(upload, key, stored, dims[0], row, PIECE, Part::Rows)),
+                        None => jobs.push(Job { upload, key, part: Part::Made, bytes: size / keys.len() }),
+                    }
+                }
+                Some(outer)
+            }
+        };
+        let Some(outer) = outer else {
+            jobs.push(Job { upload, key: 0, part: Part::Whole, bytes: size });
+            let way = UploadMode::Whole(Mutex::default());
+            return Ok(Upload { param, shards, devices, way, left: AtomicUsize::new(1) });
+        };
+        let fill = |&(place, device): &(usize, &Device)| {
+            let shard = &shards[place];
+            let pieces = jobs[first..].iter().map(|job| job.pieces(shard, outer)).sum();
+            DeviceArray::new(engine, param, device, shard, layout.as_ref(), pieces)
+        };
+        let fills = devices.iter().map(fill).collect::<Result<_, _>>()?;
+        let left = AtomicUsize::new(jobs.len() - first);
+        Ok(Upload { param, shards, devices, way: UploadMode::Pieces { outer, fills }, left })
+    }
+
+    fn finish(self) -> Result<ShardedTensor, RuntimeError> {
+        let buffers = match self.way {
+            UploadMode::Whole(buffers) => buffers.into_inner().unwrap_or_else(PoisonError::into_inner),
+            UploadMode::Pieces { fills, .. } => fills.iter().map(|f| f.transfer.buffer(0)).collect::<Result<_, _>>()?,
+        };
+        let places = self.devices.into_iter().map(|(place, _)| place).collect();
+        let ty = self.param.ty.clone();
+        Ok(ShardedTensor::new(buffers, places, self.shards, ty.clone(), ty.dims))
+    }
+}
+
+/// Splits the rows of a stored tensor, of `row` bytes each, into jobs of at most `bytes` bytes, or of one row if a row
+/// is larger.
+fn in_rows(
+    upload: usize,
+    key: usize,
+    stored: FileTensor,
+    rows: usize,
+    row: usize,
+    bytes: usize,
+    part: impl Fn(Range<usize>, Arc<ReadPiece>) -> Part,
+) -> impl Iterator<Item = Job> {
+    let (read, step) = (Arc::new(stored.read), (bytes / row.max(1)).max(1));
+    (0..rows).step_by(step).map(move |from| {
+        let rows = from..(from + step).min(rows);
+        Job { upload, key, bytes: rows.len() * row, part: part(rows, read.clone()) }
+    })
+}
+
+/// Returns the strides of a parameter `[parts, rows, columns]` if the stored matrix that it views has the same number
+/// of rows, and elements have 1, 2 or 4 bytes.
+fn by_rows(param: &Param, shape: &[usize], strides: &[usize]) -> Option<[usize; 3]> {
+    let [_, rows, _] = *<&[usize; 3]>::try_from(&*param.ty.dims).ok()?;
+    let strides = <[usize; 3]>::try_from(strides).ok()?;
+    (*shape == [rows, strides[1]] && matches!(param.ty.dtype.size(), 1 | 2 | 4)).then_some(strides)
+}
+
+/// Returns the number of leading dimensions that count stacked tensors. They must not be sharded.
+fn outer_dimensions(param: &Param, keys: usize, shards: &[Shard]) -> Result<usize, RuntimeError> {
+    let elements = param.ty.elements() / keys;
+    let outer =
+        (usize::from(keys > 1)..=param.ty.rank()).find(|&i| param.ty.dims[i..].iter().product::<usize>() == elements);
+    outer.filter(|&i| shards.iter().all(|p| p.size[..i] == param.ty.dims[..i])).ok_or_else(|| {
+        RuntimeError::Parameter(format!("the layout must not shard the layers of '{}' ({})", param.name, param.ty))
+    })
+}
+
+impl Job {
+    /// Bytes read into staging memory.
+    fn staged(&self) -> usize {
+        if matches!(self.part, Part::Rows(..) | Part::View(..)) { self.bytes } else { 0 }
+    }
+
+    /// Bytes needed in each half of the staging memory.
+    fn room(&self) -> usize {
+        if matches!(self.part, Part::View(..)) { 2 * self.bytes } else { self.staged() }
+    }
+
+    /// Returns the number of pieces that this job writes to a shard's array.
+    fn pieces(&self, shard: &Shard, outer: usize) -> usize {
+        match &self.part {
+            Part::Rows(rows, _) => usize::from(!rows_of_shard(rows, shard, outer).is_empty()),
+            Part::View(rows, ..) if rows_of_shard(rows, shard, outer).is_empty() => 0,
+            Part::View(..) => shard.size[0],
+            Part::Whole | Part::Made => 1,
+        }
+    }
+
+    fn run(
+        &self,
+        engine: &Engine,
+        upload: &Upload,
+        source: &dyn ParameterSource,
+        into: &mut [u8],
+        cuts: &mut [u8],
+    ) -> Result<(), RuntimeError> {
+        let param = upload.param;
+        let (outer, fills) = match &upload.way {
+            UploadMode::Pieces { outer, fills } => (*outer, fills),
+            UploadMode::Whole(buffers) => {
+                *lock(buffers) = strided(engine, upload, source)?;
+                return Ok(());
+            }
+        };
+        let dims = &param.ty.dims[outer..];
+        match &self.part {
+            Part::Rows(rows, read) => {
+                let row = self.bytes / rows.len().max(1);
+                read(rows.start * row, into).map_err(RuntimeError::Parameter)?;
+                send(upload, fills, outer, self.key, Some(rows), into, cuts)
+            }
+            Part::View(rows, strides, read) => {
+                read(rows.start * strides[1] * param.ty.dtype.size(), into).map_err(RuntimeError::Parameter)?;
+                send_view(upload, fills, rows, *strides, into, cuts)
+            }
+            Part::Whole | Part::Made => {
+                let names = param.source.tensors();
+                let bytes = stored(param, names[self.key].0, source)?;
+                let mut cuts = vec![0; dims.iter().product::<usize>() * param.ty.dtype.size()];
+                send(upload, fills, outer, self.key, None, bytes.bytes(), &mut cuts)
+            }
+        }
+    }
+}
+
+/// Returns the intersection of `rows` with the rows of a shard, as row indices of the stored tensor.
+fn rows_of_shard(rows: &Range<usize>, shard: &Shard, outer: usize) -> Range<usize> {
+    let (first, count) = (shard.start[outer], shard.size[outer]);
+    rows.start.max(first)..rows.end.min(first + count)
+}
+
+/// Sends the given rows of a stored tensor (`None`: all rows) to the devices; each device gets its shard of them. A
+/// shard that is not all of `bytes` is first copied to `cuts`.
+fn send(
+    upload: &Upload,
+    fills: &[DeviceArray],
+    outer: usize,
+    key: usize,
+    rows: Option<&Range<usize>>,
+    bytes: &[u8],
+    mut cuts: &mut [u8],
+) -> Result<(), RuntimeError> {
+    let dtype = upload.param.ty.dtype;
+    let mut dims = upload.param.ty.dims[outer..].to_vec();
+    let mut known: Vec<(Shard, &[u8])> = Vec::new();
+    let mut pieces = Vec::new();
+    for (fill, (place, _)) in fills.iter().zip(&upload.devices) {
+        let shard = &upload.shards[*place];
+        let mut inner = Shard { start: shard.start[outer..].to_vec(), size: shard.size[outer..].to_vec() };
+        let each = inner.size.iter().product::<usize>() * dtype.size();
+        let mut at = key * each;
+        if let Some(rows) = rows {
+            let own = rows_of_shard(rows, shard, outer);
+            if own.is_empty() {
+                continue;
+            }
+            at += (own.start - inner.start[0]) * (each / inner.size[0]);
+            (inner.start[0], inner.size[0]) = (own.start - rows.start, own.len());
+            dims[0] = rows.len();
+        }
+        // Devices with the same shard share the copy.
+        let piece = match known.iter().find(|(other, _)| *other == inner) {
+            Some((_, piece)) => *piece,
+            None if inner.size == dims => bytes,
+            None => {
+                let (cut, rest) =
+                    std::mem::take(&mut cuts).split_at_mut(inner.size.iter().product::<usize>() * dtype.size());
+                cuts = rest;
+                cut_into(bytes, &dims, &inner, dtype, cut);
+                &*cut
+            }
+        };
+        known.push((inner, piece));
+        pieces.push((fill, fill.begin(at, piece)));
+    }
+    write(&pieces)
+}
+
+/// Sends rows of a stored matrix that a parameter `[parts, rows, columns]` views with `strides`. Each distinct shard is
+/// first copied to `cuts`.
+fn send_view(
+    upload: &Upload,
+    fills: &[DeviceArray],
+    rows: &Range<usize>,
+    strides: [usize; 3],
+    bytes: &[u8],
+    mut cuts: &mut [u8],
+) -> Result<(), RuntimeError> {
+    let element = upload.param.ty.dtype.size();
+    let mut known: Vec<(&Shard, &[u8])> = Vec::new();
+    let mut pieces = Vec::new();
+    for (fill, (place, _)) in fills.iter().zip(&upload.devices) {
+        let shard = &upload.shards[*place];
+        let own = rows_of_shard(rows, shard, 1);
+        if own.is_empty() {
+            continue;
+        }
+        let [parts, all_rows, columns] = [0, 1, 2].map(|axis| shard.size[axis]);
+        let each = own.len() * columns * element;
+        let cut = match known.iter().find(|(other, _)| *other == shard) {
+            Some((_, cut)) => *cut,
+            None => {
+                let (cut, rest) = std::mem::take(&mut cuts).split_at_mut(parts * each);
+                cuts = rest;
+                let start = [shard.start[0], own.start - rows.start, shard.start[2]];
+                let size = [parts, own.len(), columns];
+                match element {
+                    1 => cut_view::<1>(bytes, start, size, strides, cut),
+                    2 => cut_view::<2>(bytes, start, size, strides, cut),
+                    _ => cut_view::<4>(bytes, start, size, strides, cut),
+                }
+                &*cut
+            }
+        };
+        known.push((shard, cut));
+        for (part, piece) in cut.chunks_exact(each).enumerate() {
+            let at = (part * all_rows + own.start - shard.start[1]) * columns * element;
+            pieces.push((fill, fill.begin(at, piece)));
+        }
+    }
+    write(&pieces)
+}
+
+/// Copies part of a matrix, viewed as `[parts, rows, columns]` with elements of `N` bytes, into `cut`. The row loop is
+/// outermost, so that a source row is still in the CPU cache for the following parts.
+fn cut_view<const N: usize>(bytes: &[u8], start: [usize; 3], size: [usize; 3], strides: [usize; 3], cut: &mut [u8]) {
+    let [parts, rows, columns] = size;
+    let (from, _) = bytes.as_chunks::<N>();
+    let (to, _) = cut.as_chunks_mut::<N>();
+    for row in 0..rows {
+        for part in 0..parts {
+            let first = (start[0] + part) * strides[0] + (start[1] + row) * strides[1] + start[2] * strides[2];
+            let columns = to[(part * rows + row) * columns..][..columns].iter_mut();
+            columns.zip(from[first..].iter().step_by(strides[2])).for_each(|(to, from)| *to = *from);
+        }
+    }
+}
+
+/// Writes pieces. The last piece of an array waits until the array's other pieces are written. Other pieces never wait,
+/// so threads cannot deadlock.
+fn write(pieces: &[(&DeviceArray, Piece)]) -> Result<(), RuntimeError> {
+    let write = |last: bool| {
+        let now: Vec<_> = pieces.iter().filter(|(_, piece)| piece.last == last).collect();
+        now.iter().for_each(|(fill, _)| fill.wait_for_others(last));
+        let over =
+            |(fill, piece): &&(&DeviceArray, Piece)| Some(fill.watch.as_ref()?.guard_upload(0, piece.bytes.len()));
+        let _guards: Vec<_> = now.iter().map(over).collect();
+        let written = Transfer::write_all(&now.iter().map(|(_, piece)| *piece).collect::<Vec<_>>());
+        now.iter().for_each(|(fill, _)| fill.end());
+        written
+    };
+    let first = write(false);
+    first.and(write(true)).map_err(RuntimeError::from)
+}
+
+/// A device array that several threads fill.
+struct DeviceArray {
+    transfer: Transfer,
+    pieces: usize,
+    /// Numbers of pieces begun and ended.
+    state: Mutex<(usize, usize)>,
+    ended: Condvar,
+    watch: Option<Watch>,
+}
+
+impl DeviceArray {
+    fn new(
+        engine: &Engine,
+        param: &Param,
+        device: &Device,
+        shard: &Shard,
+        layout: Option<&DeviceLayout>,
+        pieces: usize,
+    ) -> Result<Self, RuntimeError> {
+        let (ty, dims, layout) = (buffer_type(param.ty.dtype), shard.size.clone(), layout.cloned());
+        let watch = Watch::load(engine.watchdog(), param.component, &[(0, device)]);
+        let _guard = watch.as_ref().map(|watch| watch.guard_upload(0, 0));
+        let transfer = engine.client().transfer(device, &[TransferShape { ty, dims, layout }])?;
+        Ok(DeviceArray { transfer, pieces, state: Mutex::default(), ended: Condvar::new(), watch })
+    }
+
+    fn begin<'a>(&'a self, offset: usize, bytes: &'a [u8]) -> Piece<'a> {
+        let mut state = lock(&self.state);
+        state.0 += 1;
+        Piece { transfer: &self.transfer, index: 0, offset, bytes, last: state.0 == self.pieces }
+    }
+
+    fn wait_for_others(&self, last: bool) {
+        let others = if last { self.pieces - 1 } else { 0 };
+        let state = self.ended.wait_while(lock(&self.state), |(_, ended)| *ended < others);
+        drop(state.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Ends a piece, whether or not it was written successfully.
+    fn end(&self) {
+        lock(&self.state).1 += 1;
+        self.ended.notify_all();
+    }
+}
+
+/// Uploads the only stored tensor of a parameter by strided copies; each device of this process gets its shard.
+fn strided(engine: &Engine, upload: &Upload, source: &dyn ParameterSource) -> Result<Vec<Buffer>, RuntimeError> {
+    let Upload { param, shards, devices, .. } = upload;
+    let dtype = param.ty.dtype;
+    let strides = match &param.source {
+        Source::View { strides, .. } => strides.iter().map(|s| (s * dtype.size()) as i64).collect(),
+        Source::Stack { .. } | Source::Scales { .. } => strides(&param.ty.dims, dtype.size()),
+    };
+    let bytes = stored(param, param.source.tensors()[0].0, source)?;
+    let watch = Watch::load(engine.watchdog(), param.component, devices);
+    let each = devices.iter().enumerate().map(|(i, (place, device))| {
+        let shard = &shards[*place];
+        let dense =
+            HostBuffer::dense(&bytes.bytes()[offset(&shard.start, &strides)..], buffer_type(dtype), &shard.size);
+        let _guard = watch.as_ref().map(|watch| watch.guard_upload(i, dense.bytes.len()));
+        Ok(engine.client().upload(device, HostBuffer { byte_strides: Some(&strides), ..dense })?)
+    });
+    each.collect()
+}
+
+/// Returns a stored tensor's bytes, converted to the parameter's element type.
+fn stored(param: &Param, key: &str, source: &dyn ParameterSource) -> Result<SharedBytes, RuntimeError> {
+    let stored = source.tensor(param.component, key).map_err(RuntimeError::Parameter)?;
+    let fail =
+        |what: String| RuntimeError::Parameter(format!("{}: tensor '{}' {what}", stored.file.display(), stored.key));
+    let shape = param.source.shape();
+    if stored.shape != shape {
+        return Err(fail(format!("has shape {:?}, but the model configuration requires {shape:?}", stored.shape)));
+    }
+    if !stored.dtype.is_float() {
+        return Err(fail(format!("has type {}; weights must be floats (bf16, f16, f32, f8_e4m3)", stored.dtype)));
+    }
+    Ok(match (&param.source, stored.dtype, param.ty.dtype) {
+        (Source::Scales { of, .. }, ..) => bytemuck::cast_slice(&quantize::scales(&stored, *of)?).to_vec().into(),
+        (_, file, wanted) if file == wanted => stored.bytes,
+        (_, _, narrow @ (DType::F8E4M3FN | DType::I8)) => quantize::narrow(&stored, narrow)?.into(),
+        (_, file, wanted) => {
+            let wide = match file {
+                DType::F8E4M3FN => quantize::widened(&stored)?,
+                _ => Tensor::from_bytes(file, shape, stored.bytes.bytes())?,
+            };
+            wide.cast(wanted)?.bytes().into_owned().into()
+        }
+    })
+}

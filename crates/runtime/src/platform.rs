@@ -1,0 +1,339 @@
+//! Selects the hardware of a run: `--platform auto | cpu | cuda | tpu | PATH.so`.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+pub use super::hardware::{cuda_devices, hardware};
+use super::trial::{self, Purpose};
+use ltx2_pjrt::discover::{self, PLUGIN_VARIABLE, Platform, Search};
+use ltx2_pjrt::{Attributes, Client, ClientOptions, CpuOptions, CudaOptions, Error, Node, Plugin};
+
+/// Environment variable that, if 1, allows a multi-process run on CPU as a rehearsal; the CPU plugin cannot communicate
+/// between processes.
+const REHEARSAL: &str = "LTX2_REHEARSE_PROCESSES";
+
+/// The requested platform.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// The first of TPU, CUDA and CPU that works.
+    #[default]
+    Auto,
+    /// This platform, without fallback.
+    Named(Platform),
+    /// This plugin file, without fallback.
+    File(PathBuf),
+}
+
+impl FromStr for Choice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Choice::Auto),
+            "cpu" => Ok(Choice::Named(Platform::Cpu)),
+            "cuda" => Ok(Choice::Named(Platform::Cuda)),
+            "tpu" => Ok(Choice::Named(Platform::Tpu)),
+            file if file.contains('/') || file.ends_with(".so") => Ok(Choice::File(file.into())),
+            other => Err(format!("unknown platform '{other}'; use auto, cpu, cuda, tpu or a plugin file PATH.so")),
+        }
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Choice::Auto => f.write_str("auto"),
+            Choice::Named(platform) => f.write_str(platform.name()),
+            Choice::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// An error from opening a platform.
+#[derive(Debug, thiserror::Error)]
+pub enum PlatformError {
+    /// The plugin was not found, could not be loaded, or failed to start.
+    #[error(transparent)]
+    Pjrt(#[from] Error),
+    #[error("platform {platform}: {reason}; use `--platform auto`, or see `ltx2 doctor` for the available platforms")]
+    NoHardware { platform: &'static str, reason: String },
+    /// Several processes were requested on a platform that supports only one.
+    #[error("platform cpu runs in one process only; use cuda or tpu for several processes, or pass --num-processes 1")]
+    OneProcess,
+    #[error("no usable platform: {0}; run `ltx2 plugin install cpu` for a plugin that runs on any machine")]
+    None(String),
+}
+
+/// Options of all platforms; each platform reads only its own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Options {
+    /// Number of virtual CPU devices; `None`: 1.
+    pub cpu_devices: Option<usize>,
+    pub cuda: CudaOptions,
+    /// Identity of this process in a multi-process run; `None` in a single process.
+    pub node: Option<Node>,
+    /// Time limit for the trial load of a new plugin file; `None`: the default.
+    pub trial: Option<Duration>,
+}
+
+/// Opens a platform. `cpu_devices` is the number of virtual devices on CPU (`None`: 1).
+pub fn open(choice: &Choice, cpu_devices: Option<usize>) -> Result<(Plugin, Client), PlatformError> {
+    open_with(choice, &Options { cpu_devices, ..Options::default() })
+}
+
+/// Opens a platform. `auto` logs one line with its choice and why it skipped the others; any other choice never falls
+/// back.
+pub fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, Client), PlatformError> {
+    let known = match choice {
+        Choice::File(path) => Platform::of_file(path),
+        Choice::Named(platform) => Some(*platform),
+        Choice::Auto => None,
+    };
+    let mut options = options.clone();
+    if known == Some(Platform::Cpu) && options.node.is_some() {
+        if !is_rehearsal("cpu") {
+            return Err(PlatformError::OneProcess);
+        }
+        tracing::warn!("{REHEARSAL} is set: each process computes all of the work on its own virtual devices");
+        options.node = None;
+    }
+    let options = &options;
+    if let Some(platform) = known {
+        // A file that is named like a platform's plugin needs that platform's hardware too.
+        hardware(platform).map_err(|reason| PlatformError::NoHardware { platform: platform.name(), reason })?;
+    }
+    match choice {
+        Choice::File(path) => Ok(start_file(path, known, options)?),
+        Choice::Named(platform) => Ok(start(*platform, &discover::find(*platform, None), options)?),
+        Choice::Auto => auto(options),
+    }
+}
+
+/// Returns the plugin file set by `LTX2_PJRT_PLUGIN`.
+fn named_plugin() -> Option<PathBuf> {
+    std::env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Returns the first plugin found for a platform; `None` if this machine lacks its hardware.
+fn first_plugin(platform: Platform) -> Option<PathBuf> {
+    hardware(platform).ok()?;
+    discover::find(platform, None).found.into_iter().next().map(|plugin| plugin.path)
+}
+
+/// Predicts the platform that a choice opens, from this machine's hardware and the names of plugin files, without
+/// loading a plugin. For `auto` the prediction is CPU if no other platform has both hardware and a plugin. `None`: the
+/// plugin's file name does not reveal the platform.
+pub fn expected(choice: &Choice) -> Option<Platform> {
+    match choice {
+        Choice::Named(platform) => Some(*platform),
+        Choice::File(path) => Platform::of_file(path),
+        Choice::Auto => match named_plugin() {
+            Some(path) => Platform::of_file(&path),
+            None => {
+                let first = Platform::ALL.into_iter().find(|platform| first_plugin(*platform).is_some());
+                Some(first.unwrap_or(Platform::Cpu))
+            }
+        },
+    }
+}
+
+/// Checks, in a trial process, that the plugin that a choice would start first accepts the flags in the environment.
+/// Ignores other problems, which [`open_with`] reports.
+pub fn check_flags(choice: &Choice, options: &Options) -> Result<(), PlatformError> {
+    let path = match choice {
+        Choice::File(path) => Some(path.clone()),
+        Choice::Named(platform) => first_plugin(*platform),
+        Choice::Auto => named_plugin().or_else(|| Platform::ALL.into_iter().find_map(first_plugin)),
+    };
+    let is_here = |path: &PathBuf| Platform::of_file(path).is_none_or(|platform| hardware(platform).is_ok());
+    match path.filter(is_here).map_or(Ok(()), |path| trial::check(&path, options.trial, Purpose::Run)) {
+        Err(error @ Error::Flags { .. }) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether this is a rehearsal, enabled by the environment, in which each process does all of the work on `platform`.
+/// The processes register, compare their programs, share a compile cache and end together as on other platforms, but
+/// exchange no tensors.
+pub fn is_rehearsal(platform: &str) -> bool {
+    platform == Platform::Cpu.name() && std::env::var(REHEARSAL).is_ok_and(|value| value == "1")
+}
+
+fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
+    if let Some(path) = named_plugin() {
+        let known = Platform::of_file(&path);
+        if let Some(platform) = known {
+            hardware(platform).map_err(|reason| PlatformError::NoHardware { platform: platform.name(), reason })?;
+        }
+        let opened = start_file(&path, known, options)?;
+        tracing::info!("platform {}: selected by {PLUGIN_VARIABLE}", path.display());
+        return Ok(opened);
+    }
+    let mut passed = Vec::new();
+    for platform in Platform::ALL {
+        if platform == Platform::Cpu && options.node.is_some() {
+            passed.push("cpu: supports only one process".into());
+            continue;
+        }
+        let hardware = match hardware(platform) {
+            Ok(hardware) => hardware,
+            Err(reason) => {
+                passed.push(format!("{}: {reason}", platform.name()));
+                continue;
+            }
+        };
+        match start(platform, &discover::find(platform, None), options) {
+            Ok(opened) => {
+                let reasons =
+                    if passed.is_empty() { String::new() } else { format!("; skipped {}", passed.join("; skipped ")) };
+                tracing::info!("platform {}: {hardware}{reasons}", platform.name());
+                return Ok(opened);
+            }
+            Err(error) => {
+                // Warn separately, because the hardware is present but unusable.
+                tracing::warn!("skipping platform {}: {hardware}, but {error}", platform.name());
+                passed.push(format!("{}: {error}", platform.name()));
+            }
+        }
+    }
+    Err(PlatformError::None(passed.join("; ")))
+}
+
+/// Starts a plugin file, with the options of its platform if the platform is known.
+fn start_file(path: &Path, platform: Option<Platform>, options: &Options) -> Result<(Plugin, Client), Error> {
+    let plugin = trial::load(path, options.trial, Purpose::Run)?;
+    let client = Client::among(&plugin, &client_options(platform, options), options.node.as_ref())?;
+    Ok((plugin, client))
+}
+
+/// Starts the first working plugin of a search; if none works, returns the first one's error.
+fn start(platform: Platform, search: &Search, options: &Options) -> Result<(Plugin, Client), Error> {
+    let mut passed = Vec::new();
+    for found in &search.found {
+        if platform == Platform::Cuda {
+            missing_for_cuda(&found.path).iter().for_each(|line| tracing::warn!("{line}"));
+        }
+        match start_file(&found.path, Some(platform), options) {
+            Ok(opened) => {
+                passed.iter().for_each(|error| tracing::warn!("skipped a plugin: {error}"));
+                return Ok(opened);
+            }
+            Err(error) => passed.push(error),
+        }
+    }
+    Err(passed.into_iter().next().unwrap_or_else(|| search.not_found()))
+}
+
+fn client_options(platform: Option<Platform>, options: &Options) -> ClientOptions {
+    match platform {
+        Some(Platform::Cpu) => {
+            ClientOptions::Cpu(CpuOptions { devices: Some(options.cpu_devices.unwrap_or(1)), asynchronous: None })
+        }
+        Some(Platform::Cuda) => ClientOptions::Cuda(options.cuda.clone()),
+        Some(Platform::Tpu) | None => ClientOptions::Named(Attributes::new()),
+    }
+}
+
+/// Returns a warning for each library or program that the CUDA plugin needs but will not find. Searches the wheels next
+/// to the plugin, the system's library path and `PATH`.
+pub fn missing_for_cuda(plugin: &Path) -> Vec<String> {
+    // site-packages/jax_plugins/xla_cuda13/xla_cuda_plugin.so
+    let site = plugin.ancestors().nth(3).map(|site| site.join("nvidia")).unwrap_or_default();
+    let beside = |file: &str, folder: &str| {
+        let packages = fs::read_dir(&site).into_iter().flatten().flatten();
+        packages.map(|package| package.path().join(folder).join(file)).any(|path| path.exists())
+    };
+    // SAFETY: these are NVIDIA's libraries; loading one runs only its initializers, and the plugin loads it right
+    // after.
+    let loads = |file: &str| unsafe { libloading::Library::new(file) }.map(std::mem::forget).is_ok();
+    let programs = || std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect::<Vec<_>>();
+    let runs = |file: &str| {
+        programs().iter().chain([&PathBuf::from("/usr/local/cuda/bin")]).any(|folder| folder.join(file).exists())
+    };
+    let pieces = [
+        (
+            "cuDNN",
+            "libcudnn.so.9",
+            "attention and convolutions need it",
+            beside("libcudnn.so.9", "lib") || loads("libcudnn.so.9"),
+        ),
+        (
+            "NCCL",
+            "libnccl.so.2",
+            "several devices need it for collectives",
+            beside("libnccl.so.2", "lib") || loads("libnccl.so.2"),
+        ),
+        ("ptxas", "ptxas", "compiling needs it", beside("ptxas", "bin") || runs("ptxas")),
+    ];
+    let missing = pieces.into_iter().filter(|(.., found)| !found);
+    missing
+        .map(|(name, file, why, _)| {
+            format!(
+                "{name} ({file}) not found next to {} or on the system: {why}; run `ltx2 plugin install cuda`",
+                plugin.display()
+            )
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn platform_choices_parse() {
+        assert_eq!("auto".parse(), Ok(Choice::Auto));
+        assert_eq!("tpu".parse(), Ok(Choice::Named(Platform::Tpu)));
+        assert_eq!("./my.so".parse(), Ok(Choice::File("./my.so".into())));
+        assert!("gpu".parse::<Choice>().unwrap_err().contains("auto, cpu, cuda, tpu"));
+    }
+
+    #[test]
+    fn expected_platform_follows_file_names_and_hardware() {
+        let of = |text: &str| expected(&text.parse().expect("a choice"));
+        assert_eq!(of("cuda"), Some(Platform::Cuda));
+        assert_eq!(of("/a/pjrt_c_api_cpu_plugin.so"), Some(Platform::Cpu));
+        assert_eq!(of("/a/libtpu.so"), Some(Platform::Tpu));
+        assert_eq!(of("/a/plugin.so"), None);
+        let lacks_accelerators = [Platform::Tpu, Platform::Cuda].iter().all(|platform| hardware(*platform).is_err());
+        if lacks_accelerators && named_plugin().is_none() {
+            assert_eq!(of("auto"), Some(Platform::Cpu));
+        }
+    }
+
+    #[test]
+    fn cuda_libraries_are_searched_next_to_the_plugin() {
+        let site = tempfile::tempdir().unwrap();
+        let plugin = site.path().join("jax_plugins/xla_cuda13/xla_cuda_plugin.so");
+        let give = |path: &str| {
+            let path = site.path().join("nvidia").join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        };
+        give("nccl/lib/libnccl.so.2");
+        give("cu13/bin/ptxas");
+        // The machine may have a system-wide cuDNN.
+        for line in missing_for_cuda(&plugin) {
+            assert!(line.starts_with("cuDNN (libcudnn.so.9) not found next to"), "{line}");
+            assert!(line.ends_with("; run `ltx2 plugin install cuda`"), "{line}");
+        }
+        give("cudnn/lib/libcudnn.so.9");
+        assert_eq!(missing_for_cuda(&plugin), Vec::<String>::new());
+    }
+
+    #[test]
+    fn named_platform_without_hardware_is_an_error() {
+        // No machine has both TPUs and NVIDIA GPUs.
+        let lacking = [Platform::Tpu, Platform::Cuda]
+            .into_iter()
+            .find_map(|platform| Some((platform, hardware(platform).err()?)));
+        let (platform, why) = lacking.expect("no machine has both");
+        let error = open(&Choice::Named(platform), None).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("platform {}: {why}", platform.name())), "{error}");
+        let error = open(&Choice::File("/no/such.so".into()), None).unwrap_err().to_string();
+        assert!(error.starts_with("/no/such.so: cannot load the plugin"), "{error}");
+    }
+}

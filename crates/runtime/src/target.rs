@@ -1,0 +1,447 @@
+//! Compile targets, whose devices need not be present: `tpu:v6e:2x4`, `cuda:h200:1x1x4`, `cpu:8`.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use super::cache::{Cache, CacheError, device_kind};
+use super::checksummed_file::sha256;
+use super::compile::{EngineOptions, Refused, compile_options};
+use super::error::RuntimeError;
+use super::flags::Toolchain;
+use super::platform::hardware;
+use super::plugins::Libtpu;
+use super::trial::{self, Purpose};
+use ltx2_base::failpoint;
+use ltx2_pjrt::discover::{self, Platform};
+use ltx2_pjrt::{
+    Attributes, Client, ClientOptions, CompileOptions, CpuOptions, CudaOptions, Error, Executable, LoadedExecutable,
+    Plugin, Topology, Value,
+};
+use ltx2_stablehlo::Program;
+use ltx2_xla_analysis::{Chip, Links};
+
+/// Devices to compile for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    platform: Platform,
+    /// Chip name as the compiler knows it; `None` for CPU.
+    name: Option<String>,
+    /// Chip figures for predicting times.
+    chip: Option<Chip>,
+    /// XLA's description of a GPU; `None` for other platforms.
+    target_config: Option<String>,
+    /// TPU: chips along each dimension. GPU: partitions, hosts, devices per host. CPU: number of virtual devices.
+    shape: Vec<usize>,
+    /// Number of TPU slices of that shape, connected by a network.
+    slices: usize,
+    /// Chips of a VM along each dimension, if they differ from libtpu's default of 2x2x1.
+    vm_bounds: Option<Vec<i64>>,
+}
+
+/// The target text is invalid.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("invalid target '{target}': {why}; use tpu:CHIP:AxB or tpu:CHIP:AxBxC (append :N for N slices; CHIP is one of {chips}), cuda:h200:PARTITIONSxHOSTSxDEVICES or cpu:DEVICES, e.g. tpu:v6e:2x4, cuda:h200:1x1x4, cpu:8", chips = tpus())]
+pub struct UnknownTarget {
+    target: String,
+    why: String,
+}
+
+fn tpus() -> String {
+    let tpus = Chip::all().iter().filter(|c| matches!(c.links, Links::Torus { .. }));
+    tpus.map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+impl FromStr for Target {
+    type Err = UnknownTarget;
+
+    fn from_str(text: &str) -> Result<Self, UnknownTarget> {
+        Target::of(text, None)
+    }
+}
+
+impl Target {
+    /// Parses a target. `chip`, if given, supplies the figures for predicting times instead of the target's own chip.
+    /// If `chip` has the name of the target's GPU, its description of the GPU is also used to compile.
+    ///
+    /// # Errors
+    /// Returns an error for an unknown platform, chip or shape, or for a GPU whose chip file has no description for
+    /// XLA.
+    pub fn of(text: &str, chip: Option<&Chip>) -> Result<Self, UnknownTarget> {
+        let fail = |why: String| Err(UnknownTarget { target: text.into(), why });
+        let parts: Vec<&str> = text.split(':').collect();
+        let shape = |text: &str| -> Option<Vec<usize>> {
+            text.split('x').map(|n| n.parse().ok().filter(|n| (1..=4096).contains(n))).collect()
+        };
+        let (parts, slices) = match parts.as_slice() {
+            [shape @ .., count] if parts.len() == 4 && parts[0] == "tpu" => {
+                match count.parse().ok().filter(|n| (1..=256).contains(n)) {
+                    Some(n) => (shape, n),
+                    None => return fail(format!("'{count}' is not a valid number of slices")),
+                }
+            }
+            all => (all, 1),
+        };
+        let (platform, name, shape) = match parts {
+            ["cpu", n] => (Platform::Cpu, None, shape(n).filter(|s| s.len() == 1)),
+            ["cuda", name, s] => (Platform::Cuda, Some(*name), shape(s).filter(|s| s.len() == 3)),
+            ["tpu", name, s] => (Platform::Tpu, Some(*name), shape(s).filter(|s| (2..=3).contains(&s.len()))),
+            [other, ..] if !["cpu", "cuda", "tpu"].contains(other) => {
+                return fail(format!("unknown platform '{other}'"));
+            }
+            _ => return fail("unrecognized form".into()),
+        };
+        let of_platform = |c: &&Chip| matches!(c.links, Links::Torus { .. }) == (platform == Platform::Tpu);
+        let own = chip.filter(|c| name == Some(c.name.as_str()));
+        let named = own.or_else(|| Chip::named(name?).ok()).filter(of_platform);
+        let shape = match (named, name, shape) {
+            (None, Some(name), _) => return fail(format!("unknown chip '{name}'")),
+            (.., None) => return fail(format!("'{}' is not a valid shape", parts.last().unwrap_or(&""))),
+            (.., Some(shape)) => shape,
+        };
+        let target_config = named.and_then(|c| c.target_config.clone());
+        if platform == Platform::Cuda && target_config.is_none() {
+            return fail(format!(
+                "the chip file of '{}' has no target_config, which XLA needs for compiling",
+                parts[1]
+            ));
+        }
+        let vm_bounds = name.and_then(|name| vm_bounds(name, &shape));
+        let (name, chip) = (name.map(String::from), chip.or(named).cloned());
+        Ok(Target { platform, name, chip, target_config, shape, slices, vm_bounds })
+    }
+}
+
+/// Returns the chips along each dimension of a slice that is a single VM with more chips than libtpu's default of
+/// 2x2x1.
+fn vm_bounds(chip: &str, shape: &[usize]) -> Option<Vec<i64>> {
+    let largest = Chip::named(chip).ok()?.single_vm_chips?;
+    let chips: usize = shape.iter().product();
+    let bounds = || shape.iter().map(|n| *n as i64).chain(std::iter::repeat(1)).take(3).collect();
+    (chips > 4 && chips <= largest).then(bounds)
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.platform.name())?;
+        self.name.iter().try_for_each(|name| write!(f, "{name}:"))?;
+        f.write_str(&self.shape_text())?;
+        if self.slices > 1 { write!(f, ":{}", self.slices) } else { Ok(()) }
+    }
+}
+
+/// A target with a loaded plugin that compiles for it.
+pub struct OpenTarget {
+    pub target: Target,
+    /// Number of hosts.
+    vms: usize,
+    /// Device ids in mesh order.
+    pub devices: Vec<i32>,
+    pub device_kind: String,
+    /// Bytes that a program may use on each device, if limited.
+    pub capacity: Option<i64>,
+    /// Memory of a device in bytes, as reported by the plugin; the chip file may lower `capacity` below it. `None`: not
+    /// reported.
+    pub stated_capacity: Option<i64>,
+    compiler: Compiler,
+    refused: Refused,
+}
+
+enum Compiler {
+    Topology(Topology),
+    /// For CPU, whose plugin compiles only for its own virtual devices, and for present GPUs, which let the compiler
+    /// select kernels.
+    Client(Client),
+}
+
+/// A program compiled for a target.
+pub enum Compiled {
+    /// Compiled for absent devices: can be analyzed and serialized, but not run.
+    AheadOfTime(Executable),
+    /// Compiled for present or virtual devices.
+    Loaded(LoadedExecutable),
+}
+
+impl std::ops::Deref for Compiled {
+    type Target = Executable;
+
+    fn deref(&self) -> &Executable {
+        match self {
+            Compiled::AheadOfTime(e) => e,
+            Compiled::Loaded(e) => e,
+        }
+    }
+}
+
+impl OpenTarget {
+    /// Returns the plugin's compiler for these devices.
+    pub fn toolchain(&self) -> Toolchain {
+        let version = match &self.compiler {
+            // A plugin that reports no version is treated as an unknown build.
+            Compiler::Topology(topology) => topology.platform_version().unwrap_or_else(|_| String::new()),
+            Compiler::Client(client) => client.platform_version().into(),
+        };
+        let (platform, kind) = (self.target.platform.name().into(), self.device_kind.clone());
+        Toolchain { platform, kind, version }
+    }
+
+    /// Returns the number of hosts that the devices belong to.
+    pub fn vms(&self) -> usize {
+        self.vms
+    }
+
+    /// Whether the devices are present; kernels are then selected when a program is compiled, not when it first runs.
+    pub fn is_present(&self) -> bool {
+        matches!(self.compiler, Compiler::Client(_))
+    }
+}
+
+impl Target {
+    pub fn platform(&self) -> Platform {
+        self.platform
+    }
+
+    /// Returns the number of slices, which are connected by a network.
+    pub fn slices(&self) -> usize {
+        self.slices
+    }
+
+    /// Returns the chip's figures, with the target's number of devices per host; `None` for a CPU target without a chip
+    /// file.
+    pub fn chip(&self) -> Option<Chip> {
+        let mut chip = self.chip.clone()?;
+        if let (Platform::Cuda, Links::Switch { devices_per_host, .. }, Some(&n)) =
+            (self.platform, &mut chip.links, self.shape.last())
+        {
+            *devices_per_host = n;
+        }
+        Some(chip)
+    }
+
+    /// Returns the compiler, the number of devices, and the bytes that a program may use on each, from chip files
+    /// alone; loads no plugin. The compiler is the pinned plugin release, whose platform version is known only for
+    /// libtpu.
+    pub fn described(&self) -> (Toolchain, usize, Option<i64>) {
+        let name = self.name.as_deref().unwrap_or_default();
+        let own = self.chip.as_ref().filter(|chip| chip.name == name).or_else(|| Chip::named(name).ok());
+        let kind =
+            own.and_then(|chip| chip.device_kinds.first().cloned()).unwrap_or_else(|| self.platform.name().into());
+        let version = if self.platform == Platform::Tpu { Libtpu::pinned_version() } else { String::new() };
+        let per_chip = own.and_then(|chip| chip.devices_per_chip).unwrap_or(1);
+        let count = self.shape.iter().product::<usize>() * self.slices * per_chip;
+        let capacity = own.into_iter().chain(&self.chip).map(|chip| chip.capacity).min();
+        (Toolchain { platform: self.platform.name().into(), kind, version }, count, capacity)
+    }
+
+    fn shape_text(&self) -> String {
+        self.shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
+    }
+
+    fn plugin(&self) -> Result<Plugin, Error> {
+        let search = discover::find(self.platform, None);
+        trial::load(&search.found.first().ok_or_else(|| search.not_found())?.path, None, Purpose::Compile)
+    }
+
+    /// Opens this host's GPUs, without preallocating their memory, if there are enough of the target's kind; kernels
+    /// are then selected at compile time. Otherwise does the same as [`Target::open`].
+    pub fn open_present(&self) -> Result<OpenTarget, Error> {
+        let absent = self.open()?;
+        if self.platform != Platform::Cuda || hardware(Platform::Cuda).is_err() {
+            return Ok(absent);
+        }
+        let options = CudaOptions { preallocate: Some(false), ..CudaOptions::default() };
+        let client = Client::new(&self.plugin()?, &ClientOptions::Cuda(options))?;
+        let here = client.devices();
+        if here.len() < absent.devices.len() || here.iter().any(|d| d.kind() != absent.device_kind) {
+            return Ok(absent);
+        }
+        let devices = here.iter().take(absent.devices.len()).map(ltx2_pjrt::Device::id).collect();
+        Ok(OpenTarget { devices, compiler: Compiler::Client(client), ..absent })
+    }
+
+    /// Loads the plugin that compiles for this target and opens its topology.
+    ///
+    /// # Errors
+    /// Returns an error if there is no plugin or it does not support the topology.
+    pub fn open(&self) -> Result<OpenTarget, Error> {
+        let plugin = self.plugin()?;
+        let attributes = |values: &[(&str, &str)]| -> Attributes {
+            values.iter().map(|(k, v)| ((*k).to_string(), Value::Text((*v).to_string()))).collect()
+        };
+        let shape = self.shape_text();
+        let chip = self.name.as_deref().unwrap_or_default();
+        let topology = match self.platform {
+            Platform::Cpu => {
+                let options = CpuOptions { devices: self.shape.first().copied(), ..CpuOptions::default() };
+                let client = Client::new(&plugin, &ClientOptions::Cpu(options))?;
+                let devices = client.devices().iter().map(ltx2_pjrt::Device::id).collect();
+                let device_kind = client.devices().first().map(|d| d.kind().to_owned()).unwrap_or_default();
+                let capacity = self.chip.as_ref().map(|c| c.capacity);
+                let compiler = Compiler::Client(client);
+                let (target, refused) = (self.clone(), Refused::default());
+                let stated_capacity = None;
+                return Ok(OpenTarget {
+                    target,
+                    vms: 1,
+                    devices,
+                    device_kind,
+                    capacity,
+                    stated_capacity,
+                    compiler,
+                    refused,
+                });
+            }
+            Platform::Cuda => {
+                let config = self.target_config.as_deref().unwrap_or_default();
+                let options = attributes(&[("target_config", config), ("topology", &shape)]);
+                Topology::new(&plugin, chip, &options)?
+            }
+            Platform::Tpu => {
+                let slices = (self.slices > 1).then(|| ("num_slices".into(), Value::Int(self.slices as i64)));
+                let bounds = self.vm_bounds.clone().map(|own| ("chips_per_host_bounds".into(), Value::Ints(own)));
+                Topology::new(&plugin, &format!("{chip}:{shape}"), &slices.into_iter().chain(bounds).collect())?
+            }
+        };
+        let described = topology.devices()?;
+        let stated = described.first().and_then(|d| match d.attributes.get("device_memory_bytes_limit") {
+            Some(Value::Int(bytes)) => Some(*bytes),
+            _ => None,
+        });
+        Ok(OpenTarget {
+            target: self.clone(),
+            vms: described.iter().map(|d| d.process_index).collect::<BTreeSet<_>>().len(),
+            device_kind: described.first().map(|d| d.kind.clone()).unwrap_or_default(),
+            devices: described.iter().map(|d| d.id).collect(),
+            // For a GPU this is the card's total memory, part of which the driver reserves.
+            stated_capacity: stated,
+            capacity: [stated, self.chip.as_ref().map(|c| c.capacity)].into_iter().flatten().min(),
+            compiler: Compiler::Topology(topology),
+            refused: Refused::default(),
+        })
+    }
+}
+
+impl OpenTarget {
+    /// Returns the compile options for these devices, without those that the plugin has rejected so far.
+    pub fn known_options(&self, program: &Program, options: &EngineOptions) -> CompileOptions {
+        self.refused.without(self.compile_options(program, options))
+    }
+
+    /// Returns the compile options for these devices, including options that the plugin may reject.
+    pub(super) fn compile_options(&self, program: &Program, options: &EngineOptions) -> CompileOptions {
+        compile_options(&self.toolchain(), program, &self.devices, options)
+    }
+
+    /// Opens the compile cache in a directory. Its entries have the names that a run on these devices looks for.
+    pub fn cache(&self, folder: &Path) -> Result<Cache, CacheError> {
+        Cache::new(folder, self.target.platform.name(), &self.topology()?)
+    }
+
+    fn topology(&self) -> Result<Topology, Error> {
+        match &self.compiler {
+            Compiler::Topology(topology) => Ok(topology.clone()),
+            Compiler::Client(client) => client.topology(),
+        }
+    }
+
+    pub(super) fn plugin_path(&self) -> Result<PathBuf, Error> {
+        Ok(self.topology()?.plugin().path().to_path_buf())
+    }
+
+    /// Returns text that identifies the devices on which an optimized module depends: the device kind, for a GPU also a
+    /// hash of its XLA description, and for a TPU also the number of chips per VM if it is not libtpu's default.
+    pub(super) fn device_identity(&self) -> Result<String, CacheError> {
+        let topology = self.topology()?;
+        let kind = device_kind(self.target.platform.name(), &topology, &topology.devices()?)?;
+        Ok(match (self.target.platform, &self.target.vm_bounds) {
+            (Platform::Cuda, _) => {
+                let config = self.target.target_config.as_deref().unwrap_or_default();
+                format!("{kind} {}", &sha256(config.as_bytes())[..16])
+            }
+            (_, Some(bounds)) => format!("{kind} {bounds:?}"),
+            _ => kind,
+        })
+    }
+
+    /// Compiles a program with the options that a run on these devices would use. Does not read the compile cache.
+    ///
+    /// # Errors
+    /// Returns the compiler's error, or an error if the plugin rejects an option that must not be omitted.
+    pub fn compile(&self, program: &Program, options: &EngineOptions) -> Result<Compiled, RuntimeError> {
+        let compile = |o: &CompileOptions| {
+            Ok(match &self.compiler {
+                Compiler::Topology(topology) => Compiled::AheadOfTime(topology.compile(&program.text, o)?),
+                Compiler::Client(client) => Compiled::Loaded(client.compile(&program.text, o)?),
+            })
+        };
+        let (toolchain, asked) = (self.toolchain(), self.compile_options(program, options));
+        loop {
+            let compiled = || self.refused.compile(&toolchain, &asked, options, compile);
+            if let Some(compiled) = failpoint::within("compile", &self.target, compiled)? {
+                return Ok(compiled);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn single_vm_slices_set_vm_bounds() {
+        let bounds = |text: &str| text.parse::<Target>().expect(text).vm_bounds;
+        for (text, one_vm) in [("tpu:v5e:2x4", [2, 4, 1]), ("tpu:v6e:2x4", [2, 4, 1]), ("tpu:v6e:4x2:2", [4, 2, 1])] {
+            assert_eq!(bounds(text), Some(one_vm.to_vec()), "{text}");
+        }
+        // One VM of libtpu's default size, and slices of several VMs with four chips each.
+        let default = ["v5e:1x1", "v5e:2x2", "v6e:2x2", "v5e:4x4", "v6e:4x4", "v6e:8x8", "v5p:2x2x2", "tpu7x:2x2x1"];
+        for text in default {
+            assert_eq!(bounds(&format!("tpu:{text}")), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn target_is_described_without_loading_a_plugin() {
+        let described = |text: &str| {
+            let (toolchain, count, capacity) = text.parse::<Target>().expect(text).described();
+            (toolchain.platform.clone(), toolchain.kind.clone(), toolchain.tested_libtpu(), count, capacity)
+        };
+        let capacity = |name: &str| Some(Chip::named(name).expect(name).capacity);
+        let release = Libtpu::of(&Libtpu::pinned_version()).release();
+        let tpu = |kind: &str, count, chip| ("tpu".into(), kind.into(), release, count, capacity(chip));
+        assert_eq!(described("tpu:v6e:2x4:2"), tpu("TPU v6 lite", 16, "v6e"));
+        assert_eq!(described("tpu:tpu7x:2x2x1"), tpu("TPU7x", 8, "tpu7x"));
+        let gpus = ("cuda".into(), "NVIDIA H200".into(), None, 4, capacity("h200"));
+        assert_eq!(described("cuda:h200:1x1x4"), gpus);
+        assert_eq!(described("cpu:8"), ("cpu".into(), "cpu".into(), None, 8, None));
+    }
+
+    #[test]
+    fn targets_parse_and_format() {
+        for text in [
+            "tpu:v6e:2x4",
+            "tpu:v5p:2x2x2",
+            "tpu:v5e:4x4",
+            "tpu:v6e:2x4:2",
+            "tpu:tpu7x:2x2x1",
+            "cuda:h200:1x1x4",
+            "cpu:8",
+        ] {
+            let target: Target = text.parse().expect(text);
+            assert_eq!(target.to_string(), text);
+            assert_eq!(target.chip().is_none(), text.starts_with("cpu"));
+        }
+        let why = |text: &str| text.parse::<Target>().expect_err(text).why;
+        assert_eq!(why("gpu:h200:1x1x4"), "unknown platform 'gpu'");
+        assert_eq!(why("tpu:v9:2x2"), "unknown chip 'v9'");
+        assert_eq!(why("tpu:h200:2x2"), "unknown chip 'h200'");
+        assert_eq!(why("cuda:h200:4"), "'4' is not a valid shape");
+        assert_eq!(why("tpu:v6e:2x4:0"), "'0' is not a valid number of slices");
+        assert_eq!(why("cpu:0"), "'0' is not a valid shape");
+        assert_eq!(why("tpu"), "unrecognized form");
+        let message = "tpu:v6e".parse::<Target>().expect_err("no shape").to_string();
+        assert!(message.contains("v5e, v5p, v6e, tpu7x") && message.contains("tpu:v6e:2x4"), "{message}");
+    }
+}

@@ -1,0 +1,164 @@
+//! Model parameters on the devices, which are loaded from files or initialized there with random numbers.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+
+use super::checkpoint_tensor::ParameterSource;
+use super::engine::Engine;
+use super::error::{During, RuntimeError};
+use super::sharded_tensor::{ShardedTensor, shards};
+use super::timeline::SpanKind;
+use super::{loader, random};
+use ltx2_nn::{Param, Source};
+use ltx2_stablehlo::Program;
+
+/// Parameters on the devices, by argument name.
+#[derive(Default)]
+pub struct Parameters {
+    tensors: HashMap<String, LoadedParameter>,
+    bytes: usize,
+}
+
+/// A parameter on the devices, with the checkpoint tensors that it was read from.
+struct LoadedParameter {
+    tensor: ShardedTensor,
+    component: &'static str,
+    source: Source,
+}
+
+impl Parameters {
+    pub fn get(&self, name: &str) -> Option<&ShardedTensor> {
+        self.tensors.get(name).map(|loaded| &loaded.tensor)
+    }
+
+    /// Returns the bytes of all parameters on one device, from a running total.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Uploads those of `params` that are not loaded yet; all are arguments of `program`. Calls `told` with the byte
+    /// count of each uploaded piece and stops when it returns `false`.
+    ///
+    /// # Errors
+    /// Returns [`RuntimeError::Stopped`] if `told` returns `false`, an error with file and tensor name if a tensor is
+    /// missing, has the wrong shape, is not a float or is not finite, or the plugin's error.
+    pub fn load(
+        &mut self,
+        engine: &Engine,
+        program: &Program,
+        params: &[Param],
+        source: &dyn ParameterSource,
+        told: &(dyn Fn(usize) -> bool + Sync),
+    ) -> Result<(), RuntimeError> {
+        let missing = self.missing(params);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let since = Instant::now();
+        let components = components(&missing);
+        let tensors = loader::load(engine, program, &missing, source, told);
+        let tensors = tensors.map_err(|e| e.during(During::Load, &components))?;
+        let bytes: u64 = missing.iter().map(|param| param.bytes() as u64).sum();
+        let gigabytes = bytes as f64 / 1e9;
+        let rate = gigabytes / since.elapsed().as_secs_f64();
+        tracing::debug!("loaded {components}: {gigabytes:.2} GB, {rate:.2} GB/s");
+        engine.timeline().add(SpanKind::Load, &components, since, Some(bytes));
+        missing.into_iter().zip(tensors).for_each(|(param, tensor)| self.insert(param, tensor));
+        Ok(())
+    }
+
+    /// Generates random values, according to [`Init`](ltx2_nn::Init), for those of `params` that are not loaded yet;
+    /// all are arguments of `program`. Values depend only on `seed`, the parameter's name and the element's indices.
+    pub fn draw(
+        &mut self,
+        engine: &Engine,
+        program: &Program,
+        params: &[Param],
+        seed: u64,
+    ) -> Result<(), RuntimeError> {
+        let missing = self.missing(params);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let drawn = random::parameters(engine, program, &missing, seed);
+        let drawn = drawn.map_err(|e| e.during(During::Load, &components(&missing)))?;
+        for (param, tensor) in missing.iter().zip(drawn) {
+            self.insert(param, tensor);
+        }
+        Ok(())
+    }
+
+    /// Removes and returns every parameter that reads a tensor `(component, checkpoint name)` for which `stale` returns
+    /// `true`.
+    pub fn take_stale(&mut self, stale: impl Fn(&'static str, &str) -> bool) -> Parameters {
+        let reads =
+            |loaded: &LoadedParameter| loaded.source.tensors().iter().any(|(key, _)| stale(loaded.component, key));
+        self.remove(reads)
+    }
+
+    pub fn take_component(&mut self, component: &str) -> Parameters {
+        self.remove(|loaded| loaded.component == component)
+    }
+
+    /// Adds parameters that `take_stale` or `take_component` removed.
+    pub fn put_back(&mut self, taken: Parameters) {
+        self.bytes += taken.bytes;
+        self.tensors.extend(taken.tensors);
+    }
+
+    /// Returns the bytes of all parameters on one device, computed from the tensors instead of the running total.
+    pub fn device_bytes(&self) -> usize {
+        self.tensors.values().map(|loaded| loaded.tensor.device_bytes()).sum()
+    }
+
+    /// Returns the bytes of each component's parameters on one device.
+    pub fn bytes_of_components(&self) -> BTreeMap<&'static str, usize> {
+        let mut all = BTreeMap::new();
+        for loaded in self.tensors.values() {
+            *all.entry(loaded.component).or_default() += loaded.tensor.device_bytes();
+        }
+        all
+    }
+
+    /// Returns the size in bytes, on one device, of those of `params` that are not loaded yet; all are arguments of
+    /// `program`.
+    pub fn missing_bytes(&self, program: &Program, params: &[Param]) -> usize {
+        self.missing(params).into_iter().map(|param| device_bytes(program, param)).sum()
+    }
+
+    fn remove(&mut self, which: impl Fn(&LoadedParameter) -> bool) -> Parameters {
+        let tensors: HashMap<String, LoadedParameter> = self.tensors.extract_if(|_, loaded| which(loaded)).collect();
+        let bytes = tensors.values().map(|loaded| loaded.tensor.device_bytes()).sum();
+        self.bytes -= bytes;
+        Parameters { tensors, bytes }
+    }
+
+    /// Returns those of `params` that are not loaded yet.
+    pub fn missing<'a>(&self, params: &'a [Param]) -> Vec<&'a Param> {
+        params.iter().filter(|p| !self.tensors.contains_key(&p.name)).collect()
+    }
+
+    fn insert(&mut self, param: &Param, tensor: ShardedTensor) {
+        self.bytes += tensor.device_bytes();
+        let loaded = LoadedParameter { tensor, component: param.component, source: param.source.clone() };
+        self.tensors.insert(param.name.clone(), loaded);
+    }
+}
+
+/// Returns the bytes of a parameter's shard on one device. The parameter is an argument of `program`.
+pub fn device_bytes(program: &Program, param: &Param) -> usize {
+    let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
+    let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
+    shards.first().map_or(0, |p| p.size.iter().product::<usize>() * param.ty.dtype.size())
+}
+
+/// Returns the names of the parameters' components without duplicates, comma-separated.
+fn components(params: &[&Param]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for param in params {
+        if !names.contains(&param.component) {
+            names.push(param.component);
+        }
+    }
+    names.join(", ")
+}

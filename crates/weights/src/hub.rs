@@ -1,0 +1,121 @@
+//! Read-only access to the local Hugging Face cache; nothing is downloaded.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::error::WeightsError;
+use ltx2_base::text_file;
+
+/// File name extensions of models and LoRAs.
+const FILES: [&str; 7] = [".safetensors", ".gguf", ".json", ".flashpack", ".bin", ".pt", ".ckpt"];
+
+/// A cache folder `…/hub`, and the setting that determined it.
+#[derive(Clone, Debug)]
+pub struct HubCache {
+    root: PathBuf,
+    origin: &'static str,
+}
+
+impl HubCache {
+    /// Returns the cache at a path.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        HubCache { root: root.into(), origin: "given" }
+    }
+
+    /// Returns the cache that Hugging Face tools use: `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, `HF_HOME/hub`,
+    /// `XDG_CACHE_HOME/huggingface/hub`, or `~/.cache/huggingface/hub`.
+    pub(crate) fn from_env() -> Self {
+        Self::from_vars(|key| std::env::var_os(key))
+    }
+
+    /// Like [`HubCache::from_env`], with a function that looks up environment variables.
+    pub(crate) fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Self {
+        let folder = |key| var(key).filter(|v| !v.is_empty()).map(PathBuf::from);
+        if let Some(root) = folder("HF_HUB_CACHE") {
+            HubCache { root, origin: "from HF_HUB_CACHE" }
+        } else if let Some(root) = folder("HUGGINGFACE_HUB_CACHE") {
+            HubCache { root, origin: "from HUGGINGFACE_HUB_CACHE" }
+        } else if let Some(home) = folder("HF_HOME") {
+            HubCache { root: home.join("hub"), origin: "from HF_HOME" }
+        } else if let Some(cache) = folder("XDG_CACHE_HOME") {
+            HubCache { root: cache.join("huggingface/hub"), origin: "from XDG_CACHE_HOME" }
+        } else {
+            let home = folder("HOME").unwrap_or_default();
+            HubCache { root: home.join(".cache/huggingface/hub"), origin: "the default, HF_HOME is not set" }
+        }
+    }
+
+    /// Whether a string has the form `org/name` or `org/name/path`.
+    pub fn is_name(name: &str) -> bool {
+        let part = |p: &str| {
+            !p.is_empty() && !p.starts_with('.') && p.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        };
+        // The second part must be a repository, not a file.
+        let is_file = |p: &str| FILES.iter().any(|end| p.ends_with(end));
+        name.contains('/') && name.split('/').all(part) && !name.split('/').nth(1).is_some_and(is_file)
+    }
+
+    /// Returns the snapshot folder of `org/name` at revision `main`, or a path in it.
+    ///
+    /// # Errors
+    /// Returns an error if the repository is not in the cache or has no complete snapshot; the message says which paths
+    /// were searched.
+    pub fn resolve(&self, name: &str) -> Result<PathBuf, WeightsError> {
+        let mut parts = name.splitn(3, '/');
+        let (org, repo) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let folder = self.root.join(format!("models--{org}--{repo}"));
+        let fail = |reason: String| WeightsError::NotFound { name: name.into(), looked: reason };
+        if !folder.is_dir() {
+            let advice = advice(org, repo, parts.next());
+            return Err(fail(format!(
+                "there is no such folder, and no {} in the Hugging Face cache ({}); {advice}",
+                folder.display(),
+                self.origin
+            )));
+        }
+        let snapshots = folder.join("snapshots");
+        let main = folder.join("refs/main");
+        let snapshot = match text_file::read(&main) {
+            Ok(revision) => snapshots.join(revision.trim()),
+            // A download of a specific revision creates no `main`; a single snapshot is unambiguous.
+            Err(_) => only_folder(&snapshots).ok_or_else(|| {
+                fail(format!(
+                    "{} is missing and {} does not contain exactly one snapshot",
+                    main.display(),
+                    snapshots.display()
+                ))
+            })?,
+        };
+        let path = parts.next().map_or(snapshot.clone(), |rest| snapshot.join(rest));
+        // Files in a snapshot are links into `blobs`; a link without its blob is an unfinished download.
+        match path.exists() {
+            true => Ok(path),
+            false => Err(fail(format!(
+                "the cache contains the repository, but not {}; download the repository again",
+                path.display()
+            ))),
+        }
+    }
+}
+
+/// Advice for a model that is neither a local path nor in the cache.
+fn advice(org: &str, repo: &str, file: Option<&str>) -> String {
+    match org {
+        // The `nano…` presets refer to the toy models by these paths.
+        "assets" => format!(
+            "this is the toy model of this repository; change to the folder that contains {org}/{repo}, or pass the path \
+             of the model"
+        ),
+        _ if Path::new(org).is_dir() => format!("the folder {org} contains no {repo}; correct the path"),
+        _ => {
+            let file = file.map(|file| format!(" {file}")).unwrap_or_default();
+            format!("download the model with `hf download {org}/{repo}{file}`, or pass a path")
+        }
+    }
+}
+
+fn only_folder(path: &Path) -> Option<PathBuf> {
+    let mut entries = fs::read_dir(path).ok()?.filter_map(|e| Some(e.ok()?.path())).filter(|p| p.is_dir());
+    entries.next().filter(|_| entries.next().is_none())
+}

@@ -1,0 +1,272 @@
+//! Mapping of tensor names from Lightricks' single files and from Gemma checkpoints to the names that this program
+//! uses, which are those of the diffusers layout.
+//!
+//! Rules match complete dotted segments, which distinguishes `adaln_single` from `prompt_adaln_single`.
+
+use super::{Checkpoint, Component, WeightsError};
+
+/// Prefix of the transformer and the connectors in a single file.
+const TRANSFORMER: &str = "model.diffusion_model.";
+/// Prefix of the text projections in a single file.
+const PROJECTION: &str = "text_embedding_projection.";
+
+/// Renamed name segments of the transformer: single-file name, diffusers name.
+const TRANSFORMER_SEGMENTS: &[(&str, &str)] = &[
+    ("patchify_proj", "proj_in"),
+    ("audio_patchify_proj", "audio_proj_in"),
+    ("adaln_single", "time_embed"),
+    ("audio_adaln_single", "audio_time_embed"),
+    ("prompt_adaln_single", "prompt_adaln"),
+    ("audio_prompt_adaln_single", "audio_prompt_adaln"),
+    ("av_ca_video_scale_shift_adaln_single", "av_cross_attn_video_scale_shift"),
+    ("av_ca_audio_scale_shift_adaln_single", "av_cross_attn_audio_scale_shift"),
+    ("av_ca_a2v_gate_adaln_single", "av_cross_attn_video_a2v_gate"),
+    ("av_ca_v2a_gate_adaln_single", "av_cross_attn_audio_v2a_gate"),
+    ("scale_shift_table_a2v_ca_video", "video_a2v_cross_attn_scale_shift_table"),
+    ("scale_shift_table_a2v_ca_audio", "audio_a2v_cross_attn_scale_shift_table"),
+    ("q_norm", "norm_q"),
+    ("k_norm", "norm_k"),
+];
+
+/// Renamed segments of the connectors and text projections.
+const CONNECTOR_SEGMENTS: &[(&str, &str)] = &[
+    ("video_embeddings_connector", "video_connector"),
+    ("audio_embeddings_connector", "audio_connector"),
+    ("transformer_1d_blocks", "transformer_blocks"),
+    ("q_norm", "norm_q"),
+    ("k_norm", "norm_k"),
+    ("aggregate_embed", "text_proj_in"),
+    ("video_aggregate_embed", "video_text_proj_in"),
+    ("audio_aggregate_embed", "audio_text_proj_in"),
+];
+
+/// Renamed segments of the duration head.
+const DURATION_SEGMENTS: &[(&str, &str)] = &[("out_proj", "to_out")];
+
+/// Renamed segments of both VAEs.
+const VAE_SEGMENTS: &[(&str, &str)] = &[
+    ("res_blocks", "resnets"),
+    ("last_time_embedder", "time_embedder"),
+    ("last_scale_shift_table", "scale_shift_table"),
+];
+
+/// Renamed segments of the diffusion decoder.
+const DIFFUSION_SEGMENTS: &[(&str, &str)] = &[("q_norm", "norm_q"), ("k_norm", "norm_k")];
+
+/// Renamed sequences of segments of the diffusion decoder.
+const DIFFUSION_SPANS: &[(&str, &str)] = &[
+    (".attn.proj.", ".attn.to_out.0."),
+    (".t_embedder.mlp.0.", ".t_embedder.timestep_embedder.linear_1."),
+    (".t_embedder.mlp.2.", ".t_embedder.timestep_embedder.linear_2."),
+];
+
+/// Renamed segments of the vocoder.
+const VOCODER_SEGMENTS: &[(&str, &str)] = &[
+    ("ups", "upsamplers"),
+    ("resblocks", "resnets"),
+    ("conv_pre", "conv_in"),
+    ("conv_post", "conv_out"),
+    ("act_post", "act_out"),
+];
+
+/// Maps the tensor names of a single file to diffusers names.
+#[derive(Clone, Copy, Debug)]
+pub struct SingleFileKeys {
+    /// Prefix of the transformer and the connectors; empty if the file contains nothing else.
+    transformer: &'static str,
+    /// Whether the video VAE has the diffusion decoder.
+    diffusion: bool,
+    /// Index of the video encoder's last block, which diffusers calls the middle block.
+    encoder_middle: usize,
+}
+
+impl SingleFileKeys {
+    /// Detects from all keys of a file what the mapping depends on: the prefix, the kind of video decoder, and the
+    /// number of video encoder blocks.
+    pub fn new<'a>(keys: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut names = SingleFileKeys { transformer: TRANSFORMER, diffusion: false, encoder_middle: 0 };
+        for key in keys {
+            let vae = video_vae(key);
+            let block = vae.and_then(|key| key.strip_prefix("encoder.down_blocks.")?.split('.').next()?.parse().ok());
+            names.encoder_middle = names.encoder_middle.max(block.unwrap_or(0));
+            names.diffusion |= vae.is_some_and(|key| key.starts_with("decoder.conv_in_x_t."));
+            if key.starts_with("patchify_proj.") {
+                names.transformer = "";
+            }
+        }
+        names
+    }
+
+    /// Returns the component of a key and its diffusers name. `None`: no component reads the key.
+    pub fn map(&self, key: &str) -> Option<(Component, String)> {
+        if let Some(rest) = key.strip_prefix(PROJECTION) {
+            return Some((Component::Connectors, segments(rest, CONNECTOR_SEGMENTS)));
+        }
+        if let Some(rest) = video_vae(key) {
+            return match self.diffusion && rest.starts_with("decoder.") {
+                true => Some((Component::DiffusionDecoder, diffusion(rest))),
+                false => Some((Component::Vae, self.vae(rest)?)),
+            };
+        }
+        if let Some(rest) = key.strip_prefix("duration_head.") {
+            return Some((Component::DurationHead, segments(rest, DURATION_SEGMENTS).replace("cross_attn.", "")));
+        }
+        if let Some(rest) = key.strip_prefix("audio_vae.") {
+            let name = if rest.starts_with("per_channel_statistics.") { statistics(rest)? } else { rest.to_string() };
+            return Some((Component::AudioVae, name));
+        }
+        // Only the first `vocoder.` is a prefix: LTX-2.3 has `vocoder.vocoder.` and `vocoder.bwe_generator.`.
+        if let Some(rest) = key.strip_prefix("vocoder.") {
+            let name = segments(rest, VOCODER_SEGMENTS).replace(".downsample.lowpass.", ".downsample.");
+            return Some((Component::Vocoder, name));
+        }
+        if let Some(rest) = key.strip_prefix(self.transformer) {
+            let first = rest.split_once('.').map_or(rest, |(first, _)| first);
+            return Some(if matches!(first, "video_embeddings_connector" | "audio_embeddings_connector") {
+                (Component::Connectors, segments(rest, CONNECTOR_SEGMENTS))
+            } else {
+                (Component::Transformer, segments(rest, TRANSFORMER_SEGMENTS))
+            });
+        }
+        None
+    }
+
+    /// Returns the name of `key` in `component`. `None`: the key belongs to another component.
+    pub fn rename(&self, component: Component, key: &str) -> Option<String> {
+        let (owner, name) = self.map(key)?;
+        // The encoder and the diffusion decoder share the latent statistics.
+        let shared = self.diffusion && owner == Component::Vae && name.starts_with("latents_");
+        (owner == component || shared && component == Component::DiffusionDecoder).then_some(name)
+    }
+
+    fn vae(&self, key: &str) -> Option<String> {
+        if key.starts_with("per_channel_statistics.") {
+            return statistics(key);
+        }
+        let mut parts = key.splitn(4, '.');
+        let (half, list, number) = (parts.next()?, parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+        let block = number.parse::<usize>().ok().zip(parts.next());
+        // The file lists stages and resolution changes alternately; diffusers nests the changes in the stages.
+        let name = match (half, list, block) {
+            ("encoder", "down_blocks", Some((n, rest))) if n % 2 == 1 => {
+                format!("encoder.down_blocks.{}.downsamplers.0.{rest}", n / 2)
+            }
+            ("encoder", "down_blocks", Some((n, rest))) if n == self.encoder_middle => {
+                format!("encoder.mid_block.{rest}")
+            }
+            ("encoder", "down_blocks", Some((n, rest))) => format!("encoder.down_blocks.{}.{rest}", n / 2),
+            ("decoder", "up_blocks", Some((0, rest))) => format!("decoder.mid_block.{rest}"),
+            ("decoder", "up_blocks", Some((n, rest))) if n % 2 == 1 => {
+                format!("decoder.up_blocks.{}.upsamplers.0.{rest}", n / 2)
+            }
+            ("decoder", "up_blocks", Some((n, rest))) => format!("decoder.up_blocks.{}.{rest}", n / 2 - 1),
+            _ => key.to_string(),
+        };
+        Some(segments(&name, VAE_SEGMENTS))
+    }
+}
+
+/// Returns a key of the video VAE without its prefix, which files with only the VAE may omit.
+fn video_vae(key: &str) -> Option<&str> {
+    let bare = ["encoder.", "decoder.", "per_channel_statistics."];
+    key.strip_prefix("vae.").or_else(|| bare.iter().any(|start| key.starts_with(start)).then_some(key))
+}
+
+fn diffusion(key: &str) -> String {
+    let spans = |key: String, (from, to): &(&str, &str)| key.replace(from, to);
+    DIFFUSION_SPANS.iter().fold(segments(key, DIFFUSION_SEGMENTS), spans)
+}
+
+/// Splits the duration head's fused query, key and value tensor, as stored in Lightricks' files.
+///
+/// # Errors
+/// Returns an error if the number of rows is not divisible by three.
+pub(super) fn split_attention(mut head: Checkpoint) -> Result<Checkpoint, WeightsError> {
+    for kind in ["weight", "bias"] {
+        let whole = format!("attention_pooler.in_proj_{kind}");
+        if head.contains(&whole) {
+            head.split_rows(&whole, &["q", "k", "v"].map(|part| format!("attention_pooler.to_{part}.{kind}")))?;
+        }
+    }
+    Ok(head)
+}
+
+/// Whether a key of a file belongs to the connectors' text projections.
+pub(super) fn is_projection(key: &str) -> bool {
+    key.starts_with(PROJECTION)
+}
+
+/// Returns the diffusers name of a latent statistic. `None`: a statistic that this program does not use.
+fn statistics(key: &str) -> Option<String> {
+    match key.strip_prefix("per_channel_statistics.")? {
+        "mean-of-means" => Some("latents_mean".into()),
+        "std-of-means" => Some("latents_std".into()),
+        _ => None,
+    }
+}
+
+fn segments(key: &str, rules: &[(&str, &str)]) -> String {
+    let renamed = key.split('.').map(|s| rules.iter().find(|(from, _)| *from == s).map_or(s, |(_, to)| to));
+    renamed.collect::<Vec<_>>().join(".")
+}
+
+/// Prefix of Gemma's text model in this program, and in the files of Google and transformers.
+pub const GEMMA: &str = "language_model.model.";
+
+/// Gemma's image and audio modules.
+pub(super) const NON_TEXT_MODULES: [&str; 5] =
+    ["vision_tower.", "multi_modal_projector.", "vision_embedder.", "embed_vision.", "embed_audio."];
+
+/// Normalizes a key of Gemma 3 or 4 to the form `language_model.model.…`.
+///
+/// Also accepts the module tree of newer transformers versions (`model.language_model.…`) and that of the text-only
+/// model (`model.…`). Keys of image and audio modules are mapped to names that no text tensor has.
+pub fn gemma(key: &str) -> String {
+    if key.starts_with(GEMMA) {
+        return key.to_string();
+    }
+    if let Some(rest) = key.strip_prefix("model.language_model.") {
+        return format!("{GEMMA}{rest}");
+    }
+    match key.strip_prefix("model.") {
+        Some(rest) if NON_TEXT_MODULES.iter().any(|module| rest.starts_with(module)) => rest.into(),
+        Some(rest) => format!("{GEMMA}{rest}"),
+        None => key.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::is_inert;
+
+    #[test]
+    fn unread_statistics_and_foreign_keys_are_dropped() {
+        let keys = SingleFileKeys::new([]);
+        for key in ["vae.per_channel_statistics.channel", "audio_vae.per_channel_statistics.mean-of-stds", "other.x"] {
+            assert_eq!(keys.map(key), None, "{key}");
+        }
+        assert_eq!(keys.rename(Component::Vae, "vocoder.conv_pre.bias"), None);
+    }
+
+    #[test]
+    fn middle_block_follows_encoder_length() {
+        let keys = ["vae.encoder.down_blocks.0.res_blocks.0.conv1.conv.weight", "vae.encoder.down_blocks.2.x"];
+        let map = SingleFileKeys::new(keys);
+        assert_eq!(map.rename(Component::Vae, keys[1]).as_deref(), Some("encoder.mid_block.x"));
+    }
+
+    #[test]
+    fn gemma_key_spellings_are_normalized() {
+        for prefix in ["language_model.model.", "model.language_model.", "model."] {
+            let key = format!("{prefix}layers.3.self_attn.q_proj.weight");
+            assert_eq!(gemma(&key), "language_model.model.layers.3.self_attn.q_proj.weight");
+        }
+        let gemma_3 = ["vision_tower.x", "model.vision_tower.x", "lm_head.weight", "model.multi_modal_projector.y"];
+        let gemma_4 = ["model.vision_embedder.patch_dense.bias", "model.embed_vision.x", "model.embed_audio.y"];
+        for key in [&gemma_3[..], &gemma_4].concat() {
+            assert!(!gemma(key).starts_with(GEMMA), "{key}");
+            assert!(is_inert(Component::TextEncoder, &gemma(key)), "{key}");
+        }
+    }
+}
