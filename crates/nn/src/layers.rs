@@ -160,7 +160,7 @@ impl Params {
         PerLayer::Stack(self.input(&t.name, ty, &axes))
     }
 
-    /// Returns program outputs that another program can take as its [`layer_inputs`](Self::layer_inputs) for the same
+    /// Returns program outputs that another program can take as its `layer_inputs` for the same
     /// `LayerTensor`.
     pub fn layer_outputs(&self, t: &LayerTensor, tensors: &PerLayer) -> Vec<(Output, Value)> {
         match tensors {

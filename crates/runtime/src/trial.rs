@@ -77,7 +77,7 @@ pub fn begin() {
     }
 }
 
-/// Loads a plugin. If the file is new, a trial process loads it first, for at most `limit` (`None`: [`PATIENCE`]).
+/// Loads a plugin. If the file is new, a trial process loads it first, for at most `limit` (`None`: ten minutes).
 pub fn load(path: &Path, limit: Option<Duration>, purpose: Purpose) -> Result<Plugin, Error> {
     check(path, limit, purpose)?;
     failpoint::within("plugin", "load", || load_here(path, purpose))

@@ -32,7 +32,7 @@ impl ReferenceScales {
     /// Reads the scales from the header of the LoRA `name`, which is a path or a name in the Hugging Face cache.
     ///
     /// # Errors
-    /// Returns an error if the file is missing, if a scale is not an integer from 1 to [`MOST`], if keys contradict
+    /// Returns an error if the file is missing, if a scale is not an integer from 1 to 64, if keys contradict
     /// each other, or if the LoRA generates HDR video.
     pub fn of(name: &str) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(&locate(name)?)?;
