@@ -25,15 +25,14 @@
 //! [`Config`] is read from YAML and flags. [`Session`] builds the program (StableHLO text) and the parameter tree of
 //! each model component, compiles the program, and uploads the parameters from the checkpoint in parallel.
 //! [`Session::generate`] runs the text encoder, the connectors, the denoising loop and the decoders; [`media`] writes
-//! the MP4. Each module depends only on helpers and on modules after it in this list: `cli`, `tune`, `serve`, `perf`,
-//! [`pipeline`], [`request`], [`config`], [`sampling`], [`models`], [`runtime`], [`weights`], [`media`], `quality`,
-//! [`nn`], `kernels`, [`tensor`]. The crates [`hlo`], [`pjrt`] and [`analysis`] do not depend on this crate.
+//! the MP4. Each module depends only on modules after it in this list: `cli`, `tune`, `serve`, `perf`, [`pipeline`],
+//! [`request`], [`config`], [`sampling`], `quality`, and on the crates in `docs/decisions/crates.md`.
 //!
 //! # Versions
 //!
-//! [SemVer](https://semver.org) applies to the public items of this crate and of the crates [`hlo`], [`pjrt`] and
-//! [`analysis`]: at 0.x, a minor release may change them, but a patch release does not. `CHANGELOG.md` describes the
-//! stability of the command line, YAML keys, JSON fields and exit codes.
+//! [SemVer](https://semver.org) applies to the public items of this crate and of the crates it re-exports: at 0.x, a
+//! minor release may change them, but a patch release does not. `CHANGELOG.md` describes the stability of the command
+//! line, YAML keys, JSON fields and exit codes.
 
 pub use ltx2_base::threads;
 pub(crate) use ltx2_base::{catch_panic, destination, failpoint, host, interrupts, temporaries, text_file};
