@@ -18,7 +18,7 @@ from transformers import (
 )
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
-from models import CLASSES, VOCABULARY, class_of, save_tokenizer  # noqa: E402
+from models import CLASSES, class_of, copy_tokenizer  # noqa: E402
 from peer import preset, release  # noqa: E402
 
 GIB = 1 << 30
@@ -108,7 +108,7 @@ def main():
         del network
         release()
     FlowMatchEulerDiscreteScheduler.from_config(configs["scheduler"]).save_pretrained(folder / "scheduler")
-    save_tokenizer(folder / "tokenizer", VOCABULARY)
+    copy_tokenizer(folder / "tokenizer")
     index = configs["model_index"] | {"tokenizer": ["transformers", "GemmaTokenizer"]}
     (folder / "model_index.json").write_text(json.dumps(index, indent=1) + "\n")
     print(folder)

@@ -10,9 +10,9 @@ from PIL import Image
 from transformers import AutoTokenizer, Gemma3Config, Gemma4UnifiedConfig
 
 import cases_gemma4
-from common import generator, randn, write_safetensors
+from common import MODELS, generator, randn, write_safetensors
 from drawn_request import write_configuration
-from models import PARTS, VOCABULARY, build, build_text_encoder, save_tokenizer
+from models import PARTS, VOCABULARY, build, build_text_encoder, copy_tokenizer
 
 # Linear layers that a LoRA may update, by diffusers' names; layers outside of blocks with Lightricks' names.
 LORA_MODULES = (
@@ -44,14 +44,13 @@ class Model:
             part.to(torch.bfloat16)
             for tensor in part.state_dict().values() if self.coarse else ():
                 tensor.view(torch.int16).bitwise_and_(-64)
-        save_tokenizer(self.folder / "tokenizer", VOCABULARY)
-        tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
+        tokenizer = AutoTokenizer.from_pretrained(MODELS / "tiny_a" / "tokenizer")
         scheduler = FlowMatchEulerDiscreteScheduler(**self.config["scheduler"])
         LTX2Pipeline(scheduler=scheduler, tokenizer=tokenizer, **parts).save_pretrained(self.folder)
         upsampler.save_pretrained(self.folder / "latent_upsampler")
         # transformers saved the tokenizer in its own spelling.
         shutil.rmtree(self.folder / "tokenizer")
-        save_tokenizer(self.folder / "tokenizer", VOCABULARY)
+        copy_tokenizer(self.folder / "tokenizer")
 
     def _text_encoder(self):
         """Returns Gemma 3 or 4 with stubs of the other towers."""
