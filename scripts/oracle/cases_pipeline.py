@@ -1,8 +1,7 @@
-"""Writes sampling (sigmas, noise, guidance, Euler) and text-to-video requests."""
+"""Writes guided Euler steps and text-to-video requests."""
 
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
 from unittest.mock import patch
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import models
 from cases_text import NEGATIVE, POSITIVE, tokenize
-from common import MODELS, STRIDES, rand, randn, relative_l2, thin, write_case
+from common import STRIDES, rand, randn, relative_l2, thin, write_case
 
 write = partial(write_case, __file__)
 
@@ -40,26 +39,6 @@ def scheduled(scheduler, steps, tokens, given=None):
     sigmas = np.linspace(1.0, 1 / steps, steps) if given is None else given
     scheduler.set_timesteps(sigmas=sigmas, device="cpu", mu=calculate_shift(tokens, *lengths))
     return scheduler.sigmas, scheduler.timesteps
-
-
-def sigmas():
-    for name, (steps, tokens) in product(("tiny_a", "tiny_b"), ((2, 6), (3, 12), (8, 6144), (30, 15360), (40, 4096))):
-        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(MODELS / name / "scheduler")
-        outputs = dict(zip(("sigmas", "timesteps"), scheduled(scheduler, steps, tokens)))
-        scalars = {"steps": steps, "tokens": tokens, "sigma_shift": "diffusers"}
-        write("sigmas", f"diffusers_{name}_{steps}_{tokens}", {}, outputs, model=name, scalars=scalars)
-    for steps, tokens in ((2, 4096), (3, 4096), (8, 4096), (30, 4096), (40, 4096), (15, 8160)):
-        scalars = {"steps": steps, "tokens": tokens, "sigma_shift": "official"}
-        write("sigmas", f"official_{steps}_{tokens}", {}, {"sigmas": official_sigmas(steps, tokens)}, scalars=scalars)
-
-
-def noise():
-    """Writes consecutive draws of one generator; sizes select different algorithms."""
-    shapes = [(1,), (5,), (15,), (16,), (17,), (31, 3), (1, 8, 2, 2, 3), (1, 2, 9, 2), (7,), (1, 6, 3, 2, 4), (333,)]
-    for seed in (0, 10, 2**40 + 3):
-        source = torch.Generator("cpu").manual_seed(seed)
-        outputs = {f"draw{index}": torch.randn(shape, generator=source) for index, shape in enumerate(shapes)}
-        write("noise", f"seed_{seed}", {}, outputs, seed=seed, scalars={"shapes": shapes, "seed": seed})
 
 
 def guide(latents, sigma, cond, uncond, perturbed, isolated, scales):
@@ -203,4 +182,4 @@ def pipeline():
         write("pipeline", case, {}, outputs, model=name, seed=request["seed"], scalars=request, extra=extra, strides=strides)
 
 
-COMPONENTS = {"sigmas": sigmas, "noise": noise, "guidance": guidance, "pipeline": pipeline}
+COMPONENTS = {"guidance": guidance, "pipeline": pipeline}
