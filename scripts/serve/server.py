@@ -162,13 +162,9 @@ class Call(namedtuple("Call", "method path headers body status answer_headers an
         kind = self.headers.get("content-type", "")
         if not kind.startswith("multipart/form-data"):
             return []
-        boundary, found = kind.split("boundary=", 1)[1].split(";")[0].strip('"').encode(), []
-        for piece in self.body.split(b"--" + boundary)[1:-1]:
-            head, _, value = piece[2:-2].partition(b"\r\n\r\n")
-            part = email.message_from_bytes(head)
-            name = part.get_param("name", header="content-disposition")
-            found.append((name, part.get_filename(), part["content-type"], value))
-        return found
+        parts = email.message_from_bytes(f"content-type: {kind}\r\n\r\n".encode() + self.body).get_payload()
+        name = lambda part: part.get_param("name", header="content-disposition")  # noqa: E731
+        return [(name(part), part.get_filename(), part["content-type"], part.get_payload(decode=True)) for part in parts]
 
 
 class Proxy(ThreadingHTTPServer):

@@ -113,7 +113,6 @@ TIERS["test-full"] = ("cpu,tpu,cuda,jax,ffmpeg,etcd,mount", [
 # with nothing built and nothing compiled for TPUs before.
 MOST_COMPILES = {"test": 650}
 MOST_MINUTES = {"lint": 5, "test": 15, "test-tpu": 6}
-MODULES = ROOT / "target" / "tmp" / "modules"
 
 RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 IGNORED = re.compile(r"^test (\S+) +\.\.\. ignored(?:, (.*)| \((.*)\))?$")
@@ -170,11 +169,6 @@ def compiles(log):
     return len(lines), f"{len(lines)} compiles, {distinct} of them distinct ({each or 'none'}; {seconds:.0f} s of compilers)"
 
 
-def knows_tpus():
-    """Returns whether the store of modules has some of TPUs, by the target in the first line of each."""
-    return any(b'"target":"tpu:' in path.open("rb").readline() for path in MODULES.glob("*.module"))
-
-
 def main():
     if sys.argv[1:] == ["slowest"]:
         print("\n".join(["| seconds | test |", "|---|---|", *slowest(WORK / "test.times.jsonl", "| {:.0f} | `{} {}` |")]))
@@ -190,7 +184,7 @@ def main():
         file.unlink(missing_ok=True)
     os.environ |= {"LTX2_TEST_LOG": str(times), "LTX2_COMPILE_LOG": str(programs)}
     counts, reasons, failures = Counter(passed=0, failed=0, ignored=0), Counter(), []
-    took, begun, is_cold = {}, time.time(), not knows_tpus()
+    took, begun = {}, time.time()
     for step in steps:
         started = time.time()
         run(step, required, counts, reasons, failures)
@@ -206,11 +200,7 @@ def main():
     print(f"{minutes:.1f} min, {network / 60:.1f} of them network")
     if tier in MOST_MINUTES:
         # Said, not a failure: a busy machine takes longer.
-        store = ", no module of a TPU was known" if is_cold else ", modules of earlier runs were there"
-        print(f"{tier}: {minutes - network / 60:.1f} of {MOST_MINUTES[tier]} minutes{store if tier == 'test-tpu' else ''}")
-        record = {"tier": tier, "begun": int(begun), "minutes": minutes, "network": network / 60, "cold": is_cold}
-        with open(WORK / "minutes.jsonl", "a") as file:
-            print(json.dumps(record), file=file)
+        print(f"{tier}: {minutes - network / 60:.1f} of {MOST_MINUTES[tier]} minutes")
     for failure in failures:
         print(f"FAILED: {failure}")
     steps = sum(" (exit code " in failure for failure in failures)
