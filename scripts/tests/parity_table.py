@@ -21,8 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LOG = ROOT / "target" / "tests" / "parity.jsonl"
 PAGE = ROOT / "docs" / "reference" / "distances.md"
 MODELS = {"tiny_a": "2.0", "tiny_2_3": "2.3", "tiny_2_5": "2.5"}
-
-
 _WHEELS = "Lightricks 1.0.0"
 # Feature, test, a pattern for `component/case output` (`None`: bit-identical to the reference), and the reference if the file's
 # metadata does not name it.
