@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Writes the enums, structs and function table of crates/pjrt/src/abi.rs below its hand-written head.
 
 Slot order, field offsets and sizes come from `pypjrt/_abi/pjrt_0_114.py` of the Apache-2.0 wheel `pypjrt` 0.1.1, which libclang

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Writes a random model of the published size: full_model.py 2.0|2.3|2.5 [FOLDER]; prints its path.
 
 Builds diffusers' and transformers' classes from crates/models/src/presets with random bf16 weights on the GPU, one component at a time.

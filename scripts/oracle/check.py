@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Compares the `ltx2` binary with the reference on random tiny models and requests.
 
     check.py --ltx2 target/debug/ltx2 --seed 7                 one seed

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Regenerates tests/fixtures by diffusers, transformers and Lightricks 1.0.0; with --official, those by Lightricks 1.2.0."""
 
 import argparse

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Runs the server's load and fault tests one at a time and writes their figures next to the goals: `make serve-load`.
 
     load.py benchmarks/serving.md

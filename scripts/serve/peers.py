@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Runs the example clients of SGLang, vLLM-Omni and TensorRT-LLM, with another address, against `ltx2 serve` on the toy model.
 
     peers.py --ltx2 target/debug/ltx2 --peers FOLDER [--record FILE] [--only WORD]

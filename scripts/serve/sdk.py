@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Runs OpenAI's unmodified Python client against `ltx2 serve` on the toy model: `make serve-sdk`.
 
     sdk.py --ltx2 target/debug/ltx2 [--record FILE] [--only WORD]

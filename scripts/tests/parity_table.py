@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Writes docs/reference/distances.md: how far each feature is from the references, as measured by its tests.
 
-    scripts/tests/parity_table.py              runs the tests of `ROWS` in full, then writes the page
-    scripts/tests/parity_table.py --no-run     uses the last measurement, target/tests/parity.jsonl
+    python3 scripts/tests/parity_table.py              runs the tests of `ROWS` in full, then writes the page
+    python3 scripts/tests/parity_table.py --no-run     uses the last measurement, target/tests/parity.jsonl
 
 `Case::within` (tests/support) appends distances to `LTX2_PARITY_LOG`. To add a feature, add a line to `ROWS`.
 """

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Tests an experiment's report in a browser: `make report-page`.
 
     check.py REPORTS BROWSER OUT [--only WORD]

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Compares `ltx2` with the reference on one model with the same noise, seed and settings.
 
     scripts/verify_real.sh MODEL [--text-encoder DIR] [--diffusers DIR] [--upsampler F] [--lora F] [-o DIR]

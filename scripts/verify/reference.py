@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Runs the reference for verify_real.sh, in its venv: reference.py PLAN.json.
 
 Writes `reference.safetensors` for each case; in bf16 also `reference_again.safetensors` by another attention kernel, whose

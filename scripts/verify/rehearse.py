@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Runs verify_real.sh on tiny random models, by a Python that has the reference: rehearse.py LTX2 OUT [OPTION…].
 
 Writes a model per generation, as a diffusers folder and (except LTX-2.5) as Lightricks' file, each with upsampler and LoRA;

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Tests the server's page in a browser: `make serve-page`, or one case: `make serve-page ONLY=narrow`.
 
     check.py LTX2 BROWSER OUT [--only WORD] [--images FOLDER]
