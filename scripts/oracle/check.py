@@ -5,17 +5,16 @@
     check.py --dry --seeds 0 100                               the counts alone
     check.py --fixture --seed 7                                writes tests/fixtures/seeds/7.tar.gz
 
-References: diffusers for its own pipelines and single networks, else ltx-pipelines' loops on diffusers' networks. In f32 the
-limit is a relative L2. In bf16 it is 1.5 times the largest of the distances of twelve differently rounded bf16 runs of the
-reference from its f32 run, and the median of at least 40 outputs may not exceed their mean. Exit code 1 if a limit is exceeded,
-a command fails, or a feature is too rare.
+References: diffusers for its own pipelines, else ltx-pipelines' loops on diffusers' networks. In f32 the limit is a relative L2.
+In bf16 it is 1.5 times the largest of the distances of twelve differently rounded bf16 runs of the reference from its f32 run,
+and the median of at least 40 outputs may not exceed their mean. Exit code 1 if a limit is exceeded, a command fails, or a
+feature is too rare.
 """
 
 import argparse
 import gzip
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,6 @@ import tempfile
 import time
 import traceback
 from collections import Counter, defaultdict
-from itertools import chain
 from pathlib import Path
 
 os.environ.setdefault("TQDM_DISABLE", "1")
@@ -45,52 +43,31 @@ ROUNDINGS = 12
 # Reduces compile time to a fifth.
 QUICK = ["--set", "runtime.xla_flags.xla_backend_optimization_level=0"]
 ENVIRONMENT = {"XLA_FLAGS": "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters", "LTX2_COMPILE_CACHE": "off"}
-
-
-def execute(command):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=os.environ | ENVIRONMENT)
-    if done.returncode != 0:
-        print(f"  exit {done.returncode}: {(done.stderr.strip() or done.stdout.strip() or 'nothing').splitlines()[-1]}")
-    return done.returncode == 0
-
-
 # Distances of all bf16 outputs, relative to the mean of the reference.
 IN_SPREADS = []
 
 
-def _verdict(actual, expected, own, rows):
+def _verdict(actual, expected, own):
     """Returns whether an output is within its limit, and a text that says so."""
-    if isinstance(expected, dict):
-        # The encoder may return the stack or the projection, which differ in the last axis.
-        expected = expected["projected" if expected["projected"].shape == actual.shape else "prompt_embeds"]
     if actual.shape != expected.shape:
         return False, f": shape {list(actual.shape)}, the reference has {list(expected.shape)}"
-    distance, limit = relative_l2(actual[rows], expected[rows]), SPREADS * max(own) if own else LIMIT
+    distance, limit = relative_l2(actual, expected), SPREADS * max(own) if own else LIMIT
     if own:
         IN_SPREADS.append(distance / statistics.mean(own))
     fine = distance <= limit
     return fine, f" {list(expected.shape)}: {distance:.2e} of {limit:.2g} {'ok' if fine else 'ABOVE'}"
 
 
-def compare(title, expected, file, distances=None, rows=...):
+def compare(actual, expected, distances):
     """Prints a line per output; returns whether all are within their limits."""
-    actual, verdicts = load_file(file), {}
+    verdicts = []
     for name, reference in expected.items():
-        verdicts[name] = False, f": missing, the file has {', '.join(sorted(actual))}"
+        fine, text = False, f": missing, the file has {', '.join(sorted(actual))}"
         if name in actual:
-            verdicts[name] = _verdict(actual[name].float(), reference, (distances or {}).get(name), rows)
-        print(f"  {title}.{name}{verdicts[name][1]}")
-    return all(fine for fine, _ in verdicts.values())
-
-
-def check_component(binary, model, component, folder):
-    values, expected, more = diffusers_run.COMPONENTS[component](model, random.Random(f"{model.seed}/{component}"))
-    source, target = folder / f"{component}.in.safetensors", folder / f"{component}.out.safetensors"
-    write_safetensors(source, values)
-    command = [binary, "run", component, "--model", model.folder, "--inputs", source, "-o", target]
-    scalars = (("--set", f"{key}={json.dumps(value)}") for key, value in more.pop("scalars", {}).items())
-    command += ["--platform", "cpu", "--dtype", "f32", *chain(*scalars)]
-    return execute(command) and compare(component, expected, target, **more)
+            fine, text = _verdict(actual[name].float(), reference, distances.get(name))
+        print(f"  {name}{text}")
+        verdicts.append(fine)
+    return all(verdicts)
 
 
 def reference_runs(model):
@@ -125,14 +102,18 @@ def check_request(binary, model, folder):
     expected, distances = reference_runs(model)
     config, target = folder / "request.yml", folder / "request.out.safetensors"
     model.yaml(config)
-    if not execute([binary, "generate", "-c", config, "--dump", target, "--force", "-o", folder / "request.mp4", *QUICK]):
+    command = [binary, "generate", "-c", config, "--dump", target, "--force", "-o", folder / "request.mp4", *QUICK]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ENVIRONMENT)
+    if done.returncode != 0:
+        print(f"  exit {done.returncode}: {(done.stderr.strip() or done.stdout.strip() or 'nothing').splitlines()[-1]}")
         return False
-    expected["audio"] = sound_of(model, load_file(target)["latents.audio"])
-    return compare("request", expected, target, distances)
+    actual = load_file(target)
+    expected["audio"] = sound_of(model, actual["latents.audio"])
+    return compare(actual, expected, distances)
 
 
 def write_fixture(model, folder):
-    """Writes tests/fixtures/seeds/SEED.tar.gz: model, request, images, LoRAs, and thinned expected outputs."""
+    """Writes tests/fixtures/seeds/SEED.tar.gz: model, request, images, LoRAs, and thinned expected outputs; returns True."""
     expected, distances = reference_runs(model)
     model.yaml(folder / "request.yml")
     # Noise is tested bit for bit by `it noise`.
@@ -152,6 +133,7 @@ def write_fixture(model, folder):
             for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.parent.name not in unread):
                 archive.add(path, path.relative_to(folder), filter=anonymous)
     print(f"{target}: {target.stat().st_size} bytes")
+    return True
 
 
 def check_seed(options, seed, folder):
@@ -162,17 +144,11 @@ def check_seed(options, seed, folder):
     request = whole(seed, config)
     adapt(config, request["reference"])
     names = list(features(request, generation, of["published"], config["upsampler_kind"]))
-    names += [f"network {name}" for name in of["networks"]]
     print(f"seed {seed}: {', '.join(names)}", flush=True)
-    fine = []
-    if not options.dry:
-        model = Model(seed, config, request, folder / "model", coarse=options.fixture)
-        if options.fixture:
-            write_fixture(model, folder)
-        else:
-            fine = [check_component(options.ltx2, model, name, folder) for name in of["networks"]]
-            fine.append(check_request(options.ltx2, model, folder))
-    return all(fine), names
+    if options.dry:
+        return True, names
+    model = Model(seed, config, request, folder / "model", coarse=options.fixture)
+    return write_fixture(model, folder) if options.fixture else check_request(options.ltx2, model, folder), names
 
 
 def summary(counts, due, failed, seconds, command):
