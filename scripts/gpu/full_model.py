@@ -12,27 +12,15 @@ from pathlib import Path
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from transformers import (
-    Gemma3Config, Gemma3ForConditionalGeneration, Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
-)
+from transformers import Gemma3ForConditionalGeneration, Gemma4UnifiedForConditionalGeneration
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
-from models import CLASSES, class_of, copy_tokenizer  # noqa: E402
+from models import CLASSES, class_of, copy_tokenizer, gemma_config  # noqa: E402
 from peer import preset, release  # noqa: E402
 
 GIB = 1 << 30
 PRESETS = {"2.0": "ltx2", "2.3": "ltx2_3", "2.5": "ltx2_5"}
-# With the smallest vision towers, as the pipelines only read text.
-TEXT_ENCODERS = {
-    "gemma3": (Gemma3ForConditionalGeneration, Gemma3Config, dict(mm_tokens_per_image=4, vision_config=dict(
-        hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
-        num_channels=3, vision_use_head=False,
-    ))),
-    "gemma4_unified": (Gemma4UnifiedForConditionalGeneration, Gemma4UnifiedConfig, dict(
-        audio_config=dict(audio_embed_dim=8),
-        vision_config=dict(mm_embed_dim=32, output_proj_dims=32, mm_posemb_size=8, patch_size=4),
-    )),
-}
+TEXT_ENCODERS = {"gemma3": Gemma3ForConditionalGeneration, "gemma4_unified": Gemma4UnifiedForConditionalGeneration}
 # Too large to build in f32 first.
 LARGE = ("transformer", "text_encoder")
 # Gemma-4 does not scale its attention scores; without small norms, softmax would select one token, which any rounding changes.
@@ -44,8 +32,7 @@ QUIETER = {"convs2": 0.3, "conv_out": 0.2}
 def built(name, config, device):
     with torch.device(device):
         if name == "text_encoder":
-            model, configuration, others = TEXT_ENCODERS[config["model_type"]]
-            return model(configuration(text_config=config["text_config"], **others))
+            return TEXT_ENCODERS[config["model_type"]](gemma_config(config["text_config"]))
         return class_of(name, config).from_config(config)
 
 

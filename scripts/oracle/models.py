@@ -16,7 +16,7 @@ from diffusers import (
 from diffusers.pipelines.ltx2 import (
     LTX2DurationHead, LTX2LatentUpsamplerModel, LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE,
 )
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma4UnifiedConfig
 
 from common import MODELS, randomise
 
@@ -61,6 +61,18 @@ def build(component, config, seed):
             if ".convs2." in name:
                 tensor *= 0.2
     return model
+
+
+def gemma_config(text, **more):
+    """Returns the configuration of Gemma 3 or 4 with the smallest vision and audio towers, as only text is encoded."""
+    if "global_head_dim" in text:
+        vision = dict(mm_embed_dim=4, output_proj_dims=4, mm_posemb_size=4, patch_size=2)
+        return Gemma4UnifiedConfig(text_config=text, vision_config=vision, audio_config=dict(audio_embed_dim=4))
+    vision = dict(
+        hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
+        num_channels=3, vision_use_head=False,
+    )
+    return Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, **more)
 
 
 def build_text_encoder(config, seed):
