@@ -137,7 +137,7 @@ out/ablation/results.jsonl: plugin-tpu plugin-cuda
 
 # Writes benchmarks/ablations.md: what each published tuning step saves.
 ablations: out/ablation/results.jsonl
-	python3 scripts/layouts/ablations.py out/ablation/results.jsonl -o benchmarks/ablations.md
+	python3 scripts/layouts/ablations.py out/ablation/results.jsonl benchmarks/ablations.md
 
 # Writes docs/images/tuning-*.png: that experiment's report in the pinned Chromium.
 BROWSER := target/browser
