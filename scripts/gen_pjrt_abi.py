@@ -68,7 +68,6 @@ def rust_type(field, kind):
 
 
 def enum(header, name, prefix, source):
-    """Yields the lines of a module of constants."""
     yield from (f"/// `{source}`.", f"pub mod {snake(name)} {{")
     for key, value in vars(header).items():
         rest = key.removeprefix(prefix)
@@ -80,7 +79,6 @@ def enum(header, name, prefix, source):
 
 
 def struct(header, name, call=""):
-    """Yields the lines of a struct in the macro `structs`."""
     layout = getattr(header, f"PJRT_{name}")
     yield f"    {camel(name)} [{ctypes.sizeof(layout)}]{call} {{"
     for field, kind in layout._fields_[2:]:

@@ -112,7 +112,6 @@ class Browser:
         self.driver.stop()
 
     def open(self, url, width=1280, height=860, kind=Page, **options):
-        """Opens a page in a new browser context."""
         context = self.chromium.new_context(viewport={"width": width, "height": height}, **options)
         context.set_default_timeout(20_000)
         context.add_init_script(SHIFTS)

@@ -67,7 +67,6 @@ def filled(name, config):
 
 
 def place(need, wanted):
-    """Returns the first folder with enough space."""
     for folder in [wanted] if wanted else [Path("/dev/shm"), Path.cwd(), Path("/tmp")]:
         free = shutil.disk_usage(folder).free if folder.is_dir() else 0
         print(f"full_model.py: {folder}: {free / GIB:.0f} GiB free, {need / GIB:.0f} GiB needed", file=sys.stderr)

@@ -25,7 +25,6 @@ def preset(name):
 
 
 def on_device(build):
-    """Builds a network on the device with normal weights."""
     with torch.device("meta"):
         network = build()
     network = network.to(torch.bfloat16).to_empty(device="cuda").eval()

@@ -36,7 +36,6 @@ BLOCKS = "transformer.transformer_blocks.*."
 
 
 def read(path):
-    """Returns figures by target and layout, and measured seconds per step by layout."""
     compiled, measured = {}, {}
     for record in map(json.loads, path.read_text().splitlines()):
         options, result = dict(pairwise(record["command"])), record["result"]

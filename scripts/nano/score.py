@@ -79,7 +79,6 @@ def _bounces(frames, cy):
 
 
 def _shape(mask):
-    """Returns the shape whose outline overlaps most with a mask."""
     rows, columns = mask.any(1).nonzero()[0], mask.any(0).nonzero()[0]
     mid_x, mid_y = (columns[0] + columns[-1] + 1) / 2, (rows[0] + rows[-1] + 1) / 2
     span = (columns[-1] - columns[0] + 1 + rows[-1] - rows[0] + 1) / 2
@@ -129,7 +128,6 @@ def judge(scene, frames, samples, rate):
 
 
 def table(results):
-    """Returns the share of true marks and their number for each property."""
     keys = sorted({k for marks in results for k in marks})
     return {k: (round(float(np.mean(v)), 4), len(v)) for k in keys if (v := [m[k] for m in results if k in m])}
 

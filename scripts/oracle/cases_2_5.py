@@ -46,7 +46,6 @@ def ancestral(source):
 
 
 def run(pipeline, asked, source, sigmas, divisor=1, **more):
-    """Returns the latents of one pass, at the size divided by `divisor`."""
     size = {side: int(asked[side] / divisor) for side in ("width", "height")}
     return pipeline(generator=source, output_type="latent", **size, **arguments_of(asked, sigmas=sigmas, **more))
 

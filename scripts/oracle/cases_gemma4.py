@@ -81,7 +81,6 @@ _TRANSFORMERS = "5.24.0"
 
 
 def _saved(source, **more):
-    """Returns tokenizer.json and tokenizer_config.json as transformers saves them."""
     data = json.loads((source / "tokenizer.json").read_text())
     with tempfile.TemporaryDirectory() as folder:
         GemmaTokenizer(vocab=data["model"]["vocab"], merges=[], **more).save_pretrained(folder)

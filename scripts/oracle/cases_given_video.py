@@ -68,7 +68,6 @@ class Given(official_pipelines.Run):
         return super()._of_checkout(model, *more)
 
     def _media(self, stack):
-        """Makes the pipelines read the patterns instead of files."""
         sound = self.types.Audio(samples(), 16000) if self.request["sound"] else None
         read, module, shape = {"decode_audio_from_file": lambda *_, **__: sound}, self.module, (_RATE, _FRAMES, _WIDTH, _HEIGHT)
         if self.wheels:
@@ -114,7 +113,6 @@ class Given(official_pipelines.Run):
         return self.passes[0]
 
     def _heard(self, sound):
-        """Returns the latents of a sound as long as the video."""
         encode = ltx("core.model.audio_vae").encode_audio
         encoded = lambda encoder: encode(sound, encoder, None)[:, :, : round(self.frames / _RATE * 25)]
         return encoded(self.pipeline.model_ledger.audio_encoder()) if self.wheels else self.pipeline.audio_conditioner(encoded)

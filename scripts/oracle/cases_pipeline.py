@@ -42,7 +42,6 @@ def scheduled(scheduler, steps, tokens, given=None):
 
 
 def guide(latents, sigma, cond, uncond, perturbed, isolated, scales):
-    """Applies guidance to x0 like the pipeline; returns the guided x0 and the velocity."""
     x0 = {k: latents - v * sigma for k, v in dict(c=cond, u=uncond, p=perturbed, m=isolated).items()}
     guided = x0["c"] + (scales["cfg"] - 1) * (x0["c"] - x0["u"])
     guided = guided + scales["stg"] * (x0["c"] - x0["p"]) + (scales["modality"] - 1) * (x0["c"] - x0["m"])
@@ -79,7 +78,6 @@ def noise_shapes(pipeline, request):
 
 
 def draw_noise(pipeline, request):
-    """Returns the noise that the pipeline will draw: video, then audio, float32."""
     source = torch.Generator("cpu").manual_seed(request["seed"])
     return tuple(torch.randn(shape, generator=source) for shape in noise_shapes(pipeline, request))
 
@@ -157,7 +155,6 @@ def rounded_otherwise(turn):
 
 
 def spreads(name, request, outputs, strides):
-    """Returns mean and relative maximum of the distances of bfloat16 runs from the float32 run."""
     half, distances = models.load_pipeline(name, torch.bfloat16), {key: [] for key in outputs if key != "sigmas"}
     for turn in range(_ROUNDINGS):
         with rounded_otherwise(turn):
@@ -171,7 +168,6 @@ def spreads(name, request, outputs, strides):
 
 
 def pipeline():
-    """Writes complete requests with the spread of the reference's bfloat16 runs."""
     for case, request in _CASES.items():
         name, strides = case.rsplit("_", 1)[0], _WHOLE.get(case, STRIDES)
         whole = models.load_pipeline(name)

@@ -48,7 +48,6 @@ IN_SPREADS = []
 
 
 def _verdict(actual, expected, own):
-    """Returns whether an output is within its limit, and a text that says so."""
     if actual.shape != expected.shape:
         return False, f": shape {list(actual.shape)}, the reference has {list(expected.shape)}"
     distance, limit = relative_l2(actual, expected), SPREADS * max(own) if own else LIMIT
@@ -137,7 +136,6 @@ def write_fixture(model, folder):
 
 
 def check_seed(options, seed, folder):
-    """Checks a seed; returns whether it passed, and its features."""
     of = row(seed)
     generation = options.generation or of["generation"]
     config = random_models.whole(seed, of["published"], generation, of["upsampler"])
@@ -152,7 +150,6 @@ def check_seed(options, seed, folder):
 
 
 def summary(counts, due, failed, seconds, command):
-    """Prints feature counts, rare features and failed seeds; returns whether all is well."""
     print("\nfeature: how many seeds (of a hundred at the least)")
     for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])):
         print(f"{count:5}  {name}" + (f" ({LEAST[name]})" if name in LEAST else ""))

@@ -26,7 +26,6 @@ def merge_loras(folder, files, strengths, dtype):
 
 
 def run(model):
-    """Returns noise, final latents, frames and samples."""
     request = dict(model.request, stg_blocks=model.request["stg_blocks"]["video"])
     if model.loras:
         strengths, stored = [own["strength"] for own in request["loras"]], {"f32": torch.float32, "bf16": torch.bfloat16}

@@ -65,7 +65,6 @@ class Model:
         return encoder
 
     def load(self, dtype):
-        """Reads the model in an element type."""
         self.pipeline = LTX2Pipeline.from_pretrained(self.folder, dtype=dtype)
         self.pipeline.set_progress_bar_config(disable=True)
         self.parts = {name: getattr(self.pipeline, name).eval() for name in (*PARTS, "text_encoder")}
@@ -107,7 +106,6 @@ class Model:
         return path
 
     def yaml(self, path):
-        """Writes the request as a configuration with paths relative to the file."""
         here = lambda file: str(file.relative_to(path.parent))
         loras, images = (list(map(here, files)) for files in (self.loras, self.images))
         write_configuration(path, self.request, {"path": here(self.folder)}, loras, images, "cpu")

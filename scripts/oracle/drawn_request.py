@@ -34,7 +34,6 @@ TURNS = {
 
 
 def _deal(rows, name, *values):
-    """Assigns the values to the rows in equal numbers, shuffled."""
     dealt = [values[n % len(values)] for n in range(len(rows))]
     random.Random(name).shuffle(dealt)
     for row, value in zip(rows, dealt):
@@ -98,7 +97,6 @@ _TABLE = _table()
 
 
 def row(seed):
-    """Returns the counted features of a seed."""
     of = _TABLE[seed % len(_TABLE)] | {name: values[seed % len(values)] for name, values in TURNS.items()}
     return of | ({"dtype": "f32"} if of["layout"] in SUM_PARTS else {})
 
@@ -133,7 +131,6 @@ SECOND = [0.909375, 0.725, 0.421875, 0.0]
 
 
 def guidance(draw, of, layers):
-    """Draws the guidance scales of both streams and the blocks that STG perturbs."""
     scales = {
         stream: NEUTRAL | {term: draw.choice(_SCALES[term]) for term in subset}
         for stream, subset in zip(("video", "audio"), of["guidance"])
@@ -188,7 +185,6 @@ def adapt(config, reference):
 
 
 def whole(seed, config):
-    """Returns the request of a seed as plain values."""
     draw, of = random.Random(f"{seed}/request"), row(seed)
     space, time = config["vae"]["spatial_compression_ratio"], config["vae"]["temporal_compression_ratio"]
     two, diffusers = of["pipeline"] in TWO_PASSES, of["reference"] == "diffusers"
@@ -254,7 +250,6 @@ def write_configuration(path, r, model, loras, images, platform):
 
 
 def features(request, generation, published, upsampler):
-    """Yields the names of the features that a request has."""
     yield from (generation, "flags of the generation" if published else "flags drawn", request["pipeline"])
     yield from (f"by {request['reference']}", f"{request['pipeline']} by {request['reference']}")
     yield from (request["sampler"], request["dtype"], f"stored {request['stored']}")

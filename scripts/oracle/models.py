@@ -42,7 +42,6 @@ VOCABULARY = 400
 
 @functools.cache
 def config(name, component):
-    """Returns a component's configuration as arguments of its class."""
     data = json.loads((MODELS / name / component / "config.json").read_text())
     return {key: value for key, value in data.items() if not key.startswith("_")}
 
@@ -52,7 +51,6 @@ def class_of(component, config):
 
 
 def build(component, config, seed):
-    """Returns a component with random weights in float32."""
     model = randomise(class_of(component, config)(**config).to(torch.float32), f"{seed}/{component}")
     # Periodic activations add up over the blocks; with smaller weights samples mostly stay in -1..1.
     for generator in (model.vocoder, model.bwe_generator) if isinstance(model, LTX2VocoderWithBWE) else ():

@@ -84,7 +84,6 @@ _NEWER = dict(
 
 
 def _transformer(t, connectors):
-    """Returns the section of transformer and connectors."""
     section = {
         **_FIXED, **{key: t[key] for key in _SAME}, **{key: connectors[f"video_{key}"] for key in _CONNECTOR},
         "positional_embedding_theta": t["rope_theta"],
@@ -138,7 +137,6 @@ def _audio(audio):
 
 
 def _vocoder(v):
-    """Returns one generator, or two with the spectrogram between them."""
     names = {
         "upsample_initial_channel": "hidden_channels", "upsample_rates": "upsample_factors",
         "upsample_kernel_sizes": "upsample_kernel_sizes", "resblock_kernel_sizes": "resnet_kernel_sizes",
@@ -179,7 +177,6 @@ def write(path, tensors, header):
 
 
 def _write_parts(path, configs, parts):
-    """Writes `{component: tensors}` to one file."""
     tensors = {key(part, name, configs): tensor for part, own in parts.items() for name, tensor in own.items()}
     if len(tensors) < sum(map(len, parts.values())):
         raise ValueError(f"{path}: two tensors have the same name")

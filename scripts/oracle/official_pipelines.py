@@ -137,7 +137,6 @@ def _built(model, package, configurator, renaming):
 
 
 def velocity(model, streams):
-    """Runs the transformer on latents, noise levels, positions and text of each stream."""
     network = _built(model, "transformer", "LTXModelConfigurator", "LTXV_MODEL_COMFY_RENAMING_MAP")
     modality = ltx("core.model.transformer").Modality
     return network(*(modality(enabled=True, context_mask=None, **stream) for stream in streams), None)
@@ -157,7 +156,6 @@ def decoded(model, vocoder, video=None, audio=None):
 
 
 def guider_parameters(s):
-    """Returns guidance parameters for all noise levels, or per noise level."""
     guiders = ltx("core.components.guiders")
     if "by_sigma" in s:
         levels = {at["sigma"]: guider_parameters({k: v for k, v in (s | at).items() if k != "by_sigma"}) for at in s["by_sigma"]}

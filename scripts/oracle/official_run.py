@@ -216,8 +216,6 @@ class AncestralLoop:
 
 
 class Reference:
-    """One drawn request in one element type."""
-
     def __init__(self, model, dtype):
         self.model, self.request, self.pipeline, self.dtype = model, model.request, model.pipeline, dtype
         self.device = self.pipeline.transformer.device

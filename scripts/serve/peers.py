@@ -48,7 +48,6 @@ class Peers(Client):
         return found
 
     def run(self, *command, **environment):
-        """Runs an example in the working folder; returns its stdout."""
         given = dict(cwd=self.work, env=os.environ | environment, capture_output=True, text=True)
         done = subprocess.run(command, timeout=SECONDS, **given)
         assert done.returncode == 0, f"exit code {done.returncode}: {(done.stdout + done.stderr)[-1500:]}"

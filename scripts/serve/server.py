@@ -47,7 +47,6 @@ def png(width=64, height=64, colour=(200, 40, 40)):
 
 
 def tone(rate=48000):
-    """Returns a WAV of a second."""
     data = io.BytesIO()
     with wave.open(data, "wb") as out:
         out.setparams((1, 2, rate, 0, "NONE", None))

@@ -155,7 +155,6 @@ def read(log):
 
 
 def slowest(log, form="{:7.1f} s  {} {}", many=25):
-    """Returns the slowest tests of the harness's log."""
     lines = sorted(read(log), key=lambda line: -line["seconds"])
     return [form.format(line["seconds"], line["binary"], line["test"]) for line in lines[:many] if line["seconds"] > 1]
 

@@ -314,7 +314,6 @@ class Cases(World):
 
 
 def screenshots(browser, report, folder):
-    """Writes screenshots; returns console errors, requests and axe violations."""
     problems = []
     for name, (options, at) in SHOTS.items():
         page = browser.open(report.resolve().as_uri(), **options)

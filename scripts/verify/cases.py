@@ -71,7 +71,6 @@ def plan(found, options):
 
 
 def configure(path, found, case, image, platform):
-    """Writes the configuration for `ltx2 generate -c`."""
     model = {"path": found.given, "text_encoder": found.text_encoder, "upsampler": found.upsampler}
     if found.generation == "2.5":
         # The reference decodes by the VAE.

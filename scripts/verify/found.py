@@ -81,7 +81,6 @@ def _beside(folder, *words):
 
 
 def find(model, diffusers=None, text_encoder=None, upsampler=None, lora=None):
-    """Finds a model and its upsampler and LoRA unless they are given."""
     if not model.exists():
         raise Refused(f"{model}: no such file or folder; give the folder that `hf download` made, or a .safetensors file")
     for path in filter(None, [diffusers, text_encoder, upsampler, lora]):

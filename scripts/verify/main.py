@@ -205,7 +205,6 @@ def verify(options):
 
 
 def finish(options, found, title, verdicts, not_run):
-    """Writes the report and prints the verdicts; returns the exit code."""
     pages = {v["case"]: options.output / "cases" / v["case"] / "report.html" for v in verdicts}
     pages = {name: page.read_text() for name, page in pages.items() if page.exists()}
     version = subprocess.run([options.ltx2, "--version"], capture_output=True, text=True).stdout.strip()

@@ -29,7 +29,6 @@ KERNELS = {"reference": None, "reference_again": SDPBackend.MATH}
 
 
 def draw_image(path):
-    """Draws the conditioning image: a horizon, a disc and a gradient."""
     if path.exists():
         return
     y, x = torch.meshgrid(torch.linspace(0, 1, 320), torch.linspace(0, 1, 480), indexing="ij")

@@ -143,7 +143,6 @@ class World(Pages):
         assert not found, f"axe, {where}: {found}"
 
     def clear(self, page):
-        """Cancels all jobs and waits until the page shows it."""
         self.server.clear()
         page.locator(".empty", has_text="Nothing is waiting").wait_for()
 
