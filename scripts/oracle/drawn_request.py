@@ -101,28 +101,6 @@ def row(seed):
     return of | ({"dtype": "f32"} if of["layout"] in SUM_PARTS else {})
 
 
-def stream_guided(subset):
-    return f"a stream guided by {'+'.join(subset) or 'nothing'}"
-
-
-# Minimum number of seeds in 100 that have a feature.
-LEAST = dict.fromkeys(
-    [
-        "2.0", "2.3", "flags of the generation", "flags drawn", "f32", "bf16", "stored f32", "stored bf16", "euler", "res_2s",
-        *dict.fromkeys(pipeline for pipeline, _ in KINDS), *dict.fromkeys(f"by {reference}" for _, reference in KINDS),
-        *TERMS, *(stream_guided(subset) for subset in SUBSETS), "scales of each stream", "STG blocks of each stream",
-        "first frame", "later frames", "first frame and later ones", "strength below 1",
-        *(f"cross timestep {level}" for level in ("of the reference", "own", "cross", "gate_only")),
-        "1 frame", "9 frames", "17 frames", "two passes", *(f"upsampler {kind}" for kind in UPSAMPLERS), "sound of stage_1",
-        "sound of stage_2", "no LoRA", "one LoRA", "two LoRAs", "LoRA keys diffusers", "LoRA keys lightricks",
-        "alpha in the header", "alpha among the tensors", "layout", "no layout",
-    ],
-    10,
-)
-LEAST |= dict.fromkeys((f"{pipeline} by {reference}" for pipeline, reference in KINDS), 100 // len(KINDS))
-LEAST |= dict.fromkeys((f"layout {name}" for name in LAYOUTS), 100 // len(TURNS["layout"]))
-
-
 _WORDS = "slow pan over a quiet harbour at dawn gulls calling lighthouse woman red coat stone pier 東京 café".split()
 NEUTRAL = dict(cfg=1.0, stg=0.0, modality=1.0, rescale=0.0)
 _SCALES = dict(cfg=[2.0, 4.0, 7.0], stg=[0.5, 1.0, 1.5], modality=[1.5, 3.0], rescale=[0.3, 0.7, 1.0])
@@ -256,7 +234,8 @@ def features(request, generation, published, upsampler):
     yield f"{request['num_frames']} frame{'s' * (request['num_frames'] > 1)}"
     scales, blocks = request["guidance"], request["stg_blocks"]
     on = [term for term in TERMS if any(s[term] != NEUTRAL[term] for s in scales.values())]
-    yield from (*on, *(stream_guided(t for t in TERMS if s[t] != NEUTRAL[t]) for s in scales.values()))
+    guided = lambda scales: "+".join(term for term in TERMS if scales[term] != NEUTRAL[term]) or "nothing"
+    yield from (*on, *(f"a stream guided by {guided(own)}" for own in scales.values()))
     if on and scales["video"] != scales["audio"]:
         yield "scales of each stream"
     if "stg" in on and blocks["video"] != blocks["audio"]:
