@@ -25,7 +25,6 @@ $(LTX2):
 plugin-%: $(LTX2)
 	$(LTX2) plugin install $*
 
-# A debug build with the CPU plugin.
 debug:
 	cargo build --locked
 	$(DEBUG) plugin install cpu
@@ -67,12 +66,10 @@ soak:
 	LTX2_FUZZ_CASES=$(RUNS) cargo test --locked --release --test it fuzz_regression::
 	cargo test --locked --release --lib pipeline::derive::
 
-# The fuzz readers (or READERS alone) under libFuzzer with AddressSanitizer, RUNS runs or SECONDS of processor time each.
+# The fuzz readers (or READERS alone) under libFuzzer with AddressSanitizer, RUNS runs or SECONDS (1200) of processor time each.
 # Needs nightly with llvm-tools, and `cargo install cargo-fuzz --locked`.
-READERS ?=
-SECONDS ?= 1200
 fuzz:
-	python3 scripts/fuzz/run.py $(READERS) --runs $(RUNS) --seconds $(SECONDS)
+	python3 scripts/fuzz/run.py $(READERS) --runs $(RUNS) $(if $(SECONDS),--seconds $(SECONDS))
 
 # Writes fuzz/seeds: optimized modules of three platforms, and LoRA files.
 fuzz-seeds:
@@ -198,11 +195,9 @@ serve-sdk: debug
 serve-load: plugin-cpu
 	python3 scripts/serve/load.py benchmarks/serving.md
 
-# An image of the server by docker; without docker, the same steps in a clean folder.
-IMAGE ?= ltx2
-ACCELERATOR ?= cpu
+# An image of the server by docker; without docker, the same steps in a clean folder. ACCELERATOR=cuda, IMAGE=NAME.
 container:
-	container/build.sh $(ACCELERATOR) $(IMAGE)
+	container/build.sh $(or $(ACCELERATOR),cpu) $(IMAGE)
 
 # Regenerates tests/fixtures from the pinned releases, and with OFFICIAL=FOLDER from the checkout: scripts/oracle/README.md.
 fixtures:
