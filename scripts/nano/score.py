@@ -1,14 +1,14 @@
-"""Detects what clips show and sound like, and scores how often that is what was requested: score.py MODEL --count 96.
+"""Detects what clips show and sound like, and scores how often that is what was requested: score.py MODEL [CLIPS].
 
 Scores held-out clips as rendered and through the autoencoders, which are upper bounds, and clips generated from their prompts,
 without and with guidance.
 """
 
-import argparse
 import functools
 import itertools
 import json
 import math
+import sys
 
 import numpy as np
 import torch
@@ -175,14 +175,11 @@ def sources(folder):
 
 @torch.no_grad()
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--count", type=int, default=96)
-    args = parser.parse_args()
-    scenes = held_out_scenes(args.count)
-    for name, clips in sources(args.model).items():
+    model, count = sys.argv[1], int((sys.argv[2:] or [96])[0])
+    scenes = held_out_scenes(count)
+    for name, clips in sources(model).items():
         marks = []
-        for start in range(0, args.count, BATCH):
+        for start in range(0, count, BATCH):
             some = scenes[start : start + BATCH]
             frames, waves = (x.cpu().numpy() for x in clips(some))
             marks += [judge(scene, *clip, 48_000) for scene, *clip in zip(names(some), frames, waves)]
