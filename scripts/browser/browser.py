@@ -1,12 +1,4 @@
-"""Opens pages in the Chromium that scripts/browser/setup.sh installed, with playwright.
-
-    with Browser("target/browser") as browser:
-        page = browser.open("http://127.0.0.1:8000/", color_scheme="dark")
-        page.click("#send")                      # any method of playwright's Page
-        page.problems()                          # console errors, foreign requests
-
-Only this machine can be reached.
-"""
+"""Opens pages in the Chromium that scripts/browser/setup.sh installed, with playwright."""
 
 import os
 import pathlib

@@ -1,8 +1,6 @@
 """Runs OpenAI's unmodified Python client against `ltx2 serve` on the toy model: `make serve-sdk`.
 
     sdk.py --ltx2 target/debug/ltx2 [--record FILE] [--only WORD]
-
-`--record` writes the requests for `cargo test --test serve recorded::`. Exit code 1 if a check fails.
 """
 
 import asyncio

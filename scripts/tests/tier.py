@@ -3,8 +3,7 @@
     python3 scripts/tests/tier.py lint | check | test | test-tpu | test-cuda | test-gpu | test-full
     python3 scripts/tests/tier.py slowest         of the last `make test`, the table of benchmarks/tests.md
 
-A step that needs the network is timed apart. What is ignored is printed with its reason; a failed step fails the tier.
-`LTX2_REQUIRE` adds to what the tier itself requires (`docs/internals/testing.md`).
+A failed step fails the tier: docs/internals/testing.md.
 """
 
 import json
