@@ -140,4 +140,5 @@ def main():
     write("one_tpu.xplane.pb", "TPU", TPU_TIMES, tpu, {name: name for name in [*TPU_PROGRAM, *TPU_FACTS]}, FACTS)
 
 
-main()
+if __name__ == "__main__":
+    main()
