@@ -59,7 +59,6 @@ class Page:
         return sum(s["value"] for s in shifts), [s["nodes"] for s in shifts]
 
     def wide(self):
-        """Returns by how many pixels the page is wider than its window."""
         return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
     def shot(self, path, limit=150_000):
@@ -77,7 +76,6 @@ def origin_of(url):
 
 
 def meant(text, statuses):
-    """Returns whether a console message is about an expected status."""
     found = any("net::ERR_" in text if status == 0 else f"status of {status}" in text for status in statuses)
     return text.startswith("Failed to load resource:") and found
 

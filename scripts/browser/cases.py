@@ -36,7 +36,6 @@ def run_case(suite, function, world, out=None, statuses=()):
 
 
 def exit_with(results, details):
-    """Prints the summary; exits with 1 unless all cases passed."""
     failed = results.count(False)
     counts = f"{len(results) - failed} passed; {failed} failed; 0 ignored"
     print(f"test result: {'FAILED' if failed else 'ok'}. {counts}; details: {details}")

@@ -37,7 +37,6 @@ def built(name, config, device):
 
 
 def filled(name, config):
-    """Returns a component in bf16 on the GPU with random weights that keep activations in range."""
     network = built(name, config, "meta" if name in LARGE else "cpu").to(torch.bfloat16).eval()
     # The upsampler builds its table by an integer matmul, which CUDA lacks.
     network = network.to_empty(device="cuda") if name in LARGE else network.to("cuda")

@@ -70,7 +70,6 @@ def video_decoder(frames, height, width, runs):
 
 
 def transformer(frames, height, width, sound, runs):
-    """Times one forward pass, eager and with compiled blocks."""
     network = on_device(lambda: LTX2VideoTransformer3DModel.from_config({"rope_type": "split"}))
     draw = lambda tokens, channels: torch.randn(2, tokens, channels, **BF16)
     inputs = dict(

@@ -43,8 +43,6 @@ def request(pipeline, **more):
 
 
 class Model:
-    """A fixture model in the formats of both sides."""
-
     runs = official_pipelines.Run
 
     def __init__(self, name, folder):

@@ -42,8 +42,6 @@ def first(asked):
 
 
 class Run(official_pipelines.Run):
-    """A request whose passes differ by other factors than two."""
-
     def _of_wheels(self, model, upsampler, sizes):
         pipeline = super()._of_wheels(model, upsampler, sizes)
         asked, module, types = self.request, self.module, ltx("core.types")
@@ -106,8 +104,6 @@ class Run(official_pipelines.Run):
 
 
 class Model(cases_official.Model):
-    """A fixture model whose pass sizes follow from the upsamplers."""
-
     runs = Run
 
     def sizes(self, request):

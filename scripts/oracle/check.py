@@ -57,7 +57,6 @@ def _verdict(actual, expected, own):
 
 
 def compare(actual, expected, distances):
-    """Prints a line per output; returns whether all are within their limits."""
     verdicts = []
     for name, reference in expected.items():
         fine, text = False, f": missing, the file has {', '.join(sorted(actual))}"

@@ -26,8 +26,6 @@ LORA_OUTER = {
 
 
 class Model:
-    """A random model with the files that its request needs."""
-
     def __init__(self, seed, config, request, folder, coarse=False):
         """With `coarse`, weights have one mantissa bit and images no noise, which compresses to a quarter."""
         self.coarse = coarse

@@ -78,7 +78,6 @@ def build_text_encoder(config, seed):
 
 
 def save_weights(model, folder, **more):
-    """Writes a model's weights to a folder that has its configuration."""
     with tempfile.TemporaryDirectory() as scratch:
         model.save_pretrained(scratch, **more)
         for file in Path(scratch).glob("*.safetensors*"):

@@ -191,8 +191,6 @@ def call_arguments(r):
 
 
 class Run:
-    """One request by one of Lightricks' pipelines."""
-
     def __init__(self, model, upsampler, request, contexts, sizes):
         self.request, self.passes, self.kept = request, [], {}
         self.text = [types.SimpleNamespace(video_encoding=c["video"], audio_encoding=c["audio"]) for c in contexts]

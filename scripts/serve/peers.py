@@ -73,7 +73,6 @@ class Peers(Client):
         self.is_video(output)
 
     def videos_of_sglang(self, language):
-        """Returns the code blocks of the video API's page."""
         page = self.file("sglang/docs_new/docs/sglang-diffusion/api/openai_api.mdx").read_text()
         start = page.index("### Video Generation")
         return blocks(page[start : page.index("### LoRA Management", start)], language)

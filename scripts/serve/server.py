@@ -34,7 +34,6 @@ def until(what, get, seconds, pause=0.05):
 
 
 def equal(actual, expected, what):
-    """Asserts equality; the message has both values."""
     assert actual == expected, f"{what}: {actual!r}, not {expected!r}"
 
 
@@ -139,7 +138,6 @@ class Server:
             return answer.read()
 
     def waiting(self):
-        """Returns the ids of running and queued videos."""
         queue = self.ask("GET", "v1/queue")[1]
         return queue["running"] + queue["queued"]
 

@@ -69,7 +69,6 @@ ROWS = [
 
 
 def run(tests):
-    """Runs tests with all of their cases and records distances."""
     LOG.parent.mkdir(parents=True, exist_ok=True)
     LOG.unlink(missing_ok=True)
     env = os.environ | {"LTX2_PARITY_LOG": str(LOG), "LTX2_TEST_FULL": "1", "LTX2_REQUIRE": "cpu"}

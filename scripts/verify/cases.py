@@ -58,7 +58,6 @@ def settings(found, pipeline, options):
 
 
 def plan(found, options):
-    """Returns all cases, and messages for unsupported pipelines."""
     can, cannot = pipelines(found)
     asked, cases = options.pipelines or can, []
     cannot += [f"{name}: not asked for" for name in can if name not in asked]

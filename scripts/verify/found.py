@@ -32,7 +32,6 @@ class Found:
         return self.given.is_file()
 
     def weights(self):
-        """Returns all weight files that a run reads."""
         folders = [self.text_encoder if name == "text_encoder" and self.text_encoder else self.folder / name for name in PARTS]
         files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
         return files + [file for file in (self.upsampler, self.lora) if file and file.is_file()]

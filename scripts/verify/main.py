@@ -68,7 +68,6 @@ def arguments():
 
 
 def check_needs(found, options, gpu):
-    """Prints needed and available bytes of each resource; refuses to run with too little."""
     # Files are bf16; f32 needs twice the memory.
     held = found.bytes() * (2 if options.dtype == "f32" else 1)
     # f32 frames and latents of both sides and of the reference's second run.

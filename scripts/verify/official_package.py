@@ -54,8 +54,6 @@ def _vocoder(own, bins, config, *arguments, **more):
 
 
 class Package:
-    """A single file with its upsampler and LoRA."""
-
     def __init__(self, plan, dtype):
         self.plan, self.dtype, self.device = plan, dtype, torch.device(plan["device"])
         with safe_open(plan["file"], "pt") as file:

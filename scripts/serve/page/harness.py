@@ -40,7 +40,6 @@ def opened(function):
 
 
 def press(where, text):
-    """Clicks the button whose name starts with `text`."""
     where.get_by_role("button", name=re.compile(f"^{text}\\b")).click()
 
 
