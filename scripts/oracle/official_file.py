@@ -1,7 +1,6 @@
 """Writes models in Lightricks' single-file format, without the text encoder. Supports only published topologies."""
 
 import json
-from collections import ChainMap
 
 import torch
 from safetensors.torch import load_file
@@ -183,9 +182,12 @@ def _write_parts(path, configs, parts):
     write(path, tensors, header(configs))
 
 
+def tensors_of(folder):
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
 def convert(model, target):
-    tensors = lambda part: (load_file(file) for file in (model / part).glob("*.safetensors"))
-    _write_parts(target, configs_of(model), {part: dict(ChainMap(*tensors(part))) for part in FOLDERS})
+    _write_parts(target, configs_of(model), {part: tensors_of(model / part) for part in FOLDERS})
 
 
 def write_model(path, name):
