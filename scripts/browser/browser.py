@@ -116,6 +116,9 @@ class Pages:
     def __init__(self, browser):
         self.browser, self.pages = browser, []
 
+    def call(self, function):
+        return function(self)
+
     def open_url(self, url, **options):
         self.pages.append(self.browser.open(url, **options))
         return self.pages[-1]

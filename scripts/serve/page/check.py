@@ -18,7 +18,6 @@ import access  # noqa: E402
 from browser import Browser  # noqa: E402
 from cases import cases_of, exit_with, run_case  # noqa: E402
 from form import Form, Limited, Sources  # noqa: E402
-from harness import opened  # noqa: E402
 from jobs import Jobs  # noqa: E402
 from looks import FilledForms, Images, Looks  # noqa: E402
 from server import Server  # noqa: E402
@@ -50,7 +49,7 @@ def main():
                 for case in cases:
                     if not server.runs():
                         world.start()
-                    results.append(run_case("page", opened(case), world, args.out, getattr(case, "statuses", ())))
+                    results.append(run_case("page", case, world, args.out, getattr(case, "statuses", ())))
                     if server.runs():
                         server.clear()
     finally:

@@ -3,7 +3,6 @@
 A group derives from `World`; its public methods are cases. A case is given the opened page; it may return what it found.
 """
 
-import functools
 import json
 import re
 
@@ -27,16 +26,6 @@ def case(statuses=(), **options):
     """Sets the error statuses that a case expects, and options of its page."""
 
     return lambda function: vars(function).update(statuses=statuses, options=options) or function
-
-
-def opened(function):
-    """Returns a case as a function of its world alone, which opens the page."""
-
-    @functools.wraps(function)
-    def run(world):
-        return function(world, world.open(**getattr(function, "options", {})))
-
-    return run
 
 
 def press(where, text):
@@ -136,6 +125,9 @@ class World(Pages):
             # The form and the first page of videos are loaded.
             page.wait_for_selector("#cards > li")
         return page
+
+    def call(self, function):
+        return function(self, self.open(**getattr(function, "options", {})))
 
     def axe(self, page, where):
         found = page.axe(self.browser.axe)
