@@ -94,7 +94,6 @@ def calls_of(header):
 
 
 def slots(header, calls):
-    """Yields the fields of the function table."""
     skipped = 0
     for call in (name.removeprefix("PJRT_") for name in [*header.FUNCTIONS, ""]):
         if call and call not in calls:

@@ -124,7 +124,6 @@ class Pages:
         return self.pages[-1]
 
     def end(self, statuses=()):
-        """Closes the pages of a case; returns their problems."""
         problems = [problem for page in self.pages for problem in page.problems(statuses)]
         for page in self.pages:
             page.context.close()

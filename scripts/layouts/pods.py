@@ -65,7 +65,6 @@ def moved(figures):
 
 
 def scale():
-    """Yields rows of 1280x768x121 on up to 256 chips."""
     for target, videos, layout, mesh in SCALE:
         arguments = ["-c", "ltx2", "--layout", layout, "--mesh", mesh, "--layers", str(LAYERS)]
         for setting in ("request.width=1280", "request.height=768", f"request.num_videos={videos}"):

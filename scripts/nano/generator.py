@@ -22,7 +22,6 @@ class Generator(torch.nn.Module):
         self._positions()
 
     def _positions(self):
-        """Caches the rotary tables of both grids."""
         t = self.transformer
         device = next(t.parameters()).device
         videos = [t.rope.prepare_video_coords(1, *grid, device, fps=float(world.FPS)) for grid in (GRID, LARGE)]

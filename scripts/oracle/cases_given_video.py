@@ -187,7 +187,6 @@ def extend(overlap, before=False):
 
 
 def cases(wheels):
-    """Returns request, settings, and the streams to decode, by name."""
     both, kept = ("video", "audio"), ["conditioning.given_stream=official_1_0"]
     # Input streams have no guidance.
     to_sound = dict(kind="video_to_audio", sound=False, guidance={"video": scales(), "audio": FULL["audio"]})

@@ -31,7 +31,6 @@ def upsampler(name, kind):
 
 
 def first(asked):
-    """Returns width, height, frames and frame rate of the first pass."""
     width, height, frames, rate = (asked[key] for key in ("width", "height", "num_frames", "frame_rate"))
     for kind in asked["upsample"]:
         times, of = _ROWS[kind]

@@ -151,7 +151,6 @@ def loras(draw, of):
 
 
 def adapt(config, reference):
-    """Changes a model to what the reference supports."""
     if reference == "diffusers":
         # diffusers' image pipelines ignore the latent scaling factor.
         config["vae"]["scaling_factor"] = 1.0

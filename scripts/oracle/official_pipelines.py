@@ -180,7 +180,6 @@ def build_arguments(name, upsampler, lora, strengths, device):
 
 
 def call_arguments(r):
-    """Returns the arguments of a pipeline's call that both releases have."""
     image = ltx("pipelines.utils.args").ImageConditioningInput
     arguments = {key: r[key] for key in ("prompt", "seed", "height", "width", "num_frames", "frame_rate")}
     arguments["images"] = [image(str(i["path"]), i["frame"], i["strength"], 0) for i in r["images"]]

@@ -40,7 +40,6 @@ class Run:
         self.temporary = tempfile.TemporaryDirectory()
 
     def group(self, group, *flags):
-        """Runs the cases of a class on a server of their own."""
         cases = cases_of(group, self.arguments.only)
         if not cases:
             return

@@ -31,8 +31,6 @@ def blocks(text, language):
 
 
 class Peers(Client):
-    """Runs the examples in a working folder, against an address."""
-
     folder = Path()
 
     def __init__(self, server, proxy):

@@ -101,7 +101,6 @@ def computation(own, name, instructions, first, root):
 
 
 def program(entry, called):
-    """Returns a program: the computations by number that instructions of the entry call, and the entry."""
     inner = [computation(own, f"called.{own}", each, 100 * own, 100 * own + len(each) - 1) for own, each in called.items()]
     return [(1, [(1, "denoise"), *inner, computation(1, "main", entry, 10, 10), (6, 1)])]
 

@@ -47,7 +47,6 @@ def upsampler(path):
 
 
 def _vocoder(own, bins, config, *arguments, **more):
-    """Builds a vocoder with the spectrogram's number of bins."""
     made = own(config, *arguments, **more)
     made.conv_pre = torch.nn.Conv1d(2 * config.get("num_mels", bins), made.conv_pre.out_channels, 7, padding=3)
     return made

@@ -2,8 +2,7 @@
 
     check.py LTX2 BROWSER OUT [--only WORD] [--images FOLDER]
 
-Starts `ltx2 serve -c nano` and opens its page in the Chromium of scripts/browser/setup.sh. A case also fails on console errors
-and foreign requests. `--images` writes the screenshots of the guide.
+A case also fails on console errors and foreign requests. `--images` writes the screenshots of the guide.
 """
 
 import argparse
