@@ -36,7 +36,6 @@ VENV = python3 -m venv $(1) && $(1)/bin/pip install -q $(2)
 lint check test test-tpu test-cuda test-gpu test-full:
 	python3 scripts/tests/tier.py $@
 
-# Writes the generated pages of docs/reference.
 reference:
 	LTX2_WRITE_REFERENCE=1 cargo test --locked --test host reference::
 

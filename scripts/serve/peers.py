@@ -46,8 +46,8 @@ class Peers(Client):
         return found
 
     def run(self, *command, **environment):
-        given = dict(cwd=self.work, env=os.environ | environment, capture_output=True, text=True)
-        done = subprocess.run(command, timeout=SECONDS, **given)
+        env = os.environ | environment
+        done = subprocess.run(command, timeout=SECONDS, cwd=self.work, env=env, capture_output=True, text=True)
         assert done.returncode == 0, f"exit code {done.returncode}: {(done.stdout + done.stderr)[-1500:]}"
         return done.stdout
 
