@@ -41,14 +41,12 @@ class Found:
 
 
 def header(file):
-    with open(file, "rb") as bytes_:
-        start = bytes_.read(8)
-        if len(start) < 8 or (size := struct.unpack("<Q", start)[0]) > 100 << 20:
-            raise Refused(f"{file}: not a safetensors file")
-        try:
-            return json.loads(bytes_.read(size)).get("__metadata__", {})
-        except ValueError as e:
-            raise Refused(f"{file}: not a safetensors file: {e}") from None
+    try:
+        with open(file, "rb") as source:
+            (size,) = struct.unpack("<Q", source.read(8))
+            return json.loads(source.read(min(size, 100 << 20))).get("__metadata__", {})
+    except (struct.error, ValueError) as e:
+        raise Refused(f"{file}: not a safetensors file: {e}") from None
 
 
 def _is_2_5(config):
