@@ -1,8 +1,4 @@
-"""Writes two-pass requests with other upsampling factors than two, by Lightricks 1.0.0.
-
-This project chooses the first pass's size and frames, chains upsamplers, and keeps the first pass's sound after temporal
-upsampling.
-"""
+"""Writes two-pass requests with other upsampling factors than two, by Lightricks 1.0.0."""
 
 import json
 

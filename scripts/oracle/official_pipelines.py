@@ -10,7 +10,6 @@ from unittest.mock import MagicMock
 
 import torch
 
-# Fixture models and their presets.
 PRESETS = {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3"}
 PIPELINES = {
     "image_to_video": ("ti2vid_one_stage", "TI2VidOneStagePipeline"),

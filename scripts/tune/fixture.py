@@ -8,7 +8,6 @@ import pathlib
 
 OUT = pathlib.Path(__file__).resolve().parents[2] / "tests/fixtures/trace"
 
-# Like the clock of a host.
 EPOCH_NS = 1_790_000_000_000_000_000
 
 # Instruction: opcode, name scope with the operation's name, custom call target.

@@ -24,7 +24,6 @@ import report  # noqa: E402
 from found import Refused  # noqa: E402
 
 GIB = 1 << 30
-# Disk space of the venv.
 VENV_DISK = {"cpu": 6 * GIB, "cuda": 12 * GIB}
 # By whether Lightricks' package is the reference.
 REFERENCES = {

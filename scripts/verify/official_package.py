@@ -32,7 +32,6 @@ from ltx_core.text_encoders.gemma.tokenizer import LTXVGemmaTokenizer
 from ltx_core.types import AudioLatentShape, VideoLatentShape, VideoPixelShape
 from ltx_pipelines.utils import ModelLedger, samplers, types
 
-# Sizes that are constants in Lightricks' code.
 _REGISTERS = "model.diffusion_model.video_embeddings_connector.learnable_registers"
 
 
