@@ -1,6 +1,6 @@
 """Runs a drawn request by diffusers' pipelines."""
 
-from contextlib import contextmanager
+from contextlib import nullcontext
 from unittest.mock import patch
 
 import torch
@@ -54,15 +54,9 @@ def run(model):
     return {"noise.video": video, "noise.audio": audio, **outputs}
 
 
-@contextmanager
 def limited(vocoder, clamp):
     """Limits the first of two vocoder stages to -1..1, like Lightricks' code, or does not."""
-    stage = vocoder.vocoder if hasattr(vocoder, "bwe_generator") else None
-    own = stage and stage.final_act_fn
-    if stage:
-        stage.final_act_fn = own or ("clamp" if clamp else None)
-    try:
-        yield
-    finally:
-        if stage:
-            stage.final_act_fn = own
+    if not hasattr(vocoder, "bwe_generator"):
+        return nullcontext()
+    stage = vocoder.vocoder
+    return patch.object(stage, "final_act_fn", stage.final_act_fn or ("clamp" if clamp else None))
