@@ -294,7 +294,8 @@ class Reference:
         appended = sum(isinstance(c, VideoConditionByKeyframeIndex) for c in conditionings) * latents.height * latents.width
         self.noise.stage(latents, self.audio_shape(pixels), appended)
         if sigmas is None:
-            sigmas = schedulers.LTX2Scheduler().execute(r["steps"], latent=torch.empty(latents) if r["pipeline"] == "hq" else None)
+            shaped = torch.empty(latents) if r["pipeline"] == "hq" else None
+            sigmas = schedulers.LTX2Scheduler().execute(r["steps"], latent=shaped)
         stepper, loop = diffusion_steps.EulerDiffusionStep(), samplers.euler_denoising_loop
         if r["sampler"] == "res_2s":
             stepper, loop = diffusion_steps.Res2sDiffusionStep(), samplers.res2s_audio_video_denoising_loop
