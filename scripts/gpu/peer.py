@@ -1,6 +1,7 @@
-"""Times diffusers' LTX-2.0 components at the published size with random bf16 weights on one GPU; prints JSON.
+"""Times diffusers' LTX-2 components at the published size with random bf16 weights on one GPU; prints JSON.
 
-Uses the shapes of `ltx2 bench`, with two prompts in one batch. Reports medians of synchronised runs.
+Uses the shapes of `ltx2 bench`: two prompts in one batch, or one prompt for the distilled LTX-2.5. Reports medians of
+synchronised runs.
 """
 
 import argparse
@@ -69,14 +70,21 @@ def video_decoder(frames, height, width, runs):
     return median("video_decoder", lambda: vae.decode(latents, None, return_dict=False), runs)
 
 
-def transformer(frames, height, width, sound, runs):
-    network = on_device(lambda: LTX2VideoTransformer3DModel.from_config({"rope_type": "split"}))
-    draw = lambda tokens, channels: torch.randn(2, tokens, channels, **BF16)
+def transformer(distilled, frames, height, width, sound, runs):
+    """Times one forward pass, eager and with compiled blocks."""
+    config = preset("ltx2_5")["transformer"] if distilled else {"rope_type": "split"}
+    network = on_device(lambda: LTX2VideoTransformer3DModel.from_config(config))
+    rows, tokens = 1 if distilled else 2, frames * height * width
+    widths = (network.config.cross_attention_dim, network.config.audio_cross_attention_dim) if distilled else (3840, 3840)
+    level = lambda *shape: torch.full(shape, 500.0, device="cuda")
     inputs = dict(
-        hidden_states=draw(frames * height * width, 128), audio_hidden_states=draw(sound, 128),
-        encoder_hidden_states=draw(1024, 3840), audio_encoder_hidden_states=draw(1024, 3840), num_frames=frames, height=height,
-        width=width, fps=24.0, audio_num_frames=sound, timestep=torch.full((2,), 500.0, device="cuda"), return_dict=False,
+        hidden_states=torch.randn(rows, tokens, 128, **BF16), audio_hidden_states=torch.randn(rows, sound, 128, **BF16),
+        encoder_hidden_states=torch.randn(rows, 1024, widths[0], **BF16), timestep=level(rows), num_frames=frames,
+        audio_encoder_hidden_states=torch.randn(rows, 1024, widths[1], **BF16), height=height, width=width, fps=24.0,
+        audio_num_frames=sound, return_dict=False,
     )
+    if distilled:
+        inputs |= dict(timestep=level(1, tokens), audio_timestep=level(1, sound), sigma=level(1), use_cross_timestep=True)
     eager = median("denoise_eager", lambda: network(**inputs), runs)
     network.compile_repeated_blocks(fullgraph=False)
     return eager, median("denoise_compiled", lambda: network(**inputs), runs)
@@ -87,14 +95,17 @@ def main():
     for size, default in ("width", 768), ("height", 512), ("num-frames", 121):
         parser.add_argument(f"--{size}", type=int, default=default)
     parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--distilled-2-5", action="store_true", help="time the transformer of LTX-2.5, without guidance")
     a = parser.parse_args()
     torch.manual_seed(0)
     frames, height, width = (a.num_frames - 1) // 8 + 1, a.height // 32, a.width // 32
-    seconds = {"text_encoder": text_encoder(a.runs)}
-    release()
-    seconds["video_decoder"] = video_decoder(frames, height, width, a.runs)
-    release()
-    steps = transformer(frames, height, width, round(a.num_frames / 24 * 25), a.runs)
+    sound, seconds = round(a.num_frames / 24 * 25), {}
+    if not a.distilled_2_5:
+        seconds["text_encoder"] = text_encoder(a.runs)
+        release()
+        seconds["video_decoder"] = video_decoder(frames, height, width, a.runs)
+        release()
+    steps = transformer(a.distilled_2_5, frames, height, width, sound, a.runs)
     seconds |= zip(("denoise_eager", "denoise_compiled"), steps)
     print(json.dumps({"torch": torch.__version__, "seconds": seconds}))
 

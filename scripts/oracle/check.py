@@ -5,8 +5,8 @@
     check.py --dry --seeds 0 100                               the counts alone
     check.py --fixture --seed 7                                writes tests/fixtures/seeds/7.tar.gz
 
-References: diffusers for its own pipelines, else ltx-pipelines' loops on diffusers' networks. In f32 the limit is a relative L2.
-In bf16 it is 1.5 times the largest of the distances of twelve differently rounded bf16 runs of the reference from its f32 run,
+References: diffusers for its own pipelines and single networks, else ltx-pipelines' loops on diffusers' networks. In f32 the
+limit is a relative L2. In bf16 it is 1.5 times the largest of the distances of twelve differently rounded bf16 runs of the reference from its f32 run,
 and the median of at least 40 outputs may not exceed their mean. Exit code 1 if a limit is exceeded or a command fails.
 """
 
@@ -14,6 +14,7 @@ import argparse
 import gzip
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter, defaultdict
+from itertools import chain
 from pathlib import Path
 
 os.environ.setdefault("TQDM_DISABLE", "1")
@@ -46,21 +48,43 @@ ENVIRONMENT = {"XLA_FLAGS": "--xla_backend_extra_options=xla_cpu_disable_new_fus
 IN_SPREADS = []
 
 
-def compare(actual, expected, distances):
+def execute(command):
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ENVIRONMENT)
+    if done.returncode != 0:
+        print(f"  exit {done.returncode}: {(done.stderr.strip() or done.stdout.strip() or 'nothing').splitlines()[-1]}")
+    return done.returncode == 0
+
+
+def compare(actual, expected, distances, rows=...):
     """Prints a line per output; returns whether all are within their limits."""
     verdicts = []
     for name, reference in expected.items():
+        if isinstance(reference, dict):
+            # The encoder may return the stack or the projection, which differ in the last axis.
+            reference = reference["projected" if reference["projected"].shape == actual[name].shape else "prompt_embeds"]
         shape, own = list(actual[name].shape) if name in actual else None, distances.get(name)
         verdicts.append(shape == list(reference.shape))
         if not verdicts[-1]:
             print(f"  {name}: shape {shape}, the reference has {list(reference.shape)}")
             continue
-        distance, limit = relative_l2(actual[name].float(), reference), SPREADS * max(own) if own else LIMIT
+        distance = relative_l2(actual[name].float()[rows], reference[rows])
+        limit = SPREADS * max(own) if own else LIMIT
         verdicts[-1] = distance <= limit
         print(f"  {name} {shape}: {distance:.2e} of {limit:.2g} {'ok' if verdicts[-1] else 'ABOVE'}")
         if own:
             IN_SPREADS.append(distance / statistics.mean(own))
     return all(verdicts)
+
+
+def check_component(binary, model, component, folder):
+    values, expected, more = diffusers_run.COMPONENTS[component](model, random.Random(f"{model.seed}/{component}"))
+    source, target = folder / f"{component}.in.safetensors", folder / f"{component}.out.safetensors"
+    write_safetensors(source, values)
+    command = [binary, "run", component, "--model", model.folder, "--inputs", source, "-o", target]
+    scalars = (("--set", f"{key}={json.dumps(value)}") for key, value in more.pop("scalars", {}).items())
+    command += ["--platform", "cpu", "--dtype", "f32", *chain(*scalars)]
+    print(f"  {component}:")
+    return execute(command) and compare(load_file(target), expected, {}, **more)
 
 
 def reference_runs(model):
@@ -96,9 +120,7 @@ def check_request(binary, model, folder):
     config, target = folder / "request.yml", folder / "request.out.safetensors"
     model.yaml(config)
     command = [binary, "generate", "-c", config, "--dump", target, "--force", "-o", folder / "request.mp4", *QUICK]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ENVIRONMENT)
-    if done.returncode != 0:
-        print(f"  exit {done.returncode}: {(done.stderr.strip() or done.stdout.strip() or 'nothing').splitlines()[-1]}")
+    if not execute(command):
         return False
     actual = load_file(target)
     expected["audio"] = sound_of(model, actual["latents.audio"])
@@ -136,11 +158,15 @@ def check_seed(options, seed, folder):
     request = whole(seed, config)
     adapt(config, request["reference"])
     names = list(features(request, generation, of["published"], config["upsampler_kind"]))
+    names += [f"network {name}" for name in of["networks"]]
     print(f"seed {seed}: {', '.join(names)}", flush=True)
     if options.dry:
         return True, names
     model = Model(seed, config, request, folder / "model", coarse=options.fixture)
-    return write_fixture(model, folder) if options.fixture else check_request(options.ltx2, model, folder), names
+    if options.fixture:
+        return write_fixture(model, folder), names
+    fine = [check_component(options.ltx2, model, name, folder) for name in of["networks"]]
+    return all([*fine, check_request(options.ltx2, model, folder)]), names
 
 
 def summary(counts, failed, seconds, command):

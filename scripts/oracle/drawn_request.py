@@ -25,6 +25,11 @@ LAYOUTS = {
 # Split sums in bf16 are up to three times as far from f32 as the reference's runs, so bf16 is not limited:
 # docs/guides/layouts.md.
 SUM_PARTS = ("ring", "hybrid", "before-385", "ffn-matched", "qkv-unsharded", "out-unsharded")
+# Networks that are also run alone.
+NETWORKS = [
+    ("transformer", "connectors"), ("text-encoder", "video-decoder"), ("audio-decoder", "vocoder"),
+    ("video-encoder", "upsampler"),
+]
 # Repeats with the seed; coprime periods vary the combinations.
 TURNS = {
     "published": (True, False, False), "generation": ("2.0", "2.3", "2.3", "2.0", "2.3", "2.0", "2.3"),
@@ -82,6 +87,7 @@ def _table():
     _deal(rows, "loras", 0, 1, 0, 1, 2)
     # Key convention of the first file, and whether it has an alpha.
     _deal(where(lambda row: row["loras"]), "file", *[(keys, alpha) for keys in ("diffusers", "lightricks") for alpha in (0, 1)])
+    _deal(rows, "networks", *NETWORKS)
     guided = where(lambda row: row["pipeline"] != "distilled")
     pairs = _pairs(len(guided))
     for row in sorted(guided, key=lambda row: not of_diffusers(row)):
