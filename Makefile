@@ -25,7 +25,6 @@ $(LTX2):
 plugin-%: $(LTX2)
 	$(LTX2) plugin install $*
 
-# A debug build with the CPU plugin.
 debug:
 	cargo build --locked
 	$(DEBUG) plugin install cpu
@@ -37,7 +36,6 @@ VENV = python3 -m venv $(1) && $(1)/bin/pip install -q $(2)
 lint check test test-tpu test-cuda test-gpu test-full:
 	python3 scripts/tests/tier.py $@
 
-# Writes the generated pages of docs/reference.
 reference:
 	LTX2_WRITE_REFERENCE=1 cargo test --locked --test host reference::
 
@@ -67,12 +65,10 @@ soak:
 	LTX2_FUZZ_CASES=$(RUNS) cargo test --locked --release --test it fuzz_regression::
 	cargo test --locked --release --lib pipeline::derive::
 
-# The fuzz readers (or READERS alone) under libFuzzer with AddressSanitizer, RUNS runs or SECONDS of processor time each.
+# The fuzz readers (or READERS alone) under libFuzzer with AddressSanitizer, RUNS runs or SECONDS (1200) of processor time each.
 # Needs nightly with llvm-tools, and `cargo install cargo-fuzz --locked`.
-READERS ?=
-SECONDS ?= 1200
 fuzz:
-	python3 scripts/fuzz/run.py $(READERS) --runs $(RUNS) --seconds $(SECONDS)
+	python3 scripts/fuzz/run.py $(READERS) --runs $(RUNS) $(if $(SECONDS),--seconds $(SECONDS))
 
 # Writes fuzz/seeds: optimized modules of three platforms, and LoRA files.
 fuzz-seeds:
@@ -137,7 +133,7 @@ out/ablation/results.jsonl: plugin-tpu plugin-cuda
 
 # Writes benchmarks/ablations.md: what each published tuning step saves.
 ablations: out/ablation/results.jsonl
-	python3 scripts/layouts/ablations.py out/ablation/results.jsonl -o benchmarks/ablations.md
+	python3 scripts/layouts/ablations.py out/ablation/results.jsonl benchmarks/ablations.md
 
 # Writes docs/images/tuning-*.png: that experiment's report in the pinned Chromium.
 BROWSER := target/browser
@@ -198,11 +194,9 @@ serve-sdk: debug
 serve-load: plugin-cpu
 	python3 scripts/serve/load.py benchmarks/serving.md
 
-# An image of the server by docker; without docker, the same steps in a clean folder.
-IMAGE ?= ltx2
-ACCELERATOR ?= cpu
+# An image of the server by docker; without docker, the same steps in a clean folder. ACCELERATOR=cuda, IMAGE=NAME.
 container:
-	container/build.sh $(ACCELERATOR) $(IMAGE)
+	container/build.sh $(or $(ACCELERATOR),cpu) $(IMAGE)
 
 # Regenerates tests/fixtures from the pinned releases, and with OFFICIAL=FOLDER from the checkout: scripts/oracle/README.md.
 fixtures:

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Writes the enums, structs and function table of crates/pjrt/src/abi.rs below its hand-written head.
 
 Slot order, field offsets and sizes come from `pypjrt/_abi/pjrt_0_114.py` of the Apache-2.0 wheel `pypjrt` 0.1.1, which libclang
@@ -16,26 +15,8 @@ from types import SimpleNamespace
 
 WHEEL = "pypjrt==0.1.1"
 MEMBER = "pypjrt/_abi/pjrt_0_114.py"
-OUT = pathlib.Path(__file__).resolve().parent.parent / "crates" / "pjrt" / "src" / "abi.rs"
+OUT = pathlib.Path(__file__).resolve().parents[1] / "crates/pjrt/src/abi.rs"
 
-# The calls that the crate makes. Other slots are arrays of untyped pointers.
-CALLS = """
-Error_Destroy Error_Message Error_GetCode Plugin_Initialize Plugin_Attributes Event_Destroy Event_IsReady Event_Await
-Event_OnReady Client_Create Client_Destroy Client_PlatformName Client_PlatformVersion Client_ProcessIndex Client_Devices
-Client_AddressableDevices Client_Compile Client_BufferFromHostBuffer Client_TopologyDescription
-Client_CreateBuffersForAsyncHostToDevice Client_DmaMap Client_DmaUnmap DeviceDescription_Id DeviceDescription_ProcessIndex
-DeviceDescription_Attributes DeviceDescription_Kind DeviceDescription_DebugString Device_GetDescription Device_IsAddressable
-Device_DefaultMemory Device_MemoryStats Executable_Destroy Executable_Name Executable_NumReplicas Executable_NumPartitions
-Executable_NumOutputs Executable_GetCostAnalysis Executable_OptimizedProgram Executable_Serialize
-Executable_OutputElementTypes Executable_OutputDimensions Executable_Fingerprint Executable_GetCompiledMemoryStats
-Executable_DeserializeAndLoad LoadedExecutable_Destroy LoadedExecutable_GetExecutable LoadedExecutable_AddressableDevices
-LoadedExecutable_Execute Buffer_Destroy Buffer_ElementType Buffer_Dimensions Buffer_GetMemoryLayout
-Buffer_OnDeviceSizeInBytes Buffer_Device Buffer_Delete Buffer_IsDeleted Buffer_CopyToDevice Buffer_ToHostBuffer
-Buffer_ReadyEvent TopologyDescription_Create TopologyDescription_Destroy TopologyDescription_PlatformName
-TopologyDescription_PlatformVersion TopologyDescription_GetDeviceDescriptions TopologyDescription_Serialize
-TopologyDescription_Attributes Compile AsyncHostToDeviceTransferManager_Destroy AsyncHostToDeviceTransferManager_TransferData
-AsyncHostToDeviceTransferManager_RetrieveBuffer AsyncHostToDeviceTransferManager_BufferSize
-""".split()
 WITHOUT_ERROR = ["Error_Destroy", "Error_Message"]
 # Structs that are not the argument of a call, each after the structs it contains.
 STRUCTS = """
@@ -87,7 +68,6 @@ def rust_type(field, kind):
 
 
 def enum(header, name, prefix, source):
-    """Yields the lines of a module of constants."""
     yield from (f"/// `{source}`.", f"pub mod {snake(name)} {{")
     for key, value in vars(header).items():
         rest = key.removeprefix(prefix)
@@ -99,7 +79,6 @@ def enum(header, name, prefix, source):
 
 
 def struct(header, name, call=""):
-    """Yields the lines of a struct in the macro `structs`."""
     layout = getattr(header, f"PJRT_{name}")
     yield f"    {camel(name)} [{ctypes.sizeof(layout)}]{call} {{"
     for field, kind in layout._fields_[2:]:
@@ -107,11 +86,17 @@ def struct(header, name, call=""):
     yield "    }"
 
 
-def slots(header):
-    """Yields the fields of the function table; slots without a call are arrays."""
+def calls_of(header):
+    """Returns the calls whose arguments the crate names. Other slots of the table are arrays of untyped pointers."""
+    sources = "".join(file.read_text() for file in OUT.parent.rglob("*.rs") if file != OUT)
+    names = (name.removeprefix("PJRT_") for name in header.FUNCTIONS)
+    return [name for name in names if f"abi::{camel(name)}Args" in sources]
+
+
+def slots(header, calls):
     skipped = 0
     for call in (name.removeprefix("PJRT_") for name in [*header.FUNCTIONS, ""]):
-        if call and call not in CALLS:
+        if call and call not in calls:
             skipped += 1
             continue
         if skipped:
@@ -128,14 +113,15 @@ def generate(header):
     version = f"VERSION: (i32, i32) = ({header.PJRT_API_MAJOR}, {header.PJRT_API_MINOR});"
     if not mark or version not in head:
         sys.exit(f"gen_pjrt_abi.py: the hand-written head of {OUT} must have `{version}`, and `{mark.strip()}` after it")
+    calls = calls_of(header)
     lines = [line for name, (prefix, source) in ENUMS.items() for line in enum(header, name, prefix, source)]
     lines.append("structs! {")
     for name in STRUCTS:
         lines += struct(header, name)
-    for call in CALLS:
+    for call in calls:
         lines += struct(header, f"{call}_Args", "" if call in WITHOUT_ERROR else f' "PJRT_{call}" {snake(call)}')
-    end = header.VTABLE_OFFSET + 8 * header.FUNCTIONS.index(f"PJRT_{CALLS[-1]}")
-    slot_lines = "\n".join(slots(header))
+    end = header.VTABLE_OFFSET + 8 * header.FUNCTIONS.index(f"PJRT_{calls[-1]}")
+    slot_lines = "\n".join(slots(header, calls))
     return head + "\n".join(lines) + f"""
 }}
 
@@ -150,7 +136,7 @@ pub struct Api {{
 const _: () = assert!(
     size_of::<Api>() == {ctypes.sizeof(header.PJRT_Api)}
         && std::mem::offset_of!(Api, {snake(header.FUNCTIONS[0][5:])}) == {header.VTABLE_OFFSET}
-        && std::mem::offset_of!(Api, {snake(CALLS[-1])}) == {end}
+        && std::mem::offset_of!(Api, {snake(calls[-1])}) == {end}
 );
 // SAFETY: `repr(C)`, plain data, `struct_size` first.
 unsafe impl Struct for Api {{}}

@@ -1,12 +1,4 @@
-"""Opens pages in the Chromium that scripts/browser/setup.sh installed, with playwright.
-
-    with Browser("target/browser") as browser:
-        page = browser.open("http://127.0.0.1:8000/", color_scheme="dark")
-        page.click("#send")                      # any method of playwright's Page
-        page.problems()                          # console errors, foreign requests
-
-Only this machine can be reached.
-"""
+"""Opens pages in the Chromium that scripts/browser/setup.sh installed, with playwright."""
 
 import os
 import pathlib
@@ -67,7 +59,6 @@ class Page:
         return sum(s["value"] for s in shifts), [s["nodes"] for s in shifts]
 
     def wide(self):
-        """Returns by how many pixels the page is wider than its window."""
         return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
     def shot(self, path, limit=150_000):
@@ -85,7 +76,6 @@ def origin_of(url):
 
 
 def meant(text, statuses):
-    """Returns whether a console message is about an expected status."""
     found = any("net::ERR_" in text if status == 0 else f"status of {status}" in text for status in statuses)
     return text.startswith("Failed to load resource:") and found
 
@@ -112,7 +102,6 @@ class Browser:
         self.driver.stop()
 
     def open(self, url, width=1280, height=860, kind=Page, **options):
-        """Opens a page in a new browser context."""
         context = self.chromium.new_context(viewport={"width": width, "height": height}, **options)
         context.set_default_timeout(20_000)
         context.add_init_script(SHIFTS)
@@ -127,12 +116,14 @@ class Pages:
     def __init__(self, browser):
         self.browser, self.pages = browser, []
 
+    def call(self, function):
+        return function(self)
+
     def open_url(self, url, **options):
         self.pages.append(self.browser.open(url, **options))
         return self.pages[-1]
 
     def end(self, statuses=()):
-        """Closes the pages of a case; returns their problems."""
         problems = [problem for page in self.pages for problem in page.problems(statuses)]
         for page in self.pages:
             page.context.close()

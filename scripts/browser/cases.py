@@ -16,14 +16,14 @@ def cases_of(group, only=""):
 def run_case(suite, function, world, out=None, statuses=()):
     """Runs a case and prints its result; returns whether it passed. `statuses` are expected error statuses.
 
-    `world` is the argument of the case. It closes what the case opened and returns its problems (`end`); `pages` are open ones.
+    `world` runs the case, closes what it opened and returns its problems (`end`); `pages` are open ones.
     """
     started, problems, shows = time.monotonic(), [], ""
     try:
-        shows = function(world) or (function.__doc__ or "").split("\n")[0]
+        shows = world.call(function) or (function.__doc__ or "").split("\n")[0]
     except Exception as error:  # Other cases still run.
         places = [(pathlib.Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-        here = pathlib.Path(inspect.unwrap(function).__code__.co_filename).parent
+        here = pathlib.Path(function.__code__.co_filename).parent
         place = next((f"{file.name}:{line}" for file, line in reversed(places) if file.parent == here), "")
         problems.append(f"{place} {type(error).__name__}: {error}")
         for number, page in enumerate(world.pages):
@@ -36,7 +36,6 @@ def run_case(suite, function, world, out=None, statuses=()):
 
 
 def exit_with(results, details):
-    """Prints the summary; exits with 1 unless all cases passed."""
     failed = results.count(False)
     counts = f"{len(results) - failed} passed; {failed} failed; 0 ignored"
     print(f"test result: {'FAILED' if failed else 'ok'}. {counts}; details: {details}")

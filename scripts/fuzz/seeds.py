@@ -15,6 +15,9 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts/tune"))
+from fixture import field  # noqa: E402
+
 SEEDS = ROOT / "fuzz/seeds"
 ANALYSIS = ROOT / "crates/xla-analysis/src"
 
@@ -61,10 +64,6 @@ def read_varint(data, at):
             return value, at
 
 
-def varint(value):
-    return bytes([value & 127 | 128]) + varint(value >> 7) if value > 127 else bytes([value])
-
-
 def fields(data):
     """Yields number and value, an integer or bytes, of a message's fields; skips fields of fixed size."""
     at = 0
@@ -75,12 +74,6 @@ def fields(data):
         if wire in (0, 2):
             yield number, data[at : at + value] if wire == 2 else value
         at += value if wire else 0
-
-
-def field(number, value):
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    return varint(number << 3 | 2) + varint(len(value)) + value
 
 
 def declared():

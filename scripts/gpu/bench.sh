@@ -8,4 +8,4 @@ nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader | t
 size=(--width "$width" --height "$height" --num-frames "$frames")
 "$ltx2" bench -c ltx2 --weights random --platform cuda "${size[@]}" --steps "$steps" --runs "${RUNS:-3}" \
     --json "$out/ltx2.json" --force
-python3 "$(dirname "$0")/peer.py" "${size[@]}" --beside "$out/ltx2.json" > "$out/diffusers.json"
+python3 "$(dirname "$0")/peer.py" "${size[@]}" > "$out/diffusers.json"

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Writes a random model of the published size: full_model.py 2.0|2.3|2.5 [FOLDER]; prints its path.
 
 Builds diffusers' and transformers' classes from crates/models/src/presets with random bf16 weights on the GPU, one component at a time.
@@ -13,27 +12,15 @@ from pathlib import Path
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from transformers import (
-    Gemma3Config, Gemma3ForConditionalGeneration, Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
-)
+from transformers import Gemma3ForConditionalGeneration, Gemma4UnifiedForConditionalGeneration
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
-from models import CLASSES, VOCABULARY, class_of, save_tokenizer  # noqa: E402
+from models import CLASSES, class_of, copy_tokenizer, gemma_config  # noqa: E402
 from peer import preset, release  # noqa: E402
 
 GIB = 1 << 30
 PRESETS = {"2.0": "ltx2", "2.3": "ltx2_3", "2.5": "ltx2_5"}
-# With the smallest vision towers, as the pipelines only read text.
-TEXT_ENCODERS = {
-    "gemma3": (Gemma3ForConditionalGeneration, Gemma3Config, dict(mm_tokens_per_image=4, vision_config=dict(
-        hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
-        num_channels=3, vision_use_head=False,
-    ))),
-    "gemma4_unified": (Gemma4UnifiedForConditionalGeneration, Gemma4UnifiedConfig, dict(
-        audio_config=dict(audio_embed_dim=8),
-        vision_config=dict(mm_embed_dim=32, output_proj_dims=32, mm_posemb_size=8, patch_size=4),
-    )),
-}
+TEXT_ENCODERS = {"gemma3": Gemma3ForConditionalGeneration, "gemma4_unified": Gemma4UnifiedForConditionalGeneration}
 # Too large to build in f32 first.
 LARGE = ("transformer", "text_encoder")
 # Gemma-4 does not scale its attention scores; without small norms, softmax would select one token, which any rounding changes.
@@ -45,13 +32,11 @@ QUIETER = {"convs2": 0.3, "conv_out": 0.2}
 def built(name, config, device):
     with torch.device(device):
         if name == "text_encoder":
-            model, configuration, others = TEXT_ENCODERS[config["model_type"]]
-            return model(configuration(text_config=config["text_config"], **others))
+            return TEXT_ENCODERS[config["model_type"]](gemma_config(config["text_config"]))
         return class_of(name, config).from_config(config)
 
 
 def filled(name, config):
-    """Returns a component in bf16 on the GPU with random weights that keep activations in range."""
     network = built(name, config, "meta" if name in LARGE else "cpu").to(torch.bfloat16).eval()
     # The upsampler builds its table by an integer matmul, which CUDA lacks.
     network = network.to_empty(device="cuda") if name in LARGE else network.to("cuda")
@@ -81,7 +66,6 @@ def filled(name, config):
 
 
 def place(need, wanted):
-    """Returns the first folder with enough space."""
     for folder in [wanted] if wanted else [Path("/dev/shm"), Path.cwd(), Path("/tmp")]:
         free = shutil.disk_usage(folder).free if folder.is_dir() else 0
         print(f"full_model.py: {folder}: {free / GIB:.0f} GiB free, {need / GIB:.0f} GiB needed", file=sys.stderr)
@@ -108,7 +92,7 @@ def main():
         del network
         release()
     FlowMatchEulerDiscreteScheduler.from_config(configs["scheduler"]).save_pretrained(folder / "scheduler")
-    save_tokenizer(folder / "tokenizer", VOCABULARY)
+    copy_tokenizer(folder / "tokenizer")
     index = configs["model_index"] | {"tokenizer": ["transformers", "GemmaTokenizer"]}
     (folder / "model_index.json").write_text(json.dumps(index, indent=1) + "\n")
     print(folder)

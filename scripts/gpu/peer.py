@@ -1,7 +1,7 @@
 """Times diffusers' LTX-2 components at the published size with random bf16 weights on one GPU; prints JSON.
 
 Uses the shapes of `ltx2 bench`: two prompts in one batch, or one prompt for the distilled LTX-2.5. Reports medians of
-synchronised runs. `--beside FILE` prints a table of these times and those that `ltx2 bench --json FILE` wrote, on stderr.
+synchronised runs.
 """
 
 import argparse
@@ -25,7 +25,6 @@ def preset(name):
 
 
 def on_device(build):
-    """Builds a network on the device with normal weights."""
     with torch.device("meta"):
         network = build()
     network = network.to(torch.bfloat16).to_empty(device="cuda").eval()
@@ -91,23 +90,12 @@ def transformer(distilled, frames, height, width, sound, runs):
     return eager, median("denoise_compiled", lambda: network(**inputs), runs)
 
 
-def table(ours, seconds):
-    """Prints each program's time, with the peer's where it was measured."""
-    print("| program | ltx2, s | diffusers, s | diffusers / ltx2 |\n|---|---|---|---|", file=sys.stderr)
-    for name, program in ours["programs"].items():
-        for peer in ("denoise_compiled", "denoise_eager") if name == "denoise_loop" else (name,):
-            other = seconds.get(peer)
-            cells = f"{other:.4f} | {other / program['median']:.2f} |" if other else "| |"
-            print(f"| {peer} | {program['median']:.4f} | {cells}", file=sys.stderr)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for size, default in ("width", 768), ("height", 512), ("num-frames", 121):
         parser.add_argument(f"--{size}", type=int, default=default)
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--distilled-2-5", action="store_true", help="time the transformer of LTX-2.5, without guidance")
-    parser.add_argument("--beside", type=Path, metavar="FILE", help="file of `ltx2 bench --json`")
     a = parser.parse_args()
     torch.manual_seed(0)
     frames, height, width = (a.num_frames - 1) // 8 + 1, a.height // 32, a.width // 32
@@ -120,8 +108,6 @@ def main():
     steps = transformer(a.distilled_2_5, frames, height, width, sound, a.runs)
     seconds |= zip(("denoise_eager", "denoise_compiled"), steps)
     print(json.dumps({"torch": torch.__version__, "seconds": seconds}))
-    if a.beside:
-        table(json.loads(a.beside.read_text()), seconds)
 
 
 if __name__ == "__main__":

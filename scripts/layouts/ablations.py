@@ -1,6 +1,5 @@
-"""Writes the tables of benchmarks/ablations.md from the results of experiments/ablation.yml; `make ablations` runs it."""
+"""Writes the tables of benchmarks/ablations.md: ablations.py RESULTS.jsonl PAGE; `make ablations` runs it."""
 
-import argparse
 import json
 import pathlib
 import sys
@@ -37,7 +36,6 @@ BLOCKS = "transformer.transformer_blocks.*."
 
 
 def read(path):
-    """Returns figures by target and layout, and measured seconds per step by layout."""
     compiled, measured = {}, {}
     for record in map(json.loads, path.read_text().splitlines()):
         options, result = dict(pairwise(record["command"])), record["result"]
@@ -70,36 +68,35 @@ def more(first, second):
 
 
 def table(compiled, measured):
-    heads = [f"{name}: MB per block, ms per step" for name in TARGETS.values()]
-    lines = [f"| layout | what it does | {' | '.join(heads)} | measured | published for the same step |", "|---" * 7 + "|"]
+    of_targets = [f"{name}: MB per block, ms per step" for name in TARGETS.values()]
+    heads, rows = ["layout", "what it does", *of_targets, "measured", "published for the same step"], []
     for layout, what, published in chain(*STEPS):
         figures = (compiled[target, layout] for target in TARGETS)
         cells = (f"{f['collectives']['per_layer_bytes'] / 1e6:.1f}, {f['predicted_all_ms']['step']:.1f}" for f in figures)
         ms = f"{measured[layout] * 1e3:.1f}" if layout in measured else "not measured"
-        lines.append(f"| `{layout}` | {what} | {' | '.join(cells)} | {ms} | {published} |")
-    return lines
+        rows.append([f"`{layout}`", what, *cells, ms, published])
+    return page.table(heads, rows)
 
 
 def changes(compiled):
-    lines = ["| step | target | collectives that it removes, MB per block | collectives that it adds |", "|---|---|---|---|"]
+    heads, rows = ["step", "target", "collectives that it removes, MB per block", "collectives that it adds"], []
     for (before, *_), (after, *_) in chain(*map(pairwise, STEPS)):
         for target, name in TARGETS.items():
             a, b = (moved(compiled[target, layout]) for layout in (before, after))
-            lines.append(f"| `{before}` → `{after}` | {name} | {more(a, b)} | {more(b, a)} |")
-    return lines
+            rows.append([f"`{before}` → `{after}`", name, more(a, b), more(b, a)])
+    return page.table(heads, rows)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=pathlib.Path, help="results.jsonl of the experiment")
-    parser.add_argument("-o", required=True, type=pathlib.Path, help="the page")
-    args = parser.parse_args()
-    compiled, measured = read(args.results)
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    results, tables = map(pathlib.Path, sys.argv[1:])
+    compiled, measured = read(results)
     wanted = product(TARGETS, [layout for layout, *_ in chain(*STEPS)])
     missing = [f"{layout} for {target}" for target, layout in wanted if (target, layout) not in compiled]
     if missing:
-        sys.exit(f"{args.results} lacks {', '.join(missing)}")
-    page.write(args.o, {"steps": table(compiled, measured), "changes": changes(compiled)})
+        sys.exit(f"{results} lacks {', '.join(missing)}")
+    page.write(tables, {"steps": table(compiled, measured), "changes": changes(compiled)})
 
 
 main()

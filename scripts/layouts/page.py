@@ -1,7 +1,11 @@
-"""Replaces generated tables of a page, which stand between <!-- NAME --> and <!-- end -->."""
+"""Writes generated tables of a page, which stand between <!-- NAME --> and <!-- end -->."""
 
 import re
 import sys
+
+
+def table(heads, rows):
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def write(path, tables):

@@ -50,10 +50,6 @@ def compile_program(target, program, *arguments, must_fit=True):
     return json.loads(done.stdout) if done.stdout.strip() else {"error": (errors or ["error: no answer"])[-1]}
 
 
-def table(heads, rows):
-    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
-
-
 def parts(figures, scale=1.0):
     ms = figures["predicted_ms"]
     return [f"{ms[key] * scale:.1f}" for key in ("step", "compute", "memory", "collective")]
@@ -69,7 +65,6 @@ def moved(figures):
 
 
 def scale():
-    """Yields rows of 1280x768x121 on up to 256 chips."""
     for target, videos, layout, mesh in SCALE:
         arguments = ["-c", "ltx2", "--layout", layout, "--mesh", mesh, "--layers", str(LAYERS)]
         for setting in ("request.width=1280", "request.height=768", f"request.num_videos={videos}"):
@@ -105,7 +100,7 @@ def main():
     of_encoders = ["slice", "topology", "GiB per device", "collectives, MB", "predicted ms", *PARTS]
     of_newest = ["slice", "program", "GiB per device", "of which temporaries", "collectives, MB", "predicted ms", *PARTS]
     tables = {"scale": (of_scale, scale()), "encoders": (of_encoders, encoders()), "ltx2_5": (of_newest, newest())}
-    page.write(pathlib.Path(sys.argv[2]), {name: table(*parts) for name, parts in tables.items()})
+    page.write(pathlib.Path(sys.argv[2]), {name: page.table(*parts) for name, parts in tables.items()})
 
 
 main()

@@ -9,7 +9,6 @@ from mel import log_mel, spectral_loss
 
 
 def _pool(job):
-    """Returns a function that draws scenes from a fixed pool."""
     size = 400_000 if job.cuda else 4096
     pool = world.sample(size, torch.Generator().manual_seed(job.seed)).to(job.device)
     return lambda count: pool[torch.randint(size, (count,), device=job.device)]
@@ -61,7 +60,6 @@ class View:
         self.weight.copy_(1 + 4 * F.max_pool3d(cover, (1, 7, 7), 1, (0, 3, 3)))
 
     def _windows(self, scenes, *images):
-        """Crops a random window around each clip's moving shape."""
         height, width = self.clips.shape[3:]
         cx, cy = (v[:, 0] for v in world.path(scenes, torch.tensor([world.FRAMES / 2], device=self.job.device))[:2])
         shift = lambda size: (torch.rand(len(cx), device=cx.device) - 0.5) * size
@@ -86,7 +84,6 @@ class View:
 
     @torch.no_grad()
     def measure(self):
-        """Returns the PSNR of frames, and their latents with channels last."""
         latents, error = [], []
         for _ in range(64 if self.job.cuda else 4):
             self.feed()
@@ -183,7 +180,6 @@ def audio(job):
 
 
 def upsampler(job):
-    """Trains the latent upsampler on clips drawn at both sizes."""
     vae = model.load(job.folder, "vae", job.device).requires_grad_(False).to(memory_format=torch.channels_last_3d)
     network = model.load(job.folder, "latent_upsampler", job.device)
     bank = 64 * job.batch

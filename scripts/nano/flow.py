@@ -82,7 +82,6 @@ class Batch:
 
 
 def flow(job):
-    """Trains text encoder, connectors and transformer on clips of both sizes."""
     generator = Generator(job.folder, job.device)
     sizes = job.batch, max(job.batch // 16, 1)
     batches = [Batch(size, grid, job.device) for size, grid in zip(sizes, (GRID, LARGE))]

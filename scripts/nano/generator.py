@@ -1,12 +1,10 @@
-"""The generator, prompt to latents like LTX2Pipeline, for training and sampling in batches."""
+"""The generator, prompt to latents like LTX2Pipeline, and the codec, both for training."""
 
-import numpy as np
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 
 import model
 import world
-from words import TOKENS, encode
+from words import TOKENS
 
 GRID = ((world.FRAMES - 1) // 8 + 1, world.HEIGHT // 32, world.WIDTH // 32)
 LARGE = (GRID[0], 2 * GRID[1], 2 * GRID[2])
@@ -24,7 +22,6 @@ class Generator(torch.nn.Module):
         self._positions()
 
     def _positions(self):
-        """Caches the rotary tables of both grids."""
         t = self.transformer
         device = next(t.parameters()).device
         videos = [t.rope.prepare_video_coords(1, *grid, device, fps=float(world.FPS)) for grid in (GRID, LARGE)]
@@ -66,30 +63,6 @@ class Generator(torch.nn.Module):
             sigma=sigma * 1000, video_coords=self.video_coords[count].expand(batch, -1, -1, -1),
             audio_coords=self.audio_coords.expand(batch, -1, -1, -1), use_cross_timestep=True, return_dict=False,
         )
-
-
-@torch.no_grad()
-def sample(generator, folder, texts, steps, guidance, seed):
-    """Returns packed latents by Euler steps on the reference's schedule; guidance is applied to x0."""
-    device, batch = generator.audio_coords.device, len(texts)
-    noise = torch.Generator("cpu").manual_seed(seed)
-    video = torch.randn(batch, GRID[0] * GRID[1] * GRID[2], 32, generator=noise).to(device)
-    audio = torch.randn(batch, AUDIO_TOKENS, 32, generator=noise).to(device)
-    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder, subfolder="scheduler")
-    # The shift depends on the token count, which is below its intended range.
-    mu = 0.95 + (video.shape[1] - 1024) / (4096 - 1024) * (2.05 - 0.95)
-    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
-    guided = guidance != 1
-    ids, mask = encode(folder, [""] * batch + texts if guided else texts)
-    contexts = generator.context(ids.to(device), mask.to(device))
-    for now, then in zip(scheduler.sigmas[:-1].tolist(), scheduler.sigmas[1:].tolist()):
-        sigma = torch.full((len(ids),), now, device=device)
-        velocities = generator.velocity(*(torch.cat([x, x]) if guided else x for x in (video, audio)), contexts, sigma)
-        v, a = (x.float() for x in velocities)
-        if guided:
-            v, a = (x[batch:] + (guidance - 1) * (x[batch:] - x[:batch]) for x in (v, a))
-        video, audio = video + (then - now) * v, audio + (then - now) * a
-    return video, audio
 
 
 class Codec(torch.nn.Module):

@@ -19,7 +19,6 @@ _MEL_MEAN, _MEL_SPREAD = -8.0, 3.2
 
 @torch.no_grad()
 def build(part):
-    """Returns a component in float32 with initial weights."""
     torch.manual_seed(0)
     if part == "text_encoder":
         # Gemma 3 with a stub of the unused vision tower. Its configuration names bfloat16, for readers of the weights.
@@ -80,7 +79,6 @@ def load(folder, part, device="cpu"):
 
 
 def save(folder, part, model):
-    """Writes a component's weights in bfloat16."""
     path, published = _files(folder, part)
     state = {published(k): v for k, v in model.state_dict().items() if "lm_head" not in k}
     state = {k: v.detach().to("cpu", torch.bfloat16).contiguous().clone() for k, v in sorted(state.items())}

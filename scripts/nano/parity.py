@@ -11,35 +11,23 @@ import pathlib
 import subprocess
 import tempfile
 
-import torch
-from diffusers import LTX2Pipeline
 from safetensors.torch import load_file, save_file
 
-import world
-from score import STEPS, judge, table
-from words import TOKENS
+from score import generate, judge, load_pipeline, table
 
 PROMPTS = "tests/fixtures/nano/prompts.json"
 
 
 def reference(pipe, prompt, noise, audio_noise):
-    """Returns diffusers' frames [1, frames, 3, height, width] in 0..1 and samples [1, 2, n] for unpacked noise."""
-    vae, audio = pipe.vae, pipe.audio_vae
-    wide = (1, -1, 1, 1, 1)
-    # The pipeline takes noise as latents and normalises them.
+    """Returns diffusers' clip for unpacked noise, which the pipeline takes as latents and normalises."""
+    vae, audio, wide = pipe.vae, pipe.audio_vae, (1, -1, 1, 1, 1)
     video = noise * vae.latents_std.view(wide) + vae.latents_mean.view(wide)
     packed = audio_noise.permute(0, 2, 1, 3).flatten(2) * audio.latents_std + audio.latents_mean
     sound = packed.unflatten(2, audio_noise.shape[1::2]).permute(0, 2, 1, 3)
-    scales = dict(guidance_scale=3.0, stg_scale=0.0, modality_scale=1.0, guidance_rescale=0.0)
-    return pipe(
-        prompt=[prompt], height=world.HEIGHT, width=world.WIDTH, num_frames=world.FRAMES, frame_rate=float(world.FPS),
-        num_inference_steps=STEPS, **scales, **{f"audio_{name}": scale for name, scale in scales.items()},
-        spatio_temporal_guidance_blocks=None, latents=video, audio_latents=sound, max_sequence_length=TOKENS,
-        output_type="pt", return_dict=False,
-    )
+    return generate(pipe, [prompt], 3.0, latents=video, audio_latents=sound)
 
 
-def generate(program, model, prompts, dtype, folder):
+def dump_clips(program, model, prompts, dtype, folder):
     lines = folder / "prompts.txt"
     lines.write_text("".join(f"{p['prompt']}\n" for p in prompts))
     command = [program, "generate", "-c", "configs/nano.yml", "-m", model, "--platform", "cpu", "--dtype", dtype]
@@ -57,11 +45,10 @@ def main():
     parser.add_argument("--reference")
     args = parser.parse_args()
     prompts = json.loads(pathlib.Path(PROMPTS).read_text())[: args.count]
-    pipe = LTX2Pipeline.from_pretrained(args.model, torch_dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = load_pipeline(args.model)
     marks, far = {"ltx2": [], "diffusers": []}, {"frames": [], "samples": []}
     with tempfile.TemporaryDirectory() as folder:
-        dumps = generate(args.program, args.model, prompts, args.dtype, pathlib.Path(folder))
+        dumps = dump_clips(args.program, args.model, prompts, args.dtype, pathlib.Path(folder))
         for prompt, file in zip(prompts, dumps, strict=True):
             dump = load_file(file)
             frames, sound = reference(pipe, prompt["prompt"], dump["noise.video"], dump["noise.audio"])

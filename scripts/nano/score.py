@@ -1,22 +1,23 @@
-"""Detects what clips show and sound like, and scores how often that is what was requested: score.py MODEL --count 96.
+"""Detects what clips show and sound like, and scores how often that is what was requested: score.py MODEL [CLIPS].
 
 Scores held-out clips as rendered and through the autoencoders, which are upper bounds, and clips generated from their prompts,
 without and with guidance.
 """
 
-import argparse
 import functools
 import itertools
 import json
 import math
+import sys
 
 import numpy as np
 import torch
+from diffusers import LTX2Pipeline
 
 import world
-from generator import Codec, Generator, sample
+from generator import Codec
 from mel import log_mel
-from words import names, plain_caption
+from words import TOKENS, names, plain_caption
 
 BATCH, STEPS, SEED = 48, 20, 5
 _COLOURS = np.array(list(world.COLOURS.values())) / 255
@@ -78,7 +79,6 @@ def _bounces(frames, cy):
 
 
 def _shape(mask):
-    """Returns the shape whose outline overlaps most with a mask."""
     rows, columns = mask.any(1).nonzero()[0], mask.any(0).nonzero()[0]
     mid_x, mid_y = (columns[0] + columns[-1] + 1) / 2, (rows[0] + rows[-1] + 1) / 2
     span = (columns[-1] - columns[0] + 1 + rows[-1] - rows[0] + 1) / 2
@@ -128,7 +128,6 @@ def judge(scene, frames, samples, rate):
 
 
 def table(results):
-    """Returns the share of true marks and their number for each property."""
     keys = sorted({k for marks in results for k in marks})
     return {k: (round(float(np.mean(v)), 4), len(v)) for k in keys if (v := [m[k] for m in results if k in m])}
 
@@ -137,10 +136,26 @@ def held_out_scenes(count):
     return world.sample(count, torch.Generator().manual_seed(77), held=True)
 
 
+def load_pipeline(folder):
+    pipeline = LTX2Pipeline.from_pretrained(folder, torch_dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def generate(pipeline, prompts, guidance, **more):
+    """Returns diffusers' frames [clips, frames, 3, height, width] in 0..1 and samples [clips, 2, n]."""
+    scales = dict(guidance_scale=guidance, stg_scale=0.0, modality_scale=1.0, guidance_rescale=0.0)
+    return pipeline(
+        prompt=prompts, height=world.HEIGHT, width=world.WIDTH, num_frames=world.FRAMES, frame_rate=float(world.FPS),
+        num_inference_steps=STEPS, **scales, **{f"audio_{name}": scale for name, scale in scales.items()},
+        spatio_temporal_guidance_blocks=None, max_sequence_length=TOKENS, output_type="pt", return_dict=False, **more,
+    )
+
+
 def sources(folder):
     """Returns functions that make frames and samples for scenes, by name."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    codec, generator = Codec(folder, device), Generator(folder, device)
+    codec, pipeline = Codec(folder, device), load_pipeline(folder).to(device)
 
     def truth(scenes):
         return (world.render(scenes)[0].permute(0, 2, 3, 4, 1) + 1) / 2, world.sound(scenes, 48_000)
@@ -150,8 +165,9 @@ def sources(folder):
         return codec.unpack(*codec.pack(world.render(scenes)[0], log_mel(world.sound(scenes), world.MEL_FRAMES)))
 
     def generated(guidance, scenes):
-        texts = [plain_caption(scene) for scene in names(scenes)]
-        return codec.unpack(*sample(generator, folder, texts, STEPS, guidance, SEED))
+        prompts, noise = [plain_caption(scene) for scene in names(scenes)], torch.Generator().manual_seed(SEED)
+        frames, waves = generate(pipeline, prompts, guidance, generator=noise)
+        return frames.permute(0, 1, 3, 4, 2), waves
 
     by_guidance = {f"guidance {scale}": functools.partial(generated, scale) for scale in (1.0, 3.0)}
     return {"truth": truth, "round trip": round_trip, **by_guidance}
@@ -159,14 +175,11 @@ def sources(folder):
 
 @torch.no_grad()
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--count", type=int, default=96)
-    args = parser.parse_args()
-    scenes = held_out_scenes(args.count)
-    for name, clips in sources(args.model).items():
+    model, count = sys.argv[1], int((sys.argv[2:] or [96])[0])
+    scenes = held_out_scenes(count)
+    for name, clips in sources(model).items():
         marks = []
-        for start in range(0, args.count, BATCH):
+        for start in range(0, count, BATCH):
             some = scenes[start : start + BATCH]
             frames, waves = (x.cpu().numpy() for x in clips(some))
             marks += [judge(scene, *clip, 48_000) for scene, *clip in zip(names(some), frames, waves)]

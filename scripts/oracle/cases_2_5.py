@@ -1,6 +1,6 @@
 """Writes requests of LTX-2.5 in one and two passes."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from unittest.mock import patch
 
 import torch
@@ -20,7 +20,6 @@ from common import randomise, write_case
 NAME = "tiny_2_5"
 
 
-@contextmanager
 def marked(network):
     """Makes the transformer mark the tokens of the first latent frame, like Lightricks' pipelines."""
     own = network.forward
@@ -30,8 +29,7 @@ def marked(network):
         mask[:, : height * width] = 1
         return own(hidden_states, *rest, height=height, width=width, video_keyframes_mask=mask, **more)
 
-    with patch.object(network, "forward", forward):
-        yield
+    return patch.object(network, "forward", forward)
 
 
 def ancestral(source):
@@ -46,7 +44,6 @@ def ancestral(source):
 
 
 def run(pipeline, asked, source, sigmas, divisor=1, **more):
-    """Returns the latents of one pass, at the size divided by `divisor`."""
     size = {side: int(asked[side] / divisor) for side in ("width", "height")}
     return pipeline(generator=source, output_type="latent", **size, **arguments_of(asked, sigmas=sigmas, **more))
 

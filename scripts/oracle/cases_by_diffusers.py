@@ -85,7 +85,6 @@ def one_pass():
 
 
 def two_passes():
-    """Writes two passes of eight and three steps, both from images with strength below 1."""
     asked = dict(cases_2_5.DISTILLED, images=_IMAGES)
     pipeline = models.load_pipeline(cases_2_5.NAME, kind=LTX2ConditionPipeline)
     source = torch.Generator().manual_seed(asked["seed"])

@@ -12,7 +12,6 @@ write = partial(write_case, __file__, strides=STRIDES)
 
 
 def _write_vae(component, case, run, inputs, model, seed):
-    """Writes a case of the video VAE; `run` has the model as argument."""
     run_as = lambda dtype: run(models.load(model, "vae", dtype))
     outputs, extra = run_as(torch.float32), {}
     # Norms over two channels amplify rounding more than in any published model.

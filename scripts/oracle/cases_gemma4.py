@@ -1,7 +1,6 @@
 """Writes LTX-2.5's text encoder: Gemma 4 and its text projection."""
 
 import json
-import re
 import tempfile
 from pathlib import Path
 
@@ -39,22 +38,6 @@ def save():
         models.save_weights(encoder.to(torch.bfloat16), folder / "text_encoder")
 
 
-def published_tensors():
-    """Writes names and shapes of the published model's tensors, one row for all layers with the same shape."""
-    folder, rows = MODELS / "gemma4_12b" / "text_encoder", {}
-    with torch.device("meta"):
-        state = Gemma4UnifiedForConditionalGeneration(Gemma4UnifiedConfig.from_pretrained(folder)).state_dict()
-    for name, tensor in state.items():
-        if name == "lm_head.weight":
-            continue  # The embeddings, a second time.
-        layer = re.search(r"\.layers\.(\d+)\.", name)
-        key = (name if layer is None else name.replace(layer.group(), ".layers.*."), "x".join(map(str, tensor.shape)))
-        rows.setdefault(key, []).extend([] if layer is None else [layer.group(1)])
-    lines = [f"{name}\t{','.join(layers)}\t{shape}" for (name, shape), layers in rows.items()]
-    about = f"# Tensors of Gemma4UnifiedForConditionalGeneration at the published sizes, transformers {transformers.__version__}."
-    (folder / "tensors.tsv").write_text("\n".join([about, "name\tlayers\tshape", *lines]) + "\n")
-
-
 def gemma4():
     """Writes two prompts, one longer than the window and one padded. Compare only unmasked rows."""
     for name in NAMES[:3]:
@@ -81,7 +64,6 @@ _TRANSFORMERS = "5.24.0"
 
 
 def _saved(source, **more):
-    """Returns tokenizer.json and tokenizer_config.json as transformers saves them."""
     data = json.loads((source / "tokenizer.json").read_text())
     with tempfile.TemporaryDirectory() as folder:
         GemmaTokenizer(vocab=data["model"]["vocab"], merges=[], **more).save_pretrained(folder)
@@ -128,4 +110,4 @@ def bos():
     (FIXTURES / "tokenizer" / "bos.json").write_text(text.replace('{"name"', '\n{"name"') + "\n")
 
 
-COMPONENTS = {"gemma4_models": save, "gemma4_12b": published_tensors, "gemma4": gemma4, "bos": bos}
+COMPONENTS = {"gemma4_models": save, "gemma4": gemma4, "bos": bos}

@@ -1,8 +1,7 @@
 """Writes passes that start from an input video, and audio-only passes: latents after every step, masks, some frames and samples.
 
-Release 1.2.0 writes `given_video`, 1.0.0 `given_video_1_0`. `retake*` and `text_to_audio` are Lightricks' pipelines. The other
-cases, which Lightricks lacks, are assembled from the parts of `RetakePipeline` with this project's audio masks; their metadata
-has `assembled`.
+Release 1.2.0 writes `given_video`, 1.0.0 `given_video_1_0`. `retake*` and `text_to_audio` are Lightricks' pipelines; the other
+cases are assembled from the parts of `RetakePipeline` with this project's audio masks.
 """
 
 import dataclasses
@@ -68,7 +67,6 @@ class Given(official_pipelines.Run):
         return super()._of_checkout(model, *more)
 
     def _media(self, stack):
-        """Makes the pipelines read the patterns instead of files."""
         sound = self.types.Audio(samples(), 16000) if self.request["sound"] else None
         read, module, shape = {"decode_audio_from_file": lambda *_, **__: sound}, self.module, (_RATE, _FRAMES, _WIDTH, _HEIGHT)
         if self.wheels:
@@ -114,7 +112,6 @@ class Given(official_pipelines.Run):
         return self.passes[0]
 
     def _heard(self, sound):
-        """Returns the latents of a sound as long as the video."""
         encode = ltx("core.model.audio_vae").encode_audio
         encoded = lambda encoder: encode(sound, encoder, None)[:, :, : round(self.frames / _RATE * 25)]
         return encoded(self.pipeline.model_ledger.audio_encoder()) if self.wheels else self.pipeline.audio_conditioner(encoded)
@@ -189,7 +186,6 @@ def extend(overlap, before=False):
 
 
 def cases(wheels):
-    """Returns request, settings, and the streams to decode, by name."""
     both, kept = ("video", "audio"), ["conditioning.given_stream=official_1_0"]
     # Input streams have no guidance.
     to_sound = dict(kind="video_to_audio", sound=False, guidance={"video": scales(), "audio": FULL["audio"]})

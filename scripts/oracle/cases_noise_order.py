@@ -16,7 +16,6 @@ KINDS = {"text": LTX2Pipeline, "first": LTX2ImageToVideoPipeline, "later": LTX2C
 
 
 def _pass(pipeline, source, scale, dtype, given):
-    """Returns the noise of a pass as packed tokens, at `scale` times the size."""
     request = REQUEST | {side: REQUEST[side] * scale for side in ("width", "height")}
     video_shape, audio_shape = noise_shapes(pipeline, request)
     video = dict(num_channels_latents=video_shape[1], generator=source, **request) | given

@@ -43,8 +43,6 @@ def request(pipeline, **more):
 
 
 class Model:
-    """A fixture model in the formats of both sides."""
-
     runs = official_pipelines.Run
 
     def __init__(self, name, folder):
@@ -80,12 +78,10 @@ class Model:
         return {"latents.video": video, "latents.audio": audio.reshape(1, length, channels, bins).transpose(1, 2)}
 
     def decoded(self, tokens, shapes, streams=("video", "audio")):
-        """Decodes normalised tokens to frames and samples."""
         latents, vocoder = self.unpacked(tokens, shapes, normalised=True), models.load(self.name, "vocoder")
         return official_pipelines.decoded(self.path, vocoder, **{name: latents[f"latents.{name}"] for name in streams})
 
     def steps(self, passes, sizes):
-        """Returns the latents after every step of every pass by the names of a dump."""
         return {
             f"{prefix}step_{step}.{name}": value
             for prefix, shapes, steps in zip(("", "stage_2."), sizes, passes) for step, tokens in enumerate(steps)

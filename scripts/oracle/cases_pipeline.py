@@ -1,8 +1,7 @@
-"""Writes sampling (sigmas, noise, guidance, Euler) and text-to-video requests."""
+"""Writes guided Euler steps and text-to-video requests."""
 
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
 from unittest.mock import patch
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import models
 from cases_text import NEGATIVE, POSITIVE, tokenize
-from common import MODELS, STRIDES, rand, randn, relative_l2, thin, write_case
+from common import STRIDES, rand, randn, relative_l2, thin, write_case
 
 write = partial(write_case, __file__)
 
@@ -42,28 +41,7 @@ def scheduled(scheduler, steps, tokens, given=None):
     return scheduler.sigmas, scheduler.timesteps
 
 
-def sigmas():
-    for name, (steps, tokens) in product(("tiny_a", "tiny_b"), ((2, 6), (3, 12), (8, 6144), (30, 15360), (40, 4096))):
-        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(MODELS / name / "scheduler")
-        outputs = dict(zip(("sigmas", "timesteps"), scheduled(scheduler, steps, tokens)))
-        scalars = {"steps": steps, "tokens": tokens, "sigma_shift": "diffusers"}
-        write("sigmas", f"diffusers_{name}_{steps}_{tokens}", {}, outputs, model=name, scalars=scalars)
-    for steps, tokens in ((2, 4096), (3, 4096), (8, 4096), (30, 4096), (40, 4096), (15, 8160)):
-        scalars = {"steps": steps, "tokens": tokens, "sigma_shift": "official"}
-        write("sigmas", f"official_{steps}_{tokens}", {}, {"sigmas": official_sigmas(steps, tokens)}, scalars=scalars)
-
-
-def noise():
-    """Writes consecutive draws of one generator; sizes select different algorithms."""
-    shapes = [(1,), (5,), (15,), (16,), (17,), (31, 3), (1, 8, 2, 2, 3), (1, 2, 9, 2), (7,), (1, 6, 3, 2, 4), (333,)]
-    for seed in (0, 10, 2**40 + 3):
-        source = torch.Generator("cpu").manual_seed(seed)
-        outputs = {f"draw{index}": torch.randn(shape, generator=source) for index, shape in enumerate(shapes)}
-        write("noise", f"seed_{seed}", {}, outputs, seed=seed, scalars={"shapes": shapes, "seed": seed})
-
-
 def guide(latents, sigma, cond, uncond, perturbed, isolated, scales):
-    """Applies guidance to x0 like the pipeline; returns the guided x0 and the velocity."""
     x0 = {k: latents - v * sigma for k, v in dict(c=cond, u=uncond, p=perturbed, m=isolated).items()}
     guided = x0["c"] + (scales["cfg"] - 1) * (x0["c"] - x0["u"])
     guided = guided + scales["stg"] * (x0["c"] - x0["p"]) + (scales["modality"] - 1) * (x0["c"] - x0["m"])
@@ -100,7 +78,6 @@ def noise_shapes(pipeline, request):
 
 
 def draw_noise(pipeline, request):
-    """Returns the noise that the pipeline will draw: video, then audio, float32."""
     source = torch.Generator("cpu").manual_seed(request["seed"])
     return tuple(torch.randn(shape, generator=source) for shape in noise_shapes(pipeline, request))
 
@@ -178,7 +155,6 @@ def rounded_otherwise(turn):
 
 
 def spreads(name, request, outputs, strides):
-    """Returns mean and relative maximum of the distances of bfloat16 runs from the float32 run."""
     half, distances = models.load_pipeline(name, torch.bfloat16), {key: [] for key in outputs if key != "sigmas"}
     for turn in range(_ROUNDINGS):
         with rounded_otherwise(turn):
@@ -192,7 +168,6 @@ def spreads(name, request, outputs, strides):
 
 
 def pipeline():
-    """Writes complete requests with the spread of the reference's bfloat16 runs."""
     for case, request in _CASES.items():
         name, strides = case.rsplit("_", 1)[0], _WHOLE.get(case, STRIDES)
         whole = models.load_pipeline(name)
@@ -203,4 +178,4 @@ def pipeline():
         write("pipeline", case, {}, outputs, model=name, seed=request["seed"], scalars=request, extra=extra, strides=strides)
 
 
-COMPONENTS = {"sigmas": sigmas, "noise": noise, "guidance": guidance, "pipeline": pipeline}
+COMPONENTS = {"guidance": guidance, "pipeline": pipeline}

@@ -33,8 +33,6 @@ def frames(path):
 
 
 class InContext(official_pipelines.Run):
-    """A request with reference videos by Lightricks' pipeline."""
-
     def __init__(self, model, asked, path, sizes):
         self.lora = path
         super().__init__(model.path, model.upsampler, {**asked, "pipeline": "ic_lora"}, model.contexts, sizes)

@@ -21,7 +21,6 @@ _PROMPTS = [
 
 
 def tokenize(name, prompts, length):
-    """Returns ids and mask like the pipeline."""
     tokenizer = AutoTokenizer.from_pretrained(MODELS / name / "tokenizer", padding_side="left")
     asked = dict(padding="max_length", max_length=length, truncation=True, add_special_tokens=True, return_tensors="pt")
     batch = tokenizer([p.strip() for p in prompts], **asked)

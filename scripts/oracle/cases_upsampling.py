@@ -1,8 +1,4 @@
-"""Writes two-pass requests with other upsampling factors than two, by Lightricks 1.0.0.
-
-This project chooses the first pass's size and frames, chains upsamplers, and keeps the first pass's sound after temporal
-upsampling.
-"""
+"""Writes two-pass requests with other upsampling factors than two, by Lightricks 1.0.0."""
 
 import json
 
@@ -31,7 +27,6 @@ def upsampler(name, kind):
 
 
 def first(asked):
-    """Returns width, height, frames and frame rate of the first pass."""
     width, height, frames, rate = (asked[key] for key in ("width", "height", "num_frames", "frame_rate"))
     for kind in asked["upsample"]:
         times, of = _ROWS[kind]
@@ -42,8 +37,6 @@ def first(asked):
 
 
 class Run(official_pipelines.Run):
-    """A request whose passes differ by other factors than two."""
-
     def _of_wheels(self, model, upsampler, sizes):
         pipeline = super()._of_wheels(model, upsampler, sizes)
         asked, module, types = self.request, self.module, ltx("core.types")
@@ -106,8 +99,6 @@ class Run(official_pipelines.Run):
 
 
 class Model(cases_official.Model):
-    """A fixture model whose pass sizes follow from the upsamplers."""
-
     runs = Run
 
     def sizes(self, request):

@@ -166,6 +166,5 @@ def write_json(path, data, breaks=()):
 
 
 def relative_l2(actual, expected):
-    """Returns |actual - expected| / |expected|, computed in float64."""
     actual, expected = actual.double(), expected.double()
     return (torch.linalg.vector_norm(actual - expected) / torch.linalg.vector_norm(expected).clamp_min(1e-30)).item()

@@ -1,6 +1,6 @@
 """Runs a drawn request by diffusers' pipelines, and the networks of a drawn model on random inputs."""
 
-from contextlib import contextmanager
+from contextlib import nullcontext
 from unittest.mock import patch
 
 import torch
@@ -29,7 +29,6 @@ def merge_loras(folder, files, strengths, dtype):
 
 
 def run(model):
-    """Returns noise, final latents, frames and samples."""
     request = dict(model.request, stg_blocks=model.request["stg_blocks"]["video"])
     if model.loras:
         strengths, stored = [own["strength"] for own in request["loras"]], {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -56,6 +55,14 @@ def run(model):
         video = drawn[0][:, : sizes.numel()].transpose(1, 2).reshape(video.shape)
         audio = drawn[1].reshape(1, length, -1, bins).transpose(1, 2)
     return {"noise.video": video, "noise.audio": audio, **outputs}
+
+
+def limited(vocoder, clamp):
+    """Limits the first of two vocoder stages to -1..1, like Lightricks' code, or does not."""
+    if not hasattr(vocoder, "bwe_generator"):
+        return nullcontext()
+    stage = vocoder.vocoder
+    return patch.object(stage, "final_act_fn", stage.final_act_fn or ("clamp" if clamp else None))
 
 
 def transformer(model, draw):
@@ -108,20 +115,6 @@ def audio_decoder(model, draw):
     config, batch = model.config["audio_vae"], draw.randint(1, 2)
     latents = randn(model.seed, "latents", batch, config["latent_channels"], draw.randint(1, 9), config["mel_bins"] // 4)
     return {"latents": latents}, {"mel": model.parts["audio_vae"].decode(latents, return_dict=False)[0]}, {}
-
-
-@contextmanager
-def limited(vocoder, clamp):
-    """Limits the first of two vocoder stages to -1..1, like Lightricks' code, or does not."""
-    stage = vocoder.vocoder if hasattr(vocoder, "bwe_generator") else None
-    own = stage and stage.final_act_fn
-    if stage:
-        stage.final_act_fn = own or ("clamp" if clamp else None)
-    try:
-        yield
-    finally:
-        if stage:
-            stage.final_act_fn = own
 
 
 def vocoder(model, draw):

@@ -7,12 +7,12 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, LTX2Pipeline
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel
 from PIL import Image
-from transformers import AutoTokenizer, Gemma3Config, Gemma4UnifiedConfig
+from transformers import AutoTokenizer
 
 import cases_gemma4
-from common import generator, randn, write_safetensors
+from common import MODELS, generator, randn, write_safetensors
 from drawn_request import write_configuration
-from models import PARTS, VOCABULARY, build, build_text_encoder, save_tokenizer
+from models import PARTS, VOCABULARY, build, build_text_encoder, copy_tokenizer, gemma_config
 
 # Linear layers that a LoRA may update, by diffusers' names; layers outside of blocks with Lightricks' names.
 LORA_MODULES = (
@@ -26,8 +26,6 @@ LORA_OUTER = {
 
 
 class Model:
-    """A random model with the files that its request needs."""
-
     def __init__(self, seed, config, request, folder, coarse=False):
         """With `coarse`, weights have one mantissa bit and images no noise, which compresses to a quarter."""
         self.coarse = coarse
@@ -44,30 +42,20 @@ class Model:
             part.to(torch.bfloat16)
             for tensor in part.state_dict().values() if self.coarse else ():
                 tensor.view(torch.int16).bitwise_and_(-64)
-        save_tokenizer(self.folder / "tokenizer", VOCABULARY)
-        tokenizer = AutoTokenizer.from_pretrained(self.folder / "tokenizer")
+        tokenizer = AutoTokenizer.from_pretrained(MODELS / "tiny_a" / "tokenizer")
         scheduler = FlowMatchEulerDiscreteScheduler(**self.config["scheduler"])
         LTX2Pipeline(scheduler=scheduler, tokenizer=tokenizer, **parts).save_pretrained(self.folder)
         upsampler.save_pretrained(self.folder / "latent_upsampler")
         # transformers saved the tokenizer in its own spelling.
         shutil.rmtree(self.folder / "tokenizer")
-        save_tokenizer(self.folder / "tokenizer", VOCABULARY)
+        copy_tokenizer(self.folder / "tokenizer")
 
     def _text_encoder(self):
-        """Returns Gemma 3 or 4 with stubs of the other towers."""
         text = dict(self.config["text_encoder"], vocab_size=VOCABULARY, max_position_embeddings=256)
         if "use_keyframes_abs_pos_embedding" not in self.config["transformer"]:
-            vision = dict(
-                hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
-                num_channels=3, vision_use_head=False,
-            )
-            return build_text_encoder(Gemma3Config(
-                text_config=text, vision_config=vision, mm_tokens_per_image=4, boi_token_index=VOCABULARY - 3,
-                eoi_token_index=VOCABULARY - 2, image_token_index=VOCABULARY - 1,
-            ), self.seed)
-        vision = dict(mm_embed_dim=4, output_proj_dims=4, mm_posemb_size=4, patch_size=2)
-        config = Gemma4UnifiedConfig(text_config=text, vision_config=vision, audio_config=dict(audio_embed_dim=4))
-        encoder = cases_gemma4.text_encoder(str(self.seed), config)
+            special = {f"{name}_token_index": VOCABULARY - n for name, n in (("boi", 3), ("eoi", 2), ("image", 1))}
+            return build_text_encoder(gemma_config(text, **special), self.seed)
+        encoder = cases_gemma4.text_encoder(str(self.seed), gemma_config(text))
         for key, tensor in encoder.state_dict().items():
             # Small query and key norms, as Gemma 4 does not divide its scores by the root of the head size.
             if key.endswith(("q_norm.weight", "k_norm.weight")):
@@ -75,7 +63,6 @@ class Model:
         return encoder
 
     def load(self, dtype):
-        """Reads the model in an element type."""
         self.pipeline = LTX2Pipeline.from_pretrained(self.folder, dtype=dtype)
         self.pipeline.set_progress_bar_config(disable=True)
         self.parts = {name: getattr(self.pipeline, name).eval() for name in (*PARTS, "text_encoder")}
@@ -117,7 +104,6 @@ class Model:
         return path
 
     def yaml(self, path):
-        """Writes the request as a configuration with paths relative to the file."""
         here = lambda file: str(file.relative_to(path.parent))
         loras, images = (list(map(here, files)) for files in (self.loras, self.images))
         write_configuration(path, self.request, {"path": here(self.folder)}, loras, images, "cpu")

@@ -39,7 +39,6 @@ TURNS = {
 
 
 def _deal(rows, name, *values):
-    """Assigns the values to the rows in equal numbers, shuffled."""
     dealt = [values[n % len(values)] for n in range(len(rows))]
     random.Random(name).shuffle(dealt)
     for row, value in zip(rows, dealt):
@@ -104,32 +103,8 @@ _TABLE = _table()
 
 
 def row(seed):
-    """Returns the counted features of a seed."""
     of = _TABLE[seed % len(_TABLE)] | {name: values[seed % len(values)] for name, values in TURNS.items()}
     return of | ({"dtype": "f32"} if of["layout"] in SUM_PARTS else {})
-
-
-def stream_guided(subset):
-    return f"a stream guided by {'+'.join(subset) or 'nothing'}"
-
-
-# Minimum number of seeds in 100 that have a feature.
-LEAST = dict.fromkeys(
-    [
-        "2.0", "2.3", "flags of the generation", "flags drawn", "f32", "bf16", "stored f32", "stored bf16", "euler", "res_2s",
-        *dict.fromkeys(pipeline for pipeline, _ in KINDS), *dict.fromkeys(f"by {reference}" for _, reference in KINDS),
-        *TERMS, *(stream_guided(subset) for subset in SUBSETS), "scales of each stream", "STG blocks of each stream",
-        "first frame", "later frames", "first frame and later ones", "strength below 1",
-        *(f"cross timestep {level}" for level in ("of the reference", "own", "cross", "gate_only")),
-        "1 frame", "9 frames", "17 frames", "two passes", *(f"upsampler {kind}" for kind in UPSAMPLERS), "sound of stage_1",
-        "sound of stage_2", "no LoRA", "one LoRA", "two LoRAs", "LoRA keys diffusers", "LoRA keys lightricks",
-        "alpha in the header", "alpha among the tensors", "layout", "no layout",
-        *(f"network {name}" for pair in NETWORKS for name in pair),
-    ],
-    10,
-)
-LEAST |= dict.fromkeys((f"{pipeline} by {reference}" for pipeline, reference in KINDS), 100 // len(KINDS))
-LEAST |= dict.fromkeys((f"layout {name}" for name in LAYOUTS), 100 // len(TURNS["layout"]))
 
 
 _WORDS = "slow pan over a quiet harbour at dawn gulls calling lighthouse woman red coat stone pier 東京 café".split()
@@ -140,7 +115,6 @@ SECOND = [0.909375, 0.725, 0.421875, 0.0]
 
 
 def guidance(draw, of, layers):
-    """Draws the guidance scales of both streams and the blocks that STG perturbs."""
     scales = {
         stream: NEUTRAL | {term: draw.choice(_SCALES[term]) for term in subset}
         for stream, subset in zip(("video", "audio"), of["guidance"])
@@ -183,7 +157,6 @@ def loras(draw, of):
 
 
 def adapt(config, reference):
-    """Changes a model to what the reference supports."""
     if reference == "diffusers":
         # diffusers' image pipelines ignore the latent scaling factor.
         config["vae"]["scaling_factor"] = 1.0
@@ -195,7 +168,6 @@ def adapt(config, reference):
 
 
 def whole(seed, config):
-    """Returns the request of a seed as plain values."""
     draw, of = random.Random(f"{seed}/request"), row(seed)
     space, time = config["vae"]["spatial_compression_ratio"], config["vae"]["temporal_compression_ratio"]
     two, diffusers = of["pipeline"] in TWO_PASSES, of["reference"] == "diffusers"
@@ -261,14 +233,14 @@ def write_configuration(path, r, model, loras, images, platform):
 
 
 def features(request, generation, published, upsampler):
-    """Yields the names of the features that a request has."""
     yield from (generation, "flags of the generation" if published else "flags drawn", request["pipeline"])
     yield from (f"by {request['reference']}", f"{request['pipeline']} by {request['reference']}")
     yield from (request["sampler"], request["dtype"], f"stored {request['stored']}")
     yield f"{request['num_frames']} frame{'s' * (request['num_frames'] > 1)}"
     scales, blocks = request["guidance"], request["stg_blocks"]
     on = [term for term in TERMS if any(s[term] != NEUTRAL[term] for s in scales.values())]
-    yield from (*on, *(stream_guided(t for t in TERMS if s[t] != NEUTRAL[t]) for s in scales.values()))
+    guided = lambda scales: "+".join(term for term in TERMS if scales[term] != NEUTRAL[term]) or "nothing"
+    yield from (*on, *(f"a stream guided by {guided(own)}" for own in scales.values()))
     if on and scales["video"] != scales["audio"]:
         yield "scales of each stream"
     if "stg" in on and blocks["video"] != blocks["audio"]:

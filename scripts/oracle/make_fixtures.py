@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Regenerates tests/fixtures by diffusers, transformers and Lightricks 1.0.0; with --official, those by Lightricks 1.2.0."""
 
 import argparse
@@ -21,7 +20,6 @@ LIMIT, FILE_LIMIT = 10 * 1024 * 1024, 1024 * 1024
 
 
 def check_sizes():
-    """Fails if the fixtures are too large for the repository."""
     sizes = {path: path.stat().st_size for path in FIXTURES.rglob("*") if path.is_file()}
     total = sum(sizes.values())
     print(f"{len(sizes)} files, {total} bytes")

@@ -3,7 +3,6 @@
 Their configurations are the files in tests/fixtures/models, which stay as they are. To add a model, write its config.json.
 """
 
-import collections
 import functools
 import json
 import shutil
@@ -17,9 +16,7 @@ from diffusers import (
 from diffusers.pipelines.ltx2 import (
     LTX2DurationHead, LTX2LatentUpsamplerModel, LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE,
 )
-from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
-from tokenizers.models import BPE
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma4UnifiedConfig
 
 from common import MODELS, randomise
 
@@ -41,18 +38,10 @@ CLASSES = {
     "duration_head": LTX2DurationHead, "diffusion_decoder": LTX2VideoDiffusionDecoderModel,
 }
 VOCABULARY = 400
-_SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
-_IMAGE = ["<start_of_image>", "<end_of_image>", "<image_soft_token>"]
-_TEXT = (
-    "a slow pan over a quiet harbour at dawn, gulls calling and the water lapping against wooden boats; "
-    "the camera moves past a lighthouse while a woman in a red coat walks along the stone pier and says good morning. "
-    "worst quality, blurry, jittery, distorted, low volume, static noise"
-)
 
 
 @functools.cache
 def config(name, component):
-    """Returns a component's configuration as arguments of its class."""
     data = json.loads((MODELS / name / component / "config.json").read_text())
     return {key: value for key, value in data.items() if not key.startswith("_")}
 
@@ -62,7 +51,6 @@ def class_of(component, config):
 
 
 def build(component, config, seed):
-    """Returns a component with random weights in float32."""
     model = randomise(class_of(component, config)(**config).to(torch.float32), f"{seed}/{component}")
     # Periodic activations add up over the blocks; with smaller weights samples mostly stay in -1..1.
     for generator in (model.vocoder, model.bwe_generator) if isinstance(model, LTX2VocoderWithBWE) else ():
@@ -73,70 +61,32 @@ def build(component, config, seed):
     return model
 
 
+def gemma_config(text, **more):
+    """Returns the configuration of Gemma 3 or 4 with the smallest vision and audio towers, as only text is encoded."""
+    if "global_head_dim" in text:
+        vision = dict(mm_embed_dim=4, output_proj_dims=4, mm_posemb_size=4, patch_size=2)
+        return Gemma4UnifiedConfig(text_config=text, vision_config=vision, audio_config=dict(audio_embed_dim=4))
+    vision = dict(
+        hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
+        num_channels=3, vision_use_head=False,
+    )
+    return Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, **more)
+
+
 def build_text_encoder(config, seed):
     return randomise(Gemma3ForConditionalGeneration(config).to(torch.float32), f"{seed}/text_encoder")
 
 
 def save_weights(model, folder, **more):
-    """Writes a model's weights to a folder that has its configuration."""
     with tempfile.TemporaryDirectory() as scratch:
         model.save_pretrained(scratch, **more)
         for file in Path(scratch).glob("*.safetensors*"):
             shutil.copyfile(file, folder / file.name)
 
 
-def _learn_merges(words):
-    """Yields byte-pair merges; ties are broken by text."""
-    words = {tuple(word): number for word, number in words.items()}
-    while True:
-        pairs = collections.Counter()
-        for word, number in words.items():
-            for pair in zip(word, word[1:]):
-                pairs[pair] += number
-        if not pairs:
-            return
-        pair = min(pairs, key=lambda p: (-pairs[p], p))
-        yield pair
-        merged = collections.Counter()
-        for word, number in words.items():
-            out = []
-            for token in word:
-                if out and (out[-1], token) == pair:
-                    out[-1] += token
-                else:
-                    out.append(token)
-            merged[tuple(out)] += number
-        words = merged
-
-
-def save_tokenizer(folder, size):
-    """Writes a Gemma-style tokenizer of `size` entries: BPE over "▁"-joined text with byte fallback; adds BOS."""
-    words = collections.Counter(word + "▁" for word in _TEXT.split())
-    alphabet = sorted(set("".join(words)) | set(".,;:!?'\"-0123456789AEIT"))
-    base = _SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)] + alphabet
-    vocabulary, merges = {token: index for index, token in enumerate(base)}, []
-    for left, right in _learn_merges(words):
-        if len(vocabulary) == size - len(_IMAGE):
-            break
-        merges.append((left, right))
-        vocabulary.setdefault(left + right, len(vocabulary))
-    vocabulary |= {token: len(vocabulary) + index for index, token in enumerate(_IMAGE)}
-    if len(vocabulary) != size:
-        raise ValueError(f"the corpus yields {len(vocabulary)} tokens, {size} wanted")
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, fuse_unk=True, unk_token="<unk>", byte_fallback=True))
-    tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)
-    tokenizer.post_processor = processors.TemplateProcessing("<bos> $A", "<bos> $A <bos>:1 $B:1", [("<bos>", 2)])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens(_SPECIAL + _IMAGE)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False) + "\n")
-    config = {
-        "add_bos_token": True, "add_eos_token": False, "bos_token": "<bos>", "clean_up_tokenization_spaces": False,
-        "eos_token": "<eos>", "mask_token": "<mask>", "model_max_length": 1024, "pad_token": "<pad>",
-        "padding_side": "left", "tokenizer_class": "GemmaTokenizer", "unk_token": "<unk>",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+def copy_tokenizer(folder):
+    """Copies the tokenizer of the fixture models: Gemma-style BPE of `VOCABULARY` entries with byte fallback; adds BOS."""
+    shutil.copytree(MODELS / "tiny_a" / "tokenizer", folder)
 
 
 def save():
@@ -151,7 +101,6 @@ def save():
     for name, seed in WHOLE.items():
         folder = MODELS / name / "text_encoder"
         save_weights(build_text_encoder(Gemma3Config.from_pretrained(folder), seed).to(dtype_of(name)), folder)
-        save_tokenizer(MODELS / name / "tokenizer", VOCABULARY)
 
 
 def load(name, component, dtype=torch.float32):

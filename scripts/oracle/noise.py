@@ -7,7 +7,6 @@ import torch
 
 from common import FIXTURES, float_bits, write_json
 
-
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 
 

@@ -1,7 +1,6 @@
 """Writes models in Lightricks' single-file format, without the text encoder. Supports only published topologies."""
 
 import json
-from collections import ChainMap
 
 import torch
 from safetensors.torch import load_file
@@ -84,7 +83,6 @@ _NEWER = dict(
 
 
 def _transformer(t, connectors):
-    """Returns the section of transformer and connectors."""
     section = {
         **_FIXED, **{key: t[key] for key in _SAME}, **{key: connectors[f"video_{key}"] for key in _CONNECTOR},
         "positional_embedding_theta": t["rope_theta"],
@@ -138,7 +136,6 @@ def _audio(audio):
 
 
 def _vocoder(v):
-    """Returns one generator, or two with the spectrogram between them."""
     names = {
         "upsample_initial_channel": "hidden_channels", "upsample_rates": "upsample_factors",
         "upsample_kernel_sizes": "upsample_kernel_sizes", "resblock_kernel_sizes": "resnet_kernel_sizes",
@@ -179,16 +176,18 @@ def write(path, tensors, header):
 
 
 def _write_parts(path, configs, parts):
-    """Writes `{component: tensors}` to one file."""
     tensors = {key(part, name, configs): tensor for part, own in parts.items() for name, tensor in own.items()}
     if len(tensors) < sum(map(len, parts.values())):
         raise ValueError(f"{path}: two tensors have the same name")
     write(path, tensors, header(configs))
 
 
+def tensors_of(folder):
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
 def convert(model, target):
-    tensors = lambda part: (load_file(file) for file in (model / part).glob("*.safetensors"))
-    _write_parts(target, configs_of(model), {part: dict(ChainMap(*tensors(part))) for part in FOLDERS})
+    _write_parts(target, configs_of(model), {part: tensors_of(model / part) for part in FOLDERS})
 
 
 def write_model(path, name):

@@ -10,7 +10,6 @@ from unittest.mock import MagicMock
 
 import torch
 
-# Fixture models and their presets.
 PRESETS = {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3"}
 PIPELINES = {
     "image_to_video": ("ti2vid_one_stage", "TI2VidOneStagePipeline"),
@@ -137,7 +136,6 @@ def _built(model, package, configurator, renaming):
 
 
 def velocity(model, streams):
-    """Runs the transformer on latents, noise levels, positions and text of each stream."""
     network = _built(model, "transformer", "LTXModelConfigurator", "LTXV_MODEL_COMFY_RENAMING_MAP")
     modality = ltx("core.model.transformer").Modality
     return network(*(modality(enabled=True, context_mask=None, **stream) for stream in streams), None)
@@ -157,7 +155,6 @@ def decoded(model, vocoder, video=None, audio=None):
 
 
 def guider_parameters(s):
-    """Returns guidance parameters for all noise levels, or per noise level."""
     guiders = ltx("core.components.guiders")
     if "by_sigma" in s:
         levels = {at["sigma"]: guider_parameters({k: v for k, v in (s | at).items() if k != "by_sigma"}) for at in s["by_sigma"]}
@@ -182,7 +179,6 @@ def build_arguments(name, upsampler, lora, strengths, device):
 
 
 def call_arguments(r):
-    """Returns the arguments of a pipeline's call that both releases have."""
     image = ltx("pipelines.utils.args").ImageConditioningInput
     arguments = {key: r[key] for key in ("prompt", "seed", "height", "width", "num_frames", "frame_rate")}
     arguments["images"] = [image(str(i["path"]), i["frame"], i["strength"], 0) for i in r["images"]]
@@ -193,8 +189,6 @@ def call_arguments(r):
 
 
 class Run:
-    """One request by one of Lightricks' pipelines."""
-
     def __init__(self, model, upsampler, request, contexts, sizes):
         self.request, self.passes, self.kept = request, [], {}
         self.text = [types.SimpleNamespace(video_encoding=c["video"], audio_encoding=c["audio"]) for c in contexts]

@@ -19,21 +19,16 @@ from official_pipelines import guider_parameters
 # Imported by the packages for media files, which are not read here.
 for name in ("av", "torchaudio", "torchaudio.transforms", "torchaudio.functional"):
     sys.modules.setdefault(name, MagicMock())
-from ltx_core.components.diffusion_steps import EulerDiffusionStep, Res2sDiffusionStep  # noqa: E402
-from ltx_core.components.guiders import MultiModalGuider  # noqa: E402
+from ltx_core.components import diffusion_steps, guiders, schedulers  # noqa: E402
 from ltx_core.components.noisers import GaussianNoiser  # noqa: E402
-from ltx_core.components.schedulers import LTX2Scheduler  # noqa: E402
 from ltx_core.conditioning import VideoConditionByKeyframeIndex, VideoConditionByLatentIndex  # noqa: E402
 from ltx_core.guidance.perturbations import PerturbationType  # noqa: E402
-from ltx_core.loader.fuse_loras import apply_loras  # noqa: E402
-from ltx_core.loader.primitives import LoraStateDictWithStrength, StateDict  # noqa: E402
+from ltx_core.loader import fuse_loras, primitives  # noqa: E402
 from ltx_core.model.transformer.model import X0Model  # noqa: E402
 from ltx_core.model.upsampler import upsample_video  # noqa: E402
 from ltx_core.tools import VideoLatentTools  # noqa: E402
 from ltx_core.types import AudioLatentShape, SpatioTemporalScaleFactors, VideoLatentShape, VideoPixelShape  # noqa: E402
-from ltx_pipelines.utils import helpers, samplers  # noqa: E402
-from ltx_pipelines.utils.args import ImageConditioningInput  # noqa: E402
-from ltx_pipelines.utils.types import PipelineComponents  # noqa: E402
+from ltx_pipelines.utils import args, helpers, samplers, types  # noqa: E402
 
 _SELF_ATTENTION = {PerturbationType.SKIP_VIDEO_SELF_ATTN: "attn1", PerturbationType.SKIP_AUDIO_SELF_ATTN: "audio_attn1"}
 _GATES = {"av_cross_attn_video_a2v_gate": "audio", "av_cross_attn_audio_v2a_gate": "video"}
@@ -148,10 +143,11 @@ def _merged(weights, loras):
 
 def _merged_1_0(weights, loras):
     """Merges LoRAs by the loader of 1.0.0, in bfloat16."""
-    state = lambda tensors: StateDict(tensors, torch.device("cpu"), 0, set())
+    state = lambda tensors: primitives.StateDict(tensors, torch.device("cpu"), 0, set())
     touched = {key.replace(".lora_A.", ".") for tensors, _ in loras for key in tensors}
     stored = state({name: w.to(torch.bfloat16) for name, w in weights.items() if name in touched})
-    merged = apply_loras(stored, [LoraStateDictWithStrength(state(tensors), strength) for tensors, strength in loras]).sd
+    updates = [primitives.LoraStateDictWithStrength(state(tensors), strength) for tensors, strength in loras]
+    merged = fuse_loras.apply_loras(stored, updates).sd
     return {name: weight.to(weights[name].dtype) for name, weight in merged.items()}
 
 
@@ -220,12 +216,10 @@ class AncestralLoop:
 
 
 class Reference:
-    """One drawn request in one element type."""
-
     def __init__(self, model, dtype):
         self.model, self.request, self.pipeline, self.dtype = model, model.request, model.pipeline, dtype
         self.device = self.pipeline.transformer.device
-        self.components = PipelineComponents(dtype, self.device)
+        self.components = types.PipelineComponents(dtype, self.device)
         vae, audio = model.config["vae"], model.config["audio_vae"]
         space = vae["spatial_compression_ratio"]
         self.components.video_scale_factors = SpatioTemporalScaleFactors(vae["temporal_compression_ratio"], space, space)
@@ -272,7 +266,7 @@ class Reference:
         if not self.request["images"]:
             return []
         pairs = zip(self.model.images, self.request["images"])
-        inputs = [ImageConditioningInput(str(file), i["frame"], i["strength"], 0) for file, i in pairs]
+        inputs = [args.ImageConditioningInput(str(file), i["frame"], i["strength"], 0) for file, i in pairs]
         keyframes = self.request["pipeline"] == "keyframes"
         make = helpers.image_conditionings_by_adding_guiding_latent if keyframes else helpers.combined_image_conditionings
         return make(inputs, shape.height, shape.width, self.encoder, self.dtype, self.device)
@@ -285,8 +279,8 @@ class Reference:
         if not guided:
             return helpers.simple_denoising_func(*positive.values(), x0)
         parameters = lambda stream: guider_parameters({**r["guidance"][stream], "stg_blocks": r["stg_blocks"][stream]})
-        guiders = [MultiModalGuider(parameters(stream), text) for stream, text in negative.items()]
-        return helpers.multi_modal_guider_denoising_func(*guiders, *positive.values(), x0)
+        own = [guiders.MultiModalGuider(parameters(stream), text) for stream, text in negative.items()]
+        return helpers.multi_modal_guider_denoising_func(*own, *positive.values(), x0)
 
     def stage(self, number, divisor, sigmas, before=None):
         """Returns the normalised latents of both streams after one pass. `before`: latents and noise level at the start."""
@@ -300,10 +294,11 @@ class Reference:
         appended = sum(isinstance(c, VideoConditionByKeyframeIndex) for c in conditionings) * latents.height * latents.width
         self.noise.stage(latents, self.audio_shape(pixels), appended)
         if sigmas is None:
-            sigmas = LTX2Scheduler().execute(r["steps"], latent=torch.empty(latents) if r["pipeline"] == "hq" else None)
-        stepper, loop = EulerDiffusionStep(), samplers.euler_denoising_loop
+            shaped = torch.empty(latents) if r["pipeline"] == "hq" else None
+            sigmas = schedulers.LTX2Scheduler().execute(r["steps"], latent=shaped)
+        stepper, loop = diffusion_steps.EulerDiffusionStep(), samplers.euler_denoising_loop
         if r["sampler"] == "res_2s":
-            stepper, loop = Res2sDiffusionStep(), samplers.res2s_audio_video_denoising_loop
+            stepper, loop = diffusion_steps.Res2sDiffusionStep(), samplers.res2s_audio_video_denoising_loop
             loop = partial(loop, model_dtype=self.dtype, new_noise_fn=HostNoise())
         elif r["sampler"] == "euler_ancestral" and number == 1:
             loop = AncestralLoop(r["seed"], r["eta"], self.dtype)

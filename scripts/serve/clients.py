@@ -22,6 +22,9 @@ class Client:
         self.server, self.proxy, self.address = server, proxy, f"http://127.0.0.1:{proxy.port}"
         self.work = server.log.parent
 
+    def call(self, function):
+        return function(self)
+
 
 class Run:
     """A run of groups of cases; reads the command line, to which `options` adds arguments."""
@@ -37,7 +40,6 @@ class Run:
         self.temporary = tempfile.TemporaryDirectory()
 
     def group(self, group, *flags):
-        """Runs the cases of a class on a server of their own."""
         cases = cases_of(group, self.arguments.only)
         if not cases:
             return

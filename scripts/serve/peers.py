@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Runs the example clients of SGLang, vLLM-Omni and TensorRT-LLM, with another address, against `ltx2 serve` on the toy model.
 
     peers.py --ltx2 target/debug/ltx2 --peers FOLDER [--record FILE] [--only WORD]
@@ -32,8 +31,6 @@ def blocks(text, language):
 
 
 class Peers(Client):
-    """Runs the examples in a working folder, against an address."""
-
     folder = Path()
 
     def __init__(self, server, proxy):
@@ -49,9 +46,8 @@ class Peers(Client):
         return found
 
     def run(self, *command, **environment):
-        """Runs an example in the working folder; returns its stdout."""
-        given = dict(cwd=self.work, env=os.environ | environment, capture_output=True, text=True)
-        done = subprocess.run(command, timeout=SECONDS, **given)
+        env = os.environ | environment
+        done = subprocess.run(command, timeout=SECONDS, cwd=self.work, env=env, capture_output=True, text=True)
         assert done.returncode == 0, f"exit code {done.returncode}: {(done.stdout + done.stderr)[-1500:]}"
         return done.stdout
 
@@ -75,7 +71,6 @@ class Peers(Client):
         self.is_video(output)
 
     def videos_of_sglang(self, language):
-        """Returns the code blocks of the video API's page."""
         page = self.file("sglang/docs_new/docs/sglang-diffusion/api/openai_api.mdx").read_text()
         start = page.index("### Video Generation")
         return blocks(page[start : page.index("### LoRA Management", start)], language)

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from server import png
 
-# Recorded request headers.
 HEADERS = ["accept", "authorization", "content-type", "idempotency-key", "range", "x-stainless-poll-helper"]
 # Recorded answer headers that clients act on.
 SAYS = ["openai-poll-after-ms", "www-authenticate", "x-should-retry"]

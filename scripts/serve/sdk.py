@@ -1,9 +1,6 @@
-#!/usr/bin/env python3
 """Runs OpenAI's unmodified Python client against `ltx2 serve` on the toy model: `make serve-sdk`.
 
     sdk.py --ltx2 target/debug/ltx2 [--record FILE] [--only WORD]
-
-`--record` writes the requests for `cargo test --test serve recorded::`. Exit code 1 if a check fails.
 """
 
 import asyncio
@@ -17,8 +14,7 @@ import warnings
 from pathlib import Path
 
 import openai
-from openai import APIStatusError, AsyncOpenAI, AuthenticationError, BadRequestError, ConflictError
-from openai import NotFoundError, OpenAI, RateLimitError
+from openai import AsyncOpenAI, BadRequestError, ConflictError, NotFoundError, OpenAI, RateLimitError
 
 from clients import Client, Run
 from server import equal, png
@@ -211,7 +207,7 @@ class Open(Wire):
         equal((remix.remixed_from_video_id, remix.size, remix.model_extra["seed"]), (source.id, SIZE, 14), "the remix")
         equal(self.finish(remix).prompt, "the circle turns green", "its prompt")
         waiting = self.create_long(15)
-        early = refused(APIStatusError, {}, self.videos.remix, waiting.id, prompt="too early")
+        early = refused(openai.APIStatusError, {}, self.videos.remix, waiting.id, prompt="too early")
         assert 400 <= early.status_code < 409, early
         self.videos.delete(waiting.id)
 
@@ -334,7 +330,7 @@ class WithKeys(Wire):
         """api_key: a wrong one is 401 and not tried again; each sees its own videos"""
         before = len(self.proxy.calls)
         expected = {"code": "invalid_api_key", "type": "authentication_error"}
-        error = refused(AuthenticationError, expected, self.of(api_key="wrong").videos.list)
+        error = refused(openai.AuthenticationError, expected, self.of(api_key="wrong").videos.list)
         assert error.response.headers["www-authenticate"].startswith("Bearer"), error.response.headers
         equal(len(self.proxy.calls), before + 1, "requests")
         own, other = self.create(extra={"seed": 50}), self.of(api_key=SECOND)

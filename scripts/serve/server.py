@@ -34,7 +34,6 @@ def until(what, get, seconds, pause=0.05):
 
 
 def equal(actual, expected, what):
-    """Asserts equality; the message has both values."""
     assert actual == expected, f"{what}: {actual!r}, not {expected!r}"
 
 
@@ -47,7 +46,6 @@ def png(width=64, height=64, colour=(200, 40, 40)):
 
 
 def tone(rate=48000):
-    """Returns a WAV of a second."""
     data = io.BytesIO()
     with wave.open(data, "wb") as out:
         out.setparams((1, 2, rate, 0, "NONE", None))
@@ -140,7 +138,6 @@ class Server:
             return answer.read()
 
     def waiting(self):
-        """Returns the ids of running and queued videos."""
         queue = self.ask("GET", "v1/queue")[1]
         return queue["running"] + queue["queued"]
 
@@ -162,13 +159,9 @@ class Call(namedtuple("Call", "method path headers body status answer_headers an
         kind = self.headers.get("content-type", "")
         if not kind.startswith("multipart/form-data"):
             return []
-        boundary, found = kind.split("boundary=", 1)[1].split(";")[0].strip('"').encode(), []
-        for piece in self.body.split(b"--" + boundary)[1:-1]:
-            head, _, value = piece[2:-2].partition(b"\r\n\r\n")
-            part = email.message_from_bytes(head)
-            name = part.get_param("name", header="content-disposition")
-            found.append((name, part.get_filename(), part["content-type"], value))
-        return found
+        parts = email.message_from_bytes(f"content-type: {kind}\r\n\r\n".encode() + self.body).get_payload()
+        name = lambda part: part.get_param("name", header="content-disposition")  # noqa: E731
+        return [(name(part), part.get_filename(), part["content-type"], part.get_payload(decode=True)) for part in parts]
 
 
 class Proxy(ThreadingHTTPServer):

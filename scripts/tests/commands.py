@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Checks commands and paths in the Markdown pages: `make` targets, `cargo test --test` names, flags of `ltx2` (by
 docs/reference/cli.md) and paths in backticks. Links are checked by rumdl.
 """

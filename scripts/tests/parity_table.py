@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Writes docs/reference/distances.md: how far each feature is from the references, as measured by its tests.
 
-    scripts/tests/parity_table.py              runs the tests of `ROWS` in full, then writes the page
-    scripts/tests/parity_table.py --no-run     uses the last measurement, target/tests/parity.jsonl
+    python3 scripts/tests/parity_table.py              runs the tests of `ROWS` in full, then writes the page
+    python3 scripts/tests/parity_table.py --no-run     uses the last measurement, target/tests/parity.jsonl
 
 `Case::within` (tests/support) appends distances to `LTX2_PARITY_LOG`. To add a feature, add a line to `ROWS`.
 """
@@ -21,8 +20,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LOG = ROOT / "target" / "tests" / "parity.jsonl"
 PAGE = ROOT / "docs" / "reference" / "distances.md"
 MODELS = {"tiny_a": "2.0", "tiny_2_3": "2.3", "tiny_2_5": "2.5"}
-
-
 _WHEELS = "Lightricks 1.0.0"
 # Feature, test, a pattern for `component/case output` (`None`: bit-identical to the reference), and the reference if the file's
 # metadata does not name it.
@@ -72,7 +69,6 @@ ROWS = [
 
 
 def run(tests):
-    """Runs tests with all of their cases and records distances."""
     LOG.parent.mkdir(parents=True, exist_ok=True)
     LOG.unlink(missing_ok=True)
     env = os.environ | {"LTX2_PARITY_LOG": str(LOG), "LTX2_TEST_FULL": "1", "LTX2_REQUIRE": "cpu"}

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Runs the tests of docs/internals/reliability.md in full, one by one; prints per failure mode: pass, FAIL or not run.
 
 A row passes if all its tests pass. Exit code 1 unless all rows pass.

@@ -1,11 +1,9 @@
-#!/usr/bin/env python3
 """Runs a tier of tests: every step to its end, whatever fails before it, and one line at the end that says all.
 
-    scripts/tests/tier.py lint | check | test | test-tpu | test-cuda | test-gpu | test-full
-    scripts/tests/tier.py slowest         of the last `make test`, the table of benchmarks/tests.md
+    python3 scripts/tests/tier.py lint | check | test | test-tpu | test-cuda | test-gpu | test-full
+    python3 scripts/tests/tier.py slowest         of the last `make test`, the table of benchmarks/tests.md
 
-A step that needs the network is timed apart. What is ignored is printed with its reason; a failed step fails the tier.
-`LTX2_REQUIRE` adds to what the tier itself requires (`docs/internals/testing.md`).
+A failed step fails the tier: docs/internals/testing.md.
 """
 
 import json
@@ -113,7 +111,6 @@ TIERS["test-full"] = ("cpu,tpu,cuda,jax,ffmpeg,etcd,mount", [
 # with nothing built and nothing compiled for TPUs before.
 MOST_COMPILES = {"test": 650}
 MOST_MINUTES = {"lint": 5, "test": 15, "test-tpu": 6}
-MODULES = ROOT / "target" / "tmp" / "modules"
 
 RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 IGNORED = re.compile(r"^test (\S+) +\.\.\. ignored(?:, (.*)| \((.*)\))?$")
@@ -157,7 +154,6 @@ def read(log):
 
 
 def slowest(log, form="{:7.1f} s  {} {}", many=25):
-    """Returns the slowest tests of the harness's log."""
     lines = sorted(read(log), key=lambda line: -line["seconds"])
     return [form.format(line["seconds"], line["binary"], line["test"]) for line in lines[:many] if line["seconds"] > 1]
 
@@ -168,11 +164,6 @@ def compiles(log):
     each = ", ".join(f"{count} by {plugin}" for plugin, count in Counter(line["plugin"] for line in lines).most_common())
     distinct, seconds = len({line["hash"] for line in lines}), sum(line["seconds"] for line in lines)
     return len(lines), f"{len(lines)} compiles, {distinct} of them distinct ({each or 'none'}; {seconds:.0f} s of compilers)"
-
-
-def knows_tpus():
-    """Returns whether the store of modules has some of TPUs, by the target in the first line of each."""
-    return any(b'"target":"tpu:' in path.open("rb").readline() for path in MODULES.glob("*.module"))
 
 
 def main():
@@ -190,7 +181,7 @@ def main():
         file.unlink(missing_ok=True)
     os.environ |= {"LTX2_TEST_LOG": str(times), "LTX2_COMPILE_LOG": str(programs)}
     counts, reasons, failures = Counter(passed=0, failed=0, ignored=0), Counter(), []
-    took, begun, is_cold = {}, time.time(), not knows_tpus()
+    took, begun = {}, time.time()
     for step in steps:
         started = time.time()
         run(step, required, counts, reasons, failures)
@@ -206,11 +197,7 @@ def main():
     print(f"{minutes:.1f} min, {network / 60:.1f} of them network")
     if tier in MOST_MINUTES:
         # Said, not a failure: a busy machine takes longer.
-        store = ", no module of a TPU was known" if is_cold else ", modules of earlier runs were there"
-        print(f"{tier}: {minutes - network / 60:.1f} of {MOST_MINUTES[tier]} minutes{store if tier == 'test-tpu' else ''}")
-        record = {"tier": tier, "begun": int(begun), "minutes": minutes, "network": network / 60, "cold": is_cold}
-        with open(WORK / "minutes.jsonl", "a") as file:
-            print(json.dumps(record), file=file)
+        print(f"{tier}: {minutes - network / 60:.1f} of {MOST_MINUTES[tier]} minutes")
     for failure in failures:
         print(f"FAILED: {failure}")
     steps = sum(" (exit code " in failure for failure in failures)

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Compares `ltx2 profile` with xprof: the share of each kind of work in the devices' time.
 
-    scripts/tune/agree.py LTX2 FILE.xplane.pb[.gz]…     # needs scripts/tune/requirements.txt
+    python scripts/tune/agree.py LTX2 FILE.xplane.pb[.gz]…     # needs scripts/tune/requirements.txt
 
 Kinds are derived independently from xprof's categories, texts and name scopes, which cannot tell elementwise work, copies and
 loop overhead apart. A difference of more than TOLERANCE percentage points is an error.

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Writes tests/fixtures/trace/two_devices.xplane.pb (GPUs) and one_tpu.xplane.pb (asynchronous work) by hand.
 
 tests/cli/profile.rs and tests/it/fuzz_seeds.rs know their sums. Encodes protobuf independently of the reader under test: a
@@ -9,7 +8,6 @@ import pathlib
 
 OUT = pathlib.Path(__file__).resolve().parents[2] / "tests/fixtures/trace"
 
-# Like the clock of a host.
 EPOCH_NS = 1_790_000_000_000_000_000
 
 # Instruction: opcode, name scope with the operation's name, custom call target.
@@ -102,7 +100,6 @@ def computation(own, name, instructions, first, root):
 
 
 def program(entry, called):
-    """Returns a program: the computations by number that instructions of the entry call, and the entry."""
     inner = [computation(own, f"called.{own}", each, 100 * own, 100 * own + len(each) - 1) for own, each in called.items()]
     return [(1, [(1, "denoise"), *inner, computation(1, "main", entry, 10, 10), (6, 1)])]
 
@@ -141,4 +138,5 @@ def main():
     write("one_tpu.xplane.pb", "TPU", TPU_TIMES, tpu, {name: name for name in [*TPU_PROGRAM, *TPU_FACTS]}, FACTS)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -3,8 +3,6 @@
 
     scripts/tune/held_out.py            writes experiments/held-out-*.yml
     scripts/tune/held_out.py --check    fails if those files are not what SEED draws
-
-Each shape is valid for the models and has between LEAST and MOST video tokens.
 """
 
 import pathlib

@@ -58,7 +58,6 @@ def settings(found, pipeline, options):
 
 
 def plan(found, options):
-    """Returns all cases, and messages for unsupported pipelines."""
     can, cannot = pipelines(found)
     asked, cases = options.pipelines or can, []
     cannot += [f"{name}: not asked for" for name in can if name not in asked]
@@ -71,7 +70,6 @@ def plan(found, options):
 
 
 def configure(path, found, case, image, platform):
-    """Writes the configuration for `ltx2 generate -c`."""
     model = {"path": found.given, "text_encoder": found.text_encoder, "upsampler": found.upsampler}
     if found.generation == "2.5":
         # The reference decodes by the VAE.

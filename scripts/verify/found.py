@@ -32,7 +32,6 @@ class Found:
         return self.given.is_file()
 
     def weights(self):
-        """Returns all weight files that a run reads."""
         folders = [self.text_encoder if name == "text_encoder" and self.text_encoder else self.folder / name for name in PARTS]
         files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
         return files + [file for file in (self.upsampler, self.lora) if file and file.is_file()]
@@ -42,14 +41,12 @@ class Found:
 
 
 def header(file):
-    with open(file, "rb") as bytes_:
-        start = bytes_.read(8)
-        if len(start) < 8 or (size := struct.unpack("<Q", start)[0]) > 100 << 20:
-            raise Refused(f"{file}: not a safetensors file")
-        try:
-            return json.loads(bytes_.read(size)).get("__metadata__", {})
-        except ValueError as e:
-            raise Refused(f"{file}: not a safetensors file: {e}") from None
+    try:
+        with open(file, "rb") as source:
+            (size,) = struct.unpack("<Q", source.read(8))
+            return json.loads(source.read(min(size, 100 << 20))).get("__metadata__", {})
+    except (struct.error, ValueError) as e:
+        raise Refused(f"{file}: not a safetensors file: {e}") from None
 
 
 def _is_2_5(config):
@@ -81,7 +78,6 @@ def _beside(folder, *words):
 
 
 def find(model, diffusers=None, text_encoder=None, upsampler=None, lora=None):
-    """Finds a model and its upsampler and LoRA unless they are given."""
     if not model.exists():
         raise Refused(f"{model}: no such file or folder; give the folder that `hf download` made, or a .safetensors file")
     for path in filter(None, [diffusers, text_encoder, upsampler, lora]):

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Compares `ltx2` with the reference on one model with the same noise, seed and settings.
 
     scripts/verify_real.sh MODEL [--text-encoder DIR] [--diffusers DIR] [--upsampler F] [--lora F] [-o DIR]
@@ -25,7 +24,6 @@ import report  # noqa: E402
 from found import Refused  # noqa: E402
 
 GIB = 1 << 30
-# Disk space of the venv.
 VENV_DISK = {"cpu": 6 * GIB, "cuda": 12 * GIB}
 # By whether Lightricks' package is the reference.
 REFERENCES = {
@@ -69,7 +67,6 @@ def arguments():
 
 
 def check_needs(found, options, gpu):
-    """Prints needed and available bytes of each resource; refuses to run with too little."""
     # Files are bf16; f32 needs twice the memory.
     held = found.bytes() * (2 if options.dtype == "f32" else 1)
     # f32 frames and latents of both sides and of the reference's second run.
@@ -206,7 +203,6 @@ def verify(options):
 
 
 def finish(options, found, title, verdicts, not_run):
-    """Writes the report and prints the verdicts; returns the exit code."""
     pages = {v["case"]: options.output / "cases" / v["case"] / "report.html" for v in verdicts}
     pages = {name: page.read_text() for name, page in pages.items() if page.exists()}
     version = subprocess.run([options.ltx2, "--version"], capture_output=True, text=True).stdout.strip()

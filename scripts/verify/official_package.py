@@ -32,7 +32,6 @@ from ltx_core.text_encoders.gemma.tokenizer import LTXVGemmaTokenizer
 from ltx_core.types import AudioLatentShape, VideoLatentShape, VideoPixelShape
 from ltx_pipelines.utils import ModelLedger, samplers, types
 
-# Sizes that are constants in Lightricks' code.
 _REGISTERS = "model.diffusion_model.video_embeddings_connector.learnable_registers"
 
 
@@ -47,15 +46,12 @@ def upsampler(path):
 
 
 def _vocoder(own, bins, config, *arguments, **more):
-    """Builds a vocoder with the spectrogram's number of bins."""
     made = own(config, *arguments, **more)
     made.conv_pre = torch.nn.Conv1d(2 * config.get("num_mels", bins), made.conv_pre.out_channels, 7, padding=3)
     return made
 
 
 class Package:
-    """A single file with its upsampler and LoRA."""
-
     def __init__(self, plan, dtype):
         self.plan, self.dtype, self.device = plan, dtype, torch.device(plan["device"])
         with safe_open(plan["file"], "pt") as file:

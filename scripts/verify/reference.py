@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Runs the reference for verify_real.sh, in its venv: reference.py PLAN.json.
 
 Writes `reference.safetensors` for each case; in bf16 also `reference_again.safetensors` by another attention kernel, whose
@@ -30,7 +29,6 @@ KERNELS = {"reference": None, "reference_again": SDPBackend.MATH}
 
 
 def draw_image(path):
-    """Draws the conditioning image: a horizon, a disc and a gradient."""
     if path.exists():
         return
     y, x = torch.meshgrid(torch.linspace(0, 1, 320), torch.linspace(0, 1, 480), indexing="ij")

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Runs verify_real.sh on tiny random models, by a Python that has the reference: rehearse.py LTX2 OUT [OPTION…].
 
 Writes a model per generation, as a diffusers folder and (except LTX-2.5) as Lightricks' file, each with upsampler and LoRA;
@@ -14,7 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "oracle"))
 import torch  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 
 import official_file  # noqa: E402
 from common import MODELS, fix_numerics, generator  # noqa: E402
@@ -25,10 +24,6 @@ UPSAMPLERS = {"2.0": "upsampler_rational", "2.3": "upsampler_plain", "2.5": "ups
 # Lightricks' code supports only the published dilations.
 _THREE = [[1, 3, 5]] * 3
 VOCODERS = {"tiny_2_3": dict(config("tiny_2_3", "vocoder"), resnet_dilations=_THREE, bwe_resnet_dilations=_THREE)}
-
-
-def tensors_of(folder):
-    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
 def write_lora(transformer, file):
@@ -55,10 +50,10 @@ def write(model, generation, folder, distilled):
     resampler = dict(config(UPSAMPLERS[generation], "latent_upsampler"), in_channels=channels)
     build("latent_upsampler", resampler, 5).to(torch.bfloat16).save_pretrained(diffusers / "latent_upsampler")
     file = folder / f"ltx-{generation}-spatial-upscaler-x2.safetensors"
-    official_file.write(file, tensors_of(diffusers / "latent_upsampler"), official_file.upsampler_header(resampler))
+    official_file.write(file, official_file.tensors_of(diffusers / "latent_upsampler"), official_file.upsampler_header(resampler))
     if not distilled:
         lora = folder / f"ltx-{generation}-distilled-lora-4.safetensors"
-        write_lora(tensors_of(diffusers / "transformer"), lora)
+        write_lora(official_file.tensors_of(diffusers / "transformer"), lora)
         shutil.copy(lora, diffusers)
 
 

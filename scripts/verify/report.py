@@ -80,7 +80,6 @@ def save(folder, v, key):
 
 
 def load(folder, key):
-    """Returns an earlier verdict with the same key, or None."""
     try:
         kept = json.loads((folder / "verdict.json").read_text())
     except (OSError, ValueError):

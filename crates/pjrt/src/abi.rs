@@ -272,14 +272,14 @@ structs! {
         platform_name: *mut c_void = 24,
         platform_name_size: usize = 32,
     }
+    ClientProcessIndexArgs [32] "PJRT_Client_ProcessIndex" client_process_index {
+        client: *mut c_void = 16,
+        process_index: i32 = 24,
+    }
     ClientPlatformVersionArgs [40] "PJRT_Client_PlatformVersion" client_platform_version {
         client: *mut c_void = 16,
         platform_version: *mut c_void = 24,
         platform_version_size: usize = 32,
-    }
-    ClientProcessIndexArgs [32] "PJRT_Client_ProcessIndex" client_process_index {
-        client: *mut c_void = 16,
-        process_index: i32 = 24,
     }
     ClientDevicesArgs [40] "PJRT_Client_Devices" client_devices {
         client: *mut c_void = 16,
@@ -312,28 +312,6 @@ structs! {
         device_layout: *mut c_void = 96,
         done_with_host_buffer: *mut c_void = 104,
         buffer: *mut c_void = 112,
-    }
-    ClientTopologyDescriptionArgs [32] "PJRT_Client_TopologyDescription" client_topology_description {
-        client: *mut c_void = 16,
-        topology: *mut c_void = 24,
-    }
-    ClientCreateBuffersForAsyncHostToDeviceArgs [72] "PJRT_Client_CreateBuffersForAsyncHostToDevice" client_create_buffers_for_async_host_to_device {
-        client: *mut c_void = 16,
-        shape_specs: *mut c_void = 24,
-        num_shape_specs: usize = 32,
-        device_layouts: *mut c_void = 40,
-        num_device_layouts: usize = 48,
-        memory: *mut c_void = 56,
-        transfer_manager: *mut c_void = 64,
-    }
-    ClientDmaMapArgs [40] "PJRT_Client_DmaMap" client_dma_map {
-        client: *mut c_void = 16,
-        data: *mut c_void = 24,
-        size: usize = 32,
-    }
-    ClientDmaUnmapArgs [32] "PJRT_Client_DmaUnmap" client_dma_unmap {
-        client: *mut c_void = 16,
-        data: *mut c_void = 24,
     }
     DeviceDescriptionIdArgs [32] "PJRT_DeviceDescription_Id" device_description_id {
         device_description: *mut c_void = 16,
@@ -432,49 +410,6 @@ structs! {
         serialized_executable: *mut c_void = 40,
         serialized_executable_deleter: Option<unsafe extern "C" fn(*mut c_void)> = 48,
     }
-    ExecutableOutputElementTypesArgs [40] "PJRT_Executable_OutputElementTypes" executable_output_element_types {
-        executable: *mut c_void = 16,
-        output_types: *mut c_void = 24,
-        num_output_types: usize = 32,
-    }
-    ExecutableOutputDimensionsArgs [48] "PJRT_Executable_OutputDimensions" executable_output_dimensions {
-        executable: *mut c_void = 16,
-        num_outputs: usize = 24,
-        dims: *mut c_void = 32,
-        dim_sizes: *mut c_void = 40,
-    }
-    ExecutableFingerprintArgs [40] "PJRT_Executable_Fingerprint" executable_fingerprint {
-        executable: *mut c_void = 16,
-        executable_fingerprint: *mut c_void = 24,
-        executable_fingerprint_size: usize = 32,
-    }
-    ExecutableGetCompiledMemoryStatsArgs [144] "PJRT_Executable_GetCompiledMemoryStats" executable_get_compiled_memory_stats {
-        executable: *mut c_void = 16,
-        generated_code_size_in_bytes: i64 = 24,
-        argument_size_in_bytes: i64 = 32,
-        output_size_in_bytes: i64 = 40,
-        alias_size_in_bytes: i64 = 48,
-        temp_size_in_bytes: i64 = 56,
-        host_generated_code_size_in_bytes: i64 = 64,
-        host_argument_size_in_bytes: i64 = 72,
-        host_output_size_in_bytes: i64 = 80,
-        host_alias_size_in_bytes: i64 = 88,
-        host_temp_size_in_bytes: i64 = 96,
-        peak_memory_in_bytes: i64 = 104,
-        total_size_in_bytes: i64 = 112,
-        total_allocation_bytes: i64 = 120,
-        indefinite_allocations: i64 = 128,
-        peak_unpadded_heap_bytes: i64 = 136,
-    }
-    ExecutableDeserializeAndLoadArgs [72] "PJRT_Executable_DeserializeAndLoad" executable_deserialize_and_load {
-        client: *mut c_void = 16,
-        serialized_executable: *mut c_void = 24,
-        serialized_executable_size: usize = 32,
-        loaded_executable: *mut c_void = 40,
-        overridden_serialized_compile_options: *mut c_void = 48,
-        overridden_serialized_compile_options_size: usize = 56,
-        load_options: *mut c_void = 64,
-    }
     LoadedExecutableDestroyArgs [24] "PJRT_LoadedExecutable_Destroy" loaded_executable_destroy {
         executable: *mut c_void = 16,
     }
@@ -496,6 +431,15 @@ structs! {
         output_lists: *mut c_void = 56,
         device_complete_events: *mut c_void = 64,
         execute_device: *mut c_void = 72,
+    }
+    ExecutableDeserializeAndLoadArgs [72] "PJRT_Executable_DeserializeAndLoad" executable_deserialize_and_load {
+        client: *mut c_void = 16,
+        serialized_executable: *mut c_void = 24,
+        serialized_executable_size: usize = 32,
+        loaded_executable: *mut c_void = 40,
+        overridden_serialized_compile_options: *mut c_void = 48,
+        overridden_serialized_compile_options_size: usize = 56,
+        load_options: *mut c_void = 64,
     }
     BufferDestroyArgs [24] "PJRT_Buffer_Destroy" buffer_destroy {
         buffer: *mut c_void = 16,
@@ -589,6 +533,44 @@ structs! {
         client: *mut c_void = 48,
         executable: *mut c_void = 56,
     }
+    ExecutableOutputElementTypesArgs [40] "PJRT_Executable_OutputElementTypes" executable_output_element_types {
+        executable: *mut c_void = 16,
+        output_types: *mut c_void = 24,
+        num_output_types: usize = 32,
+    }
+    ExecutableOutputDimensionsArgs [48] "PJRT_Executable_OutputDimensions" executable_output_dimensions {
+        executable: *mut c_void = 16,
+        num_outputs: usize = 24,
+        dims: *mut c_void = 32,
+        dim_sizes: *mut c_void = 40,
+    }
+    ExecutableFingerprintArgs [40] "PJRT_Executable_Fingerprint" executable_fingerprint {
+        executable: *mut c_void = 16,
+        executable_fingerprint: *mut c_void = 24,
+        executable_fingerprint_size: usize = 32,
+    }
+    ClientTopologyDescriptionArgs [32] "PJRT_Client_TopologyDescription" client_topology_description {
+        client: *mut c_void = 16,
+        topology: *mut c_void = 24,
+    }
+    ExecutableGetCompiledMemoryStatsArgs [144] "PJRT_Executable_GetCompiledMemoryStats" executable_get_compiled_memory_stats {
+        executable: *mut c_void = 16,
+        generated_code_size_in_bytes: i64 = 24,
+        argument_size_in_bytes: i64 = 32,
+        output_size_in_bytes: i64 = 40,
+        alias_size_in_bytes: i64 = 48,
+        temp_size_in_bytes: i64 = 56,
+        host_generated_code_size_in_bytes: i64 = 64,
+        host_argument_size_in_bytes: i64 = 72,
+        host_output_size_in_bytes: i64 = 80,
+        host_alias_size_in_bytes: i64 = 88,
+        host_temp_size_in_bytes: i64 = 96,
+        peak_memory_in_bytes: i64 = 104,
+        total_size_in_bytes: i64 = 112,
+        total_allocation_bytes: i64 = 120,
+        indefinite_allocations: i64 = 128,
+        peak_unpadded_heap_bytes: i64 = 136,
+    }
     AsyncHostToDeviceTransferManagerDestroyArgs [24] "PJRT_AsyncHostToDeviceTransferManager_Destroy" async_host_to_device_transfer_manager_destroy {
         transfer_manager: *mut c_void = 16,
     }
@@ -601,6 +583,15 @@ structs! {
         is_last_transfer: bool = 56,
         done_with_h2d_transfer: *mut c_void = 64,
     }
+    ClientCreateBuffersForAsyncHostToDeviceArgs [72] "PJRT_Client_CreateBuffersForAsyncHostToDevice" client_create_buffers_for_async_host_to_device {
+        client: *mut c_void = 16,
+        shape_specs: *mut c_void = 24,
+        num_shape_specs: usize = 32,
+        device_layouts: *mut c_void = 40,
+        num_device_layouts: usize = 48,
+        memory: *mut c_void = 56,
+        transfer_manager: *mut c_void = 64,
+    }
     AsyncHostToDeviceTransferManagerRetrieveBufferArgs [40] "PJRT_AsyncHostToDeviceTransferManager_RetrieveBuffer" async_host_to_device_transfer_manager_retrieve_buffer {
         transfer_manager: *mut c_void = 16,
         buffer_index: i32 = 24,
@@ -610,6 +601,15 @@ structs! {
         transfer_manager: *mut c_void = 16,
         buffer_index: i32 = 24,
         buffer_size: usize = 32,
+    }
+    ClientDmaMapArgs [40] "PJRT_Client_DmaMap" client_dma_map {
+        client: *mut c_void = 16,
+        data: *mut c_void = 24,
+        size: usize = 32,
+    }
+    ClientDmaUnmapArgs [32] "PJRT_Client_DmaUnmap" client_dma_unmap {
+        client: *mut c_void = 16,
+        data: *mut c_void = 24,
     }
 }
 
@@ -713,7 +713,7 @@ pub struct Api {
 const _: () = assert!(
     size_of::<Api>() == 1144
         && std::mem::offset_of!(Api, error_destroy) == 40
-        && std::mem::offset_of!(Api, async_host_to_device_transfer_manager_buffer_size) == 896
+        && std::mem::offset_of!(Api, client_dma_unmap) == 928
 );
 // SAFETY: `repr(C)`, plain data, `struct_size` first.
 unsafe impl Struct for Api {}

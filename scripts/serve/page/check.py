@@ -1,10 +1,8 @@
-#!/usr/bin/env python3
 """Tests the server's page in a browser: `make serve-page`, or one case: `make serve-page ONLY=narrow`.
 
     check.py LTX2 BROWSER OUT [--only WORD] [--images FOLDER]
 
-Starts `ltx2 serve -c nano` and opens its page in the Chromium of scripts/browser/setup.sh. A case also fails on console errors
-and foreign requests. `--images` writes the screenshots of the guide.
+A case also fails on console errors and foreign requests. `--images` writes the screenshots of the guide.
 """
 
 import argparse
@@ -19,7 +17,6 @@ import access  # noqa: E402
 from browser import Browser  # noqa: E402
 from cases import cases_of, exit_with, run_case  # noqa: E402
 from form import Form, Limited, Sources  # noqa: E402
-from harness import opened  # noqa: E402
 from jobs import Jobs  # noqa: E402
 from looks import FilledForms, Images, Looks  # noqa: E402
 from server import Server  # noqa: E402
@@ -51,7 +48,7 @@ def main():
                 for case in cases:
                     if not server.runs():
                         world.start()
-                    results.append(run_case("page", opened(case), world, args.out, getattr(case, "statuses", ())))
+                    results.append(run_case("page", case, world, args.out, getattr(case, "statuses", ())))
                     if server.runs():
                         server.clear()
     finally:

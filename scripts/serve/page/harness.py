@@ -3,7 +3,6 @@
 A group derives from `World`; its public methods are cases. A case is given the opened page; it may return what it found.
 """
 
-import functools
 import json
 import re
 
@@ -29,18 +28,7 @@ def case(statuses=(), **options):
     return lambda function: vars(function).update(statuses=statuses, options=options) or function
 
 
-def opened(function):
-    """Returns a case as a function of its world alone, which opens the page."""
-
-    @functools.wraps(function)
-    def run(world):
-        return function(world, world.open(**getattr(function, "options", {})))
-
-    return run
-
-
 def press(where, text):
-    """Clicks the button whose name starts with `text`."""
     where.get_by_role("button", name=re.compile(f"^{text}\\b")).click()
 
 
@@ -138,12 +126,14 @@ class World(Pages):
             page.wait_for_selector("#cards > li")
         return page
 
+    def call(self, function):
+        return function(self, self.open(**getattr(function, "options", {})))
+
     def axe(self, page, where):
         found = page.axe(self.browser.axe)
         assert not found, f"axe, {where}: {found}"
 
     def clear(self, page):
-        """Cancels all jobs and waits until the page shows it."""
         self.server.clear()
         page.locator(".empty", has_text="Nothing is waiting").wait_for()
 

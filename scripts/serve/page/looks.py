@@ -146,6 +146,10 @@ class Images(World):
     def prepare(self):
         self.server.state = self.server.log.parent / "images"
 
+    def _shot(self, page, name):
+        file = self.folder / f"serve-{name}.png"
+        print(f"    {file}: {page.shot(file)} bytes")
+
     def images_of_the_guide(self, page):
         """Makes videos, then writes screenshots while others are in progress."""
         for seed, prompt in enumerate(pathlib.Path("docs/images/nano.txt").read_text().splitlines()):
@@ -155,32 +159,26 @@ class Images(World):
         for prompt in UNDER_WAY:
             page.send(prompt, 60)
         page.wait_running(UNDER_WAY[0])
-        written = []
         for name, options in SHOTS.items():
             self.end()
             page = self.open(**options)
             page.enter(prompt="a small yellow star moves right on purple, a high hum")
             until("a few per cent", lambda page=page: page.progress(UNDER_WAY[0]) > 10, 90)
             until("thumbnails", lambda page=page: page.evaluate(THUMBNAILS), 10)
-            written.append(f"{self.folder}/serve-{name}.png: {page.shot(self.folder / f'serve-{name}.png')} bytes")
-        return "; ".join(written)
+            self._shot(page, name)
 
 
-class FilledForms(World):
+class FilledForms(Images):
     flags = ("--queue", "64", "--set", "serve.pipelines=[retake, extend, audio_to_video]")
-
-    def prepare(self):
-        self.server.state = self.server.log.parent / "images"
 
     @case(color_scheme="light", width=700, height=560)
     def images_of_filled_forms(self, page):
         """Writes screenshots of the form with the source of an edit, of an extension and of a video for a sound."""
         self.made(page, CLIP)
-        written = []
 
         def shot(name):
             page.locator("#form").scroll_into_view_if_needed()
-            written.append(f"{Images.folder}/serve-{name}.png: {page.shot(Images.folder / f'serve-{name}.png')} bytes")
+            self._shot(page, name)
 
         press(page.tile(CLIP).first, "Edit")
         page.enter(prompt="the circle turns green", start="0.25", end="0.5")
@@ -192,4 +190,3 @@ class FilledForms(World):
         page.set_input_files("#tone", [{"name": "drums.wav", "mimeType": "audio/wav", "buffer": tone()}])
         until("it is named", lambda: "drums.wav" in page.inner_text("#tone-shown"), 5)
         shot("sound")
-        return "; ".join(written)
