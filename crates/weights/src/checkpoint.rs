@@ -84,10 +84,13 @@ impl TensorView {
         &self.key
     }
 
+    /// Returns the element type of the bytes that are read, which is not the file's if 8-bit values are read as another
+    /// type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
+    /// Returns the dimensions, outermost first.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -126,6 +129,7 @@ impl TensorView {
         Ok(bytes)
     }
 
+    /// Returns the path of the safetensors file that contains the tensor.
     pub fn file(&self) -> &Path {
         &self.shard.path
     }
@@ -375,14 +379,16 @@ impl Checkpoint {
         self.shards.iter().map(|s| (&*s.path, s.size))
     }
 
+    /// Iterates over the names of all tensors, in sorted order; renamed tensors have their new names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
 
+    /// Whether there is a tensor of this name; renamed tensors have their new names.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
@@ -404,6 +410,7 @@ impl Checkpoint {
         self.get_float(&format!("{name}_scale")).map(Some)
     }
 
+    /// Returns a tensor's dimensions, outermost first. `None`: there is no such tensor.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|e| &*e.shape)
     }

@@ -5,6 +5,7 @@ use std::fmt;
 /// A component of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Component {
+    /// Gemma, the language model that encodes prompts: Gemma 3, or Gemma 4 for LTX-2.5.
     TextEncoder,
     /// The text encoder's tokenizer; has no weights.
     Tokenizer,
@@ -62,10 +63,13 @@ impl Component {
         self.facts().folder
     }
 
+    /// Returns the component with this folder name. `None`: no component has it.
     pub fn from_folder(name: &str) -> Option<Self> {
         Component::ALL.into_iter().find(|c| c.folder() == name)
     }
 
+    /// Returns the name of the configuration file in the component's folder: `config.json`, `tokenizer_config.json` or
+    /// `scheduler_config.json`.
     pub const fn config_file(self) -> &'static str {
         self.facts().config_file
     }

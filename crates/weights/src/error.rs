@@ -11,90 +11,295 @@ use crate::tensor::TensorError;
 /// An error from reading, checking or writing model files.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
+    /// An operation of the file system failed.
     #[error("{}: {action}: {source}", path.display())]
-    Io { path: PathBuf, action: &'static str, source: io::Error },
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What failed, as in `cannot open`.
+        action: &'static str,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// No model, component or LoRA was found for a path or a name in the Hugging Face cache.
     #[error("model `{name}` not found: {looked}")]
-    NotFound { name: String, looked: String },
+    NotFound {
+        /// The path, `org/name` or `org/name/file` that was requested.
+        name: String,
+        /// Where it was searched, and what to do.
+        looked: String,
+    },
     /// A folder contains no weights that can be loaded.
     #[error("{}: no weights: {reason}", path.display())]
-    NoWeights { path: PathBuf, reason: String },
+    NoWeights {
+        /// The folder that was searched.
+        path: PathBuf,
+        /// What it contains instead, and what to do.
+        reason: String,
+    },
+    /// A file is in another format, or its safetensors header is damaged.
     #[error("{}: not a safetensors file: {reason}", path.display())]
-    NotSafetensors { path: PathBuf, reason: String },
+    NotSafetensors {
+        /// The file that was opened as safetensors.
+        path: PathBuf,
+        /// The detected format, or what is wrong with the header.
+        reason: String,
+    },
+    /// The size or modification time of an open file has changed.
     #[error("{}: changed while it was in use (it had {was} bytes, now {is}); restart the program", path.display())]
-    Changed { path: PathBuf, was: u64, is: u64 },
+    Changed {
+        /// The path under which the file was opened.
+        path: PathBuf,
+        /// Size in bytes when the file was opened.
+        was: u64,
+        /// Current size in bytes; equal to `was` if only the modification time changed.
+        is: u64,
+    },
+    /// A safetensors file ends before its header or its last tensor does.
     #[error("{}: truncated: the header requires {want} bytes, the file has {got}; download the file again", path.display())]
-    Truncated { path: PathBuf, want: u64, got: u64 },
+    Truncated {
+        /// The incomplete file.
+        path: PathBuf,
+        /// Minimum file size in bytes: the end of the header or of the last tensor.
+        want: u64,
+        /// Actual file size in bytes.
+        got: u64,
+    },
+    /// A safetensors file continues after its last tensor.
     #[error("{}: {} bytes after the last tensor: the header accounts for {want} bytes, the file has {got}; download the file again", path.display(), got - want)]
-    Trailing { path: PathBuf, want: u64, got: u64 },
+    Trailing {
+        /// The damaged file.
+        path: PathBuf,
+        /// End of the last tensor in bytes, the size that the file should have.
+        want: u64,
+        /// Actual file size in bytes.
+        got: u64,
+    },
+    /// A shard that an index lists does not exist.
     #[error("{}: shard `{shard}` is missing; it contains `{key}` and {others} more tensors; download the shard", index.display())]
-    MissingShard { index: PathBuf, shard: String, key: String, others: usize },
+    MissingShard {
+        /// The index, `….safetensors.index.json`.
+        index: PathBuf,
+        /// File name of the shard, as in the index.
+        shard: String,
+        /// One of the tensors that the index places in the shard.
+        key: String,
+        /// Number of other tensors that the index places in the shard.
+        others: usize,
+    },
+    /// A shard lacks a tensor that the index places in it.
     #[error("{}: tensor `{key}` is not in `{shard}`, where the index places it", index.display())]
-    IndexMismatch { index: PathBuf, shard: String, key: String },
+    IndexMismatch {
+        /// The index, `….safetensors.index.json`.
+        index: PathBuf,
+        /// File name of the shard, as in the index.
+        shard: String,
+        /// Name of the tensor, as in the index.
+        key: String,
+    },
     /// Two files, or two spellings of a name, contain the same tensor.
     #[error("{}: tensor `{key}` is defined twice (also as `{other}` in {})", path.display(), other_path.display())]
-    Duplicate { path: PathBuf, key: String, other_path: PathBuf, other: String },
+    Duplicate {
+        /// The file that contains one of the two tensors.
+        path: PathBuf,
+        /// Name of the tensor in `path`.
+        key: String,
+        /// The file, index or folder that contains the other tensor.
+        other_path: PathBuf,
+        /// Name of the tensor in `other_path`.
+        other: String,
+    },
+    /// A checkpoint lacks a tensor that is read.
     #[error("{}: tensor `{key}` is missing", path.display())]
-    MissingTensor { path: PathBuf, key: String },
+    MissingTensor {
+        /// The file, index or folder of the checkpoint.
+        path: PathBuf,
+        /// The requested name; for renamed checkpoints, the new name.
+        key: String,
+    },
     /// A tensor has an unsupported element type.
     #[error("{}: tensor `{key}` is {dtype}, expected {want}; use the bf16 files, because other quantized weights are not supported", path.display())]
-    WrongDtype { path: PathBuf, key: String, dtype: String, want: &'static str },
+    WrongDtype {
+        /// The safetensors file that contains the tensor.
+        path: PathBuf,
+        /// Name of the tensor in the file.
+        key: String,
+        /// Element type as the file spells it, in lower case.
+        dtype: String,
+        /// The supported element types, as text.
+        want: &'static str,
+    },
+    /// A tensor does not have the required shape.
     #[error("{}: tensor `{key}` has shape {got:?}, but the model's configuration requires {want:?}", path.display())]
-    Shape { path: PathBuf, key: String, got: Vec<usize>, want: Vec<usize> },
+    Shape {
+        /// The safetensors file that contains the tensor.
+        path: PathBuf,
+        /// Name of the tensor in the file.
+        key: String,
+        /// Shape of the tensor.
+        got: Vec<usize>,
+        /// Required shape; `[0, 0]` if any matrix would do, as for LoRA merging.
+        want: Vec<usize>,
+    },
     /// Dequantization scales of 8-bit weights are not per row or per tensor.
     #[error("{}: {scales}", path.display())]
-    Scales { path: PathBuf, scales: Misscaled },
+    Scales {
+        /// The file with the scales.
+        path: PathBuf,
+        /// The scales and the number of rows of their weight.
+        scales: Misscaled,
+    },
+    /// Tensors of a component are missing, unknown, or differ in shape or type from what its configuration implies.
     #[error("{}: the tensors of the {component} do not match its configuration: {summary}", path.display())]
-    Mismatch { path: PathBuf, component: Component, summary: String },
+    Mismatch {
+        /// The file, index or folder of the component's checkpoint.
+        path: PathBuf,
+        /// The component whose tensors were compared with its configuration.
+        component: Component,
+        /// One-line summary of the [`ValidationReport`](crate::ValidationReport).
+        summary: String,
+    },
+    /// No component reads a tensor of one of Lightricks' files.
     #[error("{}: tensor `{key}`{} not read by any part of LTX-2.0, LTX-2.3 or LTX-2.5: the model may be newer than this program",
         path.display(), if *others > 0 { format!(" and {others} more are") } else { " is".into() })]
-    Unread { path: PathBuf, key: String, others: usize },
+    Unread {
+        /// The single file or text encoder file.
+        path: PathBuf,
+        /// Name of the first unread tensor in the file.
+        key: String,
+        /// Number of further unread tensors.
+        others: usize,
+    },
     /// The model version is not supported.
     #[error("{}: {mark} is unknown to this program, which supports LTX-2.0, LTX-2.3 and LTX-2.5; a newer model needs \
              a newer ltx2", path.display())]
-    Newer { path: PathBuf, mark: String },
+    Newer {
+        /// The weight file, `model_index.json`, or the configuration of a component.
+        path: PathBuf,
+        /// The unknown entry: key and value in a configuration or header, or the key in `model_index.json`.
+        mark: String,
+    },
     /// A component and the transformer belong to different model versions, which tensor shapes do not reveal.
     #[error("{}: {what}, but {} is the transformer of LTX-{wants}: {cure}", path.display(), transformer.display())]
-    Pairing { path: PathBuf, what: String, transformer: PathBuf, wants: Version, cure: &'static str },
+    Pairing {
+        /// The file, or the configuration, of the component that does not fit.
+        path: PathBuf,
+        /// The version field of `path` and what it identifies.
+        what: String,
+        /// The transformer's configuration, or the single file that contains it.
+        transformer: PathBuf,
+        /// Model version of the transformer.
+        wants: Version,
+        /// What to use instead.
+        cure: &'static str,
+    },
     /// The file is a quantized repack.
     #[error("{}: tensor `{key}` is {dtype}: quantized repacks (int8-convrot, nvfp4) are not supported; use the \
              bf16 file of the same component", path.display())]
-    Repack { path: PathBuf, key: String, dtype: String },
+    Repack {
+        /// The file, index or folder of the checkpoint.
+        path: PathBuf,
+        /// The first tensor in the layout of a quantized repack.
+        key: String,
+        /// Element type of the tensor as the file spells it, in lower case.
+        dtype: String,
+    },
     /// A component's tensors and its configuration belong to different model versions.
     #[error("{}: the {component} has `{tensor}` of LTX-{has}, but {} describes LTX-{wants}; use weights and configuration of the same model", path.display(), config.display())]
     Generation {
+        /// The file, index or folder of the component's checkpoint.
         path: PathBuf,
+        /// The component with tensors and configuration of different versions.
         component: Component,
+        /// The tensor that identifies the model version of the weights.
         tensor: &'static str,
+        /// Model version of the weights.
         has: Version,
+        /// Path of the configuration; the text `the file's header` for a single file.
         config: PathBuf,
+        /// Model version that the configuration describes.
         wants: Version,
     },
+    /// A weight contains an infinity or NaN.
     #[error("{}: tensor `{key}` is {value} at {index:?}; the file is damaged or was made by a failed conversion", path.display())]
-    NonFinite { path: PathBuf, key: String, index: Vec<usize>, value: f64 },
+    NonFinite {
+        /// The safetensors file that contains the tensor.
+        path: PathBuf,
+        /// Name of the tensor in the file.
+        key: String,
+        /// Index of the first such value along each dimension.
+        index: Vec<usize>,
+        /// The value: an infinity or NaN.
+        value: f64,
+    },
+    /// A configuration or an index is not JSON, or not in the expected form.
     #[error("{}: {reason}", path.display())]
-    Json { path: PathBuf, reason: String },
+    Json {
+        /// The configuration or index.
+        path: PathBuf,
+        /// The parser's message, the detected format, or the part that has another form.
+        reason: String,
+    },
     /// A configuration key has an unsupported value. `reason` is a predicate, such as `is 3, not a list`.
     #[error("{}: `{key}` {reason}", path.display())]
-    Config { path: PathBuf, key: String, reason: String },
+    Config {
+        /// The configuration file, or the checkpoint whose header contains the configuration.
+        path: PathBuf,
+        /// The key, with dots between levels (`config.vae.…` in headers), or the name or name prefix of a tensor.
+        key: String,
+        /// What is wrong with `key`, which precedes it in the message.
+        reason: String,
+    },
+    /// A model lacks a component that is needed.
     #[error("{}: contains no {component}{}", path.display(), override_hint(*component))]
-    NoComponent { path: PathBuf, component: Component },
+    NoComponent {
+        /// The file or folder that was searched.
+        path: PathBuf,
+        /// The missing component.
+        component: Component,
+    },
     /// A LoRA cannot be read or does not fit the model. `reason` is a predicate, such as `is not part of a LoRA`.
     #[error("{}: `{key}` {reason}", path.display())]
-    Lora { path: PathBuf, key: String, reason: String },
+    Lora {
+        /// The LoRA file.
+        path: PathBuf,
+        /// Name of the tensor, or key of the header's metadata.
+        key: String,
+        /// What is wrong with `key`, which precedes it in the message.
+        reason: String,
+    },
+    /// The folder of a component to write already exists.
     #[error("{}: already exists; choose another folder, or remove this one", path.display())]
-    Exists { path: PathBuf },
+    Exists {
+        /// The component's folder in the model to write.
+        path: PathBuf,
+    },
     /// A written tensor differs from its declaration.
     #[error("{}: {reason}", path.display())]
-    Write { path: PathBuf, reason: String },
+    Write {
+        /// The file that contains the tensor.
+        path: PathBuf,
+        /// How the tensor differs from its declaration.
+        reason: String,
+    },
     /// The bytes do not form a valid host tensor.
     #[error("{}: tensor `{key}`: {source}", path.display())]
-    Tensor { path: PathBuf, key: String, source: TensorError },
+    Tensor {
+        /// The safetensors file that contains the tensor.
+        path: PathBuf,
+        /// Name of the tensor in the file.
+        key: String,
+        /// Why the host tensor cannot be created.
+        source: TensorError,
+    },
 }
 
 /// Dequantization scales that are neither one per row nor one for all rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misscaled {
+    /// Name of the scales in the file.
     pub name: String,
+    /// Shape of the scales.
     pub shape: Vec<usize>,
     /// Number of rows of the weight.
     pub rows: usize,

@@ -4,6 +4,8 @@
 //! returns each [`Component`]'s configuration and a [`Checkpoint`] whose tensors have diffusers names. Weights stay on
 //! disk until they are read: a [`TensorView`] shares its open file, so it can outlive the checkpoint.
 
+#![warn(missing_docs)]
+
 mod checkpoint;
 mod component;
 mod error;

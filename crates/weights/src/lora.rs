@@ -64,6 +64,7 @@ pub struct LoraFile {
 /// A LoRA file with its strength.
 #[derive(Clone, Debug)]
 pub struct Lora {
+    /// The open file, shared by all uses of the LoRA.
     pub file: Arc<LoraFile>,
     /// Factor of the updates; 0 disables the LoRA.
     pub strength: f64,
@@ -143,6 +144,7 @@ impl LoraFile {
         ))
     }
 
+    /// Returns the path of the file; for a name in the Hugging Face cache, the path in the cache.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -152,7 +154,7 @@ impl LoraFile {
         self.updates.keys().map(|(component, name)| (*component, name.as_str()))
     }
 
-    pub fn get(&self, component: Component, name: &str) -> Option<&Update> {
+    pub(crate) fn get(&self, component: Component, name: &str) -> Option<&Update> {
         self.updates.get(&(component, name.to_string()))
     }
 

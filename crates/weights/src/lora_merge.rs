@@ -17,11 +17,14 @@ const ROWS: usize = 128;
 
 /// The data of a merged tensor.
 pub enum Merged {
+    /// 16-bit floats in row-major order: their type (bf16 or f16), and the bits of each value.
     Half(DType, Vec<u16>),
+    /// f32 values in row-major order.
     Single(Vec<f32>),
 }
 
 impl Merged {
+    /// Returns the element type: bf16, f16 or f32.
     pub fn dtype(&self) -> DType {
         match self {
             Merged::Half(dtype, _) => *dtype,

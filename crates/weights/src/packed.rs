@@ -27,7 +27,14 @@ pub enum TokenizerFiles {
     /// A folder with `tokenizer.json`.
     Folder(PathBuf),
     /// Stored in a text encoder file: the bytes of `tokenizer.json` and, if present, of `tokenizer_config.json`.
-    Packed { file: PathBuf, tokenizer: TensorView, config: Option<TensorView> },
+    Packed {
+        /// The text encoder file.
+        file: PathBuf,
+        /// Tensor whose bytes are `tokenizer.json`.
+        tokenizer: TensorView,
+        /// Tensor whose bytes are `tokenizer_config.json`. `None`: the file does not contain it.
+        config: Option<TensorView>,
+    },
 }
 
 /// An open text encoder file.

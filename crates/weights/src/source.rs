@@ -17,18 +17,25 @@ use super::place::{KEYFRAMES, Place, SingleFile, check_version, place};
 use super::version::{USE_KEYFRAMES, Version};
 use super::{Component, fingerprint, keys, official, official_diffusion, quantization, split, unsupported};
 
-/// Components that replace those of the model. Each is a path, or `org/name` in the Hugging Face cache.
+/// Components that replace those of the model. Each is a path, or `org/name` in the Hugging Face cache. `None`: the
+/// model's own component.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// Folder of Gemma-3; for LTX-2.5, the folder or file of its own text encoder.
     pub text_encoder: Option<String>,
     /// A folder with `tokenizer.json`, or that file.
     pub tokenizer: Option<String>,
+    /// Folder or file of the video VAE. The file may also contain the diffusion decoder.
     pub vae: Option<String>,
+    /// Folder or file of the audio VAE. The file may also contain the vocoder.
     pub audio_vae: Option<String>,
+    /// Folder or file of the vocoder.
     pub vocoder: Option<String>,
+    /// Folder or file of the spatial latent upsampler, [`Component::LatentUpsampler`].
     pub upsampler: Option<String>,
+    /// Folder or file of the temporal latent upsampler (LTX-2.5).
     pub temporal_upsampler: Option<String>,
+    /// Folder or file of the duration head (LTX-2.5).
     pub duration_head: Option<String>,
 }
 
@@ -115,6 +122,7 @@ impl ModelSource {
         Ok(())
     }
 
+    /// Returns the model's folder or file. For a repository of split files, it is the transformer's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -205,6 +213,8 @@ impl ModelSource {
         packed.map_or_else(|| self.folder(Component::Tokenizer).map(TokenizerFiles::Folder), Ok)
     }
 
+    /// Whether the model has a component, its own or an override. In a folder, only the configuration file must exist
+    /// (for the tokenizer, `tokenizer.json`); weight files are not searched for.
     pub fn has(&self, component: Component) -> bool {
         match self.place(component) {
             // A single file never contains the tokenizer, but the text encoder's location may.

@@ -10,13 +10,21 @@ use ltx2_stablehlo::{DType, Element, F8};
 pub enum Tensor {
     /// Booleans, one byte each.
     Bool(ArrayD<bool>),
+    /// Unsigned 8-bit integers.
     U8(ArrayD<u8>),
+    /// Signed 32-bit integers.
     I32(ArrayD<i32>),
+    /// Signed 64-bit integers.
     I64(ArrayD<i64>),
+    /// 8-bit floats with 4 exponent and 3 mantissa bits, without infinities.
     F8E4M3FN(ArrayD<F8>),
+    /// 16-bit floats with 5 exponent and 10 mantissa bits (IEEE 754 half precision).
     F16(ArrayD<f16>),
+    /// 16-bit floats with 8 exponent and 7 mantissa bits.
     BF16(ArrayD<bf16>),
+    /// 32-bit floats (IEEE 754 single precision).
     F32(ArrayD<f32>),
+    /// 64-bit floats (IEEE 754 double precision).
     F64(ArrayD<f64>),
 }
 
@@ -45,7 +53,16 @@ pub enum TensorError {
     Unsupported(DType),
     /// The byte count does not match the shape.
     #[error("{dtype} tensor of shape {shape:?} needs {want} bytes, got {got}")]
-    Size { dtype: DType, shape: Vec<usize>, want: usize, got: usize },
+    Size {
+        /// Requested element type.
+        dtype: DType,
+        /// Requested dimensions, outermost first.
+        shape: Vec<usize>,
+        /// Bytes of a tensor of this type and shape.
+        want: usize,
+        /// Bytes that were passed.
+        got: usize,
+    },
 }
 
 impl Tensor {

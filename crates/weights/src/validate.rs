@@ -13,6 +13,7 @@ use ltx2_stablehlo::DType;
 /// A tensor whose shape differs from its declaration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misshaped {
+    /// The declared name, as in the diffusers layout.
     pub name: String,
     /// The declared shape.
     pub want: Vec<usize>,

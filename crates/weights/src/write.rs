@@ -22,8 +22,11 @@ const PIECE: usize = 16 << 20;
 /// Name, type and shape of a tensor to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
+    /// Name in the safetensors header.
     pub name: String,
+    /// Element type in the file.
     pub dtype: DType,
+    /// Dimensions, outermost first.
     pub shape: Vec<usize>,
 }
 
