@@ -1,6 +1,8 @@
 //! Helpers for processes and files, which know nothing of models: interrupt signals, fail points, threads, temporary
 //! files and destinations.
 
+#![warn(missing_docs)]
+
 pub mod catch_panic;
 mod defaults;
 pub mod destination;

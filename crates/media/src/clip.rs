@@ -25,7 +25,9 @@ use ltx2_base::host;
 /// Frames of a video, and its sound if it has any.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Clip {
+    /// Frames in presentation order, rotated as the container specifies.
     pub frames: Frames,
+    /// Sound, aligned to the first frame. `None`: the video has none, or none was requested.
     pub sound: Option<Audio>,
 }
 

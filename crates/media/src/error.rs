@@ -5,50 +5,142 @@ use std::path::PathBuf;
 /// Error of reading or writing media.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// A file operation failed, or data could not be passed to ffmpeg.
     #[error("cannot {action} {}: {source}", path.display())]
-    Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    Io {
+        /// What failed, worded to precede the path in the message, such as `read` or `create folder`.
+        action: &'static str,
+        /// File or folder that the operation concerns, or a description of a file without a name.
+        path: PathBuf,
+        /// Cause of the failure.
+        source: std::io::Error,
+    },
+    /// [`Frames::from_video`](crate::Frames::from_video) rejected an array.
     #[error("video of shape {shape:?} is not [frames, 3, height, width] with every dimension at least 1")]
-    VideoShape { shape: Vec<usize> },
+    VideoShape {
+        /// Shape of the rejected array.
+        shape: Vec<usize>,
+    },
+    /// [`Frames::new`](crate::Frames::new) rejected an array.
     #[error("frames of shape {shape:?} are not [frames, height, width, 3] with every dimension at least 1")]
-    FramesShape { shape: Vec<usize> },
+    FramesShape {
+        /// Shape of the rejected array.
+        shape: Vec<usize>,
+    },
+    /// Samples with an unsupported shape or sample rate, or too many samples for a WAV file.
     #[error("invalid audio with {channels} channels at {rate} Hz: {reason}")]
-    Audio { channels: usize, rate: u32, reason: String },
+    Audio {
+        /// Number of channels of the rejected samples.
+        channels: usize,
+        /// Sample rate in Hz.
+        rate: u32,
+        /// The violated limit.
+        reason: String,
+    },
+    /// A frame rate, in frames per second, outside the supported range.
     #[error("frame rate {0} is not between 0.01 and 1000 frames per second")]
     FrameRate(f64),
+    /// ffmpeg is needed to write a file or to encode an image, but cannot be run or lacks an encoder.
     #[error("ffmpeg cannot be used: {reason}; install ffmpeg with libx264 or choose the embedded encoder")]
-    FfmpegMissing { reason: String },
+    FfmpegMissing {
+        /// Why ffmpeg cannot be used, such as `ffmpeg is not installed`.
+        reason: String,
+    },
+    /// [`ImageH264::Ffmpeg`](crate::ImageH264::Ffmpeg) is requested, but ffmpeg cannot be run or lacks libx264.
     #[error(
         "conditioning.h264 is ffmpeg, but {reason}; install ffmpeg with libx264, or set conditioning.h264 to auto, builtin or off"
     )]
-    ImageH264 { reason: String },
+    ImageH264 {
+        /// Why ffmpeg cannot be used, such as `ffmpeg is not installed`.
+        reason: String,
+    },
+    /// ffmpeg is needed to read a file, but cannot be run.
     #[error("{}: reading a video needs ffmpeg ({reason}): install ffmpeg, or pass a folder of PNG frames, a WAV file or a dump", path.display())]
-    NoDecoder { path: PathBuf, reason: String },
+    NoDecoder {
+        /// Input file.
+        path: PathBuf,
+        /// I/O error of starting ffmpeg or of reading its output.
+        reason: String,
+    },
+    /// An input video cannot be used, for example because it is damaged or its frame rate varies.
     #[error("video {}: {reason}", path.display())]
-    Clip { path: PathBuf, reason: String },
+    Clip {
+        /// Video file, or folder of PNG frames.
+        path: PathBuf,
+        /// What is wrong with the video, with a remedy where one exists.
+        reason: String,
+    },
+    /// Audio that can be decoded, but cannot be used, for example because of its sample rate or its length.
     #[error("sound {}: {reason}", path.display())]
-    Sound { path: PathBuf, reason: String },
+    Sound {
+        /// Audio or video file.
+        path: PathBuf,
+        /// What is wrong with the audio, with a remedy where one exists.
+        reason: String,
+    },
+    /// Neither the built-in decoders nor ffmpeg can decode the audio of a file.
     #[error("sound {}: {}", path.display(), undecoded(why, ffmpeg.as_deref()))]
     Undecoded {
+        /// Audio or video file.
         path: PathBuf,
         /// Why the built-in decoders cannot read the file.
         why: String,
         /// ffmpeg's message. `None`: ffmpeg is not installed.
         ffmpeg: Option<String>,
     },
+    /// [`read_wav`](crate::read_wav) cannot parse a file.
     #[error("WAV {}: {reason}", path.display())]
-    Wav { path: PathBuf, reason: String },
+    Wav {
+        /// WAV file.
+        path: PathBuf,
+        /// What is malformed or not supported.
+        reason: String,
+    },
+    /// ffmpeg was started, but failed, or its output cannot be parsed.
     #[error("ffmpeg failed on {} ({status}): {tail}", path.display())]
-    Ffmpeg { path: PathBuf, status: String, tail: String },
+    Ffmpeg {
+        /// File that ffmpeg read, or the output file for which it ran.
+        path: PathBuf,
+        /// Exit status, such as `exit status: 1`.
+        status: String,
+        /// Last six lines of ffmpeg's messages, joined by ` | `, or what is wrong with its output.
+        tail: String,
+    },
+    /// A built-in encoder failed, or the image that it encoded cannot be decoded again.
     #[error("the embedded {codec} encoder failed: {message}")]
-    Embedded { codec: &'static str, message: String },
+    Embedded {
+        /// `H.264` or `AAC`.
+        codec: &'static str,
+        /// Message of the codec library, or the check that failed.
+        message: String,
+    },
+    /// A thread that encodes a video panicked.
     #[error("{work} panicked: {message}; this is a bug, please report it together with the command line")]
-    Panicked { work: &'static str, message: String },
+    Panicked {
+        /// Description of the thread, such as `the H.264 encoder`.
+        work: &'static str,
+        /// The panic message.
+        message: String,
+    },
+    /// The encoded tracks cannot be written as an MP4, for the given reason. For example, they exceed 4 GiB.
     #[error("cannot write the MP4: {0}")]
     Container(String),
+    /// An image cannot be decoded or is not supported, or its H.264 round trip failed.
     #[error("image {}: {message}", path.display())]
-    Image { path: PathBuf, message: String },
+    Image {
+        /// Image file.
+        path: PathBuf,
+        /// What is wrong, with a remedy where one exists.
+        message: String,
+    },
+    /// A PNG frame cannot be read or encoded, or a folder has no usable PNG frames.
     #[error("PNG {}: {message}", path.display())]
-    Png { path: PathBuf, message: String },
+    Png {
+        /// PNG file, or folder of PNG frames.
+        path: PathBuf,
+        /// What is wrong with the file or folder.
+        message: String,
+    },
 }
 
 /// Formats an [`Error::Undecoded`]: the cause and a remedy.

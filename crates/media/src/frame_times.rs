@@ -9,8 +9,11 @@ use super::video_track::Timing;
 /// Size, frame count and frame rate of a video.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClipInfo {
+    /// Width of a frame in pixels, after the rotation that the container specifies.
     pub width: usize,
+    /// Height of a frame in pixels, after the rotation that the container specifies.
     pub height: usize,
+    /// Number of frames of the video track, or of PNG files in the folder.
     pub frames: usize,
     /// Frames per second. `None`: unknown, as for a folder of PNG frames.
     pub frame_rate: Option<f64>,

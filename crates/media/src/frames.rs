@@ -93,6 +93,7 @@ impl Frames {
         &self.data
     }
 
+    /// Converts the frames into their bytes `[frames, height, width, 3]`, without copying.
     pub fn into_data(self) -> Array4<u8> {
         self.data
     }

@@ -5,18 +5,27 @@ use image::ImageFormat;
 /// An image format, detected from the first bytes of a file. A file's name does not matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageKind {
+    /// PNG, including APNG; built-in decoder.
     Png,
+    /// JPEG; built-in decoder.
     Jpeg,
+    /// WebP in a RIFF container; built-in decoder.
     WebP,
+    /// GIF87a and GIF89a; decoded by ffmpeg.
     Gif,
+    /// Windows bitmap; decoded by ffmpeg.
     Bmp,
+    /// TIFF of either byte order; decoded by ffmpeg.
     Tiff,
+    /// JPEG XL, as a codestream or in a container; decoded by ffmpeg.
     JpegXl,
+    /// JPEG 2000, as a codestream or in a container; decoded by ffmpeg.
     Jpeg2000,
-    /// HEIC and AVIF.
+    /// HEIC and AVIF; decoded by ffmpeg.
     Heif,
+    /// Quite OK Image format; decoded by ffmpeg.
     Qoi,
-    /// PBM, PGM, PPM and PAM, each with its own demuxer of ffmpeg.
+    /// PBM, PGM, PPM and PAM; decoded by ffmpeg. The value is the name of ffmpeg's demuxer.
     Netpbm(&'static str),
 }
 

@@ -5,6 +5,8 @@
 //! encoders built into this binary. Every output file is written under a temporary name in its target folder and
 //! renamed when it is complete.
 
+#![warn(missing_docs)]
+
 mod aac;
 mod atomic;
 mod audio;

@@ -31,6 +31,7 @@ with_defaults! {
     /// Encoding options of an MP4 file.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Mp4Options {
+        /// Requested encoder of the video and the sound.
         pub encoder: EncoderChoice = EncoderChoice::Auto,
         /// The ffmpeg program: a path, or a name that is looked up on PATH.
         pub ffmpeg: PathBuf = "ffmpeg".into(),

@@ -8,6 +8,7 @@ use ltx2_stablehlo::{Builder, Comparison, DType, Sharding, Type, Value};
 /// Number and width of attention heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
+    /// Number of heads, each with `dim` features.
     pub count: usize,
     /// Width of one head.
     pub dim: usize,
@@ -30,7 +31,9 @@ pub struct Attention<'a> {
     pub v: &'a Value,
     /// Bias that is added to the scaled scores of every head, `[rows or 1, 1, q or 1, k]`, f32.
     pub bias: Option<&'a Value>,
+    /// Factor by which the scores are multiplied before the bias is added.
     pub scale: f64,
+    /// Sequence axes of queries and keys, which determine the sharding and the communication.
     pub sequence: [Axis; 2],
 }
 

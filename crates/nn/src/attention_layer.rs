@@ -17,6 +17,7 @@ const QK_NORM_EPS: f64 = 1e-6;
 /// Configuration of an attention layer.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionLayer {
+    /// Attention heads; queries, keys and values have the same number and width.
     pub heads: Heads,
     /// Whether the query, key and value projections have biases.
     pub bias: bool,

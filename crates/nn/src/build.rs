@@ -10,7 +10,9 @@ use ltx2_stablehlo::DType;
 pub struct Build {
     /// Element type of weights and activations; with f32, matmuls use full precision.
     pub dtype: DType,
+    /// Rounding points of a bf16 forward pass.
     pub numerics: Numerics,
+    /// Mesh, and sharding rules of all tensors.
     pub layout: Layout,
     /// Platform-specific choices between equivalent implementations of operations.
     pub lowering: Lowering,
@@ -102,6 +104,7 @@ with_defaults! {
         /// the bits of a dot depend on its number of rows, so that f32 results do not depend on the sharding of the
         /// batch.
         pub batch_invariant: bool = false,
+        /// Attention kernel; [`Lowering::with_attention`] replaces it together with the options that depend on it.
         pub attention: Kernel = Kernel::Plain,
         /// Whether the plugin is untested with the attention kernel. If the plugin rejects a program, the program is
         /// rebuilt with plain XLA operations.
@@ -119,7 +122,9 @@ with_defaults! {
         /// Minimum number of tokens, over all batch entries, for which activations are quantized to 8-bit integers. A
         /// dot with fewer tokens is bound by reading its weights, not by arithmetic.
         pub min_integer_rows: usize = 0,
+        /// How RoPE obtains the other feature of a pair.
         pub rope: RopeForm = RopeForm::Halves,
+        /// How attention excludes keys outside a window if no fused window kernel is used.
         pub windows: WindowForm = WindowForm::Bias,
         /// Whether convolutions that pad by reflection or replication gather the padded elements by index. XLA fuses
         /// the gathers of all dimensions into one pass. Otherwise, slices are concatenated, with one pass per

@@ -43,22 +43,27 @@ impl Context {
         }
     }
 
+    /// Returns the builder that records the operations of the program.
     pub fn builder(&self) -> &Builder {
         &self.builder
     }
 
+    /// Returns the layout of the build options.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
+    /// Returns the element type of weights and activations.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
+    /// Returns the rounding points of a bf16 forward pass.
     pub fn numerics(&self) -> Numerics {
         self.numerics
     }
 
+    /// Returns the lowering of the build options, with `batch_invariant` only in f32 programs.
     pub fn lowering(&self) -> Lowering {
         self.lowering
     }
@@ -68,6 +73,7 @@ impl Context {
         self.declared.borrow().clone()
     }
 
+    /// Returns the placements recorded so far, in build order; empty on one device.
     pub fn placements(&self) -> Vec<Placement> {
         self.placements.borrow().clone()
     }

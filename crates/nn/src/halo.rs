@@ -9,6 +9,7 @@ use ltx2_stablehlo::{Comparison, DType, Groups, Type, Value};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Padding {
+    /// Elements beyond the edge are 0.
     Zeros,
     /// Elements are mirrored at the edge; the edge element is not repeated.
     Reflect,
@@ -127,10 +128,12 @@ impl SpatialShards {
         SpatialShards { dims: self.dims.iter().map(|dim| ShardedDim { axis: dim.axis - 1, ..dim.clone() }).collect() }
     }
 
+    /// Returns the sharding of dimension `axis`; `None` if it is not sharded.
     pub fn along(&self, axis: usize) -> Option<&ShardedDim> {
         self.dims.iter().find(|dim| dim.axis == axis)
     }
 
+    /// Returns whether dimension `axis` is sharded.
     pub fn is_sharded(&self, axis: usize) -> bool {
         self.dims.iter().any(|s| s.axis == axis)
     }

@@ -10,6 +10,7 @@ use ltx2_stablehlo::{DType, Value};
 
 /// The current layer of a loop over layers of several kinds.
 pub struct KindLayer<K> {
+    /// Kind of the layer, one of the kinds passed to [`Params::each_layer_by_kind`].
     pub kind: K,
     /// Index among all layers.
     pub index: Value,

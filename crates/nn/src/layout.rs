@@ -9,20 +9,26 @@ use ltx2_stablehlo::{Groups, Mesh, Sharding, Type};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
+    /// Videos of a batch, not multiplied by the guidance branches.
     Batch,
     /// Guidance branches: conditional, negative, …
     Branch,
     /// Videos times guidance branches, with videos as the outer factor; sharded by the rules of `batch` and `branch`.
     #[serde(rename = "rows")]
     CfgBatch,
+    /// Tokens of the transformer's video stream.
     VideoSequence,
+    /// Tokens of the transformer's audio stream.
     AudioSequence,
+    /// Tokens of the prompt or of its text embeddings.
     TextSequence,
     /// Width of the residual stream, as the input or output axis of weights.
     Embed,
+    /// Attention heads; only the query heads if keys and values use `KvHeads`.
     Heads,
     /// Key and value heads, which query heads may share.
     KvHeads,
+    /// Features of one attention head.
     HeadDim,
     /// Inner width of a feed-forward layer.
     Mlp,
@@ -32,8 +38,11 @@ pub enum Axis {
     Vocab,
     /// Video frames.
     Frames,
+    /// Rows of video frames or latents, in the video autoencoder, the upsampler and the diffusion decoder.
     Height,
+    /// Columns of video frames or latents, in the same networks as `Height`.
     Width,
+    /// Channels of latents, in the per-channel mean and standard deviation that normalize them.
     Channels,
     /// Audio samples of a waveform.
     Samples,
@@ -64,16 +73,36 @@ impl Axis {
 /// Error of a layout that does not match the mesh or a tensor.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 pub enum LayoutError {
+    /// A rule refers to a mesh axis that the mesh does not have.
     #[error("{rule}: mesh axis '{mesh_axis}' does not exist; the mesh has {mesh}")]
-    UnknownMeshAxis { rule: Rule, mesh_axis: String, mesh: String },
+    UnknownMeshAxis {
+        /// Rule that refers to the missing mesh axis, with its location.
+        rule: Rule,
+        /// Name of the missing mesh axis.
+        mesh_axis: String,
+        /// Axes of the mesh, as `name=size` joined by commas.
+        mesh: String,
+    },
+    /// A mesh axis shards a tensor twice: two of its dimensions, or one dimension by two rules.
     #[error("tensor '{tensor}' {ty} is sharded twice by mesh axis '{mesh_axis}' ({rules})")]
-    Twice { tensor: String, ty: String, mesh_axis: String, rules: String },
+    Twice {
+        /// Tensor name that layout rules match, `component.name`.
+        tensor: String,
+        /// Global (unsharded) type, such as `tensor<8x8xbf16>`.
+        ty: String,
+        /// Mesh axis that is used twice.
+        mesh_axis: String,
+        /// The rules, as `file:line: axis: [mesh axes]` joined by semicolons.
+        rules: String,
+    },
 }
 
 /// A rule of a layout file: the mesh axes that shard a logical axis, outermost first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
+    /// Logical axis that the rule shards.
     pub axis: Axis,
+    /// Names of the mesh axes, outermost first. Empty: the rule does not shard the axis.
     pub mesh_axes: Vec<String>,
     /// Location of the rule, `file:line`.
     pub place: String,
@@ -95,6 +124,7 @@ pub struct Override {
 }
 
 impl Override {
+    /// Returns whether the pattern matches `tensor`, a name of the form `component.name`.
     pub fn covers(&self, tensor: &str) -> bool {
         matches(&self.pattern, tensor)
     }
@@ -103,6 +133,7 @@ impl Override {
 /// A mesh and the rules that map logical axes to it. The default is a single device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Layout {
+    /// Devices, arranged along named axes.
     pub mesh: Mesh,
     /// Rules for the sharding of tensors during computation.
     pub rules: Vec<Rule>,

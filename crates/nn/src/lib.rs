@@ -1,5 +1,7 @@
 //! Neural network layers: they declare parameters with logical axes and build the computation.
 
+#![warn(missing_docs)]
+
 mod attention;
 mod attention_layer;
 mod build;

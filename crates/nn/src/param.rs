@@ -8,7 +8,9 @@ use ltx2_stablehlo::{DType, Sharding, Type};
 /// Normal distribution of a parameter's values in randomly initialized models.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Init {
+    /// Mean of the distribution; the value of every element if `std` is 0.
     pub mean: f32,
+    /// Standard deviation of the distribution.
     pub std: f32,
 }
 
@@ -91,8 +93,11 @@ pub struct Param {
     pub name: String,
     /// Type on the device, including the leading dimension of stacked layers.
     pub ty: Type,
+    /// Logical axes of the dimensions of `ty`.
     pub axes: Vec<Axis>,
+    /// Checkpoint tensors that hold the values.
     pub source: Source,
+    /// Distribution of the values in randomly initialized models.
     pub init: Init,
 }
 
@@ -112,11 +117,13 @@ pub struct Placement {
     pub tensor: String,
     /// Global (unsharded) type.
     pub ty: Type,
+    /// Logical axes of the dimensions of `ty`.
     pub axes: Vec<Axis>,
     /// Mesh axes of each dimension.
     pub sharding: Sharding,
     /// Rules that shard a dimension, as `file:line: axis: [mesh axes]`.
     pub rules: Vec<String>,
+    /// Whether the tensor is a parameter or an activation.
     pub role: Role,
 }
 

@@ -47,6 +47,7 @@ pub struct PartView<'a> {
     pub stored: &'a [usize],
     /// Strides of the part index and of the axes of a part, in elements of the checkpoint tensor.
     pub strides: &'a [usize],
+    /// Number of parts; `index` is less than this.
     pub parts: usize,
     /// Index of the selected part, a value of the program.
     pub index: &'a Value,
@@ -126,6 +127,8 @@ impl Params {
         }
     }
 
+    /// Returns the parameter `name` under this prefix, and declares it on first use. In a layer loop, it is the current
+    /// layer's parameter. `shape` is the shape in the checkpoint, without the layers; `axes` are its logical axes.
     pub fn get(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init) -> Value {
         self.get_as(name, shape, shape, axes, init)
     }

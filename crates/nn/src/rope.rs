@@ -30,7 +30,9 @@ pub enum Pairing {
 /// Cosines and sines on the host, `[b, tokens, heads, head_dim / 2]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
+    /// Cosines; 1 for feature pairs that are not rotated.
     pub cos: Array4<f32>,
+    /// Sines; 0 for feature pairs that are not rotated.
     pub sin: Array4<f32>,
 }
 

@@ -61,6 +61,8 @@ impl ShardedVideo {
         Beside { value, axes: vec![Axis::Replicated; value.rank()] }
     }
 
+    /// Declares the program input `[b, channels, frames, height, width]`, padded with zeros to the sharded size, and
+    /// returns its value.
     pub fn input(&self, p: &Params) -> Value {
         p.filled_input(self.input, self.ty.clone(), &self.content, &self.axes)
     }

@@ -103,12 +103,17 @@ pub(super) fn unsupported_reason(q: &Value, axes: [GridAxis; 3]) -> Option<Strin
 /// Operands of window attention. Queries `q` are `[b, frames, rows, columns, heads, dim]`; keys `k` and values `v` also
 /// include the halo cells of each axis.
 pub struct WindowAttention<'a> {
+    /// Queries `[b, frames, rows, columns, heads, dim]` of the local shard.
     pub q: &'a Value,
+    /// Keys; same shape as `q`, extended by the halo cells.
     pub k: &'a Value,
+    /// Values; same shape as `k`.
     pub v: &'a Value,
+    /// Grid axes: frames, rows and columns.
     pub axes: [GridAxis; 3],
     /// Global indices of the first local row and column, i32; `None` if the grid is not sharded.
     pub firsts: Option<&'a Value>,
+    /// Factor by which the scores are multiplied before the softmax.
     pub scale: f64,
 }
 
