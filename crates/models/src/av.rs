@@ -3,7 +3,9 @@
 /// A pair of values, one for each stream. Iteration visits video first, then audio.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Av<T> {
+    /// Value of the video stream.
     pub video: T,
+    /// Value of the audio stream.
     pub audio: T,
 }
 

@@ -1,5 +1,7 @@
 //! The networks of LTX-2, one module each, and their shared layers and configuration checks.
 
+#![warn(missing_docs)]
+
 pub mod audio_vae;
 pub mod av;
 pub(crate) mod config_keys;
@@ -40,6 +42,7 @@ pub struct Network {
     pub program: Program,
     /// Parameters in order of first use.
     pub params: Vec<Param>,
+    /// Placements of the program's inputs, parameters and activations, as the layout shards them.
     pub placements: Vec<Placement>,
     /// One line for each sharding rule of the layout that could not be applied as written.
     pub notes: Vec<String>,
@@ -66,26 +69,40 @@ impl Network {
 pub enum ConfigError {
     /// The file cannot be deserialized, or a list has the wrong length. The message contains the key.
     Form {
+        /// Folder of the component in the model.
         component: &'static str,
+        /// What is wrong, with the key.
         message: String,
     },
     /// A value that this program does not support; `supported` lists the values that it does.
     Unsupported {
+        /// Folder of the component in the model.
         component: &'static str,
+        /// Key in `config.json`, or a quantity derived from one, such as `layer_types length`.
         key: Cow<'static, str>,
+        /// The value as JSON.
         value: String,
+        /// The supported values, as text for the message.
         supported: &'static str,
     },
+    /// A key that this program does not know; the model may be newer than the program.
     Unread {
+        /// Folder of the component in the model.
         component: &'static str,
+        /// Unknown key in `config.json`.
         key: String,
+        /// The value as JSON.
         value: String,
     },
     /// A number, or a number derived from several keys, outside its allowed range.
     OutOfRange {
+        /// Folder of the component in the model.
         component: &'static str,
+        /// Key in `config.json`, or the expression that derives the number from keys.
         key: String,
+        /// The number, or the length of a list.
         value: String,
+        /// The allowed range, as text for the message.
         range: String,
     },
 }

@@ -25,6 +25,7 @@ pub trait TextEncoder {
         self.layers() + 1
     }
 
+    /// Returns the default special tokens and the BOS rule of the model family.
     fn tokenizer(&self) -> &'static TokenizerRules;
 
     /// Builds the program for `batch` prompts of `tokens` tokens. Inputs: `input_ids` and `attention_mask`, both i32

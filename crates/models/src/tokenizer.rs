@@ -20,16 +20,39 @@ const SPECIAL_FILE: &str = "special_tokens_map.json";
 /// Error while opening, using or writing a tokenizer. Every message is one line.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
+    /// A file of the tokenizer folder cannot be read.
     #[error("cannot read {}: {source}; the model's tokenizer folder needs {MODEL_FILE}", file.display())]
-    Read { file: PathBuf, source: std::io::Error },
+    Read {
+        /// Path of the file.
+        file: PathBuf,
+        /// Error of the read.
+        source: std::io::Error,
+    },
+    /// A file of the byte tokenizer cannot be written.
     #[error("cannot write {}: {source}", file.display())]
-    Write { file: PathBuf, source: std::io::Error },
+    Write {
+        /// Path of the file.
+        file: PathBuf,
+        /// Error of the write.
+        source: std::io::Error,
+    },
     /// A file with invalid content.
     #[error("{}: {why}", file.display())]
-    Content { file: PathBuf, why: String },
+    Content {
+        /// Path of the file.
+        file: PathBuf,
+        /// What is wrong with the content.
+        why: String,
+    },
     /// The maximum length is smaller than the number of tokens added to every prompt.
     #[error("max_sequence_length is {given}; it must be at least {least}")]
-    Length { given: usize, least: usize },
+    Length {
+        /// Requested maximum length in tokens.
+        given: usize,
+        /// Smallest valid maximum length in tokens.
+        least: usize,
+    },
+    /// The tokenizer library failed or panicked while it encoded a prompt; contains its message.
     #[error("the tokenizer failed on the prompt: {0}")]
     Encode(String),
 }
@@ -49,10 +72,13 @@ pub struct Encoding {
 /// rule.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenizerRules {
+    /// The BOS token; used only with [`BosRule::Forced`].
     pub bos: &'static str,
     /// The EOS token; also used for padding if the vocabulary has no pad token.
     pub eos: &'static str,
+    /// The padding token.
     pub pad: &'static str,
+    /// Whether prompts start with BOS.
     pub front: BosRule,
 }
 

@@ -24,11 +24,17 @@ const HEAD: u64 = 1 << 20;
 /// An error from reading or writing a cache entry.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
+    /// The plugin failed to describe its devices, or to serialize or load an executable.
     #[error(transparent)]
     Plugin(#[from] Error),
     /// A file cannot be read or written, or an entry does not match its name.
     #[error("{}: {reason}", path.display())]
-    File { path: PathBuf, reason: String },
+    File {
+        /// Path of the plugin file, or of a file in the compile cache or the module store.
+        path: PathBuf,
+        /// What is wrong, on one line.
+        reason: String,
+    },
 }
 
 impl CacheError {
@@ -176,6 +182,7 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// Returns the path of the file, which need not exist: `KEY.pjrt` in the cache's folder.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -11,6 +11,7 @@ pub struct StoredTensor {
     pub dtype: DType,
     /// Shape in the file.
     pub shape: Vec<usize>,
+    /// Elements of type `dtype` in row-major order.
     pub bytes: SharedBytes,
     /// Dequantization scales of an 8-bit float tensor: one for all values, or one per row.
     pub scales: Option<Vec<f32>>,

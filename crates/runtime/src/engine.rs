@@ -28,11 +28,15 @@ use ltx2_weights::tensor::Tensor;
 /// Counts and times of one program's compiles, cache hits and executions.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Statistics {
+    /// Number of compiles; cache hits are not counted.
     pub compiles: usize,
+    /// Seconds spent compiling.
     pub compile_seconds: f64,
+    /// Number of loads from the compile cache.
     pub cache_hits: usize,
     /// Seconds spent loading from the compile cache.
     pub cache_seconds: f64,
+    /// Number of executions that this process started.
     pub executions: usize,
 }
 
@@ -98,10 +102,12 @@ impl Engine {
         }
     }
 
+    /// Returns the timeline of opens, compiles, loads and runs, which all clones of the engine share.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 
+    /// Returns the watchdog of executions and transfers, from [`EngineOptions::watchdog`].
     pub fn watchdog(&self) -> &Watchdog {
         &self.watchdog
     }
@@ -124,10 +130,12 @@ impl Engine {
         self.staging.lock().unwrap_or_else(PoisonError::into_inner).push(staging);
     }
 
+    /// Returns the PJRT client.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
+    /// Returns the platform, the device kind and the plugin's version, which determine the default compile options.
     pub fn toolchain(&self) -> &Toolchain {
         &self.toolchain
     }
@@ -154,6 +162,7 @@ impl Engine {
         self.devices.own()
     }
 
+    /// Returns the first device of this process.
     pub fn own_device(&self) -> &Device {
         &self.devices.own()[0]
     }
@@ -163,6 +172,7 @@ impl Engine {
         self.group.is_some()
     }
 
+    /// Whether some devices belong to other processes.
     pub fn has_peers(&self) -> bool {
         self.devices.have_peers()
     }
@@ -452,6 +462,7 @@ impl Engine {
         Box::new(move |tensor| engine.replicate(tensor, &mesh, sharding.as_ref()))
     }
 
+    /// Returns the statistics of every compiled or executed program, by program name.
     pub fn statistics(&self) -> BTreeMap<String, Statistics> {
         self.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

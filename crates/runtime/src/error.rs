@@ -9,30 +9,58 @@ use ltx2_weights::tensor::TensorError;
 /// An error from compiling, loading, uploading or running programs.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
+    /// Any other error of the plugin or of its PJRT interface.
     #[error(transparent)]
     Plugin(#[from] ltx2_pjrt::Error),
     /// A device ran out of memory for a program or for parameters.
     #[error("{during} {name}: out of device memory: {source}")]
-    OutOfMemory { during: During, name: String, source: ltx2_pjrt::Error },
+    OutOfMemory {
+        /// Phase in which memory ran out.
+        during: During,
+        /// Name of the program, or of the components whose parameters were loaded.
+        name: String,
+        /// Error of the plugin.
+        source: ltx2_pjrt::Error,
+    },
     /// A libtpu release rejects a default option that it was tested with. For untested releases, the compile is retried
     /// without the option instead.
     #[error(
         "libtpu {release} rejects the option {option}: {source}; this is a bug, please report it together with the command line"
     )]
-    Option { release: &'static str, option: String, source: ltx2_pjrt::Error },
+    Option {
+        /// Release of libtpu, for example `0.0.52`.
+        release: &'static str,
+        /// Name of the option.
+        option: String,
+        /// Error of the plugin.
+        source: ltx2_pjrt::Error,
+    },
     /// A plugin rejects a default option that results depend on.
     #[error(
         "the plugin rejects the option {option}, which results depend on; run `ltx2 plugin install cpu|cuda|tpu` for a plugin that \
          accepts it ({source})"
     )]
-    Needed { option: String, source: ltx2_pjrt::Error },
+    Needed {
+        /// Name of the option.
+        option: String,
+        /// Error of the plugin.
+        source: ltx2_pjrt::Error,
+    },
     /// A plugin rejects an XLA flag that the configuration sets.
     #[error("runtime.xla_flags.{option}: {source}; correct or remove the flag")]
-    Flag { option: String, source: ltx2_pjrt::Error },
+    Flag {
+        /// Name of the flag, a key of `runtime.xla_flags`.
+        option: String,
+        /// Error of the plugin.
+        source: ltx2_pjrt::Error,
+    },
+    /// A program could not be built, for example one that gathers a tensor.
     #[error(transparent)]
     Program(#[from] ltx2_stablehlo::Error),
+    /// A host tensor has an unsupported element type or a wrong size.
     #[error(transparent)]
     Tensor(#[from] TensorError),
+    /// An entry of the compile cache or of the module store could not be read or written.
     #[error("compile cache: {0}")]
     Cache(#[from] CacheError),
     /// An error of multi-process coordination.
@@ -44,22 +72,53 @@ pub enum RuntimeError {
     /// A parameter could not be read or uploaded.
     #[error("{0}")]
     Parameter(String),
+    /// A program has no argument or result of this name, or an argument was not passed to it.
     #[error("program '{program}': tensor '{name}' is missing ({ty})")]
-    Missing { program: String, name: String, ty: String },
+    Missing {
+        /// Name of the program; `outputs` for a result.
+        program: String,
+        /// Name of the argument or result.
+        name: String,
+        /// Type of the argument that was not passed, or why there is no tensor.
+        ty: String,
+    },
+    /// A tensor has another type or sharding than the argument of a program.
     #[error("argument '{name}' must be {want}, got {got}")]
-    Mismatch { name: String, want: String, got: String },
+    Mismatch {
+        /// Name of the argument.
+        name: String,
+        /// Type, and for a tensor on the devices also the shards, of the argument.
+        want: String,
+        /// Type, and for a tensor on the devices also the shards, of the tensor.
+        got: String,
+    },
     /// The plugin loaded a program onto devices other than those that the program was compiled for. Device ids are in
     /// mesh order (`wanted`) and in the plugin's order (`got`).
     #[error("program '{program}' was loaded onto devices {got:?} of this process, expected {wanted:?}")]
-    Placed { program: String, wanted: Vec<i32>, got: Vec<i32> },
+    Placed {
+        /// Name of the program.
+        program: String,
+        /// Expected device ids of this process.
+        wanted: Vec<i32>,
+        /// Actual device ids of this process.
+        got: Vec<i32>,
+    },
     /// The program needs more devices than the platform has.
     #[error("program '{program}' needs {want} devices, but the platform has {have}")]
-    Devices { program: String, want: usize, have: usize },
+    Devices {
+        /// Name of the program.
+        program: String,
+        /// Number of devices that the program needs.
+        want: usize,
+        /// Number of devices of all processes.
+        have: usize,
+    },
 }
 
 /// Phase in which device memory ran out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum During {
+    /// Compiling a program.
     Compile,
     /// Uploading parameters.
     Load,

@@ -16,7 +16,9 @@ use ltx2_weights::tensor::Tensor;
 /// Where an executable came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutableOrigin {
+    /// Compiled by this process.
     Compiled,
+    /// Loaded from the compile cache.
     CacheHit,
 }
 
@@ -46,6 +48,7 @@ pub struct Executable {
 }
 
 impl Executable {
+    /// Returns the name that was passed to [`Engine::compile`](crate::Engine::compile).
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -68,6 +71,7 @@ impl Executable {
         }
     }
 
+    /// Returns the SHA-256 of the program text, in hex.
     pub fn hash(&self) -> &str {
         &self.hash
     }
@@ -82,14 +86,17 @@ impl Executable {
         self.compile_time
     }
 
+    /// Returns the program's arguments in call order.
     pub fn arguments(&self) -> &[Argument] {
         &self.arguments
     }
 
+    /// Returns the program's results in order.
     pub fn results(&self) -> &[Output] {
         &self.results
     }
 
+    /// Returns the mesh of devices that the program is partitioned over.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
@@ -135,6 +142,7 @@ impl Outputs {
         self.named.values().try_for_each(ShardedTensor::wait)
     }
 
+    /// Removes and returns a result; `None` if there is no result of that name.
     pub fn take(&mut self, name: &str) -> Option<ShardedTensor> {
         self.named.remove(name)
     }

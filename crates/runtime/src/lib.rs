@@ -1,5 +1,7 @@
 //! Compiles programs, uploads parameters and executes programs on a platform's devices.
 
+#![warn(missing_docs)]
+
 pub mod cache;
 mod checkpoint_tensor;
 mod checksummed_file;

@@ -38,6 +38,7 @@ pub struct CompileKey {
 }
 
 impl CompileKey {
+    /// Returns the SHA-256 of the key as hex digits, which is the name of the entry without `.module`.
     pub fn hash(&self) -> String {
         sha256(json(self).as_bytes())
     }
@@ -46,6 +47,7 @@ impl CompileKey {
 /// Optimized module of a program, with the memory use and time of its compilation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredModule {
+    /// Optimized HLO module of the program.
     pub optimized: OptimizedProgram,
     /// Memory use per device.
     pub memory: CompiledMemory,
@@ -56,6 +58,7 @@ pub struct StoredModule {
 /// Outcome of compiling a program.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CompileOutcome {
+    /// The compiled module.
     Module(StoredModule),
     /// Error message of a compiler that rejected the program or crashed.
     Failure(String),
@@ -94,6 +97,7 @@ impl ModuleStore {
         ModuleStore { folder: folder.into() }
     }
 
+    /// Returns the directory of the store, which need not exist.
     pub fn folder(&self) -> &Path {
         &self.folder
     }

@@ -16,6 +16,7 @@ const IN_FLIGHT: usize = 8;
 pub struct PeakMatmul {
     /// Number of rows and of columns.
     pub size: usize,
+    /// Element type of the matrices, for example `bf16`.
     pub dtype: &'static str,
     /// Seconds per matmul, in the fastest round.
     pub seconds: f64,

@@ -58,11 +58,18 @@ pub enum PlatformError {
     /// The plugin was not found, could not be loaded, or failed to start.
     #[error(transparent)]
     Pjrt(#[from] Error),
+    /// The machine does not have the requested platform's hardware.
     #[error("platform {platform}: {reason}; use `--platform auto`, or see `ltx2 doctor` for the available platforms")]
-    NoHardware { platform: &'static str, reason: String },
+    NoHardware {
+        /// Name of the platform, for example `cuda`.
+        platform: &'static str,
+        /// What was not found.
+        reason: String,
+    },
     /// Several processes were requested on a platform that supports only one.
     #[error("platform cpu runs in one process only; use cuda or tpu for several processes, or pass --num-processes 1")]
     OneProcess,
+    /// `auto` found no platform that works; contains the reason for each platform.
     #[error("no usable platform: {0}; run `ltx2 plugin install cpu` for a plugin that runs on any machine")]
     None(String),
 }
@@ -72,6 +79,7 @@ pub enum PlatformError {
 pub struct Options {
     /// Number of virtual CPU devices; `None`: 1.
     pub cpu_devices: Option<usize>,
+    /// Options of the CUDA plugin: memory, allocator and visible devices.
     pub cuda: CudaOptions,
     /// Identity of this process in a multi-process run; `None` in a single process.
     pub node: Option<Node>,

@@ -5,11 +5,15 @@ use ltx2_pjrt::discover::Platform;
 /// A wheel on the Python Package Index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wheel {
+    /// Name of the package on the index, for example `libtpu`.
     pub package: &'static str,
+    /// Pinned version of the package.
     pub version: &'static str,
     /// Python version to request if the package has one wheel per Python version.
     pub python: Option<&'static str>,
+    /// Platform tag in the wheel's file name, for example `manylinux_2_27_x86_64`.
     pub platform: &'static str,
+    /// SHA-256 of the wheel file, 64 lower-case hex digits.
     pub sha256: &'static str,
 }
 

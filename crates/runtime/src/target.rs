@@ -133,11 +133,13 @@ impl fmt::Display for Target {
 
 /// A target with a loaded plugin that compiles for it.
 pub struct OpenTarget {
+    /// The target that was opened.
     pub target: Target,
     /// Number of hosts.
     vms: usize,
     /// Device ids in mesh order.
     pub devices: Vec<i32>,
+    /// Kind of the devices as reported by the plugin, for example `TPU v6 lite`.
     pub device_kind: String,
     /// Bytes that a program may use on each device, if limited.
     pub capacity: Option<i64>,
@@ -198,6 +200,7 @@ impl OpenTarget {
 }
 
 impl Target {
+    /// Returns the platform whose plugin compiles for the target.
     pub fn platform(&self) -> Platform {
         self.platform
     }

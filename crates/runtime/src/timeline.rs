@@ -24,6 +24,7 @@ pub enum SpanKind {
     Open,
     /// Generating a program's text.
     Program,
+    /// Compiling a program.
     Compile,
     /// Loading a program from the compile cache.
     Cache,
@@ -40,10 +41,12 @@ pub enum SpanKind {
 /// A piece of work with its start and end.
 #[derive(Clone, Debug, Serialize)]
 pub struct Span {
-    pub work: SpanKind,
-    pub name: String,
-    /// Seconds since the start of the process.
+    pub(crate) work: SpanKind,
+    /// Name of the program, components, phase or platform.
+    pub(crate) name: String,
+    /// Start in seconds since the time origin, which [`begin`] or the first span sets.
     pub from: f64,
+    /// End in seconds since the same origin.
     pub to: f64,
     /// Bytes loaded or saved.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,6 +76,7 @@ impl Timeline {
         self.push(Span { bytes, ..Span::until_now(work, name, since) });
     }
 
+    /// Adds a finished span.
     pub fn push(&self, span: Span) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(span);
     }

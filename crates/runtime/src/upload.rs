@@ -27,6 +27,7 @@ struct LoadedParameter {
 }
 
 impl Parameters {
+    /// Returns a parameter by its argument name; `None` if it is not loaded.
     pub fn get(&self, name: &str) -> Option<&ShardedTensor> {
         self.tensors.get(name).map(|loaded| &loaded.tensor)
     }
@@ -96,6 +97,7 @@ impl Parameters {
         self.remove(reads)
     }
 
+    /// Removes and returns all parameters of a component.
     pub fn take_component(&mut self, component: &str) -> Parameters {
         self.remove(|loaded| loaded.component == component)
     }

@@ -33,6 +33,7 @@ const LATE: Duration = Duration::from_secs(2);
 pub enum WaitLimit {
     /// Ten times the expected time, but at least one minute.
     Auto,
+    /// The same limit for every wait, regardless of the expected time.
     Fixed(Duration),
 }
 

@@ -15,26 +15,28 @@ with_defaults! {
     #[derive(Clone, Debug, Deserialize)]
     #[serde(default)]
     pub struct AudioVaeConfig {
+        /// Channels after the encoder's first convolution; level `i` has `ch_mult[i]` times as many.
         pub base_channels: usize = 128,
         /// Channels of the encoder's input spectrogram.
         pub in_channels: usize = 2,
         /// Channels of the decoder's output spectrogram.
-        pub output_channels: usize = 2,
-        pub ch_mult: Vec<usize> = vec![1, 2, 4],
-        pub num_res_blocks: usize = 2,
-        pub attn_resolutions: Option<Vec<usize>> = None,
-        pub resolution: usize = 256,
+        pub(crate) output_channels: usize = 2,
+        pub(crate) ch_mult: Vec<usize> = vec![1, 2, 4],
+        pub(crate) num_res_blocks: usize = 2,
+        pub(crate) attn_resolutions: Option<Vec<usize>> = None,
+        pub(crate) resolution: usize = 256,
+        /// Channels of the latents.
         pub latent_channels: usize = 8,
-        pub norm_type: Norm = Norm::Pixel,
-        pub causality_axis: Causality = Causality::Height,
-        pub mid_block_add_attention: bool = false,
+        pub(crate) norm_type: Norm = Norm::Pixel,
+        pub(crate) causality_axis: Causality = Causality::Height,
+        pub(crate) mid_block_add_attention: bool = false,
         /// Sampling rate of the audio that the mel spectrogram is computed from, in Hz.
         pub sample_rate: usize = 16000,
         /// Samples between consecutive mel frames.
         pub mel_hop_length: usize = 160,
-        pub mel_bins: Option<usize> = Some(64),
+        pub(crate) mel_bins: Option<usize> = Some(64),
         /// Whether the encoder outputs a log-variance for each latent in addition to its mean.
-        pub double_z: bool = true,
+        pub(crate) double_z: bool = true,
     }
 }
 
@@ -50,7 +52,7 @@ pub const COMPRESSION: usize = 4;
 /// Normalization of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Norm {
+pub(crate) enum Norm {
     /// Divides by the root mean square over the channels.
     Pixel,
     /// Group norm over all positions, with learned weights.

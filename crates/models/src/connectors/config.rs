@@ -17,47 +17,47 @@ with_defaults! {
     #[derive(Clone, Debug, Deserialize)]
     #[serde(default)]
     pub struct ConnectorsConfig {
-        pub caption_channels: usize = 3840,
-        pub text_proj_in_factor: usize = 49,
-        pub video_connector_num_attention_heads: usize = 30,
-        pub video_connector_attention_head_dim: usize = 128,
-        pub video_connector_num_layers: usize = 2,
-        pub video_connector_num_learnable_registers: Option<usize> = Some(128),
-        pub video_gated_attn: bool = false,
-        pub audio_connector_num_attention_heads: usize = 30,
-        pub audio_connector_attention_head_dim: usize = 128,
-        pub audio_connector_num_layers: usize = 2,
-        pub audio_connector_num_learnable_registers: Option<usize> = Some(128),
-        pub audio_gated_attn: bool = false,
-        pub connector_rope_base_seq_len: usize = 4096,
-        pub rope_theta: f64 = 10000.0,
-        pub rope_double_precision: bool = true,
-        pub rope_type: Pairing = Pairing::Interleaved,
-        pub per_modality_projections: bool = false,
-        pub video_hidden_dim: usize = 4096,
-        pub audio_hidden_dim: usize = 2048,
-        pub proj_bias: bool = false,
+        pub(crate) caption_channels: usize = 3840,
+        pub(crate) text_proj_in_factor: usize = 49,
+        pub(crate) video_connector_num_attention_heads: usize = 30,
+        pub(crate) video_connector_attention_head_dim: usize = 128,
+        pub(crate) video_connector_num_layers: usize = 2,
+        pub(crate) video_connector_num_learnable_registers: Option<usize> = Some(128),
+        pub(crate) video_gated_attn: bool = false,
+        pub(crate) audio_connector_num_attention_heads: usize = 30,
+        pub(crate) audio_connector_attention_head_dim: usize = 128,
+        pub(crate) audio_connector_num_layers: usize = 2,
+        pub(crate) audio_connector_num_learnable_registers: Option<usize> = Some(128),
+        pub(crate) audio_gated_attn: bool = false,
+        pub(crate) connector_rope_base_seq_len: usize = 4096,
+        pub(crate) rope_theta: f64 = 10000.0,
+        pub(crate) rope_double_precision: bool = true,
+        pub(crate) rope_type: Pairing = Pairing::Interleaved,
+        pub(crate) per_modality_projections: bool = false,
+        pub(crate) video_hidden_dim: usize = 4096,
+        pub(crate) audio_hidden_dim: usize = 2048,
+        pub(crate) proj_bias: bool = false,
     }
 }
 
 /// A linear projection of the text encoder's normalized hidden states.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TextMap {
-    pub name: &'static str,
-    pub width: usize,
+pub(crate) struct TextMap {
+    pub(crate) name: &'static str,
+    pub(crate) width: usize,
     /// Factor by which the input is multiplied.
-    pub scale: f64,
+    pub(crate) scale: f64,
 }
 
 /// Configuration of the video or the audio connector.
 #[derive(Clone, Copy, Debug)]
-pub struct Connector {
-    pub stream: &'static str,
+pub(crate) struct Connector {
+    pub(crate) stream: &'static str,
     /// Attention layer; the total width of its heads is the width of the connector.
-    pub attention: AttentionLayer,
-    pub layers: usize,
+    pub(crate) attention: AttentionLayer,
+    pub(crate) layers: usize,
     /// Number of learned registers that replace padding tokens. `None`: padding stays and is masked.
-    pub registers: Option<usize>,
+    pub(crate) registers: Option<usize>,
 }
 
 impl ConnectorsConfig {
@@ -93,7 +93,7 @@ impl ConnectorsConfig {
         require(factor == states, COMPONENT, key, factor, "the number of hidden states of the text encoder")
     }
 
-    pub fn connectors(&self) -> Av<Connector> {
+    pub(crate) fn connectors(&self) -> Av<Connector> {
         let layer = |count, dim, gated| AttentionLayer {
             heads: Heads { count, dim },
             bias: true,

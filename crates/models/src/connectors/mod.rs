@@ -8,8 +8,8 @@ mod tests;
 
 use ndarray::Array3;
 
-pub use config::{COMPONENT, Connector};
-pub use config::{ConnectorsConfig, TextMap};
+use config::Connector;
+pub use config::{COMPONENT, ConnectorsConfig};
 pub(crate) use projection::Projection;
 
 use crate::Network;

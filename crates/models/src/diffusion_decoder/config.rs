@@ -9,7 +9,7 @@ use ltx2_base::with_defaults;
 
 /// Quantity that the network predicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-pub enum OutputType {
+pub(crate) enum OutputType {
     /// The clean pixels.
     #[serde(rename = "x0")]
     Clean,
@@ -46,22 +46,24 @@ with_defaults! {
 /// Structure of the diffusion decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiffusionDecoderConfig {
+    /// Channels of the latents.
     pub latent_channels: usize,
     /// Channels of the decoded frames.
     pub out_channels: usize,
     /// Side length of a patch in the last stage: one token covers `patch_size²` pixels.
     pub patch_size: usize,
-    pub head_dim: usize,
+    pub(crate) head_dim: usize,
     /// Stages that compute the context.
     pub stages: Vec<Stage>,
     /// Channels of the context and of the denoising stage.
     pub channels: usize,
-    pub depth: usize,
+    /// Number of blocks of the denoising stage.
+    pub(crate) depth: usize,
     /// Attention window of the denoising stage: frames, rows, columns.
     pub kernel: [usize; 3],
-    pub t_emb_dim: usize,
+    pub(crate) t_emb_dim: usize,
     pub(crate) timestep_scale: f64,
-    pub output: OutputType,
+    pub(crate) output: OutputType,
     /// Number of denoising steps.
     pub steps: usize,
 }
@@ -69,7 +71,9 @@ pub struct DiffusionDecoderConfig {
 /// A context stage: identical blocks, then upsampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage {
+    /// Channels of the blocks, before the upsampling.
     pub channels: usize,
+    /// Number of blocks.
     pub depth: usize,
     /// Attention window: frames, rows, columns.
     pub kernel: [usize; 3],

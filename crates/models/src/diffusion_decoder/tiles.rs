@@ -25,6 +25,7 @@ pub struct FeatureGrid {
     pub reach: [usize; 3],
     /// Size of the video in pixels.
     pub pixels: [usize; 3],
+    /// Number of pixels before the video that are decoded from the padding of small latents and must be cropped.
     pub before: [usize; 3],
 }
 
@@ -33,7 +34,9 @@ pub struct FeatureGrid {
 pub struct FeatureTile {
     /// Frames, rows and columns, without the appended copies.
     pub cells: [usize; 3],
+    /// Whether the tile starts at the first frame.
     pub is_first: bool,
+    /// Whether the tile ends at the last frame of the video; the appended copies then follow its cells.
     pub is_last: bool,
 }
 

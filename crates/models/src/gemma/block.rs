@@ -4,9 +4,9 @@ use ltx2_nn::{Axis, Heads, Init, Params, gelu_tanh, linear_nd, project};
 use ltx2_stablehlo::Value;
 
 /// A decoder layer: its norm, its attention and the width of its MLP.
-pub struct Block<N, A> {
-    pub norm: N,
-    pub attention: A,
+pub(crate) struct Block<N, A> {
+    pub(crate) norm: N,
+    pub(crate) attention: A,
     pub(crate) intermediate_size: usize,
 }
 
@@ -16,7 +16,7 @@ where
     A: Fn(&Value) -> Value,
 {
     /// Runs the layer with weights at `p` on the residual stream `h [b, t, hidden]`.
-    pub fn run(&self, p: &Params, h: &Value) -> Value {
+    pub(crate) fn run(&self, p: &Params, h: &Value) -> Value {
         let norm = |name: &str, x: &Value| (self.norm)(&p.pp(name), x);
         let attended = (self.attention)(&norm("input_layernorm", h));
         let h = h + norm("post_attention_layernorm", &attended);

@@ -6,11 +6,12 @@ mod layer_kind;
 mod mask;
 mod program;
 
-pub use block::{Block, keys_values};
+pub(crate) use block::Block;
+pub use block::keys_values;
 pub use layer_kind::LayerKind;
 pub use layer_kind::{every, listed};
 pub(crate) use mask::{Visible, bias};
-pub use program::{Stack, Visit};
+pub(crate) use program::{Stack, Visit};
 
 /// Folder of the text encoder in a model.
 pub const COMPONENT: &str = "text_encoder";

@@ -9,13 +9,13 @@ use ltx2_stablehlo::{DType, Result, Type, Value};
 
 /// Callback for each hidden state. It receives the index of the hidden state, the hidden state and the loop-carried
 /// values, and returns the updated loop-carried values.
-pub type Visit<'a> = &'a dyn Fn(&Value, &Value, &[Value]) -> Vec<Value>;
+pub(crate) type Visit<'a> = &'a dyn Fn(&Value, &Value, &[Value]) -> Vec<Value>;
 
 /// Sizes of the Gemma language model.
-pub struct Stack {
-    pub vocab_size: usize,
-    pub hidden_size: usize,
-    pub layers: usize,
+pub(crate) struct Stack {
+    pub(crate) vocab_size: usize,
+    pub(crate) hidden_size: usize,
+    pub(crate) layers: usize,
 }
 
 impl Stack {
@@ -27,7 +27,7 @@ impl Stack {
     /// Builds the program that `TextEncoder::program` describes. `run(p, mask, state, visit)` runs the layers: `state`
     /// is the residual stream followed by the loop-carried values, and every layer calls `visit` on its input. `norm`
     /// is applied after the last layer.
-    pub fn program(
+    pub(crate) fn program(
         &self,
         connectors: Option<&ConnectorsConfig>,
         [batch, tokens]: [usize; 2],

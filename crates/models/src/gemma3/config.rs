@@ -12,28 +12,28 @@ use ltx2_nn::Heads;
 
 /// RoPE parameters of one kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RopeBase {
+pub(crate) struct RopeBase {
     /// Base of the frequencies.
-    pub theta: f64,
+    pub(crate) theta: f64,
     /// Divisor of the frequencies.
-    pub factor: f64,
+    pub(crate) factor: f64,
 }
 
 /// Configuration of the Gemma 3 language model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemma3Config {
-    pub vocab_size: usize,
-    pub hidden_size: usize,
+    pub(crate) vocab_size: usize,
+    pub(crate) hidden_size: usize,
     pub(crate) intermediate_size: usize,
     pub(crate) num_key_value_heads: usize,
     pub(crate) rms_norm_eps: f64,
     pub(crate) query_pre_attn_scalar: f64,
     pub(crate) sliding_window: usize,
-    pub attention_bias: bool,
-    pub heads: Heads,
-    pub layers: Vec<LayerKind>,
-    pub local: RopeBase,
-    pub global: RopeBase,
+    pub(crate) attention_bias: bool,
+    pub(crate) heads: Heads,
+    pub(crate) layers: Vec<LayerKind>,
+    pub(crate) local: RopeBase,
+    pub(crate) global: RopeBase,
 }
 
 with_defaults! {
@@ -176,7 +176,7 @@ impl Gemma3Config {
         })
     }
 
-    pub fn kv_heads(&self) -> Heads {
+    pub(crate) fn kv_heads(&self) -> Heads {
         Heads { count: self.num_key_value_heads, dim: self.heads.dim }
     }
 }

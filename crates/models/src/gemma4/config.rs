@@ -16,26 +16,26 @@ use ltx2_nn::Heads;
 
 /// Attention parameters of one kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionConfig {
-    pub heads: Heads,
-    pub kv_heads: Heads,
+pub(crate) struct AttentionConfig {
+    pub(crate) heads: Heads,
+    pub(crate) kv_heads: Heads,
     /// Whether the key projection also provides the values.
     pub(crate) k_eq_v: bool,
-    pub rope: Rope,
+    pub(crate) rope: Rope,
 }
 
 /// Configuration of the Gemma 4 language model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemma4Config {
-    pub vocab_size: usize,
-    pub hidden_size: usize,
+    pub(crate) vocab_size: usize,
+    pub(crate) hidden_size: usize,
     pub(crate) intermediate_size: usize,
     pub(crate) rms_norm_eps: f64,
     pub(crate) sliding_window: usize,
-    pub attention_bias: bool,
-    pub layers: Vec<LayerKind>,
-    pub sliding: AttentionConfig,
-    pub full: AttentionConfig,
+    pub(crate) attention_bias: bool,
+    pub(crate) layers: Vec<LayerKind>,
+    pub(crate) sliding: AttentionConfig,
+    pub(crate) full: AttentionConfig,
 }
 
 with_defaults! {
@@ -191,7 +191,7 @@ impl Gemma4Config {
         })
     }
 
-    pub fn attention(&self, kind: LayerKind) -> &AttentionConfig {
+    pub(crate) fn attention(&self, kind: LayerKind) -> &AttentionConfig {
         match kind {
             LayerKind::SlidingAttention => &self.sliding,
             LayerKind::FullAttention => &self.full,

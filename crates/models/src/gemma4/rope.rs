@@ -9,13 +9,13 @@ use ltx2_stablehlo::{DType, Type, Value};
 
 /// RoPE parameters of one kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rope {
+pub(crate) struct Rope {
     /// Base of the frequencies.
-    pub theta: f64,
+    pub(crate) theta: f64,
     /// Fraction of the pairs that are rotated.
-    pub share: f64,
+    pub(crate) share: f64,
     /// Divisor of the frequencies.
-    pub factor: f64,
+    pub(crate) factor: f64,
 }
 
 /// RoPE keys in `config.json`.

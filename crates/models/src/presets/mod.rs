@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 /// The configurations of all components of a model, keyed by folder name.
 #[derive(Clone, Debug)]
 pub struct Preset {
+    /// Own name, such as `ltx2_3`, also if the preset was requested by the published name of the model.
     pub name: &'static str,
     configs: Map<String, Value>,
 }
@@ -30,6 +31,7 @@ const PUBLISHED: [(&str, &str); 5] = [
 ];
 
 impl Preset {
+    /// Returns the names of all presets, without the published names of their models.
     pub fn names() -> impl Iterator<Item = &'static str> {
         PRESETS.into_iter().map(|(n, _)| n)
     }
@@ -42,6 +44,7 @@ impl Preset {
         Some(Preset { name, configs })
     }
 
+    /// Returns the `config.json` of the component in `folder`; `None` if the model has no such component.
     pub fn config(&self, folder: &str) -> Option<&Value> {
         self.configs.get(folder)
     }

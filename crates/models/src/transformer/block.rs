@@ -52,6 +52,7 @@ pub(super) fn add(one: Option<Value>, other: Option<Value>) -> Option<Value> {
 pub struct BlockInputs<'a> {
     /// Inputs shared by all blocks; `None` for an absent stream.
     pub streams: Av<Option<&'a StreamInputs>>,
+    /// Text context of this layer; `None` for an absent stream.
     pub context: Av<Option<&'a LayerContext>>,
     /// Mask of spatio-temporal guidance, f32 `[b, 1, 1, 1]`: 1 for batch entries that attend normally, 0 for perturbed
     /// ones. `None`: no batch entry is perturbed.

@@ -18,51 +18,97 @@ with_defaults! {
     #[derive(Clone, Debug, Deserialize)]
     #[serde(default)]
     pub struct TransformerConfig {
+        /// Channels of a video token: latent channels times latents per patch.
         pub in_channels: usize = 128,
+        /// Channels of a predicted video token. `None`: `in_channels`.
         pub out_channels: Option<usize> = None,
+        /// Rows, and columns, of latents per video token.
         pub patch_size: usize = 1,
+        /// Latent frames per video token.
         pub patch_size_t: usize = 1,
+        /// Number of attention heads of the video stream.
         pub num_attention_heads: usize = 32,
+        /// Features per attention head of the video stream; even.
         pub attention_head_dim: usize = 128,
+        /// Width of the video text context; read only if `use_prompt_embeddings` is false.
         pub cross_attention_dim: usize = 4096,
+        /// Frames, rows and columns of pixels per video latent.
         pub vae_scale_factors: [usize; 3] = [8, 32, 32],
+        /// Time in seconds by which RoPE of video self-attention divides token times.
         pub pos_embed_max_pos: usize = 20,
+        /// Height in pixels by which RoPE divides the rows of video tokens.
         pub base_height: usize = 2048,
+        /// Width in pixels by which RoPE divides the columns of video tokens.
         pub base_width: usize = 2048,
+        /// Whether attention with video queries multiplies the result of each head by a learned gate.
         pub gated_attn: bool = false,
+        /// Whether the timestep modulates text attention of the video stream (LTX-2.3).
         pub cross_attn_mod: bool = false,
+        /// Channels of an audio token: latent channels times latent mel bins.
         pub audio_in_channels: usize = 128,
+        /// Channels of a predicted audio token. `None`: `audio_in_channels`.
         pub audio_out_channels: Option<usize> = None,
+        /// Key of the reference class; not read.
         pub audio_patch_size: usize = 1,
+        /// Latents per audio token along time, for token positions.
         pub audio_patch_size_t: usize = 1,
+        /// Number of attention heads of the audio stream and of cross-modal attention.
         pub audio_num_attention_heads: usize = 32,
+        /// Features per attention head of the audio stream and of cross-modal attention; even.
         pub audio_attention_head_dim: usize = 64,
+        /// Width of the audio stream and of its text context.
         pub audio_cross_attention_dim: usize = 2048,
+        /// Mel frames per audio latent, for token positions.
         pub audio_scale_factor: usize = 4,
+        /// Time in seconds by which RoPE of audio self-attention divides token times.
         pub audio_pos_embed_max_pos: usize = 20,
+        /// Sampling rate in Hz of the audio that mel frames are computed from, for token positions.
         pub audio_sampling_rate: usize = 16000,
+        /// Samples between consecutive mel frames, for token positions.
         pub audio_hop_length: usize = 160,
+        /// Whether attention with audio queries multiplies the result of each head by a learned gate.
         pub audio_gated_attn: bool = false,
+        /// Whether the timestep modulates text attention of the audio stream (LTX-2.3).
         pub audio_cross_attn_mod: bool = false,
+        /// Number of blocks.
         pub num_layers: usize = 48,
+        /// Activation of the feed-forward layers.
         pub activation_fn: Activation = Activation::GeluTanh,
+        /// Norm of queries and keys; only `rms_norm_across_heads` is supported.
         pub qk_norm: String = "rms_norm_across_heads".into(),
+        /// Whether the norms of the blocks have learned weights.
         pub norm_elementwise_affine: bool = false,
+        /// Epsilon of the norms of the blocks.
         pub norm_eps: f64 = 1e-6,
+        /// Channels of the text embeddings; read only if `use_prompt_embeddings` is true.
         pub caption_channels: usize = 3840,
+        /// Whether the query, key and value projections have biases.
         pub attention_bias: bool = true,
+        /// Whether the output projections of attention have biases.
         pub attention_out_bias: bool = true,
+        /// Ratio of the highest to the lowest RoPE frequency.
         pub rope_theta: f64 = 10000.0,
+        /// Whether RoPE frequencies are computed in f64 instead of f32.
         pub rope_double_precision: bool = true,
+        /// Frames (video) or mel frames (audio) that the first latent covers, for token positions.
         pub causal_offset: usize = 1,
+        /// Factor from noise levels (0 to 1) to timesteps.
         pub timestep_scale_multiplier: f64 = 1000.0,
+        /// Factor from noise levels to the timesteps of the cross-modal gates.
         pub cross_attn_timestep_scale_multiplier: f64 = 1000.0,
+        /// Which features of a head RoPE rotates together.
         pub rope_type: Pairing = Pairing::Interleaved,
+        /// Whether the model projects text embeddings to the width of each stream.
         pub use_prompt_embeddings: bool = true,
+        /// Whether diffusers can apply spatio-temporal guidance to the model; programs do not depend on it.
         pub perturbed_attn: bool = false,
+        /// Whether the linear layers of the video feed-forward layers have biases.
         pub ff_bias: bool = true,
+        /// Whether the linear layers of the audio feed-forward layers have biases.
         pub audio_ff_bias: bool = true,
+        /// Whether the noise level modulates the text context, if `cross_attn_mod` or `audio_cross_attn_mod` is set.
         pub use_prompt_adaln_single: bool = true,
+        /// Whether video tokens of single-frame latents get a learned embedding (LTX-2.5).
         pub use_keyframes_abs_pos_embedding: bool = false,
     }
 }
@@ -70,19 +116,22 @@ with_defaults! {
 /// Sizes and options of the video or the audio stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
-    pub prefix: &'static str,
+    pub(crate) prefix: &'static str,
     /// Name of the cross-modal attention in which this stream provides the queries: `audio_to_video` or
     /// `video_to_audio`.
     pub(crate) cross_name: &'static str,
+    /// Sequence axis of the stream's tokens, for sharding.
     pub sequence: Axis,
+    /// Self-attention layer; text attention differs only in the sequence axis of the keys.
     pub attention: AttentionLayer,
     /// Whether the timestep modulates text attention (LTX-2.3).
     pub(crate) text_modulation: bool,
     /// Width of the text context that the stream attends to.
     pub context: usize,
-    pub ff_bias: bool,
+    pub(crate) ff_bias: bool,
+    /// Channels of a token.
     pub in_channels: usize,
-    pub out_channels: usize,
+    pub(crate) out_channels: usize,
 }
 
 impl Stream {
@@ -100,7 +149,8 @@ impl Stream {
         if self.text_modulation { 9 } else { 6 }
     }
 
-    pub fn name(&self, name: &str) -> String {
+    /// Prepends the stream's prefix to a name, for example `audio_attn1`.
+    pub(crate) fn name(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 }
@@ -148,10 +198,12 @@ impl TransformerConfig {
         }
     }
 
+    /// Returns the sizes and options of both streams.
     pub fn streams(&self) -> Av<Stream> {
         Av { video: self.video(), audio: self.audio() }
     }
 
+    /// Returns the sizes and options of the video stream.
     pub fn video(&self) -> Stream {
         Stream {
             prefix: "",
@@ -166,6 +218,7 @@ impl TransformerConfig {
         }
     }
 
+    /// Returns the sizes and options of the audio stream.
     pub fn audio(&self) -> Stream {
         Stream {
             prefix: "audio_",

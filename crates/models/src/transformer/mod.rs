@@ -12,7 +12,7 @@ mod text;
 pub use block::{BlockInputs, StreamInputs, block};
 pub use config::TransformerConfig;
 pub use config::{COMPONENT, Stream};
-pub use modulation::{Ada, CrossTimestep, Levels, StreamModulation, adaln};
+pub use modulation::{CrossTimestep, Levels, StreamModulation, adaln};
 pub use modulation::{at_noise_level, modulation};
 pub use program::{ForwardShape, program};
 pub use text::LayerContext;
@@ -77,6 +77,7 @@ pub enum Isolation {
 pub struct StreamForward<'a> {
     /// Noisy tokens `[b, n, channels]`, in the weights' element type.
     pub tokens: &'a Value,
+    /// Text context of all layers.
     pub context: &'a TextContext,
     /// Inputs shared by all blocks.
     pub inputs: &'a StreamInputs,
@@ -88,6 +89,7 @@ pub struct ForwardInputs<'a> {
     pub streams: Av<Option<StreamForward<'a>>>,
     /// Keyframe mask, f32 `[b or 1, n]`: 1 for video tokens of single-frame latents. `None`: there are no keyframes.
     pub keyframes: Option<&'a Value>,
+    /// Layers and batch entries that spatio-temporal guidance perturbs. `None`: none.
     pub perturbation: Option<&'a Perturbation>,
     /// Batch entries without cross-modal attention.
     pub isolation: &'a Isolation,

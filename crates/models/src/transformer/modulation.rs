@@ -24,8 +24,8 @@ pub enum CrossTimestep {
 /// ([`StreamInputs::noise_level_index`](super::StreamInputs::noise_level_index)).
 #[derive(Clone)]
 pub struct StreamModulation {
-    /// `[b, s, 6 or 9, width]`: an [`Ada`] for self-attention, one for the feed-forward layer and, in LTX-2.3, one for
-    /// text attention.
+    /// `[b, s, 6 or 9, width]`: shift, scale and gate of self-attention, then of the feed-forward layer and, in
+    /// LTX-2.3, of text attention.
     pub ada_params: Value,
     /// `[b, s, width]`: the embedded timestep, for the output layer.
     pub embedded: Value,
@@ -61,6 +61,7 @@ impl StreamModulation {
         }
     }
 
+    /// Returns each part with the name that [`StreamModulation::new`] passes to its callback.
     pub fn parts(&self) -> impl Iterator<Item = (&'static str, &Value)> {
         let parts =
             [("main", &self.ada_params), ("embedded", &self.embedded), ("cross", &self.cross), ("gate", &self.gate)];
@@ -70,10 +71,10 @@ impl StreamModulation {
 
 /// Shift and scale before a sub-layer `f` and gate after it, each f32 `[b, s, width]`: `x + gate · f(norm(x)·(1 +
 /// scale) + shift)`.
-pub struct Ada {
-    pub shift: Value,
-    pub scale: Value,
-    pub gate: Value,
+pub(crate) struct Ada {
+    pub(crate) shift: Value,
+    pub(crate) scale: Value,
+    pub(crate) gate: Value,
 }
 
 impl Ada {

@@ -17,8 +17,11 @@ with_defaults! {
     /// options are off.
     #[derive(Clone, Debug)]
     pub struct ForwardShape {
+        /// Number of samples `b`.
         pub batch: usize = 1,
+        /// Number of video tokens and of audio tokens of a sample.
         pub tokens: Av<usize> = Av::both(1),
+        /// Number of text tokens `t` that each stream attends to.
         pub text: Av<usize> = Av::both(1),
         /// Channels of the text embeddings.
         pub text_channels: Av<usize> = Av::both(1),

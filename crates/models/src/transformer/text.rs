@@ -28,6 +28,7 @@ pub enum LayerContext {
 /// Selects guidance branches from the text context of a CFG batch, for a forward pass that has fewer branches.
 #[derive(Clone)]
 pub struct TextRows {
+    /// Number of videos. The rows of the CFG batch are ordered by video, then by branch.
     pub videos: usize,
     /// Indices of the selected branches among the branches of a video.
     pub places: Vec<usize>,

@@ -43,7 +43,8 @@ const SCALES: [(f64, usize, usize); 4] = [(0.75, 3, 4), (1.5, 3, 2), (2.0, 2, 1)
 pub struct UpsamplerConfig {
     /// Folder of the weights.
     pub component: &'static str,
-    pub in_channels: usize,
+    /// Channels of the latents.
+    pub(crate) in_channels: usize,
     /// Channels of the hidden layers.
     pub mid_channels: usize,
     /// Number of residual blocks before the resampler, and again after it.

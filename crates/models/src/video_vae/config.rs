@@ -49,6 +49,7 @@ with_defaults! {
 /// Sizes of the video VAE that the host code needs.
 #[derive(Clone, Debug)]
 pub struct Geometry {
+    /// Channels of the latents.
     pub latent_channels: usize,
     /// Factor by which latents are multiplied when they are normalized, and divided when they are un-normalized.
     pub scaling_factor: f32,
@@ -175,12 +176,13 @@ impl Resample {
 /// Structure of the video decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
+    /// Channels of the latents.
     pub latent_channels: usize,
     /// Channels of the decoded frames.
     pub out_channels: usize,
-    pub mid_channels: usize,
+    pub(crate) mid_channels: usize,
     pub(crate) mid_layers: usize,
-    pub stages: Vec<UpStage>,
+    pub(crate) stages: Vec<UpStage>,
     /// Side length of a patch: the last convolution outputs `patch_size²` pixels as channels.
     pub patch_size: usize,
     /// Whether frames do not depend on later latents.
@@ -195,23 +197,23 @@ pub struct DecoderConfig {
 
 /// A decoder stage: upsampling, then identical residual blocks.
 #[derive(Clone, Debug, PartialEq)]
-pub struct UpStage {
+pub(crate) struct UpStage {
     /// Whether a residual block before the upsampling changes the number of channels.
-    pub widens: bool,
-    pub upsample: Option<Upsample>,
-    pub channels: usize,
-    pub layers: usize,
+    pub(crate) widens: bool,
+    pub(crate) upsample: Option<Upsample>,
+    pub(crate) channels: usize,
+    pub(crate) layers: usize,
 }
 
 /// A convolution followed by depth-to-space over time, height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Upsample {
+pub(crate) struct Upsample {
     /// Upsampling factors of time, height and width.
-    pub stride: [usize; 3],
+    pub(crate) stride: [usize; 3],
     /// Factor by which the number of channels is divided.
-    pub factor: usize,
+    pub(crate) factor: usize,
     /// Whether depth-to-space of the input is added to the output.
-    pub residual: bool,
+    pub(crate) residual: bool,
 }
 
 /// Structure of the video encoder.
@@ -221,8 +223,8 @@ pub struct EncoderConfig {
     pub in_channels: usize,
     /// Channels of the latents and of the first convolution's output.
     pub latent_channels: usize,
-    pub stages: Vec<DownStage>,
-    pub mid_channels: usize,
+    pub(crate) stages: Vec<DownStage>,
+    pub(crate) mid_channels: usize,
     pub(crate) mid_layers: usize,
     /// Side length of a patch: the first convolution reads `patch_size²` pixels as channels.
     pub patch_size: usize,
@@ -236,15 +238,15 @@ pub struct EncoderConfig {
 
 /// An encoder stage: identical residual blocks, then downsampling.
 #[derive(Clone, Debug, PartialEq)]
-pub struct DownStage {
-    pub channels: usize,
-    pub layers: usize,
-    pub downsample: Option<Downsample>,
+pub(crate) struct DownStage {
+    pub(crate) channels: usize,
+    pub(crate) layers: usize,
+    pub(crate) downsample: Option<Downsample>,
 }
 
 /// Downsampling at the end of an encoder stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Downsample {
+pub(crate) enum Downsample {
     /// Convolution with stride 2.
     Strided,
     /// Convolution followed by space-to-depth.

@@ -7,7 +7,7 @@ mod layers;
 #[cfg(test)]
 mod tests;
 
-pub use config::{DecoderConfig, DownStage, EncoderConfig, Geometry, VideoVaeConfig};
+pub use config::{DecoderConfig, EncoderConfig, Geometry, VideoVaeConfig};
 pub use decoder::{decode, decoder_program};
 pub use encoder::encoder_program;
 

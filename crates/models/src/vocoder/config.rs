@@ -18,6 +18,7 @@ pub struct VocoderConfig {
     pub generator: GeneratorConfig,
     /// The bandwidth extension of LTX-2.3; `None` for LTX-2.0.
     pub extension: Option<Extension>,
+    /// Sampling rate of the generated audio in Hz.
     pub output_sampling_rate: usize,
 }
 

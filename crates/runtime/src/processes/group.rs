@@ -30,21 +30,49 @@ pub struct Timeouts {
 /// An error of a multi-process run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GroupError {
+    /// The key-value store failed.
     #[error("multi-process run: {0}")]
     Store(#[from] KvError),
+    /// The coordinator's host name does not resolve.
     #[error(
         "multi-process run: the coordinator's host '{name}' does not resolve: {reason}; correct --coordinator or the launcher's settings ({how})"
     )]
-    Unresolved { name: String, reason: String, how: String },
+    Unresolved {
+        /// Host name of the coordinator.
+        name: String,
+        /// Message of the resolver.
+        reason: String,
+        /// Launcher or options that the coordinator comes from.
+        how: String,
+    },
+    /// Process 0 cannot start the server of the store.
     #[error("process 0 cannot listen on {place}: {reason}")]
-    Listen { place: String, reason: String },
+    Listen {
+        /// Address `HOST:PORT` of the server.
+        place: String,
+        /// Message of the operating system.
+        reason: String,
+    },
+    /// This process could not register in the store in time.
     #[error("process 0 did not respond within {seconds} s: {error}")]
-    Absent { seconds: u64, error: KvError },
+    Absent {
+        /// Timeout in seconds.
+        seconds: u64,
+        /// Error of the last attempt.
+        error: KvError,
+    },
     /// Processes, by id, that did not register in time.
     #[error(
         "{missing} of {count} did not register within {seconds} s; give all processes the same --coordinator and each a different --process-id"
     )]
-    Missing { missing: String, count: usize, seconds: u64 },
+    Missing {
+        /// Ids of the missing processes, for example `processes 1, 3`.
+        missing: String,
+        /// Number of processes of the run.
+        count: usize,
+        /// Time in seconds that process 0 waited for them.
+        seconds: u64,
+    },
     /// The processes run different programs, versions or flags.
     #[error("{0}")]
     Differ(String),
@@ -130,14 +158,17 @@ impl Group {
         }
     }
 
+    /// Returns the id of this process, from 0.
     pub fn id(&self) -> usize {
         self.launch.id
     }
 
+    /// Returns the number of processes of the run.
     pub fn count(&self) -> usize {
         self.launch.count
     }
 
+    /// Returns the host name of each process, by process id.
     pub fn hosts(&self) -> &[String] {
         &self.hosts
     }
@@ -153,6 +184,7 @@ impl Group {
         self.server.as_ref().map(Server::keys)
     }
 
+    /// Returns the id, the number of processes and the store, for the PJRT client.
     pub fn node(&self) -> Node {
         Node { id: self.id(), count: self.count(), store: self.store.clone() }
     }

@@ -17,6 +17,7 @@ const JOB_PORTS: std::ops::Range<u64> = 61_440..65_536;
 pub struct LaunchOptions {
     /// `HOST:PORT` of process 0, or `etcd://HOST:PORT/RUN`.
     pub coordinator: Option<String>,
+    /// Id of this process, from 0.
     pub process_id: Option<usize>,
     /// Number of processes; 1 ignores the environment and runs a single process.
     pub num_processes: Option<usize>,
@@ -25,8 +26,11 @@ pub struct LaunchOptions {
 /// Identity of this process in a multi-process run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
+    /// Id of this process, from 0.
     pub id: usize,
+    /// Number of processes of the run.
     pub count: usize,
+    /// `HOST:PORT` of process 0, or `etcd://HOST:PORT/RUN`.
     pub coordinator: String,
     /// Launcher or options that the values come from, for messages.
     pub how: String,

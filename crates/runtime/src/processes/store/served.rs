@@ -83,6 +83,7 @@ impl Server {
         Ok(Server { shared, address, stop: Some(stop), thread: Some(thread) })
     }
 
+    /// Returns the address that the server listens at, with the actual port if port 0 was requested.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
