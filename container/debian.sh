@@ -6,6 +6,8 @@ cd "$(dirname "$0")/.."
 target=${1:?cpu or cuda} binary=${2:?a built ltx2} mirror=${3:-http://deb.debian.org/debian}
 release=$(sed -n 's/^FROM debian:\([a-z]*\)-slim AS base$/\1/p' container/Dockerfile)
 root=$(mktemp -d "${TMPDIR:-/tmp}/ltx2-debian-XXXXXX")
+# Other users than root must reach what is in it: apt's, and the image's.
+chmod 755 "$root"
 trap 'rm -rf --one-file-system "$root"' EXIT
 debootstrap --variant=minbase "$release" "$root" "$mirror"
 cp /etc/resolv.conf "$root/etc/resolv.conf"
