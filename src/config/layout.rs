@@ -201,6 +201,9 @@ fn per_slice_suffix(slices: usize) -> &'static str {
     if slices > 1 { " per slice" } else { "" }
 }
 
+/// Axes that layout files cannot have rules for.
+const WITHOUT_RULES: [Axis; 3] = [Axis::CfgBatch, Axis::Layers, Axis::Replicated];
+
 /// Reads a layout file, or a shipped layout by its name. `auto` reads `replicated`.
 ///
 /// # Errors
@@ -220,19 +223,19 @@ pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
         for (key, value) in entries {
             let axis: Axis = serde_json::from_value(key.as_str().into()).map_err(|e: serde_json::Error| {
                 let known = e.to_string();
-                let known = known.split_once("expected ").map_or("", |(_, known)| known);
-                wrong(value.line, format!("unknown tensor axis '{key}'; known axes are {known}"))
+                let known = known.split('`').skip(3).step_by(2);
+                let known: Vec<&str> = known.filter(|name| !WITHOUT_RULES.iter().any(|a| a.name() == *name)).collect();
+                wrong(value.line, format!("unknown tensor axis '{key}'; known axes are {}", known.join(", ")))
             })?;
             let mesh_axes: Vec<String> = serde_json::from_value(value.to_value()).map_err(|_| {
                 wrong(value.line, format!("rule for '{key}' must be a list of mesh axes, such as [context]"))
             })?;
-            if matches!(axis, Axis::CfgBatch | Axis::Replicated | Axis::Layers) {
-                return Err(wrong(
-                    value.line,
-                    format!(
-                        "the axis '{key}' cannot have a rule; 'cfg_batch' follows the rules for 'batch' and 'branch'"
-                    ),
-                ));
+            if WITHOUT_RULES.contains(&axis) {
+                let why = match axis {
+                    Axis::CfgBatch => "it follows the rules for 'batch' and 'branch'",
+                    _ => "it is never sharded",
+                };
+                return Err(wrong(value.line, format!("the axis '{key}' cannot have a rule: {why}")));
             }
             if let Some(bad) = mesh_axes.iter().find(|m| !AXES.contains(&m.as_str())) {
                 let known = AXES.join(", ");
@@ -348,6 +351,26 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn axes_without_rules_are_rejected_and_not_listed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.yml");
+        let error = |axis: &str| {
+            std::fs::write(&path, format!("rules:\n  {axis}: [data]\n")).unwrap();
+            let error = read_layout_source(path.to_str().unwrap()).unwrap_err().to_string();
+            error.split_once(":2: ").expect("a line").1.to_string()
+        };
+        assert_eq!(error("rows"), "the axis 'rows' cannot have a rule: it follows the rules for 'batch' and 'branch'");
+        for axis in ["layers", "whole"] {
+            assert_eq!(error(axis), format!("the axis '{axis}' cannot have a rule: it is never sharded"));
+        }
+        assert_eq!(
+            error("row"),
+            "unknown tensor axis 'row'; known axes are batch, branch, video_sequence, audio_sequence, text_sequence, embed, \
+             heads, kv_heads, head_dim, mlp, vocab, frames, height, width, channels, samples"
+        );
+    }
 
     #[test]
     fn meshes_are_parsed_and_resolved() {

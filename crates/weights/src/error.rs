@@ -138,8 +138,20 @@ pub enum WeightsError {
         key: String,
         /// Shape of the tensor.
         got: Vec<usize>,
-        /// Required shape; `[0, 0]` if any matrix would do, as for LoRA merging.
+        /// Required shape.
         want: Vec<usize>,
+    },
+    /// An operation on a tensor does not support its shape.
+    #[error("{}: tensor `{key}` has shape {got:?}: {reason}", path.display())]
+    UnsupportedShape {
+        /// The safetensors file that contains the tensor.
+        path: PathBuf,
+        /// Name of the tensor in the file.
+        key: String,
+        /// Shape of the tensor.
+        got: Vec<usize>,
+        /// What the operation supports.
+        reason: String,
     },
     /// Dequantization scales of 8-bit weights are not per row or per tensor.
     #[error("{}: {scales}", path.display())]
@@ -273,14 +285,6 @@ pub enum WeightsError {
     Exists {
         /// The component's folder in the model to write.
         path: PathBuf,
-    },
-    /// A written tensor differs from its declaration.
-    #[error("{}: {reason}", path.display())]
-    Write {
-        /// The file that contains the tensor.
-        path: PathBuf,
-        /// How the tensor differs from its declaration.
-        reason: String,
     },
     /// The bytes do not form a valid host tensor.
     #[error("{}: tensor `{key}`: {source}", path.display())]

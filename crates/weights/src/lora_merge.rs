@@ -134,9 +134,7 @@ pub fn merge(
     updates: &[(&LoraFile, &Update, f64)],
 ) -> Result<Merged, WeightsError> {
     let &[rows, inner] = weight.shape() else {
-        let want = vec![0; 2];
-        let (path, key) = (weight.file().to_path_buf(), weight.key().to_string());
-        return Err(WeightsError::Shape { path, key, got: weight.shape().to_vec(), want });
+        return Err(not_a_matrix(weight));
     };
     let round: Round = match weight.dtype() {
         DType::F32 | DType::F64 => |v| v,
@@ -180,13 +178,16 @@ pub fn merge(
 
 fn matrix(view: &TensorView) -> Result<Array2<f32>, WeightsError> {
     let values = finite_tensor(view)?.into_f32();
-    let shape = WeightsError::Shape {
+    values.into_dimensionality::<Ix2>().map_err(|_| not_a_matrix(view))
+}
+
+fn not_a_matrix(view: &TensorView) -> WeightsError {
+    WeightsError::UnsupportedShape {
         path: view.file().to_path_buf(),
         key: view.key().into(),
         got: view.shape().to_vec(),
-        want: vec![0; 2],
-    };
-    values.into_dimensionality::<Ix2>().map_err(|_| shape)
+        reason: "LoRAs consist of matrices and update matrices".into(),
+    }
 }
 
 /// Converts unaligned little-endian values to f32.

@@ -81,9 +81,9 @@ impl Checkpoint {
         let whole = self.tensors.get(name).cloned().ok_or_else(|| self.missing(name))?;
         let (rows, count) = (whole.shape.first().copied().unwrap_or(1), parts.len());
         if !rows.is_multiple_of(count) || whole.shape.is_empty() {
-            let want = [&[rows.next_multiple_of(count)], whole.shape.get(1..).unwrap_or_default()].concat();
-            let path = self.shards[whole.shard].path.clone();
-            return Err(WeightsError::Shape { path, key: whole.key.to_string(), got: whole.shape.to_vec(), want });
+            let (path, key) = (self.shards[whole.shard].path.clone(), whole.key.to_string());
+            let reason = format!("its rows cannot be split equally into {}", parts.join(", "));
+            return Err(WeightsError::UnsupportedShape { path, key, got: whole.shape.to_vec(), reason });
         }
         let tensors = Arc::make_mut(&mut self.tensors);
         tensors.remove(name);
