@@ -63,7 +63,7 @@ nano-parity: plugin-cpu
 RUNS ?= 2000000
 soak:
 	LTX2_FUZZ_CASES=$(RUNS) cargo test --locked --release --test it fuzz_regression::
-	cargo test --locked --release --lib pipeline::derive::
+	cargo test --locked --release --lib pipeline::plan::derive::
 
 # The fuzz readers (or READERS alone) under libFuzzer with AddressSanitizer, RUNS runs or SECONDS (1200) of processor time each.
 # Needs nightly with llvm-tools, and `cargo install cargo-fuzz --locked`.

@@ -11,13 +11,13 @@ use crate::config::{AUTO, Config, Loaded, Model, Pipeline, Reference};
 use crate::models::ConfigError;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::PipelineError;
-use crate::pipeline::configs::ModelConfigs;
-use crate::pipeline::layouts::{Comparison, Devices, compare, ranking};
 use crate::pipeline::model::Component;
 use crate::pipeline::one_line as error_line;
-use crate::pipeline::options::GenerateOptions;
-use crate::pipeline::preflight::{check_components, preflight};
-use crate::pipeline::verify::component;
+use crate::pipeline::plan::layouts::{Comparison, Devices, compare, ranking};
+use crate::pipeline::plan::options::GenerateOptions;
+use crate::pipeline::plan::preflight::{check_components, preflight};
+use crate::pipeline::plan::verify::component;
+use crate::pipeline::programs::configs::ModelConfigs;
 use crate::weights::{ModelSource, ValidationReport, Version};
 
 /// Lists the components of a model, missing and wrongly shaped tensors, and what each pipeline needs; reads only file

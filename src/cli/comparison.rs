@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::UsageError;
 use crate::media::{self, Frames};
-use crate::pipeline::tensors;
+use crate::pipeline::output::tensors;
 use crate::quality::{AudioScores, TensorScores, VideoScores};
 use crate::tensor::Tensor;
 

@@ -9,8 +9,8 @@ use super::{UsageError, check_json, check_output_file, print, print_and_write_js
 use crate::analysis::Chip;
 use crate::config::Config;
 use crate::pipeline::PipelineError;
-use crate::pipeline::compile::{CompileOptions, compile, dump_files};
-use crate::pipeline::programs::{ProgramKind, Programs};
+use crate::pipeline::programs::build::{ProgramKind, Programs};
+use crate::pipeline::programs::compile::{CompileOptions, compile, dump_files};
 use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
 use crate::runtime::{ModuleStore, Target};
 use crate::tune::CompileReport;

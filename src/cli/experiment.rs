@@ -7,7 +7,7 @@ use super::compile::{chip_of, prepare_tpus, target};
 use super::{UsageError, print};
 use crate::analysis::Chip;
 use crate::config::{AUTO, Case, Config, Experiment, read_experiment, read_layout_source};
-use crate::pipeline::programs::{ProgramKind, Programs};
+use crate::pipeline::programs::build::{ProgramKind, Programs};
 use crate::tune::search::{SearchRequest, best_layout, search, summary};
 use crate::tune::{
     Group, LOG, Options, diagnose_groups, experiment, given, group_diagnosis_text, markdown, page, ranked,

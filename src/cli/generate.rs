@@ -11,12 +11,12 @@ use super::{UsageError, log, print, signals, tell};
 use crate::config::{Config, Loaded, ProgressEvery, WeightSource, output_paths};
 use crate::pipeline::PipelineError;
 use crate::pipeline::generate::generate;
-use crate::pipeline::options::GenerateOptions;
-use crate::pipeline::origin::Origin;
-use crate::pipeline::outputs::{check_outputs, unfinished};
-use crate::pipeline::preflight::preflight;
+use crate::pipeline::plan::options::GenerateOptions;
+use crate::pipeline::plan::origin::Origin;
+use crate::pipeline::plan::outputs::{check_outputs, unfinished};
+use crate::pipeline::plan::preflight::preflight;
 use crate::pipeline::processes::together;
-use crate::pipeline::programs::Programs;
+use crate::pipeline::programs::build::Programs;
 use crate::pjrt::prepend_libtpu_flags;
 use crate::runtime::processes::Group;
 

@@ -6,7 +6,7 @@ use anyhow::Context;
 
 use crate::hlo::DType;
 use crate::models::presets::Preset;
-use crate::pipeline::init::init;
+use crate::pipeline::programs::init::init;
 
 use super::print;
 

@@ -51,7 +51,7 @@ mod why;
   ltx2 generate -c nano -p \"a red circle bounces on blue, low beeps\"
   ltx2 generate -c ltx2_3 -m LTX-2.3 -p \"a lighthouse over a quiet sea at dawn\"
 
-stdout carries results only; LTX2_LOG (e.g. debug, ltx2::runtime=trace) overrides -v and -q.")]
+stdout carries results only; LTX2_LOG (e.g. debug, ltx2_runtime=trace) overrides -v and -q.")]
 pub struct Cli {
     /// Increases log verbosity (debug); twice: trace
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]

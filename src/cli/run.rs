@@ -9,14 +9,14 @@ use super::args::{ComponentArgs, files};
 use super::{UsageError, check_output_file, print};
 
 use crate::config::{ActivationType, Config, Dtype, Model, Numerics, Runtime, WeightSource, WeightType, parse_mesh};
-use crate::pipeline::component::{Scalars, run_component};
-use crate::pipeline::configs::ModelConfigs;
-use crate::pipeline::executor::Executor;
-use crate::pipeline::loras::Loras;
-use crate::pipeline::parameters::check_files;
-use crate::pipeline::program_table::{ProgramKind, TABLE};
-use crate::pipeline::tensors;
-use crate::pipeline::{origin, setup};
+use crate::pipeline::output::tensors;
+use crate::pipeline::plan::loras::Loras;
+use crate::pipeline::plan::{origin, setup};
+use crate::pipeline::programs::component::{Scalars, run_component};
+use crate::pipeline::programs::configs::ModelConfigs;
+use crate::pipeline::programs::executor::Executor;
+use crate::pipeline::programs::parameters::check_files;
+use crate::pipeline::programs::program_table::{ProgramKind, TABLE};
 use crate::runtime::{Engine, platform};
 
 /// Runs one component. Its input tensors come from a safetensors file and are named like the arguments of the reference

@@ -6,7 +6,7 @@ use super::args::{RunArgs, load_run};
 use super::generate::prepare_run;
 use super::{log, print};
 use crate::pipeline::processes::together;
-use crate::pipeline::warm::{Warmed, warm};
+use crate::pipeline::programs::warm::{Warmed, warm};
 
 /// Compiles all programs of a configuration into the compile cache, on the devices that run them; needs no weights.
 #[derive(clap::Args, Clone, Debug)]

@@ -6,7 +6,7 @@ use super::args::{ConfigArgs, JobArgs, LAYERS, ModelArgs, PlacementArgs, load_ru
 use super::compile::{chip_of, prepare_tpus};
 use super::experiment::usage;
 use super::{check_json, check_output_file, print_and_write_json};
-use crate::pipeline::programs::ProgramKind;
+use crate::pipeline::programs::build::ProgramKind;
 use crate::tune::{BUDGET, DiagnoseRequest, DiagnosisReport, diagnose, diagnosis_text};
 
 /// Lists the tensor, sharding rule and reason of each collective, then compiles single-rule layout changes and ranks
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     };
     prepare_tpus(&config, std::slice::from_ref(&args.target))?;
-    let blocks = crate::pipeline::programs::Programs::of(&config, None)?.layers();
+    let blocks = crate::pipeline::programs::build::Programs::of(&config, None)?.layers();
     let request = DiagnoseRequest {
         settings: settings(args),
         given,

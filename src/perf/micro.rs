@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::analysis::{CollectiveKind, Measurements, Provenance};
 use crate::config::Config;
 use crate::pipeline::Result;
-use crate::pipeline::setup;
+use crate::pipeline::plan::setup;
 use crate::runtime::{Engine, micro, platform};
 
 /// Runs each microbenchmark `runs` times on all devices of the platform. If `only` is not empty, runs only collectives

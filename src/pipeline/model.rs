@@ -7,10 +7,10 @@ use ndarray::Array5;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::configs::ModelConfigs;
 use super::error::Result;
-use super::origin::{self, Origin, Weights};
-use super::verify;
+use super::plan::origin::{self, Origin, Weights};
+use super::plan::verify;
+use super::programs::configs::ModelConfigs;
 use crate::av::Av;
 use crate::config::{Config, Job, Reference};
 use crate::models::tokenizer::Tokenizer;

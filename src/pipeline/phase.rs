@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use super::program_table::ProgramKind;
+use super::programs::program_table::ProgramKind;
 
 /// A phase of a run, identified by its main program.
 pub type Phase = ProgramKind;

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::differences::difference;
 use super::error::PipelineError;
-use super::options::GenerateOptions;
+use super::output::differences::difference;
+use super::plan::options::GenerateOptions;
 use crate::config::{Config, Job, MODEL_PATHS};
 use crate::interrupts;
 use crate::pjrt::end_process;

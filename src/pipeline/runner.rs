@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
-use super::denoise_loop::DenoiseLoop;
 use super::error::PipelineError;
-use super::executor::Executor;
-use super::memory::Planned;
 use super::model::Model;
-use super::program_table::ProgramKind;
+use super::plan::memory::Planned;
+use super::programs::executor::Executor;
+use super::programs::program_table::ProgramKind;
+use super::stages::denoise_loop::DenoiseLoop;
 use crate::media::{ImageH264, RoundTrip};
 use crate::models::Network;
 use crate::nn::Build;

@@ -1,6 +1,6 @@
 //! The devices of a configuration, with compiled programs and loaded parameters.
 
-use super::setup;
+use super::plan::setup;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::error::{PipelineError, Result};
-use super::executor::Executor;
-use super::layouts;
-use super::loras::Loras;
-use super::memory;
 use super::model::Model;
-use super::options::RunOptions;
-use super::programs::Programs;
+use super::plan::layouts;
+use super::plan::loras::Loras;
+use super::plan::memory;
+use super::plan::options::RunOptions;
+use super::programs::build::Programs;
+use super::programs::executor::Executor;
 use super::runner::Runner;
-use super::text_to_video::Generated;
+use super::stages::text_to_video::Generated;
 use crate::config::{AUTO, Config};
 use crate::media::RoundTrip;
 use crate::nn::Build;

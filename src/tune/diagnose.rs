@@ -13,9 +13,9 @@ use super::difference::{Difference, difference};
 use super::error::{Result, TuneError};
 use super::options::Options;
 use crate::config::{AUTO, CliOverrides, Config, LayoutSource, load, read_layout_source};
-use crate::pipeline::compile::{resolved, unmatched_patterns};
-use crate::pipeline::layouts::{Comparison, Devices, compare, mesh_name, rules_text, with_rules};
-use crate::pipeline::programs::{ProgramKind, warn_once};
+use crate::pipeline::plan::layouts::{Comparison, Devices, compare, mesh_name, rules_text, with_rules};
+use crate::pipeline::programs::build::{ProgramKind, warn_once};
+use crate::pipeline::programs::compile::{resolved, unmatched_patterns};
 use crate::runtime::Target;
 
 #[derive(Clone, Debug)]

@@ -17,7 +17,7 @@ use crate::config::{
     ActivationType, Case, CliOverrides, Config, ConfigError, Dtype, Experiment, Runtime, WeightType, load,
     read_layout_source,
 };
-use crate::pipeline::programs::ProgramKind;
+use crate::pipeline::programs::build::ProgramKind;
 use crate::pjrt::discover::Platform;
 use crate::runtime::{CompileKey, platform};
 

@@ -8,7 +8,7 @@ use super::experiment::{given, settings};
 use super::options::Options;
 use super::table::escaped_line;
 use crate::config::{Case, ConfigError, Experiment};
-use crate::pipeline::programs::ProgramKind;
+use crate::pipeline::programs::build::ProgramKind;
 
 /// Diagnoses the fastest case of each group that fits into device memory, using the experiment's modules. Writes
 /// results and layout files to the subfolder `why`, because the experiment's own results file is locked. A diagnosis

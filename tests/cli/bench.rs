@@ -1,6 +1,6 @@
 //! Random weights generated on the device, and `ltx2 bench`, on the CPU plugin.
 
-use ltx2::pipeline::setup;
+use ltx2::pipeline::plan::setup;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Output;
@@ -16,10 +16,10 @@ use ltx2::models::Network;
 use ltx2::models::presets::Preset;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Lowering, Param};
-use ltx2::pipeline::configs::ModelConfigs;
-use ltx2::pipeline::executor::Executor;
-use ltx2::pipeline::origin::Weights;
-use ltx2::pipeline::programs::Programs;
+use ltx2::pipeline::plan::origin::Weights;
+use ltx2::pipeline::programs::build::Programs;
+use ltx2::pipeline::programs::configs::ModelConfigs;
+use ltx2::pipeline::programs::executor::Executor;
 use ltx2::runtime::{Engine, EngineOptions, RandomProgram, Toolchain, compile_options, random_programs};
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::Branch;
@@ -176,7 +176,7 @@ fn generate(dir: &Path, name: &str, more: &[&str]) -> (BTreeMap<String, Tensor>,
     let request = ["-p", "a red ball", "-o", &file, "--dump", &dump];
     let out = ltx2(dir, &[&base[..], &request, &SMALL, more].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
-    let tensors = ltx2::pipeline::tensors::read(&dir.join(&dump)).expect("a dump");
+    let tensors = ltx2::pipeline::output::tensors::read(&dir.join(&dump)).expect("a dump");
     (tensors, json(&dir.join(format!("{name}.json"))), text(&out.stderr))
 }
 
@@ -216,13 +216,14 @@ fn video_is_generated_without_model_files() {
 fn component_runs_without_model_files() {
     let dir = tempfile::tempdir().expect("a folder");
     let mel = Tensor::F32(ndarray::ArrayD::from_elem(vec![1, 2, 5, 64], 0.5));
-    ltx2::pipeline::tensors::write(&dir.path().join("in.safetensors"), &[("mel".into(), mel)]).expect("written");
+    ltx2::pipeline::output::tensors::write(&dir.path().join("in.safetensors"), &[("mel".into(), mel)])
+        .expect("written");
     let run = |output: &str, weights: &[&str]| {
         let base =
             ["run", "vocoder", "--model", "nano", "--platform", "cpu", "--inputs", "in.safetensors", "-o", output];
         let out = ltx2(dir.path(), &[&base[..], weights].concat());
         assert!(out.status.success(), "{}", text(&out.stderr));
-        ltx2::pipeline::tensors::read(&dir.path().join(output)).expect("results")
+        ltx2::pipeline::output::tensors::read(&dir.path().join(output)).expect("results")
     };
     let a = run("a.safetensors", &["--weights", "random"]);
     assert_eq!(a, run("b.safetensors", &["--set", "model.weights=random"]));
@@ -358,7 +359,7 @@ fn local_model_configuration_is_used_without_weights() {
     std::fs::remove_file(dir.path().join("nano/transformer/diffusion_pytorch_model.safetensors")).expect("removed");
     let source =
         ltx2::weights::ModelSource::open(dir.path().join("nano").to_str().expect("UTF-8"), &Default::default());
-    let origin = ltx2::pipeline::origin::Origin::Files(Arc::new(source.expect("a model")));
+    let origin = ltx2::pipeline::plan::origin::Origin::Files(Arc::new(source.expect("a model")));
     let models = ltx2::pipeline::model::Model::random(origin, 5).expect("opens");
     assert!(models.statistics.video.mean.iter().all(|m| *m == 0.0));
     assert!(models.statistics.video.std.iter().all(|m| *m == 1.0));

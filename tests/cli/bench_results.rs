@@ -33,7 +33,7 @@ fn chained_request_is_rejected_before_compiling() {
     let clips = ["--set", "request.chain={clip: 17, overlap: 9}", "--num-frames", "33"];
     let size = ["-c", VIDEO, "--width", "96", "--height", "64", "--json", "a.json"];
     let mut run = bench(folder.path(), &[&size[..], &clips].concat());
-    let out = run.env("LTX2_LOG", "info,ltx2::runtime::engine=debug").output().expect("runs");
+    let out = run.env("LTX2_LOG", "info,ltx2_runtime::engine=debug").output().expect("runs");
     let said = stderr(&out);
     assert_eq!(out.status.code(), Some(2), "{said}");
     let line = "error: bench: request.chain: chained clips cannot be benchmarked; remove --chain";

@@ -10,7 +10,7 @@ use crate::support::{
 use ltx2::hlo::DType;
 use ltx2::media::{Audio, EncoderChoice, Frames, Mp4Options, WavFormat, write_mp4, write_png_frames, write_wav};
 
-use ltx2::pipeline::tensors;
+use ltx2::pipeline::output::tensors;
 use ltx2::tensor::Tensor;
 use ndarray::{Array2, Array4};
 use serde_json::Value;

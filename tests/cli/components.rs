@@ -2,7 +2,7 @@
 //! reference.
 
 use crate::support::{self, cases, full, needs};
-use ltx2::pipeline::tensors;
+use ltx2::pipeline::output::tensors;
 
 /// Maximum relative L2 distance in f32, as in `it parity`.
 const F32: f64 = 1e-4;

@@ -7,8 +7,8 @@ use std::thread;
 
 use crate::support::{self, cases, cpu, generate, needs, open, plain, request};
 use ltx2::hlo::DType;
-use ltx2::pipeline::options::RunOptions;
-use ltx2::pipeline::text_to_video::Generated;
+use ltx2::pipeline::plan::options::RunOptions;
+use ltx2::pipeline::stages::text_to_video::Generated;
 use ltx2::pjrt::Client;
 use serde_json::Value;
 use sha2::{Digest, Sha256};

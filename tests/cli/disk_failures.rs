@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::support::{self, needs};
-use ltx2::pipeline::{denoise_checkpoint, tensors};
+use ltx2::pipeline::output::{denoise_checkpoint, tensors};
 use ltx2::runtime::processes::store::Server;
 use serde_json::Value;
 use tempfile::TempDir;

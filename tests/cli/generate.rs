@@ -1,6 +1,6 @@
 //! The `generate` command: a random model to a video with sound, repeated runs, several videos, and invalid input.
 
-use ltx2::pipeline::setup;
+use ltx2::pipeline::plan::setup;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use crate::support::single_file::TINY;
 use crate::support::{self, QUICK, full, needs};
 use ltx2::config::{CliOverrides, load};
-use ltx2::pipeline::programs::Programs;
+use ltx2::pipeline::programs::build::Programs;
 use ltx2::sampling::SamplerKind;
 use serde_json::Value;
 
@@ -256,7 +256,7 @@ fn device_noise_is_normal_and_repeatable() {
         let (out, dump) = (dir.path().join(format!("{name}.mp4")), dir.path().join(format!("{name}.safetensors")));
         let own = ["--pipeline", "two_stage", "--height", "64", "--dump", dump.to_str().expect("UTF-8")];
         succeed(&refs(&short(&out, &[&own[..], more].concat())));
-        let read = ltx2::pipeline::tensors::read(&dump).expect("a dump");
+        let read = ltx2::pipeline::output::tensors::read(&dump).expect("a dump");
         let noise = |name: &str| read[name].to_f32();
         (noise("noise.video"), noise("stage_2.noise.video"), noise("stage_2.noise.audio"))
     };
@@ -270,7 +270,7 @@ fn device_noise_is_normal_and_repeatable() {
     assert_ne!(run("c", &[&device[..], &["--seed", "11"]].concat()).0, first);
     assert_ne!(run("d", &["--dump-steps"]).0, first);
     // The dump contains the latents after each step; the last are the result.
-    let steps = ltx2::pipeline::tensors::read(&dir.path().join("d.safetensors")).expect("a dump");
+    let steps = ltx2::pipeline::output::tensors::read(&dir.path().join("d.safetensors")).expect("a dump");
     assert!(steps.contains_key("step_0.latents.video") && steps.contains_key("stage_2.step_0.latents.audio"));
     assert_eq!(steps["stage_2.step_3.latents.video"], steps["latents.video"]);
     let both = first.len().min(second.len());
@@ -360,7 +360,7 @@ fn invalid_models_report_file_and_tensor() {
     // A checkpoint with integers instead of weights.
     let wrong = dir.path().join("wrong.safetensors");
     let ids = ltx2::tensor::Tensor::from(ndarray::Array1::<i64>::zeros(4));
-    ltx2::pipeline::tensors::write(&wrong, &[("a".to_string(), ids)]).expect("written");
+    ltx2::pipeline::output::tensors::write(&wrong, &[("a".to_string(), ids)]).expect("written");
     let line = fail(1, &["generate", "-p", "x", "--model", wrong.to_str().expect("UTF-8")]);
     assert!(line.contains("wrong.safetensors"), "{line}");
 }
@@ -391,7 +391,7 @@ fn run_command_reports_unknown_missing_and_misshaped_inputs() {
             .iter()
             .map(|(n, s)| ((*n).to_string(), ltx2::tensor::Tensor::F32(ndarray::ArrayD::zeros(s.clone()))))
             .collect();
-        ltx2::pipeline::tensors::write(&file, &tensors).expect("written");
+        ltx2::pipeline::output::tensors::write(&file, &tensors).expect("written");
         let out = dir.path().join("out.safetensors");
         let paths = [&file, &out].map(|p| p.to_str().expect("UTF-8"));
         let flags = ["run", "vocoder", "--platform", "cpu", "--model", TINY, "--inputs", paths[0], "-o", paths[1]];

@@ -8,7 +8,7 @@ use ltx2::media::{
     Audio, EncoderChoice, Frames, Mp4Options, WavFormat, covering_clip, read_clip, read_png_frames, read_sound,
     read_wav, write_mp4, write_png_frames, write_wav,
 };
-use ltx2::pipeline::tensors;
+use ltx2::pipeline::output::tensors;
 use ltx2::tensor::Tensor;
 use ltx2::weights::Checkpoint;
 use ndarray::{Array2, Array4};

@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 use ltx2::config::{CliOverrides, Job, load};
 use ltx2::media::read_wav;
 use ltx2::pipeline::generate::{Finished, Observer, generate};
-use ltx2::pipeline::options::GenerateOptions;
 use ltx2::pipeline::phase::Phase;
+use ltx2::pipeline::plan::options::GenerateOptions;
 
 use crate::crash_safety::kill_at;
 use crate::outputs::{Folder, error, frames_of, json, kept, succeed};

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use crate::support::standin::{self, Fault, RESOURCE_EXHAUSTED, Standin};
 use crate::support::{self, cases, needs};
-use ltx2::pipeline::tensors;
+use ltx2::pipeline::output::tensors;
 use serde_json::Value;
 
 /// Runs a small model with settings of `runtime` in a two-stage pipeline, whose transformer is loaded twice.
@@ -101,7 +101,7 @@ fn out_of_memory_error_uses_planned_figures() {
         let reason = format!("(RESOURCE_EXHAUSTED): {said}");
         let (_, kept) = error.split_once(&reason).unwrap_or_else(|| panic!("no '{reason}': {error}"));
         match kept.strip_prefix("; the latents are kept in ") {
-            Some(path) => drop(ltx2::pipeline::tensors::read(Path::new(path)).expect("latents")),
+            Some(path) => drop(ltx2::pipeline::output::tensors::read(Path::new(path)).expect("latents")),
             None => assert_eq!(kept, "", "{error}"),
         }
         assert_eq!(std::fs::read_dir(dir.path()).expect("a folder").count(), 0, "nothing is left");

@@ -17,7 +17,7 @@ use ltx2::config::{CliOverrides, Job, load};
 use ltx2::media::read_png;
 use ltx2::pipeline::model::Model;
 use ltx2::pipeline::session::Session;
-use ltx2::pipeline::text_to_video::Generated;
+use ltx2::pipeline::stages::text_to_video::Generated;
 use ltx2::sampling::guidance::Scales;
 use ltx2::tensor::Tensor;
 use ltx2::weights::Checkpoint;

@@ -106,7 +106,10 @@ fn closed_fifo_reader_gives_one_error_and_keeps_results() {
     assert_eq!((ran.status.code(), errors.len()), (Some(1), 1), "{said}");
     assert!(errors[0].contains("fifo.mp4: Broken pipe"), "{said}");
     let kept = errors[0].split(" kept in ").nth(1).expect("the place");
-    assert!(ltx2::pipeline::tensors::read(&folder.path(kept)).expect("tensors").contains_key("frames"), "{said}");
+    assert!(
+        ltx2::pipeline::output::tensors::read(&folder.path(kept)).expect("tensors").contains_key("frames"),
+        "{said}"
+    );
 }
 
 /// JSON figures can go to a device, and are appended to the file that stdout is redirected to.

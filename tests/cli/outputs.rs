@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use ltx2::media::{probe_clip, read_wav};
-use ltx2::pipeline::tensors;
+use ltx2::pipeline::output::tensors;
 use ltx2::tensor::Tensor;
 use serde_json::Value;
 use sha2::{Digest, Sha256};

@@ -39,7 +39,7 @@ impl Ended {
     fn of(arguments: &[String]) -> Self {
         let mut command = support::ltx2();
         // Log compilations. Hide ffmpeg and GPUs, so that a seed gives the same result on every machine.
-        command.env("LTX2_LOG", "info,ltx2::runtime::engine=debug").env("CUDA_VISIBLE_DEVICES", "");
+        command.env("LTX2_LOG", "info,ltx2_runtime::engine=debug").env("CUDA_VISIBLE_DEVICES", "");
         let output = command.args(arguments).output().expect("the binary runs");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ended { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }

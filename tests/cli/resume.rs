@@ -10,9 +10,9 @@ use crate::support::drawn::{distilled_2_5, with_diffusion_decoder};
 use crate::support::{self, full, needs};
 use ltx2::config::{CliOverrides, Job, load};
 use ltx2::media::{Frames, write_png_frames};
-use ltx2::pipeline::denoise_checkpoint;
 use ltx2::pipeline::generate::{Finished, Observer, generate};
-use ltx2::pipeline::options::GenerateOptions;
+use ltx2::pipeline::output::denoise_checkpoint;
+use ltx2::pipeline::plan::options::GenerateOptions;
 use ndarray::Array4;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -235,7 +235,7 @@ fn checkpoint_of_another_request_is_rejected() {
     // The log shows that nothing is compiled.
     let mut command = support::ltx2();
     command.args(["generate", "-c", support::tiny(), "--resume", "-o"]).arg(&output);
-    command.args(other.iter().flat_map(|pair| ["--set", pair])).env("LTX2_LOG", "info,ltx2::runtime::engine=debug");
+    command.args(other.iter().flat_map(|pair| ["--set", pair])).env("LTX2_LOG", "info,ltx2_runtime::engine=debug");
     let refused = command.output().expect("the binary runs");
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("holds the steps of another request"), "{said}");
@@ -389,7 +389,7 @@ fn unwritable_video_is_kept_as_tensors() {
     let said = generate(&config, &options, None, &mut Takes(place)).expect_err("not written").to_string();
     let (error, kept) = said.split_once("; the frames, audio samples and latents are kept in ").expect("the place");
     assert!(error.contains("videos"), "{error}");
-    let tensors = ltx2::pipeline::tensors::read(Path::new(kept)).expect("tensors");
+    let tensors = ltx2::pipeline::output::tensors::read(Path::new(kept)).expect("tensors");
     assert_eq!(tensors["frames"].shape(), [9, 64, 64, 3]);
     assert_eq!(tensors["audio"].shape()[0], 2);
     assert!(tensors.contains_key("latents.video") && tensors.contains_key("latents.audio"));

@@ -9,8 +9,8 @@ use ltx2::analysis::Chip;
 use ltx2::config::{CliOverrides, load, read_layout_source};
 use ltx2::hlo::Mesh;
 use ltx2::nn::{Build, Lowering, Quantization};
-use ltx2::pipeline::layouts::{Bound, bound, placed};
-use ltx2::pipeline::programs::{ProgramKind, Programs};
+use ltx2::pipeline::plan::layouts::{Bound, bound, placed};
+use ltx2::pipeline::programs::build::{ProgramKind, Programs};
 use ltx2::tune::Record;
 
 fn stderr(out: &Output) -> String {

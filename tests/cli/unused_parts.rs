@@ -44,7 +44,7 @@ fn model(folder: &Path, damage: Damage) -> PathBuf {
 fn run(folder: &Path, arguments: &[&str]) -> Output {
     let mut run = support::ltx2();
     // Log compilations.
-    run.env("LTX2_LOG", "info,ltx2::runtime::engine=debug").current_dir(folder).args(arguments);
+    run.env("LTX2_LOG", "info,ltx2_runtime::engine=debug").current_dir(folder).args(arguments);
     run.output().expect("the binary runs")
 }
 

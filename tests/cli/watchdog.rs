@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::standin::{Fault, INTERNAL, Standin, UNAVAILABLE};
 use crate::support::{self, needs};
-use ltx2::pipeline::denoise_checkpoint;
+use ltx2::pipeline::output::denoise_checkpoint;
 use ltx2::runtime::processes::store::Server;
 use tempfile::TempDir;
 

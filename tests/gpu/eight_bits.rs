@@ -3,8 +3,8 @@
 
 use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering, Quantization};
-use ltx2::pipeline::programs::ProgramKind;
-use ltx2::pipeline::tensors;
+use ltx2::pipeline::output::tensors;
+use ltx2::pipeline::programs::build::ProgramKind;
 
 use crate::support::{cases, cpu, ltx2, needs, quick, relative_l2, run_case};
 

@@ -9,7 +9,7 @@ use ltx2::kernels::Kernel;
 use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, noise_shape, program};
 use ltx2::models::pixels::Pixels;
 use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, Rule};
-use ltx2::pipeline::executor::{Executor, Inputs};
+use ltx2::pipeline::programs::executor::{Executor, Inputs};
 use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Client, ClientOptions, CudaOptions, Plugin};
 use ltx2::runtime::Engine;

@@ -33,11 +33,11 @@ const OF_OTHER_COMMANDS: [(&str, &[&str]); 10] = [
     ("src/serve", &["serve"]),
     ("src/tune", &["experiment", "why", "compile", "bench"]),
     ("src/perf", &["bench", "compile", "profile"]),
-    ("src/pipeline/component", &["run"]),
-    ("src/pipeline/component_inputs.rs", &["run"]),
-    ("src/pipeline/transformer_inputs.rs", &["run"]),
-    ("src/pipeline/programs.rs", &["compile", "bench"]),
-    ("src/pipeline/compile.rs", &["compile"]),
+    ("src/pipeline/programs/component", &["run"]),
+    ("src/pipeline/programs/component_inputs.rs", &["run"]),
+    ("src/pipeline/programs/transformer_inputs.rs", &["run"]),
+    ("src/pipeline/programs/build.rs", &["compile", "bench"]),
+    ("src/pipeline/programs/compile.rs", &["compile"]),
     ("src/config/serve.rs", &["serve"]),
 ];
 

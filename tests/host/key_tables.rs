@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::needs;
 use ltx2::models::presets::Preset;
-use ltx2::pipeline::configs::ModelConfigs;
-use ltx2::pipeline::parameters::parameters;
+use ltx2::pipeline::programs::configs::ModelConfigs;
+use ltx2::pipeline::programs::parameters::parameters;
 use ltx2::weights::keys::SingleFileKeys;
 use ltx2::weights::{Component, is_inert};
 use sha2::{Digest, Sha256};

@@ -1,6 +1,6 @@
 //! Hashes of the programs of every preset, pipeline, layout and platform: refactoring must not change them.
 
-use ltx2::pipeline::setup;
+use ltx2::pipeline::plan::setup;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -11,7 +11,7 @@ use ltx2::config::{CliOverrides, Config, load};
 use ltx2::models::connectors::ConnectorsConfig;
 use ltx2::models::gemma4::{self, Gemma4Config};
 use ltx2::models::presets::Preset;
-use ltx2::pipeline::programs::{ProgramKind, Programs};
+use ltx2::pipeline::programs::build::{ProgramKind, Programs};
 use sha2::{Digest, Sha256};
 
 const IMAGE: &str = "tests/fixtures/images/shapes.png";

@@ -7,8 +7,8 @@ use crate::support::{cases, cpu, dumped, dumping, generate, needs, open, plain, 
 use ltx2::config::{Config, parse_mesh};
 use ltx2::hlo::DType;
 use ltx2::nn::Build;
-use ltx2::pipeline::batch::videos_at_once;
-use ltx2::pipeline::text_to_video::Generated;
+use ltx2::pipeline::stages::batch::videos_at_once;
+use ltx2::pipeline::stages::text_to_video::Generated;
 use ltx2::sampling::guidance::RescaleScope;
 
 const DUMPED: [&str; 7] =

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use ltx2::av::Av;
 use ltx2::nn::Build;
-use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::model::Model;
-use ltx2::pipeline::origin::{Origin, Weights};
+use ltx2::pipeline::plan::origin::{Origin, Weights};
+use ltx2::pipeline::programs::executor::Executor;
 use ltx2::pjrt::Client;
 use ltx2::request::Request;
 use ltx2::runtime::{Engine, EngineOptions};

@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 
 use ltx2::Config;
 use ltx2::pipeline::Generated;
-use ltx2::pipeline::chain::Join;
 use ltx2::pipeline::runner::Runner;
+use ltx2::pipeline::stages::chain::Join;
 use ltx2::request::Request;
 use ndarray::{Array5, Axis, Ix4, Ix5, Slice};
 

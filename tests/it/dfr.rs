@@ -9,7 +9,7 @@ use crate::support::{Case, case, cpu, dumped, dumping, generate, link_parts, nee
 use ltx2::config::Config;
 use ltx2::hlo::DType;
 use ltx2::models::upsampler::{UpsamplerConfig, program};
-use ltx2::pipeline::options::RunOptions;
+use ltx2::pipeline::plan::options::RunOptions;
 use ltx2::pipeline::{Generated, Runner};
 use ltx2::request::Request;
 

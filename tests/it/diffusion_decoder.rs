@@ -12,7 +12,7 @@ use ltx2::models::Network;
 use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, noise_shape, program};
 use ltx2::models::pixels::Pixels;
 use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, Rule};
-use ltx2::pipeline::executor::{Executor, Inputs};
+use ltx2::pipeline::programs::executor::{Executor, Inputs};
 use ltx2::pjrt::Client;
 use ltx2::runtime::Engine;
 use ltx2::sampling::TorchRng;

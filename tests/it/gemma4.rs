@@ -14,7 +14,7 @@ use ltx2::models::connectors::ConnectorsConfig;
 use ltx2::models::gemma4::{self, Gemma4Config};
 use ltx2::models::presets::Preset;
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::programs::ProgramKind;
+use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pjrt::Client;
 use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;

@@ -10,7 +10,7 @@ use ltx2::models::Network;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::Heads;
 use ltx2::nn::rope::{grid, table};
-use ltx2::pipeline::executor::{Executor, Inputs};
+use ltx2::pipeline::programs::executor::{Executor, Inputs};
 use ltx2::runtime::Engine;
 use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
 use ltx2::sampling::guidance::Branch;

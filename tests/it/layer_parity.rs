@@ -13,7 +13,7 @@ use ltx2::models::transformer::{
 };
 use ltx2::nn::rope::{grid, table};
 use ltx2::nn::{Axis, Build, Heads, Params, Rope};
-use ltx2::pipeline::executor::{Executor, Inputs};
+use ltx2::pipeline::programs::executor::{Executor, Inputs};
 use ltx2::pjrt::Client;
 use ltx2::runtime::{Engine, Outputs};
 use ltx2::sampling::guidance::{Branch, Counted, Guidance, RescaleScope, combine};

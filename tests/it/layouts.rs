@@ -9,7 +9,7 @@ use crate::support::{
 use ltx2::config::Config;
 use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::programs::ProgramKind;
+use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pjrt::Client;
 use ltx2::tensor::Tensor;
 

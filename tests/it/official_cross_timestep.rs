@@ -2,7 +2,7 @@
 //! only), where the three differ (scripts/oracle/cases_official.py).
 
 use ltx2::hlo::DType;
-use ltx2::pipeline::programs::ProgramKind;
+use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::tensor::Tensor;
 
 use crate::support::{Case, cases, cpu, full, needs, plain, quick, relative_l2, run_case};

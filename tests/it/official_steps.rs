@@ -3,7 +3,7 @@
 //! the compiler: each case has its own denoising programs for its sampler, guidance, conditions and stages.
 
 use ltx2::hlo::DType;
-use ltx2::pipeline::executor::Executor;
+use ltx2::pipeline::programs::executor::Executor;
 use ltx2::request::Request;
 
 use crate::support::official::{cases_of, dumping_steps, request};

@@ -7,7 +7,7 @@ use crate::support::{Case, cases, cpu, full, needs, quick, relative_l2, run_case
 use ltx2::hlo::DType;
 use ltx2::models::upsampler;
 use ltx2::nn::{Build, Lowering, Numerics};
-use ltx2::pipeline::programs::ProgramKind;
+use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pjrt::Client;
 use ltx2::tensor::Tensor;
 

@@ -11,7 +11,7 @@ use crate::support::{Case, case, cpu, dumped, dumping, generate, needs, open, pl
 use ltx2::config::Config;
 use ltx2::hlo::DType;
 use ltx2::pipeline::model::Model;
-use ltx2::pipeline::options::RunOptions;
+use ltx2::pipeline::plan::options::RunOptions;
 use ltx2::pipeline::{Generated, Runner};
 use ltx2::request::{Condition, Request, Tiling};
 use ltx2::weights::Overrides;

@@ -9,7 +9,7 @@ use ltx2::hlo::DType;
 use ltx2::media::{Frames, write_png_frames};
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::Build;
-use ltx2::pipeline::loras::Loras;
+use ltx2::pipeline::plan::loras::Loras;
 use ltx2::pipeline::runner::Runner;
 use ltx2::request::{Request, Shapes};
 use ltx2::sampling::denoise::denoise;

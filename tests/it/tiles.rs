@@ -3,9 +3,9 @@
 use crate::support::{cases, cpu, needs, open, plain, relative_l2};
 use ltx2::hlo::DType;
 use ltx2::models::pixels::Pixels;
-use ltx2::pipeline::clock::Clock;
 use ltx2::pipeline::runner::Runner;
-use ltx2::pipeline::tiles::decode;
+use ltx2::pipeline::stages::clock::Clock;
+use ltx2::pipeline::stages::tiles::decode;
 use ltx2::request::Tiling;
 use ltx2::tensor::Tensor;
 use ndarray::{Array5, Axis};

@@ -277,7 +277,7 @@ fn results_of_failed_video_are_kept_with_its_job() {
         let file = served.file(&id, name);
         let line = served.says(" kept in ");
         assert!(line.contains(file.to_str().expect("UTF-8")), "{moment}: {line}");
-        let tensors = ltx2::pipeline::tensors::read(&file).expect("tensors");
+        let tensors = ltx2::pipeline::output::tensors::read(&file).expect("tensors");
         assert_eq!(tensors.keys().collect::<Vec<_>>(), wanted, "{moment}");
         assert_eq!(tensors["frames"].shape(), [9, 96, 64, 3], "{moment}");
         assert!(!served.file(&id, "video.mp4").exists(), "{moment}");

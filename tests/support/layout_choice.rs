@@ -1,8 +1,8 @@
 //! Compares `layout: auto` with the compiled modules of all shipped layouts.
 
 use ltx2::config::{CliOverrides, Config, WeightType, load, parse_mesh};
-use ltx2::pipeline::compile::{CompileOptions, compile};
-use ltx2::pipeline::layouts::{Candidate, Candidates, candidates};
+use ltx2::pipeline::plan::layouts::{Candidate, Candidates, candidates};
+use ltx2::pipeline::programs::compile::{CompileOptions, compile};
 use ltx2::runtime::{ModuleStore, Target};
 
 /// Maximum fraction by which a shipped layout may be faster than the choice of `auto`.

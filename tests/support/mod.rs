@@ -33,14 +33,14 @@ use ltx2::models::gemma3::{self, Gemma3Config};
 use ltx2::models::presets::Preset;
 use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::component::run_component;
-use ltx2::pipeline::configs::ModelConfigs;
-use ltx2::pipeline::executor::Executor;
 use ltx2::pipeline::model::Model;
-use ltx2::pipeline::options::RunOptions;
-use ltx2::pipeline::programs::ProgramKind;
+use ltx2::pipeline::plan::options::RunOptions;
+use ltx2::pipeline::programs::build::ProgramKind;
+use ltx2::pipeline::programs::component::run_component;
+use ltx2::pipeline::programs::configs::ModelConfigs;
+use ltx2::pipeline::programs::executor::Executor;
 use ltx2::pipeline::runner::Runner;
-use ltx2::pipeline::text_to_video::Generated;
+use ltx2::pipeline::stages::text_to_video::Generated;
 use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
 use ltx2::runtime::{Engine, EngineOptions};
@@ -136,7 +136,8 @@ pub fn tiny() -> &'static str {
 pub fn run_upsampler(folder: &Path) -> Command {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/upsampler_rational");
     let latents = Tensor::F32(ndarray::ArrayD::from_elem(vec![1, 8, 3, 2, 3], 0.5));
-    ltx2::pipeline::tensors::write(&folder.join("in.safetensors"), &[("latents".into(), latents)]).expect("written");
+    ltx2::pipeline::output::tensors::write(&folder.join("in.safetensors"), &[("latents".into(), latents)])
+        .expect("written");
     let mut run = ltx2();
     run.args(["run", "upsampler", "--platform", "cpu", "--model", model, "--force", "--inputs"]);
     run.arg(folder.join("in.safetensors")).arg("-o").arg(folder.join("out.safetensors"));

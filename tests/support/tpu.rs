@@ -1,6 +1,6 @@
 //! Programs of the published model, compiled for TPUs without TPU devices.
 
-use ltx2::pipeline::setup;
+use ltx2::pipeline::plan::setup;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -10,7 +10,7 @@ use ltx2::config::{CliOverrides, load};
 use ltx2::hlo::Program;
 use ltx2::models::Network;
 use ltx2::nn::Build;
-use ltx2::pipeline::programs::{ProgramKind, Programs};
+use ltx2::pipeline::programs::build::{ProgramKind, Programs};
 use ltx2::pjrt::CompiledMemory;
 use ltx2::runtime::{CompileOutcome, EngineOptions, ModuleStore, OpenTarget, StoredModule, Target};
 

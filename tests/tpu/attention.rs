@@ -10,8 +10,8 @@ use ltx2::analysis::Stored;
 use ltx2::config::{CliOverrides, load};
 use ltx2::hlo::{Builder, DType, Program, Type, Value};
 use ltx2::kernels::{Kernel, Partial, Tpu, attention};
-use ltx2::pipeline::programs::{ProgramKind, Programs};
-use ltx2::pipeline::setup;
+use ltx2::pipeline::plan::setup;
+use ltx2::pipeline::programs::build::{ProgramKind, Programs};
 use ltx2::runtime::{OpenTarget, Target};
 
 /// Batch rows, queries, keys, heads, head dimension; on one device.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::support::tpu::{Case, Compiled, compiled};
 use crate::support::{full, needs};
 use ltx2::analysis::{CollectiveKind, XSpace};
-use ltx2::pipeline::programs::ProgramKind;
+use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pjrt::{Plugin, ProfileOptions, Profiler, discover};
 use ltx2::runtime::Target;
 

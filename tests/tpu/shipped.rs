@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use ltx2::analysis::{CollectiveKind, LoopLevel, Stored};
 use ltx2::config::presets::CONFIGS;
 use ltx2::hlo::DType;
-use ltx2::pipeline::programs::ProgramKind;
+use ltx2::pipeline::programs::build::ProgramKind;
 
 use crate::support::tpu::{Case, Compiled, compiled, is_chosen, parameter_bytes};
 use crate::support::{full, layout_choice, needs};

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::super::device::Figures;
-use crate::pipeline::executor::Executor;
-use crate::pipeline::report::peak_memory;
+use crate::pipeline::output::report::peak_memory;
+use crate::pipeline::programs::executor::Executor;
 use crate::runtime::ExecutableOrigin;
 
 /// Counts and durations since the previous call of [`Counts::take`].

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Config, Generated, Phase, PipelineError};
-use crate::pipeline::memory::{self, Planned};
-use crate::pipeline::programs::Programs;
+use crate::pipeline::plan::memory::{self, Planned};
+use crate::pipeline::programs::build::Programs;
 use crate::pipeline::runner::Runner;
 use crate::runtime::processes::Group;
 

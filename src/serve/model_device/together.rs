@@ -11,7 +11,7 @@ use super::super::job::Accepted;
 use super::files::Inputs;
 use super::{Config, ModelDevice, Order, PipelineError, RunError, Stop, one_line};
 use crate::config::Serve;
-use crate::pipeline::options::GenerateOptions;
+use crate::pipeline::plan::options::GenerateOptions;
 use crate::pipeline::processes::{compare, wait_for_all};
 use crate::runtime::processes::Group;
 

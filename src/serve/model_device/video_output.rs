@@ -11,8 +11,8 @@ use super::super::job::Produced;
 use super::super::store;
 use super::{Config, PipelineError, failures, one_line, thumbnails};
 use crate::media::{self, WavFormat, write_atomically};
-use crate::pipeline::options::GenerateOptions;
-use crate::pipeline::writer::{Made as Written, Written as Finished};
+use crate::pipeline::output::writer::{Made as Written, Written as Finished};
+use crate::pipeline::plan::options::GenerateOptions;
 
 /// A generated video with everything that is needed to write its files.
 pub(super) struct ModelVideo {

@@ -2,7 +2,7 @@
 
 use super::{Block, ChipRates, CollectiveEntry, Collectives, CompileReport, Needed, TensorPlacement, VERSION};
 use crate::nn::{Axis, Placement};
-use crate::pipeline::compile::Compilation;
+use crate::pipeline::programs::compile::Compilation;
 use crate::runtime::Target;
 use crate::tune::cause::cause;
 use crate::tune::reason::reason;

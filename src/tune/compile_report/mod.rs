@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::analysis::{CollectiveKind, LoopLevel, Predicted, ScopePrediction, StackCopy};
 use crate::nn::Role;
-use crate::pipeline::compile::{Memory, Saved, Shortage};
+use crate::pipeline::programs::compile::{Memory, Saved, Shortage};
 
 pub(crate) const GIB: f64 = 1073741824.0;
 

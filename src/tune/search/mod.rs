@@ -3,7 +3,7 @@
 //!
 //! Layouts are compared by the time of all steps that a request runs, in all its loops and at all requested sizes, for
 //! one batch size. They are compiled in waves of a few layouts, lowest estimated cost first: user-supplied layouts,
-//! then shipped ones, then combinations. Layouts whose lower bound (`pipeline::layouts`) exceeds the fastest result so
+//! then shipped ones, then combinations. Layouts whose lower bound (`pipeline::plan::layouts`) exceeds the fastest result so
 //! far are pruned. Then single rules of the fastest layout are changed (`tune::candidates`) until no change makes it
 //! faster. Compiled modules are stored, so an interrupted search resumes. The order depends only on the request, so
 //! repeating a search gives the same result.
@@ -29,8 +29,8 @@ use super::options::Options;
 use crate::config::presets::LAYOUTS;
 use crate::config::{Case, CliOverrides, LayoutSource, read_layout_source};
 use crate::pipeline::PipelineError;
-use crate::pipeline::layouts::{Devices, Point, composed, mesh_name, meshes, placed};
-use crate::pipeline::programs::ProgramKind;
+use crate::pipeline::plan::layouts::{Devices, Point, composed, mesh_name, meshes, placed};
+use crate::pipeline::programs::build::ProgramKind;
 use crate::runtime::Target;
 
 pub(crate) use result::SearchResult;

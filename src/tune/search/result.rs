@@ -1,6 +1,6 @@
 //! Result of a search: the layouts that were compiled, the pruned layouts with the reasons, and the fastest layout.
 
-use crate::pipeline::layouts::Point;
+use crate::pipeline::plan::layouts::Point;
 use crate::tune::case_result::CaseResult;
 use crate::tune::table::milliseconds;
 

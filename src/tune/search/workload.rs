@@ -3,8 +3,8 @@
 use super::SearchRequest;
 use super::result::ComparedLoop;
 use crate::config::{Case, CliOverrides, load};
-use crate::pipeline::layouts::{Devices, Estimator, Extent};
-use crate::pipeline::programs::ProgramKind;
+use crate::pipeline::plan::layouts::{Devices, Estimator, Extent};
+use crate::pipeline::programs::build::ProgramKind;
 use crate::request;
 use crate::tune::error::Result;
 

@@ -1,0 +1,277 @@
+//! Writes the files of long videos while their clips are generated.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::partial_results::{self, Named};
+use super::report::RunReport;
+use super::writer::{Failures, Finished, Outcome, Written, keep_sidecar, place_of, write_sidecar};
+use crate::config::{Config, Job, sidecar_path};
+use crate::media::{
+    Audio, Frames, LongHashes, LongMp4, Mp4Options, WavFormat, remove_png_frames, write_new_png_frames,
+};
+use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::model::Model;
+use crate::pipeline::plan::options::{GenerateOptions, KeepPlace};
+use crate::pipeline::plan::overwrites::Replaceable;
+use crate::pipeline::programs::executor::Executor;
+use crate::pipeline::stages::chain::{Join, Piece};
+use crate::pipeline::stages::clock::PhaseTime;
+use crate::pipeline::stages::text_to_video::Generated;
+use crate::request::Request;
+use crate::runtime::{Span, SpanKind};
+
+/// Writes the files of the chained videos of a batch.
+pub(in crate::pipeline) struct ChainWriter<'a> {
+    config: &'a Config,
+    options: &'a GenerateOptions,
+    replaceable: &'a Replaceable,
+    videos: Vec<Video<'a>>,
+    /// Time of each phase, summed over all clips so far.
+    timings: Vec<PhaseTime>,
+    steps: usize,
+    /// The clip added last, without its frames and sound.
+    last: Option<Generated>,
+}
+
+struct Video<'a> {
+    job: &'a Job,
+    path: &'a Path,
+    join: Join,
+    file: Option<LongMp4>,
+    /// Number of frames of the video so far.
+    frames: usize,
+    /// Latents of all clips so far, named by clip number and dump name.
+    latents: Named,
+    clips: usize,
+    /// Errors of output files. A file that cannot be written does not prevent the others from being written.
+    failures: Failures,
+    /// Whether the frames are also written as PNG files.
+    saves_frames: bool,
+}
+
+impl<'a> ChainWriter<'a> {
+    /// Creates a writer for videos whose requests differ from `first` only in prompt and seed.
+    ///
+    /// # Errors
+    /// Returns an error if the request has only one clip.
+    pub(in crate::pipeline) fn new(
+        config: &'a Config,
+        options: &'a GenerateOptions,
+        model: &Model,
+        jobs: &'a [Job],
+        paths: &'a [PathBuf],
+        first: &Request,
+        replaceable: &'a Replaceable,
+    ) -> Result<Self> {
+        let chain = first.chain.as_ref().ok_or_else(|| PipelineError::Bug("the request has only one clip".into()))?;
+        let videos = jobs.iter().zip(paths).map(|(job, path)| Video {
+            job,
+            path,
+            join: Join::new(chain, model, first.frame_rate),
+            file: None,
+            frames: 0,
+            latents: Vec::new(),
+            clips: 0,
+            failures: Failures::default(),
+            saves_frames: config.output.save_frames.is_some(),
+        });
+        let videos = videos.collect();
+        Ok(ChainWriter { config, options, replaceable, videos, timings: Vec::new(), steps: 0, last: None })
+    }
+
+    /// Adds the next clip of each video.
+    ///
+    /// # Errors
+    /// Returns an error if a video file cannot be written; the caller then calls [`ChainWriter::keep`], which saves the
+    /// results so far. Errors of other files are reported by [`ChainWriter::finish`].
+    pub(in crate::pipeline) fn add(&mut self, clips: Vec<Generated>) -> Result<()> {
+        for (video, mut clip) in self.videos.iter_mut().zip(clips) {
+            // The checkpoint of the next clip replaces the one that this guard would write.
+            clip.guard = None;
+            let at = video.clips;
+            let latents = std::mem::take(&mut clip.latents).into_iter();
+            video.latents.extend(latents.map(|(name, latents)| (format!("clip_{at:04}.{name}"), latents)));
+            video.clips += 1;
+            let (frames, sound) =
+                (std::mem::replace(&mut clip.frames, Frames::none()), std::mem::take(&mut clip.audio));
+            let piece = video.join.add(frames, sound);
+            let (asked, several) = (self.config.output.save_frames.as_ref(), self.options.has_several());
+            let folder = asked.map(|asked| place_of(asked, video.path, "", several));
+            video.write(folder.as_deref(), self.replaceable, piece, &clip)?;
+            self.last = Some(clip);
+        }
+        if let Some(clip) = &self.last {
+            self.steps += clip.steps;
+            for took in &clip.timings {
+                match self.timings.iter_mut().find(|sum| sum.phase == took.phase) {
+                    Some(sum) => (sum.total, sum.device) = (sum.total + took.total, sum.device + took.device),
+                    None => self.timings.push(*took),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Finishes the files of all videos. `made`: time from the start of the batch until its videos were generated.
+    /// `sidecar`: returns the sidecar of a video without hashes and timings. If a file cannot be written, its contents
+    /// are saved in another file, which the error names, and the remaining files are still written.
+    pub(in crate::pipeline) fn finish(
+        self,
+        executor: &Executor,
+        made: Duration,
+        sidecar: impl Fn(&Job) -> Value,
+    ) -> Vec<Outcome> {
+        let Some(last) = self.last else { return Vec::new() };
+        let summary = Generated { timings: self.timings, steps: self.steps, ..last };
+        let (config, several, replaceable) = (self.config, self.options.has_several(), self.replaceable);
+        let each = self.videos.into_iter().map(|mut video| {
+            let since = Instant::now();
+            let path = video.path;
+            let sound = config.output.save_audio.as_ref().map(|asked| place_of(asked, path, "wav", several));
+            let (hashes, is_there) = video.finish(sound.as_deref(), replaceable);
+            let span = Span::until_now(SpanKind::Write, "mp4", since);
+            let (table, figures) = RunReport::of(&summary, executor, made).end(span);
+            let Some(hashes) = hashes else { return Outcome { written: None, failed: video.kept(is_there) } };
+            let finished = Finished {
+                path: path.into(),
+                seed: video.job.seed,
+                prompt: video.job.prompt.clone(),
+                frames_sha256: hashes.frames,
+                samples_sha256: hashes.samples,
+            };
+            let says = config.output.sidecar.then(|| sidecar(video.job));
+            let mut has_sidecar = false;
+            // If the video was not written, an existing sidecar at this path may belong to another run, so it is not
+            // replaced.
+            if let Some(says) = says.as_ref().filter(|_| is_there) {
+                let file = sidecar_path(path);
+                let written = write_sidecar(says.clone(), &file, &finished, &figures, replaceable.has(&file));
+                has_sidecar = !video.failures.add(written);
+            }
+            let failed = video.kept(is_there);
+            if let (Some(error), Some(says), false) = (&failed, says, has_sidecar) {
+                keep_sidecar(error, says, &finished, &figures);
+            }
+            Outcome { written: is_there.then_some(Written { video: finished, table, figures }), failed }
+        });
+        each.collect()
+    }
+
+    /// Saves the finished clips of every video after an error that ends the run. Returns `error`, extended with the
+    /// paths of the saved files.
+    pub(in crate::pipeline) fn keep(self, error: PipelineError) -> PipelineError {
+        self.videos.into_iter().fold(error, |error, mut video| video.keep(error))
+    }
+}
+
+impl Video<'_> {
+    /// Appends a piece to the video file, and its frames to `folder`, if set. Frame rate and sample rate are those of
+    /// `clip`.
+    fn write(
+        &mut self,
+        folder: Option<&Path>,
+        replaceable: &Replaceable,
+        piece: Piece,
+        clip: &Generated,
+    ) -> Result<()> {
+        let Piece { frames, sound } = piece;
+        if let Some(folder) = folder.filter(|_| self.saves_frames) {
+            // Removes the frames of an earlier video first, if the run may replace them.
+            let removes = self.frames == 0 && replaceable.has(folder);
+            let emptied = if removes { remove_png_frames(folder) } else { Ok(()) };
+            let written = emptied.and_then(|()| write_new_png_frames(folder, &frames, self.frames));
+            self.saves_frames = !self.failures.add(written.map_err(PipelineError::from));
+        }
+        self.frames += frames.count();
+        let file = match &mut self.file {
+            Some(file) => file,
+            None => {
+                let encoder = Mp4Options { replace: replaceable.has(self.path), ..Mp4Options::default() };
+                let rate = u32::try_from(clip.sample_rate).unwrap_or(u32::MAX);
+                let started = LongMp4::start(self.path, &frames, clip.frame_rate, sound.nrows(), rate, &encoder);
+                match started {
+                    Ok(file) => self.file.insert(file),
+                    Err(error) => {
+                        let audio = Audio::new(sound, rate).ok();
+                        self.latents =
+                            partial_results::named(&frames, audio.as_ref(), &std::mem::take(&mut self.latents));
+                        return Err(error.into());
+                    }
+                }
+            }
+        };
+        // Write the audio first, so that it is complete even if the encoder fails.
+        file.push_sound(&sound)?;
+        Ok(file.push(frames)?)
+    }
+
+    /// Finishes the video and, if requested, writes its audio to a separate file. Returns the hashes (`None` if the
+    /// audio cannot be read back) and whether the video was written.
+    fn finish(&mut self, sound: Option<&Path>, replaceable: &Replaceable) -> (Option<LongHashes>, bool) {
+        let file = self.file.as_mut().expect("a chain has clips");
+        if let Some(sound) = sound {
+            let written = file.write_wav(sound, WavFormat::Pcm16, replaceable.has(sound));
+            self.failures.add(written.map_err(PipelineError::from));
+        }
+        match file.hashes() {
+            Ok(hashes) => (Some(hashes), !self.failures.add(file.finish().map_err(PipelineError::from))),
+            Err(error) => {
+                self.failures.add(Err(error.into()));
+                (None, false)
+            }
+        }
+    }
+
+    /// Returns the first failure, if any, after saving the results that could not be written. `is_there`: whether the
+    /// video itself was written; only the latents are saved then.
+    fn kept(&mut self, is_there: bool) -> Option<PipelineError> {
+        let error = std::mem::take(&mut self.failures).first().err()?;
+        Some(if is_there { self.keep_latents(error) } else { self.keep(error) })
+    }
+
+    /// Saves what exists of a failed video: an MP4 of the frames encoded so far, a WAV of the audio if some frames
+    /// could not be encoded, and the latents of all clips.
+    fn keep(&mut self, error: PipelineError) -> PipelineError {
+        let (mut error, place) = (error, KeepPlace::Temporary);
+        if let Some(file) = self.file.as_mut().filter(|file| file.frames() > 0) {
+            if let Err(failed) = file.close() {
+                tracing::warn!("{}: {failed}", self.path.display());
+            }
+            let (all, encoded) = (file.frames(), file.encoded_frames());
+            if encoded > 0 {
+                let what = format!("the first {encoded} frames with their audio are");
+                error =
+                    partial_results::keep(
+                        error,
+                        place,
+                        &what,
+                        self.path,
+                        ".mp4",
+                        |kept| Ok(file.write_to(kept, true)?),
+                    );
+            }
+            if encoded < all {
+                error = partial_results::keep(error, place, "the audio is", self.path, ".wav", |kept| {
+                    Ok(file.write_wav(kept, WavFormat::Float32, true)?)
+                });
+            }
+        }
+        self.keep_latents(error)
+    }
+
+    /// Saves the latents of all clips, and the last frames if they were passed to the encoder but not encoded.
+    fn keep_latents(&self, error: PipelineError) -> PipelineError {
+        let frames = self.file.as_ref().and_then(LongMp4::lost_frames);
+        let latents = format!("the latents of {} clips", self.clips);
+        let what = match (frames, self.latents.is_empty()) {
+            (None, true) => return error,
+            (None, false) => format!("{latents} are"),
+            (Some(frames), _) => format!("{latents} and the last {} frames are", frames.count()),
+        };
+        let tensors = partial_results::named(frames.unwrap_or(&Frames::none()), None, &self.latents);
+        partial_results::keep_tensors(error, KeepPlace::Temporary, &what, self.path, ".clips.safetensors", &tensors)
+    }
+}

@@ -1,0 +1,13 @@
+//! What a run writes: videos, sidecars, checkpoints, dumps and reports.
+
+pub(in crate::pipeline) mod assembly;
+pub(in crate::pipeline) mod chain_writer;
+pub mod denoise_checkpoint;
+pub(in crate::pipeline) mod differences;
+pub(in crate::pipeline) mod frame_collector;
+pub(in crate::pipeline) mod hashes;
+pub(in crate::pipeline) mod partial_results;
+pub(in crate::pipeline) mod recorded;
+pub(crate) mod report;
+pub mod tensors;
+pub(crate) mod writer;

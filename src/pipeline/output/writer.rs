@@ -1,0 +1,342 @@
+//! Writes videos to files on a separate thread while the next videos are generated.
+
+use std::path::{Path, PathBuf};
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::denoise_checkpoint::Saving;
+use super::partial_results;
+use super::report::RunReport;
+use crate::catch_panic::{catch_panics, panic_message};
+use crate::config::{Config, Job, sidecar_path};
+use crate::interrupts;
+use crate::media::{self, Audio, EncodedVideo, Mp4Options, WavFormat};
+use crate::pipeline::error::{PipelineError, Result, one_line};
+use crate::pipeline::plan::options::{GenerateOptions, KeepPlace};
+use crate::pipeline::plan::overwrites::Replaceable;
+use crate::pipeline::stages::text_to_video::Generated;
+use crate::runtime::{Span, SpanKind};
+
+/// Extension of files that contain results that could not be written to the output files.
+const KEPT: &str = ".safetensors";
+
+/// A video that has been written.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Finished {
+    /// Output file: MP4, or WAV for an audio-only result.
+    pub(crate) path: PathBuf,
+    pub(crate) seed: u64,
+    pub(crate) prompt: String,
+    /// SHA-256 of the raw frames.
+    pub frames_sha256: String,
+    /// SHA-256 of the raw audio samples.
+    pub samples_sha256: String,
+}
+
+/// A generated video with everything that is needed to write its files. Holds no device memory.
+pub(crate) struct Made {
+    pub(crate) job: Job,
+    pub(crate) path: PathBuf,
+    pub(crate) replaceable: Replaceable,
+    /// Where to save the results if a file cannot be written. `None`: they are not saved; the caller retries or calls
+    /// [`Made::keep_beside`].
+    pub(crate) keep: Option<KeepPlace>,
+    pub(crate) report: RunReport,
+    /// The sidecar, without output hashes and timings. `None`: no sidecar is written.
+    pub(crate) sidecar: Option<Value>,
+    pub(crate) generated: Generated,
+}
+
+/// Result of writing the files of a video. If a file cannot be written, the others are still written.
+pub(crate) struct Outcome {
+    /// The video. `None`: the video file itself could not be written.
+    pub(in crate::pipeline) written: Option<Written>,
+    pub(in crate::pipeline) failed: Option<PipelineError>,
+}
+
+impl Outcome {
+    /// Creates the result of a video none of whose files was written.
+    fn lost(error: PipelineError) -> Self {
+        Outcome { written: None, failed: Some(error) }
+    }
+
+    /// Returns the video, if it was written, and the error of the first file that could not be written, if any.
+    pub(crate) fn parts(self) -> (Option<Written>, Option<PipelineError>) {
+        (self.written, self.failed)
+    }
+}
+
+/// Splits results into the videos that were written and, if any video could not be written, the first error. Adds the
+/// errors of other files to `late`.
+pub(in crate::pipeline) fn sorted(outcomes: Vec<Outcome>, late: &mut Failures) -> (Vec<Written>, Result<()>) {
+    let (mut all, mut failures) = (Vec::new(), Failures::default());
+    for Outcome { written, failed } in outcomes {
+        let of = if written.is_some() { &mut *late } else { &mut failures };
+        of.add(failed.map_or(Ok(()), Err));
+        all.extend(written);
+    }
+    (all, failures.first())
+}
+
+/// Collects the errors of several files: keeps the first error, and logs the others as warnings.
+#[derive(Default)]
+pub(in crate::pipeline) struct Failures(Option<PipelineError>);
+
+impl Failures {
+    /// Records a result. Returns whether it was an error.
+    pub(in crate::pipeline) fn add(&mut self, result: Result<()>) -> bool {
+        let Err(error) = result else { return false };
+        match &self.0 {
+            Some(_) => tracing::warn!("{}", one_line(&error)),
+            None => self.0 = Some(error),
+        }
+        true
+    }
+
+    /// Returns the first error, if any.
+    pub(in crate::pipeline) fn first(self) -> Result<()> {
+        self.0.map_or(Ok(()), Err)
+    }
+}
+
+/// A video that has been written, the printable table of its phases, and the same figures as JSON.
+pub(crate) struct Written {
+    pub(crate) video: Finished,
+    pub(in crate::pipeline) table: String,
+    pub(crate) figures: Value,
+}
+
+/// Thread that writes videos. It holds at most one batch, so that memory use is bounded.
+pub(in crate::pipeline) struct Writer<'scope, 'env> {
+    scope: &'scope Scope<'scope, 'env>,
+    config: &'env Config,
+    options: &'env GenerateOptions,
+    batch: Option<ScopedJoinHandle<'scope, Vec<Outcome>>>,
+}
+
+impl<'scope, 'env> Writer<'scope, 'env> {
+    pub(in crate::pipeline) fn new(
+        scope: &'scope Scope<'scope, 'env>,
+        config: &'env Config,
+        options: &'env GenerateOptions,
+    ) -> Self {
+        Writer { scope, config, options, batch: None }
+    }
+
+    /// Starts to write a batch, and removes the checkpoint of the batch when all files are written. The caller must
+    /// have waited for the previous batch.
+    pub(in crate::pipeline) fn start(&mut self, batch: Vec<Made>, saving: Option<Saving>) {
+        let (config, options) = (self.config, self.options);
+        self.batch = Some(self.scope.spawn(move || {
+            let write = |mut made: Made| {
+                let written = catch_panics(|| Ok(made.write(config, options)), panicked);
+                written.unwrap_or_else(|error| Outcome::lost(made.kept(error, None)))
+            };
+            let outcomes: Vec<Outcome> = batch.into_iter().map(write).collect();
+            finish_steps(saving.as_ref(), &outcomes);
+            outcomes
+        }));
+    }
+
+    /// Returns the results of the batch if the thread has finished, otherwise an empty list. Does not wait.
+    pub(in crate::pipeline) fn ended(&mut self) -> Vec<Outcome> {
+        if self.batch.as_ref().is_some_and(ScopedJoinHandle::is_finished) { self.wait() } else { Vec::new() }
+    }
+
+    /// Waits until the thread has finished, and returns the results of the batch.
+    pub(in crate::pipeline) fn wait(&mut self) -> Vec<Outcome> {
+        let Some(batch) = self.batch.take() else { return Vec::new() };
+        if !batch.is_finished() {
+            interrupts::doing("while files were written");
+        }
+        batch.join().unwrap_or_else(|panic| vec![Outcome::lost(panicked(panic_message(&*panic)))])
+    }
+}
+
+fn panicked(message: String) -> PipelineError {
+    PipelineError::Bug(format!("the thread that writes the video panicked: {message}"))
+}
+
+/// Removes the checkpoint of a batch if all files were written. Otherwise, logs how to resume.
+pub(in crate::pipeline) fn finish_steps(saving: Option<&Saving>, outcomes: &[Outcome]) {
+    let Some(saving) = saving else { return };
+    if outcomes.iter().all(|outcome| outcome.failed.is_none()) {
+        saving.finish();
+    } else if let Some(continuation) = saving.continuation() {
+        tracing::info!("{continuation}");
+    }
+}
+
+impl Made {
+    /// Writes the video, its sidecar and the other requested files. If a file cannot be written, the others are still
+    /// written, and frames, samples and latents are saved in another file, which the error names. Can be called again
+    /// after a failure.
+    pub(crate) fn write(&mut self, config: &Config, options: &GenerateOptions) -> Outcome {
+        let since = Instant::now();
+        // Ignore an encoding error here: encoding is then repeated when the file is written, which reports the error.
+        let encoded = self.generated.stream.take().and_then(|stream| stream.finish().ok());
+        let audio = match self.generated.sound() {
+            Ok(audio) => audio,
+            Err(error) => return Outcome::lost(self.kept(error, None)),
+        };
+        let replace = self.replaceable.has(&self.path);
+        let (frames, encoder) = (&self.generated.frames, Mp4Options { replace, ..Mp4Options::default() });
+        // Compute the hashes while the video is encoded.
+        let (written, hashes) = thread::scope(|scope| {
+            let hashes = scope.spawn(|| (frames.sha256(), audio.sha256()));
+            let write = || write_video(config, &self.path, &self.generated, encoded.as_ref(), &audio, &encoder);
+            (catch_panics(write, panicked), hashes.join())
+        });
+        let (frames_sha256, samples_sha256) = match hashes {
+            Ok(hashes) => hashes,
+            Err(panic) => return Outcome::lost(self.kept(panicked(panic_message(&*panic)), Some(&audio))),
+        };
+        let (path, prompt) = (self.path.clone(), self.job.prompt.clone());
+        let video = Finished { path, seed: self.job.seed, prompt, frames_sha256, samples_sha256 };
+        let mut failures = Failures::default();
+        let is_there = match written {
+            Err(error) if self.keep.is_none() => return Outcome::lost(error),
+            written => !failures.add(written),
+        };
+        self.write_other_files(config, options, &mut failures);
+        let (table, figures) = self.report.end(Span::until_now(SpanKind::Write, "mp4", since));
+        // If the video was not written, an existing sidecar may belong to another run, so it is not replaced.
+        let mut has_sidecar = false;
+        if let Some(says) = self.sidecar.as_ref().filter(|_| is_there) {
+            let path = sidecar_path(&self.path);
+            let replace = self.replaceable.has(&path);
+            has_sidecar = !failures.add(write_sidecar(says.clone(), &path, &video, &figures, replace));
+        }
+        let failed = failures.first().err().map(|error| self.kept(error, Some(&audio)));
+        if let (Some(error), Some(says), false) = (&failed, &self.sidecar, has_sidecar) {
+            keep_sidecar(error, says.clone(), &video, &figures);
+        }
+        Outcome { written: is_there.then_some(Written { video, table, figures }), failed }
+    }
+
+    /// Saves frames, samples and latents after a file could not be written, if `keep` is set. Returns the error,
+    /// extended with the path of the saved file. If `audio` is `None`, saves the samples as they were decoded.
+    fn kept(&self, error: PipelineError, audio: Option<&Audio>) -> PipelineError {
+        let Some(place) = self.keep else { return error };
+        partial_results::keep_tensors(error, place, self.results(), &self.path, KEPT, &self.tensors(audio))
+    }
+
+    /// Describes the saved results, followed by a verb.
+    fn results(&self) -> &'static str {
+        let has_frames = self.generated.frames.count() > 0;
+        if has_frames { "the frames, audio samples and latents are" } else { "the audio samples and latents are" }
+    }
+
+    fn tensors(&self, audio: Option<&Audio>) -> partial_results::Named {
+        let Generated { frames, audio: samples, latents, .. } = &self.generated;
+        let mut tensors = partial_results::named(frames, audio, latents);
+        if audio.is_none() {
+            tensors.push(("audio".into(), samples.clone().into()));
+        }
+        tensors
+    }
+
+    /// Saves frames, samples and latents next to the video's path, and logs the path. Called when writing is not
+    /// retried.
+    pub(crate) fn keep_beside(&self) {
+        let write = |kept: &Path| super::tensors::write(kept, &self.tensors(None));
+        match partial_results::store(KeepPlace::Beside, &self.path, KEPT, write) {
+            Ok(kept) => tracing::error!("{}: {} kept in {}", self.path.display(), self.results(), kept.display()),
+            Err(error) => tracing::error!("{}: {} not kept: {}", self.path.display(), self.results(), one_line(&error)),
+        }
+    }
+
+    /// Writes the requested PNG frames, WAV file and tensor dump. Deletes the PNG frames of an earlier video first if
+    /// the run may replace the folder. Collects errors in `failures`.
+    fn write_other_files(&self, config: &Config, options: &GenerateOptions, failures: &mut Failures) {
+        let (frames, path, several) = (&self.generated.frames, &self.path, options.has_several());
+        if let Some(folder) = config.output.save_frames.as_ref().filter(|_| frames.count() > 0) {
+            let folder = place_of(folder, path, "", several);
+            let emptied = if self.replaceable.has(&folder) { media::remove_png_frames(&folder) } else { Ok(()) };
+            let written = emptied.and_then(|()| media::write_new_png_frames(&folder, frames, 0));
+            failures.add(written.map_err(PipelineError::from));
+        }
+        if let Some(file) = &config.output.save_audio {
+            let file = place_of(file, path, "wav", several);
+            let replace = self.replaceable.has(&file);
+            let write = |sound: Audio| Ok(media::write_wav_file(&file, &sound, WavFormat::Pcm16, replace)?);
+            failures.add(self.generated.file_sound().and_then(write));
+        }
+        if let Some(dump) = &options.dump {
+            let file = dump_path(dump, &self.job, several);
+            let replace = self.replaceable.has(&file);
+            failures.add(super::tensors::write_with(&file, &self.generated.dump, None, replace));
+        }
+    }
+}
+
+/// Writes a sidecar to `path`, after adding hashes and timings to it.
+pub(in crate::pipeline) fn write_sidecar(
+    mut sidecar: Value,
+    path: &Path,
+    video: &Finished,
+    figures: &Value,
+    replace: bool,
+) -> Result<()> {
+    sidecar["sha256"] = json!({"frames": video.frames_sha256, "samples": video.samples_sha256});
+    sidecar["timings"] = figures.clone();
+    write_json(path, &sidecar, replace)
+}
+
+/// Writes a sidecar next to the file in which the results were saved, if `error` refers to such a file.
+pub(in crate::pipeline) fn keep_sidecar(error: &PipelineError, sidecar: Value, video: &Finished, figures: &Value) {
+    if let PipelineError::Kept { kept, .. } = error {
+        let written = write_sidecar(sidecar, &kept.with_extension("json"), video, figures, false);
+        written.unwrap_or_else(|error| tracing::warn!("{}", one_line(&error)));
+    }
+}
+
+/// Returns the path of the folder for frames, or of the audio file, of the video `path`. For a single video, this is
+/// `asked`; for several videos, it is a path in the folder `asked` with the video's name.
+pub(in crate::pipeline) fn place_of(asked: &str, path: &Path, extension: &str, several: bool) -> PathBuf {
+    let mut name = path.file_stem().expect("a video is written to a named file").to_owned();
+    if !extension.is_empty() {
+        name.push(".");
+        name.push(extension);
+    }
+    if several { Path::new(asked).join(name) } else { asked.into() }
+}
+
+/// Returns the path of a job's dump: `dump`, with the job's number added if there are several videos.
+pub(in crate::pipeline) fn dump_path(dump: &Path, job: &Job, several: bool) -> PathBuf {
+    let stem = dump.file_stem().unwrap_or(dump.as_os_str()).to_string_lossy();
+    if several { dump.with_file_name(format!("{stem}_{:04}.safetensors", job.index)) } else { dump.into() }
+}
+
+/// Writes an MP4 file, or a WAV file for an audio-only result. If only the audio of an input video changes, its encoded
+/// frames are copied, provided that ffmpeg can copy them.
+fn write_video(
+    config: &Config,
+    path: &Path,
+    generated: &Generated,
+    encoded: Option<&EncodedVideo>,
+    audio: &Audio,
+    options: &Mp4Options,
+) -> Result<()> {
+    let (frames, rate) = (&generated.frames, generated.frame_rate);
+    if frames.count() == 0 {
+        media::write_wav_file(path, &generated.file_sound()?, WavFormat::Pcm16, options.replace)?;
+        return Ok(());
+    }
+    let kept = config.request.video.as_ref().filter(|_| generated.are_given && config.output.audio);
+    if let Some(source) = kept
+        && media::copy_video_with_audio(path, Path::new(source), frames.count(), rate, audio, options)?
+    {
+        return Ok(());
+    }
+    let sound = config.output.audio.then_some(audio);
+    media::write_encoded_mp4(path, frames, encoded, rate, sound, options)?;
+    Ok(())
+}
+
+/// Writes a JSON file atomically. Unless `replace` is set, an existing file is an error.
+pub(in crate::pipeline) fn write_json(path: &Path, value: &Value, replace: bool) -> Result<()> {
+    Ok(media::write_file(path, format!("{value:#}\n").as_bytes(), replace)?)
+}

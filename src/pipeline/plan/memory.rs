@@ -1,0 +1,498 @@
+//! Plans the device memory of a run while its parameters load: compares the memory that its programs need with the
+//! memory that the devices report as free. Uses the compiler's figures or, before a program is compiled, the sizes of
+//! its arguments and results.
+
+use super::setup;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::layouts::needed;
+use super::residency::{Keep, work};
+use crate::config::{Chain, Config, NumFrames, Residency, Tiling, shipped_layouts};
+use crate::models::Network;
+use crate::nn::Build;
+use crate::pipeline::error::{PipelineError, Result, one_line};
+use crate::pipeline::programs::build::{ProgramKind, Programs, parameters};
+use crate::pipeline::programs::executor::Executor;
+use crate::runtime::processes::Group;
+use crate::runtime::{During, RuntimeError, SpanKind, device_bytes};
+
+/// Fraction of the free memory that is kept in reserve, because allocators fragment and the results of a program stay
+/// in memory until the next program runs.
+const SPARE: f64 = 0.03;
+
+/// If all parameters take at most this fraction of the usable memory, they are loaded during compilation. The rest is
+/// left for the programs, whose needs are not known yet, and for compilers that try kernels on the device.
+const PRELOAD_FRACTION: f64 = 0.7;
+
+/// Value used instead of [`PRELOAD_FRACTION`] if all programs come from the compile cache.
+const PRELOAD_FRACTION_CACHED: f64 = 0.92;
+
+/// Memory that one program needs on a device, in bytes.
+#[derive(Clone, Debug)]
+struct Need {
+    program: ProgramKind,
+    /// Components whose parameters the program reads.
+    components: BTreeSet<&'static str>,
+    /// Bytes of everything except parameters. `None`: unknown, e.g. because the program is not compiled yet.
+    work: Option<usize>,
+    /// Bytes of arguments and results, without parameters.
+    io: usize,
+}
+
+impl Need {
+    /// Creates the entry of a program that has not been compiled.
+    fn of(program: ProgramKind, network: &Network) -> Self {
+        let components = network.params.iter().map(|p| p.component).collect();
+        Need { program, components, work: None, io: io(network) }
+    }
+
+    /// Returns the bytes that the program needs besides its parameters; before compilation, those of its arguments and
+    /// results.
+    fn beside(&self) -> usize {
+        self.work.unwrap_or(self.io)
+    }
+}
+
+/// Memory that a run needs per device, by program and by component.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    config: Config,
+    needs: Vec<Need>,
+    /// Bytes of parameters per device, by component.
+    components: BTreeMap<&'static str, usize>,
+    /// Bytes of a second copy of the parameters for which the two passes have different LoRAs. The copy for the
+    /// inactive pass is evicted first when memory is short.
+    of_other_pass: usize,
+    /// Usable bytes per device. `None`: unknown.
+    limit: Option<usize>,
+}
+
+/// A plan that fits in memory, and which parameters stay on the devices.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    plan: Rc<Plan>,
+    pub(crate) keep: Keep,
+}
+
+/// Returns the bytes of a program's arguments and results per device, without parameters.
+fn io(network: &Network) -> usize {
+    let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
+    usize::try_from(needed(network)).unwrap_or(0).saturating_sub(parameters)
+}
+
+/// Returns the usable bytes of each device of this process: the minimum over its devices. `None`: no device reports
+/// them.
+fn free_here(executor: &Executor) -> Option<usize> {
+    let memory = executor.engine().devices().iter().filter_map(|d| d.memory().ok());
+    // Parameters that are already loaded are part of the memory that this run needs, so they count as free.
+    let loaded = executor.parameter_bytes_of_device() as i64;
+    let own = memory.filter_map(|m| Some(m.limit? - m.in_use + loaded)).min();
+    own.map(|bytes| (bytes as f64 * (1.0 - SPARE)) as usize)
+}
+
+/// Returns the usable bytes of each device. In a multi-process run, this is the minimum over all processes: with
+/// different limits, the processes would run their programs in different orders.
+fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>> {
+    let (engine, own) = (executor.engine(), free_here(executor));
+    match group {
+        Some(group) => {
+            let all = group.all_gather(&own.unwrap_or(usize::MAX).to_string())?;
+            Ok(all.iter().filter_map(|text| text.parse().ok()).min().filter(|bytes| *bytes < usize::MAX))
+        }
+        None if engine.has_peers() => Ok(None),
+        None => Ok(own),
+    }
+}
+
+impl Plan {
+    /// Builds and compiles every program of a run, and starts to load their parameters.
+    pub(crate) fn of(
+        config: &Config,
+        programs: &Programs,
+        executor: &mut Executor,
+        build: &Build,
+        group: Option<&Arc<Group>>,
+    ) -> Result<Self> {
+        let write = |kind: ProgramKind| {
+            let since = Instant::now();
+            let network = executor.accepted(kind.name(), build, |build| programs.network(kind, build))?;
+            executor.engine().timeline().add(SpanKind::Program, kind.name(), since, None);
+            Ok((kind, Arc::new(network)))
+        };
+        let networks = programs.kinds().map(write).collect::<Result<Vec<_>>>()?;
+        let components = parameters(networks.iter().map(|(_, network)| &**network));
+        let of_other_pass =
+            components.iter().filter(|(c, _)| executor.differs_by_pass(c)).map(|(_, bytes)| bytes).sum();
+        let limit = match config.runtime.memory_limit {
+            Some(gib) => Some((gib * f64::from(1 << 30)) as usize),
+            None => free(executor, group)?,
+        };
+        let all = (components.values().sum::<usize>() + of_other_pass) as f64;
+        let engine = executor.engine();
+        let are_cached = || networks.iter().all(|(kind, network)| engine.is_cached(kind.name(), &network.program));
+        let takes = limit.map_or(0.0, |limit| all / limit as f64);
+        let has_room = takes <= PRELOAD_FRACTION || takes <= PRELOAD_FRACTION_CACHED && are_cached();
+        let has_room = has_room && config.runtime.residency != Residency::InTurn;
+        executor.load_ahead(networks.iter().map(|(_, network)| network.clone()), has_room);
+        let needs = networks.iter().map(|(program, network)| Need::of(*program, network));
+        let mut plan = Plan { config: config.clone(), needs: needs.collect(), components, of_other_pass, limit };
+        if let Err(error) = plan.compile(&networks, executor) {
+            // Compilation failed, so the plan only knows the arguments and results of the programs.
+            return Err(plan.explain(error, None, executor, build));
+        }
+        Ok(plan)
+    }
+
+    /// Compiles the programs and records how much memory each needs.
+    fn compile(&mut self, networks: &[(ProgramKind, Arc<Network>)], executor: &mut Executor) -> Result<()> {
+        executor.compile_all(networks.iter().map(|(kind, network)| (kind.name(), &**network)))?;
+        for (need, (program, network)) in self.needs.iter_mut().zip(networks) {
+            need.work = work(network, &*executor.compile(program.name(), network)?);
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes that the run needs if all parameters stay on the devices.
+    fn all(&self) -> usize {
+        self.components.values().sum::<usize>()
+            + self.of_other_pass
+            + self.needs.iter().filter_map(|n| n.work).max().unwrap_or(0)
+    }
+
+    /// Returns the bytes that a program needs if only its own parameters are loaded.
+    fn alone(&self, need: &Need) -> usize {
+        need.beside() + need.components.iter().filter_map(|c| self.components.get(c)).sum::<usize>()
+    }
+
+    /// Returns the program that needs the most memory if only its own parameters are loaded, and its bytes.
+    fn largest(&self) -> Option<(&Need, usize)> {
+        self.needs.iter().map(|n| (n, self.alone(n))).max_by_key(|(_, bytes)| *bytes)
+    }
+
+    /// Returns the program to which an error refers. `name`: name of a program, or of components whose parameters the
+    /// program reads. If no program matches, returns the one that needs the most memory.
+    fn need_of(&self, name: &str) -> Option<&Need> {
+        let is_meant =
+            |need: &&Need| need.program.name() == name || name.split(", ").any(|c| need.components.contains(c));
+        self.needs.iter().filter(is_meant).max_by_key(|need| self.alone(need)).or(self.largest().map(|(need, _)| need))
+    }
+
+    /// Returns the bytes of a program and of the parameters that stay on the devices while it runs.
+    fn tried(&self, need: &Need, keep: Option<Keep>) -> usize {
+        let alone = self.alone(need);
+        match keep {
+            Some(Keep::All) => self.all(),
+            Some(Keep::Most(bytes)) => bytes.max(alone),
+            Some(Keep::OneComponent) | None => alone,
+        }
+    }
+
+    /// Describes how many bytes a program needs and how many are usable.
+    fn needed(&self, need: &Need, keep: Option<Keep>, known: Option<usize>) -> String {
+        let (alone, tried) = (self.alone(need), self.tried(need, keep));
+        let mut text = format!("{} needs {:.2} GiB per device", need.program.name(), gib(alone));
+        if tried > alone {
+            text += &format!(" and {:.2} GiB together with the parameters that stay loaded", gib(tried));
+        }
+        text + &usable_text(known)
+    }
+
+    /// Adds to an out-of-memory error how much memory is needed and usable, and the cheapest change after which the run
+    /// should fit. Returns other errors unchanged. `keep`: the parameters that stay on the devices; `None`: not decided
+    /// yet.
+    fn explain(&self, error: PipelineError, keep: Option<Keep>, executor: &Executor, build: &Build) -> PipelineError {
+        let PipelineError::Runtime(RuntimeError::OutOfMemory { name, .. }) = &error else { return error };
+        let Some(need) = self.need_of(name) else { return error };
+        let (alone, least) = (self.alone(need), self.largest().map_or(0, |(_, bytes)| bytes));
+        // The attempt ran out of memory, whatever limit the device reported.
+        let tried = self.tried(need, keep);
+        let too_much = (tried as f64 * (1.0 - SPARE)) as usize;
+        // Bytes that were usable before anything was loaded.
+        let known = [self.limit, free_here(executor)].into_iter().flatten().min();
+        let turns = tried > alone && least <= too_much.min(known.unwrap_or(usize::MAX));
+        let change = match turns {
+            true => Some("--set runtime.residency=in_turn".to_string()),
+            false => self.cheapest(executor, build, |one| match one == need.program {
+                true => too_much.min(known.unwrap_or(usize::MAX)),
+                false => known.unwrap_or(usize::MAX),
+            }),
+        };
+        let would = if need.work.is_some() { WOULD_FIT } else { "needs less (estimated without compiling)" };
+        let change = change.map_or_else(|| NOTHING_FITS.into(), |change| format!("{change} {would}"));
+        out_of_memory_error(error, &self.needed(need, keep, known), &change)
+    }
+
+    /// Decides which parameters stay on the devices. `None`: the run does not fit in memory.
+    fn keep(&self, residency: Residency) -> Option<Keep> {
+        let least = self.largest().map_or(0, |(_, bytes)| bytes);
+        let limit = self.limit.unwrap_or(usize::MAX);
+        match residency {
+            Residency::Auto | Residency::Resident if self.all() <= limit => Some(Keep::All),
+            Residency::Auto if least <= limit => Some(Keep::Most(limit)),
+            Residency::InTurn if least <= limit => Some(Keep::OneComponent),
+            _ => None,
+        }
+    }
+
+    /// Formats the plan as a table with one line per program, followed by totals.
+    pub(crate) fn table(&self) -> String {
+        let mut text = String::from("memory per device         parameters GiB     other GiB\n");
+        for need in &self.needs {
+            let (name, parameters) = (need.program.name(), gib(self.alone(need) - need.beside()));
+            let work = need.work.map_or("unknown".to_string(), |work| format!("{:.3}", gib(work)));
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "  {name:<24}{parameters:>14.3}{work:>14}");
+        }
+        let _ = writeln!(text, "  {:<24}{:>14.3}", "all loaded", gib(self.all()));
+        let _ =
+            writeln!(text, "  {:<24}{:>14.3}", "one component at a time", gib(self.largest().map_or(0, |(_, b)| b)));
+        let free = self.limit.map_or("unknown".to_string(), |bytes| format!("{:.3}", gib(bytes)));
+        let _ = write!(text, "  {:<24}{free:>14}", "usable");
+        text
+    }
+}
+
+/// Adds to an out-of-memory error how much memory is needed and what to change. Returns other errors unchanged.
+fn out_of_memory_error(error: PipelineError, needs: &str, change: &str) -> PipelineError {
+    let PipelineError::Runtime(RuntimeError::OutOfMemory { during, name, source }) = &error else { return error };
+    let what = if *during == During::Load { "parameters of " } else { "" };
+    let said = one_line(source);
+    PipelineError::TooLarge(format!(
+        "{during} {what}{name}: a device has too little memory: {needs}: {change}; the plugin says: {said}"
+    ))
+}
+
+/// Adds to an out-of-memory error how much memory is needed and usable, for a program that is run by itself. Returns
+/// other errors unchanged.
+pub(in crate::pipeline) fn explain_single_run(
+    error: PipelineError,
+    network: &Network,
+    executor: &Executor,
+) -> PipelineError {
+    let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
+    let hash = network.program.hash();
+    let compiled = executor.made().iter().find(|program| program.hash() == hash);
+    let (least, beside) = match compiled.and_then(|compiled| work(network, compiled)) {
+        Some(work) => ("", work),
+        None => ("at least ", io(network)),
+    };
+    let free = usable_text(free_here(executor));
+    let needs = format!("the program needs {least}{:.2} GiB per device{free}", gib(parameters + beside));
+    out_of_memory_error(
+        error,
+        &needs,
+        "use a smaller input, or more devices and a layout that shards it (--layout, --mesh)",
+    )
+}
+
+fn usable_text(known: Option<usize>) -> String {
+    match known {
+        Some(bytes) => format!("; {:.2} GiB are usable", gib(bytes)),
+        None => "; free memory is unknown".into(),
+    }
+}
+
+fn gib(bytes: usize) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+/// Plans the memory of a run and decides which parameters stay on the devices.
+///
+/// # Errors
+/// Returns an error if a program cannot be compiled, or if the run does not fit in memory. In the second case, the
+/// error suggests the cheapest change after which the run should fit.
+pub(crate) fn plan(
+    config: &Config,
+    programs: &Programs,
+    executor: &mut Executor,
+    build: &Build,
+    group: Option<&Arc<Group>>,
+) -> Result<Planned> {
+    let plan = Plan::of(config, programs, executor, build, group)?;
+    tracing::debug!("{}", plan.table());
+    match plan.keep(config.runtime.residency) {
+        Some(keep) => Ok(Planned { plan: Rc::new(plan), keep }),
+        None => Err(PipelineError::TooLarge(plan.shortage(executor, build))),
+    }
+}
+
+impl Planned {
+    /// Returns a function that describes the memory needs of a program or component. Its result is printed if a plugin
+    /// aborts the process.
+    pub(crate) fn needs(&self, executor: &Executor) -> impl Fn(&str) -> Option<String> + Send + Sync + use<> {
+        let known = [self.plan.limit, free_here(executor)].into_iter().flatten().min();
+        let of = |need: &Need| {
+            let turns = self.plan.tried(need, Some(self.keep)) > self.plan.alone(need);
+            let change = if turns { "--set runtime.residency=in_turn" } else { "fewer frames or more devices" };
+            let needed = self.plan.needed(need, Some(self.keep), known);
+            format!("{needed}; other processes may be using part of the device memory. To use less memory: {change}")
+        };
+        let told: Vec<_> =
+            self.plan.needs.iter().map(|need| (need.program.name(), need.components.clone(), of(need))).collect();
+        let largest = self.plan.largest().map(|(need, _)| of(need));
+        move |what| {
+            let loaded = what.strip_prefix("loading ");
+            let is_meant = |(program, components, _): &&(&str, BTreeSet<&str>, String)| {
+                *program == what || loaded.is_some_and(|component| components.contains(component))
+            };
+            told.iter().find(is_meant).map(|(_, _, text)| text.clone()).or_else(|| largest.clone())
+        }
+    }
+
+    /// Adds the plan's figures to an out-of-memory error. Returns other errors unchanged.
+    pub(crate) fn explain(&self, error: PipelineError, executor: &Executor, build: &Build) -> PipelineError {
+        self.plan.explain(error, Some(self.keep), executor, build)
+    }
+}
+
+/// Tilings that an error can suggest, as (YAML, overlap, frame overlap): the default tiling, and one with an overlap
+/// that is large enough for the diffusion decoder.
+const TILINGS: [(&str, usize, usize); 2] = [("", 64, 24), ("overlap: 160, frame_overlap: 40", 160, 40)];
+
+const WOULD_FIT: &str = "would fit (estimated without compiling)";
+const NOTHING_FITS: &str =
+    "smaller tiles, other shipped layouts and fewer frames would not fit either; use more devices";
+
+impl Plan {
+    /// Describes why a run does not fit in memory: the bytes needed, the bytes usable, and the cheapest change that
+    /// fits.
+    fn shortage(&self, executor: &Executor, build: &Build) -> String {
+        let limit = self.limit.unwrap_or(usize::MAX);
+        let have = format!("{:.2} GiB per device are usable", gib(limit));
+        if self.config.runtime.residency == Residency::Resident && self.keep(Residency::Auto).is_some() {
+            let all = gib(self.all());
+            return format!(
+                "all components together need {all:.2} GiB per device; {have}: set runtime.residency to auto"
+            );
+        }
+        let Some((need, bytes)) = self.largest() else { return have };
+        let (name, work) =
+            (need.program.name(), need.work.map_or("unknown".to_string(), |work| format!("{:.2} GiB", gib(work))));
+        let what = format!("{name} needs {:.2} GiB per device ({work} without its parameters); {have}", gib(bytes));
+        match self.cheapest(executor, build, |_| limit) {
+            Some(change) => format!("{what}: {change} {WOULD_FIT}"),
+            None => format!("{what}: {NOTHING_FITS}"),
+        }
+    }
+
+    /// Returns the flags of the cheapest change after which each program, with only its own parameters loaded, needs at
+    /// most `limit` bytes. The changed programs are not compiled; their needs are estimated from this plan.
+    fn cheapest(&self, executor: &Executor, build: &Build, limit: impl Fn(ProgramKind) -> usize) -> Option<String> {
+        let fits = |change: &Config| {
+            let needs = self.estimate(change, executor, build);
+            needs.is_some_and(|needs| needs.into_iter().all(|(program, bytes)| bytes <= limit(program)))
+        };
+        candidates(&self.config).find(|(_, change)| fits(change)).map(|(flags, _)| flags)
+    }
+
+    /// Estimates the bytes that each program of a changed configuration needs with only its own parameters loaded: the
+    /// bytes of its parameters, plus the other bytes of the current program, scaled by the ratio of the sizes of
+    /// arguments and results.
+    fn estimate(&self, config: &Config, executor: &Executor, build: &Build) -> Option<Vec<(ProgramKind, usize)>> {
+        let engine = executor.engine();
+        let new = setup::build_for(config, engine.devices().len(), engine.toolchain()).ok()?;
+        if new.layout.mesh.devices() != build.layout.mesh.devices() {
+            return None;
+        }
+        let programs = Programs::of(config, None).ok()?;
+        let each = self.needs.iter().map(|need| {
+            let network = programs.network(need.program, &new).ok()?;
+            let own: usize = parameters([&network]).values().sum();
+            let ratio = io(&network) as f64 / need.io.max(1) as f64;
+            Some((need.program, own + (need.beside() as f64 * ratio) as usize))
+        });
+        each.collect()
+    }
+}
+
+/// Returns configurations that need less memory, with the flags that select them; the cheapest change comes first.
+fn candidates(config: &Config) -> impl Iterator<Item = (String, Config)> {
+    let tiled = TILINGS.into_iter().filter(|_| config.runtime.tiling.is_none()).map(|(set, overlap, frame_overlap)| {
+        let tiling = Tiling { overlap, frame_overlap, ..Tiling::default() };
+        (format!("--set 'runtime.tiling={{{set}}}'"), changed(config, |c| c.runtime.tiling = Some(tiling)))
+    });
+    let layouts = shipped_layouts().filter(|l| *l != config.layout).map(|layout| {
+        let change = changed(config, |c| (c.layout, c.mesh) = (layout.into(), None));
+        (format!("--layout {layout}"), change)
+    });
+    // Frame counts that the model does not support are rejected before their programs are built, so it is cheap to try
+    // all.
+    let frames = (1..config.clip_frames().unwrap_or(1)).rev().map(|n| match &config.request.chain {
+        Some(chain) => {
+            let chain = Some(Chain { clip: n, ..chain.clone() });
+            (format!("--set request.chain.clip={n}"), changed(config, |c| c.request.chain = chain))
+        }
+        None => (format!("--num-frames {n}"), changed(config, |c| c.request.num_frames = NumFrames::Count(n))),
+    });
+    tiled.chain(layouts).chain(frames)
+}
+
+fn changed(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
+    let mut config = config.clone();
+    change(&mut config);
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hlo::{Builder, DType, Type};
+    use crate::nn::{Axis, Init, Param, Source};
+
+    /// Parameters are in the order of the program's arguments, so those of a component are not necessarily adjacent.
+    #[test]
+    fn component_is_counted_once_per_program() {
+        let b = Builder::new("encode");
+        let ty = Type::new(DType::F32, [4]);
+        let read = [("text_encoder", "a"), ("connectors", "b"), ("text_encoder", "c")].map(|(component, name)| {
+            let param = Param {
+                component,
+                name: name.into(),
+                ty: ty.clone(),
+                axes: vec![Axis::Replicated],
+                source: Source::Stack { keys: vec![name.into()], shape: vec![4] },
+                init: Init::normal(1.0),
+            };
+            (b.argument(name, ty.clone()), param)
+        });
+        let sum = read.iter().map(|(value, _)| value.clone()).reduce(|x, y| &x + &y).expect("three");
+        let program = b.finish(&[("y", &sum)]).expect("builds");
+        let params = read.map(|(_, param)| param).into();
+        let network = Network { program, params, placements: Vec::new(), notes: Vec::new() };
+        let need = Need::of(ProgramKind::TextEncoder, &network);
+        assert_eq!(need.components.into_iter().collect::<Vec<_>>(), ["connectors", "text_encoder"]);
+    }
+
+    #[test]
+    fn inactive_pass_weights_are_evicted_before_rejecting() {
+        let need = |program, components: &[&'static str], work| Need {
+            program,
+            components: components.iter().copied().collect(),
+            work: Some(work),
+            io: 1,
+        };
+        let needs = vec![
+            need(ProgramKind::TextEncoder, &["text_encoder"], 5),
+            need(ProgramKind::Denoise, &["transformer"], 10),
+        ];
+        let components = [("text_encoder", 60), ("transformer", 100)].into();
+        let plan = |limit| Plan {
+            config: Config::default(),
+            needs: needs.clone(),
+            components: BTreeMap::clone(&components),
+            of_other_pass: 100,
+            limit: Some(limit),
+        };
+        assert_eq!(plan(0).all(), 270);
+        assert_eq!(plan(270).keep(Residency::Auto), Some(Keep::All));
+        assert_eq!(plan(269).keep(Residency::Auto), Some(Keep::Most(269)));
+        // The transformer of one pass needs 100 bytes, and its program 10 more.
+        assert_eq!(plan(110).keep(Residency::Auto), Some(Keep::Most(110)));
+        assert_eq!(plan(109).keep(Residency::Auto), None);
+        assert_eq!(plan(110).keep(Residency::InTurn), Some(Keep::OneComponent));
+    }
+}

@@ -1,0 +1,17 @@
+//! Decides what a run does before anything is compiled: checks, files, memory and layout.
+
+pub mod derive;
+#[cfg(test)]
+mod effects;
+pub(in crate::pipeline) mod fit;
+pub mod layouts;
+pub mod loras;
+pub(crate) mod memory;
+pub mod options;
+pub mod origin;
+pub(crate) mod outputs;
+pub(crate) mod overwrites;
+pub mod preflight;
+pub(crate) mod residency;
+pub mod setup;
+pub(crate) mod verify;

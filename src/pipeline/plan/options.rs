@@ -1,0 +1,82 @@
+//! Options of a run that are not part of its configuration.
+
+use std::path::PathBuf;
+
+use crate::config::{Job, Sidecar};
+use crate::media::Mp4Options;
+use crate::pipeline::output::denoise_checkpoint::Saving;
+
+/// Arguments of `ltx2 generate` in addition to the configuration.
+#[derive(Clone, Debug, Default)]
+pub struct GenerateOptions {
+    /// Prompt and seed of each video, in the order in which the videos are generated.
+    pub jobs: Vec<Job>,
+    /// Output file of each job. In a multi-process run, only those of the first process are used.
+    pub outputs: Vec<PathBuf>,
+    /// Whether the run was started for several videos. Frames, audio and dumps then have a name for each video, even if
+    /// only one video remains to be generated after `--resume`.
+    pub several: bool,
+    /// Whether to overwrite existing files. Otherwise, a file that exists before the run starts is an error.
+    pub force: bool,
+    /// Sidecar of a run to repeat. The inputs and the model of this run must match those that it records.
+    pub sidecar: Option<Sidecar>,
+    /// Safetensors file that receives embeddings, noise, latents, frames and audio samples.
+    pub dump: Option<PathBuf>,
+    /// Whether the dump includes the latents after every step, which requires one device call per step.
+    pub dump_steps: bool,
+    /// JSON file that receives timings and memory use.
+    pub perf_json: Option<PathBuf>,
+    /// Number of steps between two progress reports. `None`: progress is not reported.
+    pub progress_every: Option<usize>,
+    /// Number of steps between two checkpoints of the denoising state, which are written next to the first video of
+    /// each batch.
+    pub checkpoint_every: Option<usize>,
+    /// Whether to resume from the checkpoint of an interrupted run, if there is one.
+    pub resume: bool,
+    /// Whether to print results as JSON; otherwise, paths are printed.
+    pub json: bool,
+}
+
+impl GenerateOptions {
+    /// Returns whether frames, audio and dumps have a separate name for each video.
+    pub(in crate::pipeline) fn has_several(&self) -> bool {
+        self.several || self.jobs.len() > 1
+    }
+}
+
+/// Where to save results that cannot be written to their output files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeepPlace {
+    /// In the temporary directory, or next to the video if that fails. Never overwrites a file.
+    #[default]
+    Temporary,
+    /// Next to the video. Overwrites results that were saved there earlier.
+    Beside,
+}
+
+/// Options for running a batch of requests.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    /// Number of steps per device call. `None`: one call runs all steps.
+    pub chunk: Option<usize>,
+    /// Whether to return the intermediate tensors.
+    pub dump: bool,
+    /// Whether to return the latents after every step, which requires one device call per step.
+    pub dump_steps: bool,
+    /// Checkpoint to write and to resume from. `None`: no checkpoint.
+    pub saving: Option<Saving>,
+    /// Output file of each video. If decoding fails, the latents are saved under a name derived from it. Empty: the
+    /// latents are not saved.
+    pub outputs: Vec<PathBuf>,
+    /// Where the latents are saved if decoding fails.
+    pub keep: KeepPlace,
+    /// MP4 options with which frames are encoded while later frames are still being decoded. Used only if videos are
+    /// decoded in tiles (`runtime.tiling`). `None`: frames are encoded when the file is written.
+    pub encode: Option<Mp4Options>,
+    /// Whether this is a warm-up, which runs one device call of each pass so that everything is compiled and loaded.
+    /// The resulting videos are meaningless.
+    pub warms: bool,
+    /// Minimum number of videos per program call. A smaller batch is padded with copies of its last video, so that it
+    /// uses the programs compiled for this number.
+    pub rows: usize,
+}

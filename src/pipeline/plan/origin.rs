@@ -1,0 +1,155 @@
+//! Finds the model that a configuration refers to: files on this machine, or the built-in configuration of a published
+//! model.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::config::{Config, WeightSource};
+use crate::models::presets::Preset;
+use crate::pipeline::error::{PipelineError, Result};
+use crate::weights::{Component, ModelSource, Overrides, WeightsError};
+
+/// Where a model's configurations come from.
+#[derive(Clone)]
+pub enum Origin {
+    /// Files on this machine.
+    Files(Arc<ModelSource>),
+    /// Built-in configuration of a published model that is not on this machine.
+    Preset(Preset),
+}
+
+impl Origin {
+    /// Finds the model of a configuration: its files if they are on this machine, otherwise the built-in preset of that
+    /// name.
+    pub(crate) fn of(config: &Config) -> Result<Self> {
+        match (files(config), Preset::named(&config.model.path)) {
+            (Ok(source), _) => Ok(Origin::Files(source)),
+            (Err(PipelineError::Weights(WeightsError::NotFound { .. })), Some(preset)) => Ok(Origin::Preset(preset)),
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// Returns the JSON configuration of a component.
+    pub(crate) fn json(&self, part: Component) -> Result<Value> {
+        match self {
+            Origin::Files(source) => Ok(source.config(part)?),
+            Origin::Preset(preset) => preset
+                .config(part.folder())
+                .cloned()
+                .ok_or_else(|| PipelineError::Input(format!("preset '{}' has no '{}'", preset.name, part.folder()))),
+        }
+    }
+
+    /// Returns the path of the file from which a component's configuration is read, or the name of the preset.
+    pub(crate) fn config_place(&self, part: Component) -> PathBuf {
+        match self {
+            Origin::Files(source) => source.config_path(part),
+            Origin::Preset(preset) => PathBuf::from(preset.name),
+        }
+    }
+
+    pub(crate) fn has(&self, part: Component) -> bool {
+        match self {
+            Origin::Files(source) => source.has(part),
+            Origin::Preset(preset) => preset.config(part.folder()).is_some(),
+        }
+    }
+
+    /// Returns whether the transformer's files lack the embedding that is added to the tokens of keyframes.
+    pub(crate) fn lacks_keyframe_embedding(&self) -> bool {
+        matches!(self, Origin::Files(source) if source.lacks_keyframe_embedding())
+    }
+
+    /// Returns the path of the model, or the name of the preset.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Origin::Files(source) => source.path().display().to_string(),
+            Origin::Preset(preset) => preset.name.to_string(),
+        }
+    }
+
+    /// Describes the model in one line. Fails if the model's version cannot be determined.
+    pub(crate) fn describe(&self) -> Result<String> {
+        Ok(match self {
+            Origin::Files(source) => format!("{} (LTX-{})", self.name(), source.version()?),
+            Origin::Preset(_) => format!("{}: not on this machine; using its published configuration", self.name()),
+        })
+    }
+
+    /// Returns a SHA-256 hash over the components' configurations and the seed. Two models with random weights are
+    /// equal if their hashes are equal.
+    pub(crate) fn random_fingerprint(&self, seed: u64, components: &BTreeSet<Component>) -> Result<String> {
+        let mut hash = Sha256::new().chain_update(seed.to_le_bytes());
+        for part in components.iter().filter(|p| **p != Component::Tokenizer) {
+            hash.update(format!("{} {}\n", part.folder(), self.json(*part)?));
+        }
+        Ok(hex::encode(hash.finalize()))
+    }
+}
+
+/// Returns the origin of the model's configurations and the origin of its parameters.
+pub(crate) fn of_run(config: &Config) -> Result<(Origin, Weights)> {
+    match config.model.weights {
+        WeightSource::Random => Ok((Origin::of(config)?, Weights::Random(config.model.weights_seed))),
+        WeightSource::File => {
+            let source = files(config)?;
+            Ok((Origin::Files(source.clone()), Weights::Files(source)))
+        }
+    }
+}
+
+/// Opens the model files of a configuration.
+fn files(config: &Config) -> Result<Arc<ModelSource>> {
+    let m = &config.model;
+    let overrides = Overrides {
+        text_encoder: m.text_encoder.clone(),
+        tokenizer: m.tokenizer.clone(),
+        vae: m.vae.clone(),
+        audio_vae: m.audio_vae.clone(),
+        vocoder: m.vocoder.clone(),
+        upsampler: m.upsampler.clone(),
+        temporal_upsampler: m.temporal_upsampler.clone(),
+        duration_head: m.duration_head.clone(),
+    };
+    Ok(Arc::new(ModelSource::open(&m.path, &overrides)?))
+}
+
+/// Where the parameters of a model come from.
+#[derive(Clone)]
+pub enum Weights {
+    /// The model's files.
+    Files(Arc<ModelSource>),
+    /// Random numbers, generated on the devices from this seed.
+    Random(u64),
+}
+
+impl From<Arc<ModelSource>> for Weights {
+    fn from(source: Arc<ModelSource>) -> Self {
+        Weights::Files(source)
+    }
+}
+
+impl Weights {
+    /// Describes the element types of the transformer blocks' weights, and whether the file's header has quantization
+    /// metadata.
+    pub(crate) fn describe_blocks(&self) -> Result<String> {
+        let Weights::Files(source) = self else { return Ok("random numbers".into()) };
+        let checkpoint = source.checkpoint(Component::Transformer)?;
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        let is_block = |name: &str| name.starts_with("transformer_blocks.") && name.ends_with(".weight");
+        for (_, dtype, _) in checkpoint.headers().filter(|(name, ..)| is_block(name)) {
+            *counts.entry(dtype).or_default() += 1;
+        }
+        let mut parts: Vec<String> =
+            counts.iter().map(|(dtype, count)| format!("{count} tensors of {dtype}")).collect();
+        parts.extend(checkpoint.metadata(QUANTIZATION).map(|_| format!("'{QUANTIZATION}' in the header")));
+        Ok(parts.join(", "))
+    }
+}
+
+/// Key of the header's metadata that lists the quantized tensors.
+const QUANTIZATION: &str = "_quantization_metadata";

@@ -1,0 +1,498 @@
+//! Checks the output files before a run does any work: no output may exist unless the run may replace it, all outputs
+//! must be different files and writable, and the disks must have enough free space.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Component, Path, PathBuf};
+
+use super::options::GenerateOptions;
+use super::overwrites::Replaceable;
+use crate::config::{Config, Job, sidecar_path};
+use crate::destination::{Destination, check_ending, folder, is_device};
+use crate::media::{self, png_frame_path, png_frames_in};
+use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::output::denoise_checkpoint::{is_kept, path_of, recorded_outputs};
+use crate::pipeline::output::recorded::{self, Existing};
+use crate::pipeline::output::writer::{dump_path, place_of};
+use crate::request::Request;
+
+/// Encoded size as a fraction of the size of the raw frames: the minimum (a black video), and a likely upper value.
+const MP4: [f64; 2] = [0.00003, 0.02];
+const PNG: [f64; 2] = [0.001, 0.5];
+
+/// A file that a run writes, or a folder for frames.
+struct Output {
+    /// Config key or flag that requests the output.
+    key: &'static str,
+    path: PathBuf,
+}
+
+/// Config key of the folder for frames. All other outputs are files.
+const FRAMES: &str = "output.save_frames";
+/// Flag that requests checkpoints.
+const CHECKPOINT: &str = "--checkpoint-every";
+
+/// Extensions that a folder for frames must not have.
+const OF_FILES: [&str; 12] = ["apng", "avi", "gif", "jpeg", "jpg", "mkv", "mov", "mp4", "png", "tiff", "webm", "webp"];
+
+impl Output {
+    fn is_frames(&self) -> bool {
+        self.key == FRAMES
+    }
+
+    /// Returns the path of the first file that is created when this output is written.
+    fn first_file(&self) -> PathBuf {
+        if self.is_frames() { png_frame_path(&self.path, 0) } else { self.path.clone() }
+    }
+}
+
+/// Returns the outputs of the video `path`; none if `path` is empty, because this process writes nothing.
+fn of_video(config: &Config, path: &Path, several: bool) -> Vec<Output> {
+    if path.file_name().is_none() {
+        return Vec::new();
+    }
+    let place = |asked: &Option<String>, end| asked.as_ref().map(|asked| place_of(asked, path, end, several));
+    let all = [
+        ("output.path", Some(path.to_path_buf())),
+        ("output.sidecar", config.output.sidecar.then(|| sidecar_path(path))),
+        (FRAMES, place(&config.output.save_frames, "")),
+        ("output.save_audio", place(&config.output.save_audio, "wav")),
+    ];
+    all.into_iter().filter_map(|(key, path)| Some(Output { key, path: path? })).collect()
+}
+
+/// Returns all outputs of a run; none for a process that writes nothing.
+fn of_run(config: &Config, options: &GenerateOptions) -> Vec<Output> {
+    let several = options.has_several();
+    let writes = options.outputs.iter().any(|path| path.file_name().is_some());
+    let videos = options.outputs.iter().flat_map(|path| of_video(config, path, several));
+    let dumps = options.dump.iter().flat_map(|dump| options.jobs.iter().map(|job| dump_path(dump, job, several)));
+    let dumps = dumps.map(|path| Output { key: "--dump", path });
+    let times = options.perf_json.iter().map(|path| Output { key: "--perf-json", path: path.clone() });
+    let all = videos.chain(dumps.chain(times).filter(|_| writes));
+    let steps = options.checkpoint_every.filter(|_| !options.resume).and(options.outputs.first());
+    let steps = steps.filter(|_| writes).map(|video| Output { key: CHECKPOINT, path: path_of(video) });
+    all.chain(steps).collect()
+}
+
+/// Returns the output files that a run's checkpoint records. A run that resumes from the checkpoint may replace these
+/// files.
+pub(in crate::pipeline) fn files(config: &Config, options: &GenerateOptions) -> Vec<PathBuf> {
+    let all = of_run(config, options).into_iter().filter(|output| output.key != CHECKPOINT);
+    all.map(|output| resolved(&output.path)).collect()
+}
+
+/// Returns the files that a run may replace: all files with `--force`; with `--resume`, the outputs that exist now,
+/// which the interrupted run wrote; otherwise none.
+pub(in crate::pipeline) fn replaceable(config: &Config, options: &GenerateOptions) -> Replaceable {
+    if options.force {
+        return Replaceable::everything();
+    }
+    let all = of_run(config, options).into_iter().filter(|_| options.resume).map(|output| output.path);
+    Replaceable::these(all.filter(|path| path.exists()).collect())
+}
+
+/// Returns the absolute path, with symbolic links resolved in the part of the path that exists.
+fn resolved(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let (mut existing, mut rest) = (absolute.clone(), Vec::<OsString>::new());
+    loop {
+        if let Ok(found) = existing.canonicalize() {
+            return rest.into_iter().rev().fold(found, |path, part| path.join(part));
+        }
+        match existing.components().next_back() {
+            Some(Component::Normal(part)) => rest.push(part.to_owned()),
+            // Handles `..` after a folder that does not exist.
+            Some(Component::ParentDir) => {
+                existing.pop();
+            }
+            _ => return absolute,
+        }
+        existing.pop();
+    }
+}
+
+/// Rejects a run if two of its outputs are the same file, or if one is inside another.
+fn check_distinct(outputs: &[Output]) -> Result<()> {
+    let resolved: Vec<PathBuf> = outputs.iter().map(|output| resolved(&output.path)).collect();
+    for (at, (one, path)) in outputs.iter().zip(&resolved).enumerate() {
+        for (other, its) in outputs.iter().zip(&resolved).skip(at + 1) {
+            let is_inside =
+                |inner: &Path, outer: &Output, folder: &Path| !outer.is_frames() && inner.starts_with(folder);
+            let is_one = path == its || is_inside(path, other, its) || is_inside(its, one, path);
+            if is_one && !is_device(path) {
+                let paths = if one.path == other.path {
+                    one.path.display().to_string()
+                } else {
+                    format!("{} and {}", one.path.display(), other.path.display())
+                };
+                let keys =
+                    if one.key == other.key { one.key.to_string() } else { format!("{} and {}", one.key, other.key) };
+                return Err(PipelineError::Usage(format!(
+                    "{keys} write to the same place, {paths}; use different files"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rejects an output whose extension does not match the file format.
+fn check_format(Output { key, path }: &Output) -> Result<()> {
+    let fail = |why: String| Err(PipelineError::Usage(format!("{key}: {why}")));
+    let check = |written: &str, ending: &str| check_ending(path, written, &[ending]).or_else(fail);
+    match *key {
+        "output.save_audio" => check("sound is written as WAV", "wav"),
+        "--dump" => check("tensors are written as safetensors", "safetensors"),
+        "--perf-json" if path.extension().is_some() => check("times are written as JSON", "json"),
+        FRAMES => match path.extension().map(|own| own.to_string_lossy().to_lowercase()) {
+            Some(own) if OF_FILES.contains(&own.as_str()) => {
+                fail(format!("{}: frames are written as PNG files; use the path of a folder", path.display()))
+            }
+            _ => Ok(()),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// Rejects outputs that would be written next to the video (sidecar, checkpoint) if the video is written to a device or
+/// a pipe.
+fn check_streams(config: &Config, options: &GenerateOptions) -> Result<()> {
+    let Some(video) = options.outputs.iter().find(|video| Destination::is_stream(video)) else { return Ok(()) };
+    let (key, cure) = if config.output.sidecar {
+        ("output.sidecar", "pass --set output.sidecar=false")
+    } else if options.checkpoint_every.is_some() {
+        (CHECKPOINT, "remove this flag")
+    } else if options.resume {
+        ("--resume", "remove this flag")
+    } else {
+        return Ok(());
+    };
+    let why = format!("{key}: {} is a device or a pipe, so no file can be written next to it; {cure}", video.display());
+    Err(PipelineError::Usage(format!("{why}, or write the video to a file")))
+}
+
+/// Rejects a run whose outputs would overwrite a file, or two of whose outputs are the same file. Changes nothing on
+/// disk.
+///
+/// With `resume`, the output files of the interrupted run may be replaced; its video and its sidecar only if the
+/// sidecar records the same request.
+pub(crate) fn check_outputs(config: &Config, options: &GenerateOptions) -> Result<()> {
+    let outputs = of_run(config, options);
+    check_distinct(&outputs)?;
+    outputs.iter().try_for_each(check_format)?;
+    // Check the path that the user passed; with several videos, `of_run` returns numbered paths.
+    let dump = options.dump.iter().filter(|_| !outputs.is_empty());
+    dump.map(|path| Output { key: "--dump", path: path.clone() }).try_for_each(|dump| check_format(&dump))?;
+    check_streams(config, options)?;
+    if options.force {
+        return Ok(());
+    }
+    let resumed: Vec<PathBuf> =
+        options.outputs.iter().filter(|_| options.resume).flat_map(|path| recorded_outputs(path)).collect();
+    let is_resumed = |path: &Path| !resumed.is_empty() && resumed.contains(&resolved(path));
+    for output in &outputs {
+        let Output { key, path } = output;
+        let refuse = |what: &str, cure: &str| {
+            Err(PipelineError::Usage(format!("{key}: {} {what}; {cure}, or use another path", path.display())))
+        };
+        let is_own = |video: &Path| options.resume && recorded_request(config, options, video);
+        match *key {
+            "output.path" if is_kept(path) && is_own(path) => {}
+            "output.path" if Destination::is_taken(path) => return refuse("exists", "overwrite it with --force"),
+            "output.sidecar" if options.outputs.iter().any(|video| sidecar_path(video) == *path && is_own(video)) => {}
+            key if key != "output.sidecar" && is_resumed(path) => {}
+            FRAMES if !png_frames_in(path)?.is_empty() => {
+                return refuse("contains frames of another video", "remove them with --force");
+            }
+            FRAMES => {}
+            CHECKPOINT if options.outputs.iter().any(|video| is_kept(video)) => {
+                let what = "or clips of an interrupted run exist";
+                return refuse(what, "resume that run with --resume, start over with --force");
+            }
+            _ if Destination::is_taken(path) => return refuse("exists", "overwrite it with --force"),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether `video` is a video of this run whose existing sidecar records the same request.
+fn recorded_request(config: &Config, options: &GenerateOptions, video: &Path) -> bool {
+    let mut videos = options.outputs.iter().zip(&options.jobs);
+    videos.any(|(path, job)| path == video && recorded::has_request(path, config, job))
+}
+
+/// Returns the jobs that `--resume` still has to run, with their output files. Skips videos that are finished.
+///
+/// # Errors
+/// Returns an error if an existing video was made from another request, other inputs or another model, or if it has no
+/// sidecar. With `force`, such a video is generated again instead.
+pub(crate) fn unfinished(
+    config: &Config,
+    jobs: Vec<Job>,
+    outputs: Vec<PathBuf>,
+    force: bool,
+) -> Result<(Vec<Job>, Vec<PathBuf>)> {
+    let mut model = None;
+    let mut left = (Vec::new(), Vec::new());
+    for (job, path) in jobs.into_iter().zip(outputs) {
+        let is_finished = path.exists() && {
+            let refuse = |why: String| {
+                let cure = "overwrite it with --force, or write to another file with -o";
+                Err(PipelineError::Usage(format!("{}: {why}; {cure}", path.display())))
+            };
+            match recorded::compare(&path, config, &job, &mut model)? {
+                Existing::Same => !is_kept(&path),
+                _ if force => false,
+                Existing::Differs(why) => return refuse(format!("is the video of another request: {why}")),
+                Existing::NoSidecar => {
+                    let sidecar = sidecar_path(&path);
+                    return refuse(format!("has no sidecar ({}) to compare with this request", sidecar.display()));
+                }
+            }
+        };
+        if is_finished {
+            tracing::info!("{} is finished: nothing to resume", path.display());
+        } else {
+            left.0.push(job);
+            left.1.push(path);
+        }
+    }
+    Ok(left)
+}
+
+/// Checks, before the model is opened, that no output file would be overwritten and that all outputs can be written.
+/// Removes the files that it creates for this. A compile cache that cannot be written causes only a warning, because
+/// its entries can still be read.
+pub(in crate::pipeline) fn check_places(config: &Config, options: &GenerateOptions) -> Result<()> {
+    check_outputs(config, options)?;
+    if let Some(Err(error)) = config.compile_cache().map(|folder| media::check_writable(&folder.join("entry"))) {
+        tracing::warn!(
+            "runtime.compile_cache: {error}; programs that are not in the cache are compiled for this run only"
+        );
+    }
+    // A checkpoint that cannot be written causes only a warning during the run.
+    let needed = of_run(config, options).into_iter().filter(|output| output.key != CHECKPOINT);
+    needed.into_iter().try_for_each(|output| {
+        let fail = |source| PipelineError::Output { key: output.key, source };
+        media::check_writable(&output.first_file()).map_err(fail)
+    })
+}
+
+/// Bytes that a run needs on one file system.
+#[derive(Default)]
+struct Room {
+    /// A folder on the file system. It need not exist yet.
+    folder: PathBuf,
+    /// The folder, or its nearest ancestor that exists.
+    existing: PathBuf,
+    keys: Vec<&'static str>,
+    least: f64,
+    likely: f64,
+}
+
+/// Rejects a run whose outputs need more space than a disk has, and warns if they are likely to need more. Must run
+/// after [`check_places`].
+pub(in crate::pipeline) fn check_room(
+    config: &Config,
+    options: &GenerateOptions,
+    requests: &[Request],
+    sample_rate: usize,
+) -> Result<()> {
+    let mut disks: BTreeMap<u64, Room> = BTreeMap::new();
+    let several = options.has_several();
+    for ((path, request), job) in options.outputs.iter().zip(requests).zip(&options.jobs) {
+        let frames = request.output_frames();
+        let raw = if config.pipeline.extension() == "mp4" { 3 * request.width * request.height * frames } else { 0 };
+        let raw = raw as f64;
+        // Two channels with 16 bits per sample.
+        let sound = 4.0 * sample_rate as f64 * frames as f64 / request.output_rate();
+        let dump = options.dump.iter().filter(|_| path.file_name().is_some());
+        let dump = dump.map(|dump| Output { key: "--dump", path: dump_path(dump, job, several) });
+        for Output { key, path } in of_video(config, path, several).into_iter().chain(dump) {
+            let bytes = match key {
+                "output.path" => MP4.map(|part| part * raw),
+                FRAMES => PNG.map(|part| part * raw),
+                "output.save_audio" => [sound; 2],
+                // The decoded frames are dumped as f32; the other dumped tensors are small in comparison.
+                "--dump" if request.decodes_video() => [4.0 * raw; 2],
+                _ => continue,
+            };
+            // This output is itself a folder.
+            let folder = if key == FRAMES { path.clone() } else { folder(&path) };
+            let Some((disk, existing)) = device(&folder) else { continue };
+            let room = disks.entry(disk).or_insert_with(|| Room { folder, existing, ..Room::default() });
+            (room.least, room.likely) = (room.least + bytes[0], room.likely + bytes[1]);
+            if !room.keys.contains(&key) {
+                room.keys.push(key);
+            }
+        }
+    }
+    disks.into_values().try_for_each(|room| room.check())
+}
+
+impl Room {
+    fn check(&self) -> Result<()> {
+        // Skip the check if the file system does not report its free space.
+        let Ok(about) = rustix::fs::statvfs(&self.existing) else { return Ok(()) };
+        let free = about.f_bavail as f64 * about.f_frsize as f64;
+        let (keys, mib) = (self.keys.join(", "), |bytes: f64| bytes / f64::from(1 << 20));
+        let has = format!("{keys}: {} has {:.2} MiB free", self.folder.display(), mib(free));
+        if free < self.least {
+            let needs = format!("{has}, but the files to write there need at least {:.2} MiB", mib(self.least));
+            return Err(PipelineError::NoRoom(format!("{needs}; free some space, or write to another disk")));
+        }
+        if free < self.likely {
+            tracing::warn!("{has}, but the files to write there may need {:.2} MiB", mib(self.likely));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the device number of the file system that contains a folder, and the folder or its nearest ancestor that
+/// exists.
+fn device(folder: &Path) -> Option<(u64, PathBuf)> {
+    use std::os::unix::fs::MetadataExt;
+    let folder = resolved(folder);
+    folder.ancestors().find_map(|folder| Some((folder.metadata().ok()?.dev(), folder.to_path_buf())))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Returns a configuration, and options with a job for each file name in `folder`.
+    fn run(folder: &Path, names: &[&str]) -> (Config, GenerateOptions) {
+        let job = |index| Job { index, prompt: "a".into(), seed: 10 };
+        let options = GenerateOptions {
+            jobs: (0..names.len()).map(job).collect(),
+            outputs: names.iter().map(|name| folder.join(name)).collect(),
+            ..GenerateOptions::default()
+        };
+        (Config::default(), options)
+    }
+
+    fn text(path: &Path) -> String {
+        path.to_str().unwrap().into()
+    }
+
+    #[test]
+    fn every_existing_output_is_rejected_with_key_and_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let (mut config, mut options) = run(folder.path(), &["a.mp4"]);
+        config.output.save_audio = Some(text(&path("s.wav")));
+        config.output.save_frames = Some(text(&path("frames")));
+        (options.dump, options.perf_json) = (Some(path("d.safetensors")), Some(path("p.json")));
+        options.checkpoint_every = Some(1);
+        check_outputs(&config, &options).unwrap();
+        for (key, name) in [
+            ("output.path", "a.mp4"),
+            ("output.sidecar", "a.json"),
+            ("output.save_audio", "s.wav"),
+            ("--dump", "d.safetensors"),
+            ("--perf-json", "p.json"),
+            ("--checkpoint-every", "a.mp4.steps.safetensors"),
+            ("--checkpoint-every", "a.mp4.clip_0000.safetensors"),
+            ("output.save_frames", "frames/frame_00012.png"),
+        ] {
+            std::fs::create_dir_all(path("frames")).unwrap();
+            std::fs::write(path(name), "kept").unwrap();
+            let error = check_outputs(&config, &options).unwrap_err().to_string();
+            let named = if name.contains("frame_") { "frames" } else { name };
+            let named = if name.contains("clip_") { "a.mp4.steps.safetensors" } else { named };
+            assert!(error.starts_with(&format!("{key}: {} ", path(named).display())), "{name}: {error}");
+            assert!(error.contains("--force"), "{name}: {error}");
+            check_outputs(&config, &GenerateOptions { force: true, ..options.clone() }).unwrap();
+            std::fs::remove_file(path(name)).unwrap();
+        }
+        // The folder for frames may contain files that do not have the name of a frame.
+        std::fs::write(path("frames/drawing.png"), "kept").unwrap();
+        check_outputs(&config, &options).unwrap();
+    }
+
+    /// A checkpoint records the output files of its run, but another program may have replaced the video or the sidecar
+    /// since.
+    #[test]
+    fn resume_replaces_only_files_of_its_own_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let (mut config, mut options) = run(folder.path(), &["a.mp4"]);
+        (config.output.save_audio, options.resume) = (Some(text(&path("s.wav"))), true);
+        let about = serde_json::to_string(&files(&config, &options)).unwrap();
+        let about = [("outputs".to_string(), about)].into();
+        crate::pipeline::output::tensors::write_with(&path("a.mp4.steps.safetensors"), &[], Some(about), true).unwrap();
+        std::fs::write(path("s.wav"), "of the run").unwrap();
+        check_outputs(&config, &options).unwrap();
+        let replaceable = replaceable(&config, &options);
+        assert!(replaceable.has(&path("s.wav")) && !replaceable.has(&path("a.mp4")), "{replaceable:?}");
+        for (key, name) in [("output.path", "a.mp4"), ("output.sidecar", "a.json")] {
+            std::fs::write(path(name), "another program's").unwrap();
+            let error = check_outputs(&config, &options).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{key}: ")) && error.contains("--force"), "{error}");
+            std::fs::remove_file(path(name)).unwrap();
+        }
+        let sidecar = serde_json::json!({"config": config.effective("a", 10)});
+        std::fs::write(path("a.json"), sidecar.to_string()).unwrap();
+        std::fs::write(path("a.mp4"), "of the run").unwrap();
+        check_outputs(&config, &options).unwrap();
+        let not_resumed = GenerateOptions { resume: false, ..options };
+        assert!(!super::replaceable(&config, &not_resumed).has(&path("a.mp4")));
+    }
+
+    #[test]
+    fn outputs_of_each_video_are_checked() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let (mut config, mut options) = run(folder.path(), &["0000_10.mp4", "0001_10.mp4"]);
+        config.output.save_audio = Some(text(&path("sounds")));
+        options.dump = Some(path("d.safetensors"));
+        check_outputs(&config, &options).unwrap();
+        std::fs::create_dir(path("sounds")).unwrap();
+        for name in ["d_0001.safetensors", "sounds/0001_10.wav", "0001_10.json"] {
+            std::fs::write(path(name), "kept").unwrap();
+            let error = check_outputs(&config, &options).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+            std::fs::remove_file(path(name)).unwrap();
+        }
+        // A process that writes nothing has empty paths, which are not checked.
+        std::fs::write(path("d_0001.safetensors"), "kept").unwrap();
+        options.outputs = vec![PathBuf::new(); 2];
+        check_outputs(&config, &options).unwrap();
+    }
+
+    #[test]
+    fn two_outputs_must_be_different_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let refused = |change: &dyn Fn(&mut Config, &mut GenerateOptions)| {
+            let (mut config, mut options) = run(folder.path(), &["a.mp4"]);
+            options.force = true;
+            change(&mut config, &mut options);
+            check_outputs(&config, &options).unwrap_err().to_string()
+        };
+        let error = refused(&|_, options| options.perf_json = Some(path("a.json")));
+        assert!(error.starts_with("output.sidecar and --perf-json write to the same place"), "{error}");
+        let error = refused(&|config, _| config.output.save_audio = Some(text(&path("new/../a.mp4"))));
+        assert!(error.starts_with("output.path and output.save_audio"), "{error}");
+        let error = refused(&|config, _| config.output.save_frames = Some(text(&path("a.mp4/frames"))));
+        assert!(error.starts_with("output.path and output.save_frames"), "{error}");
+        let error = refused(&|_, options| {
+            options.checkpoint_every = Some(1);
+            options.dump = Some(path("a.mp4.steps.safetensors"));
+        });
+        assert!(error.starts_with("--dump and --checkpoint-every"), "{error}");
+        // A video and a WAV file with the same stem would have the same sidecar.
+        let (config, options) = run(folder.path(), &["x.mp4", "x.wav"]);
+        assert!(check_outputs(&config, &options).unwrap_err().to_string().starts_with("output.sidecar write"));
+        std::fs::write(path("a.json"), "the sidecar of a.wav").unwrap();
+        let (config, options) = run(folder.path(), &["a.mp4"]);
+        assert!(check_outputs(&config, &options).unwrap_err().to_string().starts_with("output.sidecar: "));
+        // The folder for frames may be the folder of the video.
+        let (mut config, options) = run(&path("out"), &["a.mp4"]);
+        config.output.save_frames = Some(text(&path("out")));
+        check_outputs(&config, &options).unwrap();
+    }
+}

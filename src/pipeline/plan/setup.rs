@@ -1,0 +1,170 @@
+//! Derives the options of the platform, the programs and the engine from a configuration.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::origin::Weights;
+use crate::analysis::Chip;
+use crate::config::{self, ActivationType, Config, Dtype, FlagValue, WatchdogWord, WeightType};
+use crate::hlo::DType;
+use crate::kernels::AttentionKernel;
+use crate::media::RoundTrip;
+use crate::nn::{Build, Lowering, Numerics, Quantization};
+use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::processes::last_words;
+use crate::pjrt::{CudaOptions, OptionValue};
+use crate::runtime::processes::Group;
+use crate::runtime::{EngineOptions, Toolchain, WaitLimit, Watchdog, platform};
+
+/// Returns the options with which programs are built for `devices` devices of a platform (`cpu`, `cuda` or `tpu`).
+/// `kind`: the device kind that the plugin reports.
+///
+/// # Errors
+/// Returns an error if the platform does not support the layout, the mesh, the attention kernel or a number format.
+pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
+    let lowering = Lowering::of(platform, kind);
+    let foreign = |kernel| format!("runtime.attention: {kernel} is not available on platform {platform}");
+    let attention = config.runtime.attention.kernel(lowering.attention);
+    let lowering = lowering.with_attention(attention.map_err(|kernel| PipelineError::Usage(foreign(kernel)))?);
+    Ok(Build {
+        dtype: match config.runtime.dtype {
+            Dtype::Bf16 => DType::BF16,
+            Dtype::F32 => DType::F32,
+        },
+        numerics: match config.runtime.numerics {
+            config::Numerics::Default => Numerics::Default,
+            config::Numerics::Official => Numerics::Official,
+        },
+        layout: config.placement(devices)?,
+        quantization: quantization(config, &lowering, platform)?,
+        lowering,
+    })
+}
+
+/// Same as [`build`], for the devices of an opened plugin. An untested libtpu version may reject the attention kernel,
+/// because the kernel's serialized form has no compatibility guarantee. XLA operations then replace the kernel, unless
+/// the configuration explicitly requests it.
+pub(crate) fn build_for(config: &Config, devices: usize, toolchain: &Toolchain) -> Result<Build> {
+    let Toolchain { platform, kind, .. } = toolchain;
+    let build = build(config, devices, platform, kind)?;
+    let untried = platform == "tpu" && toolchain.tested_libtpu().is_none();
+    let may_be_refused = untried && config.runtime.attention == AttentionKernel::Auto;
+    Ok(Build { lowering: Lowering { attention_may_be_rejected: may_be_refused, ..build.lowering }, ..build })
+}
+
+/// Returns the chip model for time predictions: the one in the configuration, or the built-in model of the device kind.
+/// Fails if the device kind is unknown.
+pub(crate) fn chip(config: &Config, device_kind: &str) -> std::result::Result<Chip, String> {
+    let own = config.chip()?;
+    own.map_or_else(|| Chip::of_device(device_kind).cloned().map_err(|e| e.to_string()), Ok)
+}
+
+/// Chooses the H.264 encoder for conditioning images and records it in `config`, so that a repeated run uses the same
+/// encoder or reports that it is missing. In a multi-process run, all processes must have the same encoder, because
+/// each encodes the images itself. `None`: there are no images to encode.
+pub(crate) fn round_trip(config: &mut Config, group: Option<&Group>) -> Result<Option<RoundTrip>> {
+    if config.request.images.iter().all(|image| image.crf(&config.conditioning) == 0) {
+        return Ok(None);
+    }
+    let chosen = RoundTrip::choose(config.conditioning.h264, Path::new("ffmpeg"))?;
+    config.conditioning.h264 = chosen.encoder();
+    if let Some(group) = group {
+        group.ensure_equal(&chosen.to_string(), |name, its, first| {
+            format!("{name} encodes images with {its}, process 0 with {first}; set conditioning.h264 to builtin")
+        })?;
+    }
+    Ok(Some(chosen))
+}
+
+/// Default fraction of a CUDA device's memory that programs may use. With this value, a model of 62 GiB and its
+/// programs fit on a card with 80 GB. The rest is for the driver, machine code and allocations of libraries.
+const MEMORY_FRACTION: f32 = 0.9;
+
+/// Returns the platform options for this process, which may be one of several.
+pub(crate) fn platform_options(config: &Config, group: Option<&Group>) -> Result<platform::Options> {
+    let fraction = Some(config.runtime.memory_fraction.unwrap_or(MEMORY_FRACTION));
+    let each = config.runtime.distributed.devices_per_process.zip(group);
+    let shared =
+        each.map(|(n, group)| (group.local_rank() * n..(group.local_rank() + 1) * n).map(|i| i as i64).collect());
+    let visible = config.runtime.visible_devices.clone().or(shared);
+    Ok(platform::Options {
+        node: group.map(Group::node),
+        trial: trial_limit(config),
+        cpu_devices: Some(config.virtual_devices()?),
+        cuda: CudaOptions { memory_fraction: fraction, visible_devices: visible, ..CudaOptions::default() },
+    })
+}
+
+/// Rejects flags that environment variables set but the configured plugin does not know. Does not start the plugin.
+pub(crate) fn check_flags(config: &Config) -> Result<()> {
+    let choice = config.platform().map_err(PipelineError::Input)?;
+    let options = platform::Options { trial: trial_limit(config), ..platform::Options::default() };
+    Ok(platform::check_flags(&choice, &options)?)
+}
+
+/// Returns the timeout for the trial run of a plugin file that has not been used before. `None`: the default timeout.
+fn trial_limit(config: &Config) -> Option<Duration> {
+    match config.runtime.watchdog {
+        config::Watchdog::Word(WatchdogWord::Auto) => None,
+        config::Watchdog::Word(WatchdogWord::Off) => Some(Duration::MAX),
+        config::Watchdog::Seconds(seconds) => Some(Duration::from_secs(seconds)),
+    }
+}
+
+/// Returns the quantization of the transformer blocks' matmuls. Fails for int8 activations without int8 weights, and
+/// for fp8 on a platform that compiles the blocks as a loop.
+fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<Quantization> {
+    match (config.runtime.weights, config.runtime.activations) {
+        (WeightType::Int8, activations) => Ok(Quantization::Int8 { activations: activations == ActivationType::Int8 }),
+        (_, ActivationType::Int8) => Err(PipelineError::Usage(
+            "runtime.activations: int8 requires integer weights; set runtime.weights to int8 too".into(),
+        )),
+        (WeightType::Bf16, _) => Ok(Quantization::None),
+        (WeightType::Fp8, _) if lowering.unroll_layers => Ok(Quantization::Fp8),
+        (WeightType::Fp8, _) => Err(PipelineError::Usage(format!(
+            "runtime.weights: fp8 requires CUDA, but the platform is {platform}; int8 works on every platform"
+        ))),
+    }
+}
+
+/// Logs the number format of the transformer blocks, and that of the checkpoint.
+pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
+    let weights = match weights {
+        WeightType::Bf16 => "bf16",
+        WeightType::Fp8 => "fp8",
+        WeightType::Int8 => "int8",
+    };
+    tracing::info!("transformer blocks: runtime.weights {weights}; the checkpoint has {}", stored.describe_blocks()?);
+    Ok(())
+}
+
+/// Returns the options with which programs are compiled and run.
+pub(crate) fn engine_options(config: &Config) -> EngineOptions {
+    let flag = |value: &FlagValue| match value {
+        FlagValue::Bool(v) => OptionValue::Bool(*v),
+        FlagValue::Int(v) => OptionValue::Int(*v),
+        FlagValue::Float(v) => OptionValue::Float(*v),
+        FlagValue::Text(v) => OptionValue::Text(v.clone()),
+    };
+    EngineOptions {
+        xla_flags: config.runtime.xla_flags.iter().map(|(n, v)| (n.clone(), flag(v))).collect(),
+        compile_cache: config.compile_cache(),
+        write_behind: None,
+        traceable: false,
+        watchdog: watchdog(config),
+    }
+}
+
+/// Returns the watchdog that limits the time of executions and transfers.
+fn watchdog(config: &Config) -> Watchdog {
+    let limit = match config.runtime.watchdog {
+        config::Watchdog::Word(WatchdogWord::Off) => return Watchdog::default(),
+        config::Watchdog::Word(WatchdogWord::Auto) => WaitLimit::Auto,
+        config::Watchdog::Seconds(seconds) => WaitLimit::Fixed(Duration::from_secs(seconds)),
+    };
+    let say = |message: &str, going_on: Option<&str>| {
+        going_on.iter().for_each(|line| tracing::info!("{line}"));
+        last_words(message);
+    };
+    Watchdog::new(limit, Box::new(say))
+}

@@ -1,0 +1,381 @@
+//! Builds the programs of a request without weights or devices, in order to compile them ahead of time or to inspect
+//! them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+
+use super::configs::ModelConfigs;
+use super::parameters::check_files;
+use super::program_spec::ProgramSpec;
+pub use super::program_table::ProgramKind;
+use super::program_table::{ProgramRow, Runs, Sizes, TABLE};
+use crate::av::Av;
+use crate::config::{Config, Job, Noise, WeightSource};
+use crate::hlo::Program;
+use crate::models::Network;
+use crate::models::upsampler::Upsampling;
+use crate::nn::{Build, Override};
+use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::plan::loras::differ_by_pass;
+use crate::pipeline::plan::origin::{Origin, Weights};
+use crate::pipeline::stages::batch::{decoder_draws, draws, videos_at_once};
+use crate::request::{self, ModelSizes, Request, Shapes};
+use crate::runtime::{device_bytes, noise};
+use crate::weights::{Component, WeightsError};
+
+/// A request and a model, from which programs are built.
+pub struct Programs {
+    configs: ModelConfigs,
+    sizes: ModelSizes,
+    /// Request of the first pass.
+    first: Request,
+    second: Option<Request>,
+    /// Upsampling steps between the two passes.
+    upsample: Vec<Upsampling>,
+    rounds: Option<Rounds>,
+    /// Request with the size of the finished video.
+    output: Request,
+    keyframes: bool,
+    /// Whether decoders return frames as floats instead of bytes.
+    values: bool,
+    /// Whether the diffusion decoder decodes the video.
+    diffusion: bool,
+    /// Minimum number of videos per program call.
+    rows: usize,
+    /// Whether LoRAs give each of the two passes its own transformer weights.
+    own_by_pass: bool,
+    pub(crate) origin: String,
+}
+
+/// Temporal rounds after the two passes (pipeline `dfr`).
+struct Rounds {
+    /// Request of the second pass, with the number of frames before the last round.
+    before: Request,
+    /// Request of the largest tile of the last round.
+    tile: Request,
+    /// Total number of tiles of all rounds.
+    tiles: usize,
+}
+
+impl Programs {
+    /// Prepares the programs of a configuration. For a published model that is not on this machine, uses the built-in
+    /// copy of its configuration. `layers`: number of transformer blocks to use; `None`: all.
+    ///
+    /// # Errors
+    /// Returns an error if the model does not exist or does not support the sizes of the request.
+    pub fn of(config: &Config, layers: Option<usize>) -> Result<Self> {
+        let origin = Origin::of(config)?;
+        let (configs, origin) = (ModelConfigs::from(origin.clone()).for_run(config), origin.describe()?);
+        let full = configs.sizes()?;
+        let diffusion = configs.decodes_by_diffusion()?;
+        let mut request = request::resolve_job(config, &full, &Job { index: 0, prompt: String::new(), seed: 0 })?;
+        configs.check_fit()?;
+        config.upsamplings().iter().try_for_each(|upsampling| configs.check_upsampling(*upsampling))?;
+        let of = |configs, sizes, request: Request| {
+            let (first, second) = request.passes();
+            let last = second.as_ref().unwrap_or(&first);
+            let output = match &request.dfr {
+                Some(_) => Request { num_frames: request.output_frames(), conditions: Av::default(), ..last.clone() },
+                None => last.clone(),
+            };
+            let rounds = request.dfr.as_ref().and_then(|dfr| {
+                let tile = dfr.largest_tile(last)?;
+                let rounds = dfr.rounds();
+                let frames = rounds.last()?.canvas.frames.div_ceil(2);
+                let before = Request { num_frames: frames, conditions: Av::default(), ..last.clone() };
+                Some(Rounds { before, tile, tiles: rounds.iter().map(|round| round.tiles.len()).sum() })
+            });
+            let keyframes = request.dfr.is_some();
+            let upsample = request.refine.map_or(Vec::new(), |refine| refine.upsample);
+            let (values, rows) = (false, 1);
+            let own_by_pass = second.is_some() && differ_by_pass(&config.model);
+            Programs {
+                configs,
+                sizes,
+                first,
+                second,
+                upsample,
+                rounds,
+                output,
+                keyframes,
+                values,
+                diffusion,
+                rows,
+                own_by_pass,
+                origin,
+            }
+        };
+        let Some(layers) = layers else { return Ok(of(configs, full, request)) };
+        let all = full.transformer.num_layers;
+        if layers == 0 || layers > all {
+            return Err(PipelineError::Usage(format!(
+                "--layers {layers}: this model has {all} blocks; use 1 to {all}"
+            )));
+        }
+        let configs = configs.cut(layers);
+        // The amount of work does not depend on which block STG perturbs.
+        for blocks in request.stg_blocks.as_mut() {
+            blocks.iter_mut().for_each(|b| *b = (*b).min(layers - 1));
+            blocks.dedup();
+        }
+        let sizes = configs.sizes()?;
+        Ok(of(configs, sizes, request))
+    }
+
+    /// Sets whether the run dumps intermediate tensors, for which decoders return floats.
+    #[must_use]
+    pub(crate) fn dumping(self, dump: bool) -> Self {
+        Programs { values: dump, ..self }
+    }
+
+    /// Sets the minimum number of videos per program call.
+    #[must_use]
+    pub(crate) fn of_rows(self, rows: usize) -> Self {
+        Programs { rows, ..self }
+    }
+
+    /// Returns the denoising loops of a run, with the number of transformer evaluations of each. `steps`: number of
+    /// steps of the first pass, used if the request does not list its sigmas. All tiles of the temporal rounds are
+    /// counted like the largest one.
+    pub(crate) fn loops(&self, steps: usize) -> Vec<(ProgramKind, usize)> {
+        let listed = |request: &Request| request.sigmas.len().saturating_sub(1);
+        let steps = if listed(&self.first) == 0 { steps } else { listed(&self.first) };
+        let first = Some((ProgramKind::Denoise, self.first.sampler.evaluations(steps)));
+        let of = |second: &Request| (ProgramKind::Refine, second.sampler.evaluations(listed(second)));
+        let second = self.second.as_ref().map(of);
+        let of = |r: &Rounds| (ProgramKind::Round, r.tiles * r.tile.sampler.evaluations(listed(&r.tile)));
+        let rounds = self.rounds.as_ref().map(of);
+        first.into_iter().chain(second).chain(rounds).collect()
+    }
+
+    /// Returns the number of transformer blocks in the programs.
+    pub fn layers(&self) -> usize {
+        self.sizes.transformer.num_layers
+    }
+
+    /// Returns the possible leading dimensions of a program's stacked layer weights: the total number of layers,
+    /// followed by the number of layers of each kind.
+    ///
+    /// # Errors
+    /// Returns an error if the model's configuration is invalid.
+    pub fn stacked(&self, kind: ProgramKind) -> Result<Vec<usize>> {
+        match kind.row().part {
+            Component::TextEncoder => Ok(self.configs.text_encoder()?.stacks()),
+            _ => Ok(vec![self.layers()]),
+        }
+    }
+
+    /// Builds every program of a run, so that an unsuitable layout is rejected before the run starts. Warns, once per
+    /// process, about tensor patterns of the layout that match no tensor.
+    pub(crate) fn check(&self, build: &Build) -> Result<()> {
+        warn_once(self.unmatched(build)?);
+        Ok(())
+    }
+
+    /// Returns a warning for each pattern in the layout's section `tensors` that matches no tensor of the run's
+    /// programs; none on a single device, where layouts have no effect.
+    pub(crate) fn unmatched(&self, build: &Build) -> Result<Vec<String>> {
+        let mut left: Vec<&Override> = build.layout.overrides.iter().filter(|_| !build.layout.is_single()).collect();
+        for kind in self.kinds() {
+            let network = self.network(kind, build)?;
+            left.retain(|pattern| !network.placements.iter().any(|placement| pattern.covers(&placement.tensor)));
+        }
+        let line = |pattern: &Override| {
+            let place = pattern.rules.first().map(|rule| format!("{}: ", rule.place)).unwrap_or_default();
+            format!("{place}tensors: \"{}\" matches no tensor of this run; correct or remove it", pattern.pattern)
+        };
+        Ok(left.into_iter().map(line).collect())
+    }
+
+    /// Returns the bytes of each component's parameters on a device. The transformer counts twice if LoRAs give each
+    /// pass its own weights, because the weights of the inactive pass stay on the devices.
+    ///
+    /// # Errors
+    /// Returns an error if the layout is not suitable for a program.
+    pub fn parameters(&self, build: &Build) -> Result<BTreeMap<&'static str, usize>> {
+        let networks: Result<Vec<Network>> = self.kinds().map(|kind| self.network(kind, build)).collect();
+        let mut each = parameters(&networks?);
+        if self.own_by_pass {
+            each.entry(Component::Transformer.folder()).and_modify(|bytes| *bytes *= 2);
+        }
+        Ok(each)
+    }
+
+    /// Returns whether latents are upsampled between the two passes: in time if `in_time` is set, otherwise in space.
+    fn upsamples(&self, in_time: bool) -> bool {
+        self.upsample.iter().any(|upsampling| (*upsampling == Upsampling::TemporalX2) == in_time)
+    }
+
+    /// Returns the programs that a run of this request executes.
+    pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
+        let two_passes = self.second.is_some();
+        let [temporal, spatial] = [true, false].map(|in_time| self.upsamples(in_time));
+        let first = &self.first;
+        let images = first.has_images() || first.given_frames().is_some() || first.references().next().is_some();
+        let sound = self.first.has_sound();
+        let (keyframes, rounds) = (self.keyframes, self.rounds.is_some());
+        let (diffusion, tiled) = (self.diffusion, self.first.tiling.is_some());
+        let (decoded, makes_sound) = (self.first.decodes_video(), !self.first.given().audio);
+        let runs = move |row: &&ProgramRow| match row.runs {
+            Runs::Always => true,
+            Runs::TwoPasses => two_passes,
+            Runs::Spatial => spatial,
+            Runs::Temporal => temporal,
+            Runs::Keyframes => keyframes,
+            Runs::Rounds => rounds,
+            Runs::Images => images,
+            Runs::GivenSound => sound,
+            Runs::OwnSound => makes_sound,
+            Runs::ByConvolution => decoded && !diffusion,
+            Runs::ByDiffusion => decoded && diffusion,
+            Runs::ByDiffusionTiles => decoded && diffusion && tiled,
+            Runs::Alone => false,
+        };
+        TABLE.iter().filter(runs).map(|row| row.kind)
+    }
+
+    /// Builds the programs that draw the starting noise of each pass and the diffusion decoder's noise. Returns none if
+    /// the host draws the noise.
+    pub(in crate::pipeline) fn noise(&self) -> Result<Vec<Program>> {
+        let tile = self.rounds.as_ref().map(|rounds| &rounds.tile);
+        let passes = [Some(&self.first), self.second.as_ref(), tile].into_iter().flatten();
+        let device = passes.filter(|request| request.noise == Noise::Device);
+        let of_pass = |request: &Request| Ok(draws(&Shapes::of(&self.sizes, request)?, &self.sizes));
+        let mut all = device.map(of_pass).collect::<Result<Vec<_>>>()?;
+        if self.diffusion && !all.is_empty() {
+            let last = Shapes::of(&self.sizes, &self.output)?;
+            all.push(decoder_draws(&self.configs.diffusion_decoder()?, &last.video));
+        }
+        all.iter().map(|draws| Ok(noise::program(draws)?)).collect()
+    }
+
+    #[cfg(test)]
+    fn components(&self) -> BTreeSet<Component> {
+        self.kinds().map(|kind| kind.row().part).collect()
+    }
+
+    /// Compares the parameters that a program reads with the headers of the weight files. Does nothing if the model has
+    /// no weight files, because configurations are sufficient to compile programs.
+    pub(crate) fn check_headers(&self, config: &Config, kind: ProgramKind) -> Result<()> {
+        let (Origin::Files(source), WeightSource::File) = (self.configs.origin(), config.model.weights) else {
+            return Ok(());
+        };
+        let part = kind.row().part;
+        match source.checkpoint(part) {
+            Err(WeightsError::NoWeights { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(_) => {
+                let whole = ModelConfigs::from(self.configs.origin().clone());
+                check_files(&whole, &Weights::Files(source.clone()), [part])
+            }
+        }
+    }
+
+    /// Builds a program. It is identical to the program that a run of the same configuration executes.
+    ///
+    /// # Errors
+    /// Returns an error if a run of the request does not have this program, or if the model, the sizes or the layout
+    /// are not suitable for it.
+    pub fn network(&self, kind: ProgramKind, build: &Build) -> Result<Network> {
+        let row = kind.row();
+        let needs = match row.runs {
+            Runs::TwoPasses if self.second.is_none() => Some("a two-stage pipeline"),
+            Runs::Spatial if !self.upsamples(false) => Some("two stages with spatial upsampling between them"),
+            Runs::Temporal if !self.upsamples(true) => {
+                Some("two stages with temporal upsampling (temporal_x2) between them")
+            }
+            Runs::Keyframes if !self.keyframes => Some("the pipeline dfr"),
+            _ => None,
+        };
+        if let Some(needs) = needs {
+            return Err(PipelineError::Usage(format!("program '{}' needs {needs}", row.name)));
+        }
+        let last = self.second.as_ref().unwrap_or(&self.first);
+        let request = match (row.sizes, &self.rounds) {
+            (Sizes::First, _) | (Sizes::BeforeRound, None) => &self.first,
+            (Sizes::Last, _) => last,
+            (Sizes::BeforeRound, Some(rounds)) => &rounds.before,
+            (Sizes::Tile, Some(rounds)) => &rounds.tile,
+            (Sizes::Tile, None) => {
+                let why = format!("program '{}' needs the pipeline dfr with dfr.temporal_rounds of 1 or 2", row.name);
+                return Err(PipelineError::Usage(why));
+            }
+            (Sizes::Output, _) => &self.output,
+        };
+        let shapes = Shapes::of(&self.sizes, request)?;
+        let at_once = videos_at_once(&build.layout);
+        let of_sound = matches!(kind, ProgramKind::AudioDecoder | ProgramKind::Vocoder);
+        let rows = if of_sound { at_once } else { at_once.max(self.rows) };
+        let shape = request.denoise_shape(&self.sizes, &shapes, rows);
+        let (configs, sizes, upsample, float_frames) = (&self.configs, &self.sizes, &self.upsample, self.values);
+        (row.write)(&ProgramSpec { configs, sizes, request, last, upsample, float_frames, shapes, shape, build })
+    }
+}
+
+/// Logs each line as a warning, but only once per process: a run is verified twice, before and after its devices are
+/// opened.
+pub(crate) fn warn_once(lines: Vec<String>) {
+    static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    for line in lines {
+        if WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(line.clone()) {
+            tracing::warn!("{line}");
+        }
+    }
+}
+
+/// Returns the bytes of each component's parameters on a device, for all networks together.
+pub(in crate::pipeline) fn parameters<'a>(
+    networks: impl IntoIterator<Item = &'a Network>,
+) -> BTreeMap<&'static str, usize> {
+    let mut each = BTreeMap::new();
+    for network in networks {
+        each.extend(network.params.iter().map(|p| (&p.name, (p.component, device_bytes(&network.program, p)))));
+    }
+    let mut sums = BTreeMap::new();
+    each.into_values().for_each(|(component, bytes)| *sums.entry(component).or_default() += bytes);
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::presets::CONFIGS;
+
+    #[test]
+    fn unmatched_layout_patterns_are_reported() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("own.yml");
+        let lines = |layout: &str| {
+            let config = Config::load("ltx2", [&*format!("layout={layout}"), "mesh.context=4"]).unwrap();
+            let build = crate::pipeline::plan::setup::build(&config, 4, "cpu", "").unwrap();
+            Programs::of(&config, None).unwrap().unmatched(&build).unwrap()
+        };
+        for layout in ["ulysses", "tensor", "fsdp-ffn"] {
+            assert_eq!(lines(layout), Vec::<String>::new(), "{layout}");
+        }
+        let text =
+            "rules: {video_sequence: [context]}\ntensors:\n  \"*ff.hiden\": {mlp: []}\n  \"*.ff.net*\": {embed: []}\n";
+        std::fs::write(&path, text).unwrap();
+        let own = path.to_str().unwrap();
+        let told = format!("{own}:3: tensors: \"*ff.hiden\" matches no tensor of this run; correct or remove it");
+        assert_eq!(lines(own), [told]);
+    }
+
+    /// `ModelConfigs::components`, which `check` and the fingerprint use, derives the components from the configuration
+    /// without building programs. It must include every component that the built programs read.
+    #[test]
+    fn verified_components_include_all_that_programs_read() {
+        let mut seen = 0;
+        for (preset, _) in CONFIGS {
+            for set in [&[][..], &["model.decoder=diffusion"], &["reference=diffusers"], &["dfr.temporal_rounds=2"]] {
+                let Ok(config) = Config::load(preset, set.iter().copied()) else { continue };
+                let Ok(programs) = Programs::of(&config, None) else { continue };
+                let verified = programs.configs.components(&config);
+                let read = programs.components();
+                assert!(read.is_subset(&verified), "{preset} {set:?}: {read:?} of {verified:?}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 20, "{seen} configurations");
+    }
+}

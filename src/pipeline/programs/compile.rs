@@ -1,0 +1,471 @@
+//! `ltx2 compile`: compiles a program of a configuration for devices that need not be present, and analyses the
+//! optimized module.
+
+use crate::pipeline::plan::layouts::{self, Devices, needed};
+use crate::pipeline::plan::setup;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::build::{ProgramKind, Programs, warn_once};
+use super::executor::warn_kernel_rejected;
+use crate::analysis::{self, Module, Predicted, Report};
+use crate::config::{Config, is_shipped_layout, shipped_layouts};
+use crate::hlo::Mesh;
+use crate::media::write_atomically;
+use crate::models::Network;
+use crate::nn::{Build, Placement};
+use crate::pipeline::error::{PipelineError, Result};
+use crate::pjrt::discover::Platform;
+use crate::pjrt::{CompiledMemory, Error};
+use crate::runtime::{
+    CompileKey, CompileOutcome, Compiled, EngineOptions, ModuleStore, OpenTarget, RuntimeError, StoredModule, Target,
+};
+
+/// Number of transformer blocks that are compiled if the program with all blocks does not fit in device memory.
+const REDUCED: usize = 2;
+
+/// Selects the program to compile, its target devices, and where the results are stored.
+#[derive(Clone, Debug)]
+pub struct CompileOptions<'a> {
+    pub target: Target,
+    pub kind: ProgramKind,
+    /// Number of transformer blocks. `None`: all.
+    pub layers: Option<usize>,
+    /// Folder that receives the program, its optimized module, and a text listing of that module.
+    pub dump: Option<&'a Path>,
+    /// Folder of the compile cache in which the executable is saved. If this is set and the host has the target's GPUs,
+    /// the program is compiled on these GPUs.
+    pub save: Option<&'a Path>,
+    /// Store of optimized modules. A stored module is analysed without compiling; a newly compiled module is added.
+    pub modules: Option<&'a ModuleStore>,
+}
+
+/// An executable saved in the compile cache.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub(crate) struct Saved {
+    pub(crate) path: PathBuf,
+    /// Size of the file in bytes.
+    pub(crate) bytes: usize,
+}
+
+/// A compiled program and its analysis; all sizes are per device.
+pub struct Compilation {
+    pub kind: ProgramKind,
+    /// Hashes of everything that the optimized module depends on. `None`: no module store is used.
+    pub(crate) key: Option<CompileKey>,
+    /// Hash of the program. A run of the same configuration on the same devices executes a program with this hash.
+    pub hash: String,
+    /// Folder or preset of the model.
+    pub(crate) model: String,
+    /// Name or file of the layout.
+    pub(crate) layout: String,
+    pub(crate) mesh: Mesh,
+    /// Number of transformer blocks that were compiled.
+    pub(crate) layers: usize,
+    pub memory: Memory,
+    /// Bytes of arguments and results per device for the program with all blocks, and the number of all blocks.
+    pub(crate) whole: (i64, usize),
+    /// Analysis of the module: collectives, operation counts, copies, predicted times.
+    pub report: Report,
+    pub(crate) placements: Vec<Placement>,
+    /// Notes for the user: dimensions that the layout could not shard, and why the executable was not saved.
+    pub(crate) notes: Vec<String>,
+    /// Compilation time in seconds.
+    pub seconds: f64,
+    /// Entry in the compile cache. `None`: the executable was not saved.
+    pub(crate) saved: Option<Saved>,
+    /// Why the program does not fit in device memory; `None` if it fits. If the program with all blocks could not be
+    /// compiled, the other fields describe a program with fewer blocks.
+    pub(crate) shortage: Option<Shortage>,
+}
+
+impl Compilation {
+    /// Returns the predicted time of a step with all blocks, extrapolated from the compiled blocks. `None`: the chip is
+    /// unknown.
+    pub fn predicted_all(&self) -> Option<Predicted> {
+        let more = self.whole.1 as f64 - self.layers as f64;
+        Some(self.report.predicted?.with(more, &self.report.predicted_layer?))
+    }
+}
+
+/// Memory per device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct Memory {
+    pub(crate) arguments: i64,
+    /// Results, including those that reuse the memory of arguments.
+    pub(crate) outputs: i64,
+    /// Intermediate buffers.
+    pub temporaries: i64,
+    /// Machine code.
+    pub(crate) generated_code: i64,
+    /// Bytes of results that reuse the memory of arguments.
+    pub(crate) aliased: i64,
+    /// Memory needed to run the program: arguments, results, temporaries and machine code. Results that reuse the
+    /// memory of arguments are counted once.
+    pub(crate) total: i64,
+    /// Memory capacity of the device; null for a CPU.
+    pub(crate) capacity: Option<i64>,
+}
+
+impl Memory {
+    fn of(m: CompiledMemory, capacity: Option<i64>) -> Self {
+        Memory {
+            arguments: m.arguments,
+            outputs: m.outputs,
+            temporaries: m.temporaries,
+            generated_code: m.generated_code,
+            aliased: m.aliased,
+            total: m.arguments + m.outputs - m.aliased + m.temporaries + m.generated_code,
+            capacity,
+        }
+    }
+}
+
+/// Why a program does not fit in device memory.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub(crate) struct Shortage {
+    /// Minimum number of bytes needed per device.
+    pub(crate) needed: i64,
+    /// Bytes available per device.
+    pub(crate) capacity: i64,
+    /// Text that says what `needed` includes.
+    pub(crate) what: String,
+    /// Names of the shipped layouts with which arguments and results fit on these devices, with the bytes per device.
+    pub(crate) fitting: Vec<(String, i64)>,
+}
+
+impl std::fmt::Display for Shortage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let gib = |bytes: i64| bytes as f64 / f64::from(1 << 30);
+        write!(
+            f,
+            "{} need {:.2} GiB per device, which has {:.2} GiB; ",
+            self.what,
+            gib(self.needed),
+            gib(self.capacity)
+        )?;
+        let fitting: Vec<String> =
+            self.fitting.iter().map(|(name, bytes)| format!("{name} ({:.2} GiB)", gib(*bytes))).collect();
+        match fitting.is_empty() {
+            true => f.write_str("no shipped layout fits on these devices; use more devices"),
+            false => write!(f, "shipped layouts that would fit: {}", fitting.join(", ")),
+        }
+    }
+}
+
+/// Returns the paths of the three files that [`CompileOptions::dump`] requests: the program, its optimized module, and
+/// a text listing of that module.
+pub(crate) fn dump_files(folder: &Path, kind: ProgramKind) -> [PathBuf; 3] {
+    ["mlir", "optimized.pb", "optimized.txt"].map(|suffix| folder.join(format!("{}.{suffix}", kind.name())))
+}
+
+/// Compiles a program of a configuration, or reads its optimized module from [`CompileOptions::modules`], and analyses
+/// it. If the program does not fit in device memory, its executable is not saved.
+///
+/// # Errors
+/// Returns an error if the configuration, the model or the layout is invalid, or if the compiler rejects the program,
+/// now or in an earlier compilation. A transformer program that does not fit in device memory is compiled with fewer
+/// blocks, and `Compilation::shortage` is set; any other program that does not fit is an error.
+pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation> {
+    let programs = Programs::of(config, options.layers)?;
+    programs.check_headers(config, options.kind)?;
+    let machine = if options.save.is_some() { options.target.open_present() } else { options.target.open() };
+    let machine = machine.map_err(RuntimeError::from)?;
+    let config = &resolved(config, &machine)?;
+    if tracing::enabled!(tracing::Level::WARN) {
+        warn_once(unmatched_patterns(config, &machine)?);
+    }
+    Job { config, options, machine: &machine, compiles: true, refused: false }.compilation(&programs)
+}
+
+/// Returns a warning for each tensor pattern of the configuration's layout that matches no tensor of its programs; none
+/// for a shipped layout.
+pub(crate) fn unmatched_patterns(config: &Config, machine: &OpenTarget) -> Result<Vec<String>> {
+    if is_shipped_layout(&config.layout) {
+        return Ok(Vec::new());
+    }
+    let build = setup::build_for(config, machine.devices.len(), &machine.toolchain())?;
+    Programs::of(config, None)?.unmatched(&build)
+}
+
+/// Same as [`compile`], but only analyses a stored module and never compiles.
+///
+/// # Errors
+/// Returns the errors of [`compile`], or [`PipelineError::NotCompiled`] if no module is stored.
+pub fn analyse(config: &Config, options: &CompileOptions, machine: &OpenTarget) -> Result<Compilation> {
+    let programs = Programs::of(config, options.layers)?;
+    Job { config: &resolved(config, machine)?, options, machine, compiles: false, refused: false }
+        .compilation(&programs)
+}
+
+/// Returns the key under which the module store holds a configuration's program: hashes of everything that the
+/// optimized module depends on.
+pub(crate) fn key(
+    config: &Config,
+    options: &CompileOptions,
+    machine: &OpenTarget,
+    modules: &ModuleStore,
+) -> Result<CompileKey> {
+    let job = Job { config: &resolved(config, machine)?, options, machine, compiles: false, refused: false };
+    let network = job.network(&Programs::of(config, options.layers)?)?;
+    job.key(&network, modules)
+}
+
+/// Replaces `layout: auto` with the name of the layout chosen for the target's devices.
+pub(crate) fn resolved(config: &Config, machine: &OpenTarget) -> Result<Config> {
+    let (toolchain, chip) = (machine.toolchain(), machine.target.chip());
+    let count = machine.devices.len();
+    layouts::resolve(config, Devices { toolchain: &toolchain, count, capacity: machine.capacity, chip: chip.as_ref() })
+}
+
+struct Job<'a> {
+    config: &'a Config,
+    options: &'a CompileOptions<'a>,
+    machine: &'a OpenTarget,
+    /// Whether to compile the program if no optimized module is stored.
+    compiles: bool,
+    /// Whether the compiler has rejected the attention kernel; programs are then built without it.
+    refused: bool,
+}
+
+struct Made {
+    module: StoredModule,
+    key: Option<CompileKey>,
+    executable: Option<Compiled>,
+}
+
+impl Job<'_> {
+    fn compilation(&self, programs: &Programs) -> Result<Compilation> {
+        let (options, machine) = (self.options, self.machine);
+        let network = self.network(programs)?;
+        let needed = needed(&network);
+        match machine.capacity.filter(|capacity| needed > *capacity) {
+            None => match self.run(programs, &network, options.save) {
+                Err(e) if is_out_of_memory(&e) => {
+                    let what = format!("arguments and results of {} (plus temporaries)", options.kind.name());
+                    tracing::debug!("{e}");
+                    self.reduced(Shortage { needed, capacity: machine.capacity.unwrap_or(0), what, fitting: vec![] })
+                }
+                Err(e) => match self.build(self.config)?.without_attention_kernel() {
+                    Some(_) if !self.refused => match (Job { refused: true, ..*self }).compilation(programs) {
+                        Ok(without) => {
+                            warn_kernel_rejected(options.kind.name(), &e);
+                            Ok(without)
+                        }
+                        Err(_) => Err(e),
+                    },
+                    _ => Err(e),
+                },
+                Ok(done) => match machine.capacity.filter(|capacity| done.memory.total > *capacity) {
+                    None => Ok(done),
+                    Some(capacity) => {
+                        let what = format!("arguments, results and temporaries of {}", options.kind.name());
+                        let needed = done.memory.total;
+                        Ok(Compilation {
+                            shortage: Some(Shortage { needed, capacity, what, fitting: self.fitting()? }),
+                            ..done
+                        })
+                    }
+                },
+            },
+            Some(capacity) => {
+                let what = format!("arguments and results of {} alone", options.kind.name());
+                self.reduced(Shortage { needed, capacity, what, fitting: self.fitting()? })
+            }
+        }
+    }
+
+    /// Returns the program, sharded over all devices of the target.
+    fn network(&self, programs: &Programs) -> Result<Network> {
+        let (config, target) = (self.config, &self.machine.target);
+        let (slices, named) = (target.slices(), config.slices()?);
+        if slices != named && target.platform() == Platform::Tpu {
+            let message = format!("{target} has {slices} slice(s), but the mesh has dcn.data = {named}");
+            return Err(PipelineError::Usage(format!("{message}; pass --mesh dcn.data={slices},…")));
+        }
+        let build = self.build(config)?;
+        let (used, all) = (build.layout.mesh.devices(), self.machine.devices.len());
+        if used < all {
+            let message = format!(
+                "layout {} uses {used} of the {all} devices of {target}; pass a --mesh that uses all of them",
+                config.layout
+            );
+            return Err(PipelineError::Usage(message));
+        }
+        programs.network(self.options.kind, &build)
+    }
+
+    fn build(&self, config: &Config) -> Result<Build> {
+        let build = setup::build_for(config, self.machine.devices.len(), &self.machine.toolchain())?;
+        Ok(build.without_attention_kernel().filter(|_| self.refused).unwrap_or(build))
+    }
+
+    fn engine_options(&self, save: Option<&Path>) -> EngineOptions {
+        EngineOptions { compile_cache: save.map(Path::to_path_buf), ..setup::engine_options(self.config) }
+    }
+
+    fn key(&self, network: &Network, modules: &ModuleStore) -> Result<CompileKey> {
+        let key = modules.key(self.machine, &network.program, &self.engine_options(None));
+        Ok(key.map_err(RuntimeError::from)?)
+    }
+
+    /// Reads the optimized module of a program from the store, or compiles the program.
+    fn module(&self, network: &Network, save: Option<&Path>) -> Result<Made> {
+        let compiled = || self.compiled(network, save);
+        let Some(modules) = self.options.modules else {
+            let (module, executable) = compiled()?;
+            return Ok(Made { module, key: None, executable: Some(executable) });
+        };
+        let key = self.key(network, modules)?;
+        let path = modules.path(&key);
+        match modules.get(&key).map_err(RuntimeError::from)? {
+            Some(CompileOutcome::Module(module)) if save.is_none() => {
+                if self.compiles {
+                    tracing::info!(
+                        "{} is not recompiled: using the stored module {}",
+                        self.options.kind.name(),
+                        path.display()
+                    );
+                }
+                return Ok(Made { module, key: Some(key), executable: None });
+            }
+            Some(CompileOutcome::Failure(message)) => {
+                return Err(PipelineError::Refused { message, key: Box::new(key), path });
+            }
+            _ if !self.compiles => return Err(PipelineError::NotCompiled(Box::new(key))),
+            _ => {}
+        }
+        let made = compiled();
+        let outcome = match &made {
+            Ok((module, _)) => Some(CompileOutcome::Module(module.clone())),
+            Err(PipelineError::Runtime(RuntimeError::Plugin(refusal) | RuntimeError::Flag { source: refusal, .. })) => {
+                Some(CompileOutcome::Failure(refusal.to_string()))
+            }
+            Err(_) => None,
+        };
+        outcome.map_or(Ok(()), |outcome| modules.put(&key, &outcome)).map_err(RuntimeError::from)?;
+        let (module, executable) = made?;
+        Ok(Made { module, key: Some(key), executable: Some(executable) })
+    }
+
+    fn compiled(&self, network: &Network, save: Option<&Path>) -> Result<(StoredModule, Compiled)> {
+        let started = Instant::now();
+        let fail = |e: Error| PipelineError::from(RuntimeError::from(e));
+        let compiled = self.machine.compile(&network.program, &self.engine_options(save))?;
+        let seconds = started.elapsed().as_secs_f64();
+        let (optimized, memory) = (compiled.optimized_program().map_err(fail)?, compiled.memory().map_err(fail)?);
+        Ok((StoredModule { optimized, memory, seconds }, compiled))
+    }
+
+    /// Compiles the program or reads its stored module, analyses it, and saves the executable if it fits.
+    fn run(&self, programs: &Programs, network: &Network, save: Option<&Path>) -> Result<Compilation> {
+        let (kind, program) = (self.options.kind, &network.program);
+        let dump = self.options.dump.map(|folder| dump_files(folder, kind));
+        // Overwrites the files of an earlier attempt: a program may be compiled again without the attention kernel or
+        // with fewer blocks.
+        let write = |file: &PathBuf, bytes: &[u8]| write_atomically(file, bytes);
+        if let Some([text, ..]) = &dump {
+            write(text, program.text.as_bytes())?;
+        }
+        let Made { module: StoredModule { optimized, memory, seconds }, key, executable } =
+            self.module(network, save)?;
+        let memory = Memory::of(memory, self.machine.capacity);
+        let keep = |(folder, executable): (&Path, Compiled)| -> std::result::Result<Saved, RuntimeError> {
+            let options = self.machine.known_options(program, &self.engine_options(save));
+            let entry = self.machine.cache(folder)?.entry(kind.name(), program, &options);
+            Ok(Saved { bytes: entry.save(&executable)?, path: entry.path().into() })
+        };
+        let fits = memory.capacity.is_none_or(|capacity| memory.total <= capacity);
+        let mut notes = network.notes.clone();
+        let module = Module::decode(&optimized.format, &optimized.bytes)
+            .map_err(|e| PipelineError::Input(format!("cannot read the optimized module: {e}")))?;
+        let complete = self.machine.is_present() || !module.is_bound_to_device();
+        if save.is_some() && !complete {
+            notes.push(
+                "not saved: cuDNN builds its kernels on the GPU, so an executable compiled without a GPU does not run \
+                 on a GPU; the first run on the GPU compiles and saves the program"
+                    .into(),
+            );
+        }
+        let saved = save.zip(executable).filter(|_| fits && complete).map(keep).transpose()?;
+        if let Some([_, optimized_bytes, listing]) = &dump {
+            write(optimized_bytes, &optimized.bytes)?;
+            write(listing, module.listing().as_bytes())?;
+        }
+        let stacked = programs.stacked(kind)?;
+        let chip = self.options.target.chip();
+        Ok(Compilation {
+            kind,
+            key,
+            hash: program.hash(),
+            layout: self.config.layout.clone(),
+            model: programs.origin.clone(),
+            mesh: program.mesh.clone(),
+            layers: programs.layers(),
+            memory,
+            whole: self.whole(programs, network)?,
+            report: analysis::report(&module, &program.mesh.axes, &stacked, chip.as_ref()),
+            placements: network.placements.clone(),
+            notes,
+            seconds,
+            saved,
+            shortage: None,
+        })
+    }
+
+    /// Returns the bytes of arguments and results of the program with all blocks, and the number of all blocks. Builds
+    /// that program but does not compile it.
+    fn whole(&self, programs: &Programs, network: &Network) -> Result<(i64, usize)> {
+        let all = Programs::of(self.config, None)?;
+        if all.layers() == programs.layers() {
+            return Ok((needed(network), all.layers()));
+        }
+        let network = all.network(self.options.kind, &self.build(self.config)?)?;
+        Ok((needed(&network), all.layers()))
+    }
+
+    /// Compiles a program with fewer blocks, because the program with all blocks does not fit in device memory.
+    fn reduced(&self, shortage: Shortage) -> Result<Compilation> {
+        let shortage =
+            if shortage.fitting.is_empty() { Shortage { fitting: self.fitting()?, ..shortage } } else { shortage };
+        if !self.options.kind.has_blocks() || self.options.layers.is_some_and(|n| n <= REDUCED) {
+            return Err(PipelineError::TooLarge(shortage.to_string()));
+        }
+        let build = self.build(self.config)?;
+        let programs = Programs::of(self.config, Some(REDUCED))?;
+        let network = programs.network(self.options.kind, &build)?;
+        let done = self.run(&programs, &network, None)?;
+        Ok(Compilation { shortage: Some(shortage), ..done })
+    }
+
+    /// Returns the shipped layouts, on their default meshes, with which arguments and results fit, and the bytes per
+    /// device.
+    fn fitting(&self) -> Result<Vec<(String, i64)>> {
+        let capacity = self.machine.capacity.unwrap_or(i64::MAX);
+        let programs = Programs::of(self.config, self.options.layers)?;
+        let mut found = Vec::new();
+        for layout in shipped_layouts() {
+            let config = Config { layout: layout.into(), mesh: None, ..self.config.clone() };
+            let build = self.build(&config);
+            // Skip layouts whose mesh needs another number of devices, or whose mesh axes do not divide the sizes
+            // evenly.
+            let Some(network) = build.ok().and_then(|b| programs.network(self.options.kind, &b).ok()) else { continue };
+            let needed = needed(&network);
+            if needed <= capacity && network.program.devices() == self.machine.devices.len() {
+                found.push((layout.to_string(), needed));
+            }
+        }
+        found.sort_by_key(|(_, bytes)| *bytes);
+        Ok(found)
+    }
+}
+
+/// Returns whether the compiler ran out of memory, now or in an earlier compilation.
+fn is_out_of_memory(error: &PipelineError) -> bool {
+    let message = match error {
+        PipelineError::Runtime(RuntimeError::Plugin(e)) => e.to_string(),
+        PipelineError::Refused { message, .. } => message.clone(),
+        _ => return false,
+    };
+    ["RESOURCE_EXHAUSTED", "Ran out of memory", "out of memory"].iter().any(|words| message.contains(words))
+}

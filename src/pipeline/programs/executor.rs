@@ -1,0 +1,487 @@
+//! Compiles programs and uploads parameters, and keeps both for later requests.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::background_load::{Ahead, OnLoad, Progress};
+use super::files::Files;
+use crate::hlo::Program;
+use crate::models::Network;
+use crate::nn::{Build, Param};
+use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::plan::loras::{self, Loras};
+use crate::pipeline::plan::origin::Weights;
+use crate::pipeline::plan::residency::{Keep, work};
+use crate::runtime::{Engine, Executable, Outputs, Parameters, ShardedTensor};
+use crate::tensor::Tensor;
+use crate::threads;
+use crate::weights::{Component, Lora, MergeOrder, lora};
+
+/// An engine with its compiled programs and loaded parameters.
+pub struct Executor {
+    engine: Engine,
+    weights: Weights,
+    loras: Vec<Lora>,
+    merge_order: MergeOrder,
+    by_pass: Loras,
+    /// Pass (1 or 2) whose weights are loaded.
+    pass: u8,
+    keep: Keep,
+    parameters: Parameters,
+    /// Parameters that a background thread is loading.
+    ahead: Option<Ahead>,
+    /// Progress callback of every load.
+    on_load: Option<OnLoad>,
+    /// Weights on the devices that differ from those of the current pass, by the pass that uses them.
+    parked: BTreeMap<u8, Parameters>,
+    programs: HashMap<String, Rc<Executable>>,
+    /// Hashes of the programs used since [`Executor::reset_set_up_time`].
+    used: BTreeSet<String>,
+    /// Hashes of the programs that the compiler rejected because of their attention kernel.
+    refused: HashSet<String>,
+    /// Time spent waiting for parameters.
+    pub(crate) load_time: Duration,
+    /// Time spent waiting for compiled programs, several of which may be compiled in parallel.
+    pub(crate) compile_time: Duration,
+    /// Programs compiled or read from the cache since [`Executor::reset_set_up_time`].
+    made: Vec<Rc<Executable>>,
+}
+
+/// Input tensors of one execution, by argument name.
+#[derive(Default)]
+pub struct Inputs<'a> {
+    owned: HashMap<String, Rc<ShardedTensor>>,
+    borrowed: HashMap<String, &'a ShardedTensor>,
+    /// Number of evaluations that this execution of the denoising loop runs.
+    evaluations: Option<usize>,
+}
+
+impl<'a> Inputs<'a> {
+    pub(crate) fn share(mut self, name: &str, buffer: &'a ShardedTensor) -> Self {
+        self.borrowed.insert(name.to_string(), buffer);
+        self
+    }
+
+    pub(crate) fn give(mut self, name: &str, buffer: impl Into<Rc<ShardedTensor>>) -> Self {
+        self.owned.insert(name.to_string(), buffer.into());
+        self
+    }
+
+    /// Sets the number of evaluations that this execution of the denoising loop runs.
+    pub(crate) fn for_evaluations(self, count: usize) -> Self {
+        Inputs { evaluations: Some(count), ..self }
+    }
+
+    /// Returns the number of evaluations of the denoising loop; 1 if it was not set.
+    pub(crate) fn evaluations(&self) -> usize {
+        self.evaluations.unwrap_or(1)
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&ShardedTensor> {
+        self.owned.get(name).map(Rc::as_ref).or_else(|| self.borrowed.get(name).copied())
+    }
+}
+
+impl Executor {
+    /// Creates an executor without compiled programs or loaded parameters.
+    pub fn new(engine: Engine, weights: impl Into<Weights>) -> Self {
+        Executor {
+            engine,
+            weights: weights.into(),
+            loras: Vec::new(),
+            merge_order: MergeOrder::default(),
+            by_pass: Loras::default(),
+            pass: 1,
+            keep: Keep::All,
+            parameters: Parameters::default(),
+            ahead: None,
+            on_load: None,
+            parked: BTreeMap::new(),
+            programs: HashMap::new(),
+            used: BTreeSet::new(),
+            refused: HashSet::new(),
+            load_time: Duration::ZERO,
+            compile_time: Duration::ZERO,
+            made: Vec::new(),
+        }
+    }
+
+    /// Sets where values are rounded when LoRAs are merged into the weights.
+    #[must_use]
+    pub fn with_merge_order(self, order: MergeOrder) -> Self {
+        Executor { merge_order: order, ..self }
+    }
+
+    /// Sets the residency policy, which decides which loaded parameters stay on the devices.
+    pub(crate) fn keep(&mut self, keep: Keep) {
+        self.keep = keep;
+        self.ahead.iter().for_each(|ahead| ahead.decide(keep == Keep::All));
+    }
+
+    /// Sets the progress callback of loads.
+    pub(crate) fn on_load(&mut self, told: Option<OnLoad>) {
+        self.on_load = told;
+    }
+
+    /// Starts to load the parameters of networks on a background thread, in the given order. Without `all`, the thread
+    /// pauses after the first network until [`Executor::keep`] decides whether all parameters stay on the devices. Does
+    /// nothing for random weights.
+    pub(crate) fn load_ahead(&mut self, networks: impl Iterator<Item = Arc<Network>>, all: bool) {
+        let Some(files) = self.files() else { return };
+        let mut seen = HashSet::new();
+        let orders: Vec<_> = networks
+            .map(|network| {
+                let is_new = |p: &&Param| self.parameters.get(&p.name).is_none() && seen.insert(p.name.clone());
+                let params: Vec<Param> = network.params.iter().filter(is_new).cloned().collect();
+                (network, params)
+            })
+            .filter(|(_, params)| !params.is_empty())
+            .collect();
+        let total = orders.iter().flat_map(|(_, params)| params).map(Param::bytes).sum();
+        let progress = Progress::new(self.on_load.clone(), total);
+        self.ahead = Some(Ahead::start(self.engine.clone(), files, orders, all, progress));
+    }
+
+    /// Returns the source of the parameters; `None` for random weights.
+    fn files(&self) -> Option<Files> {
+        let Weights::Files(source) = &self.weights else { return None };
+        Some(Files { source: source.clone(), loras: self.loras.clone(), order: self.merge_order })
+    }
+
+    /// Returns whether all loaded parameters stay on the devices.
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.keep == Keep::All
+    }
+
+    /// Sets the LoRAs of each pass of a run and how they are merged. Pass 1 becomes the current pass; `Executor::enter`
+    /// switches to another.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Executor::set_loras`] for the LoRAs of each pass.
+    pub fn keep_loras(&mut self, loras: Loras) -> Result<()> {
+        if self.merge_order != loras.order {
+            // Weights that were merged in another order must be reloaded.
+            self.swap_loras(Vec::new())?;
+            self.merge_order = loras.order;
+        }
+        self.by_pass = loras;
+        if let Weights::Files(source) = &self.weights {
+            self.by_pass.warn_of_unverified(source);
+        }
+        self.pass = 1;
+        [2, 1].into_iter().try_for_each(|pass| self.set_loras(&self.by_pass.of_pass(pass)))
+    }
+
+    /// Switches to the weights of a pass (1 or 2). If the residency policy allows it, the weights of the previous pass
+    /// stay on the devices as long as there is enough memory.
+    pub(crate) fn enter(&mut self, pass: u8) -> Result<()> {
+        if self.by_pass.is_empty() || pass == self.pass {
+            return Ok(());
+        }
+        let before = self.swap_loras(self.by_pass.of_pass(pass))?;
+        if self.keep != Keep::OneComponent {
+            self.parked.insert(self.pass, before);
+        }
+        self.parameters.put_back(self.parked.remove(&pass).unwrap_or_default());
+        self.pass = pass;
+        Ok(())
+    }
+
+    /// Returns whether any weights of a component differ between the passes.
+    pub(crate) fn differs_by_pass(&self, component: &str) -> bool {
+        let [first, second] = [1, 2].map(|pass| self.by_pass.of_pass(pass));
+        lora::differing(&first, &second).iter().any(|(of, _)| of.folder() == component)
+    }
+
+    /// Replaces the LoRAs that are merged into the weights. Removes the affected parameters from the devices; the next
+    /// [`Executor::prepare`] reloads only these.
+    ///
+    /// # Errors
+    /// Returns an error if the weights are random, or if a LoRA updates a tensor that the model does not have or has
+    /// with another shape. The error quotes file, key and shapes.
+    pub fn set_loras(&mut self, loras: &[Lora]) -> Result<()> {
+        loras::check(loras, &self.weights)?;
+        self.swap_loras(loras.to_vec())?;
+        self.parked.clear();
+        Ok(())
+    }
+
+    /// Sets the LoRAs. Removes from the executor the parameters for which the merged LoRAs change, and returns them.
+    fn swap_loras(&mut self, loras: Vec<Lora>) -> Result<Parameters> {
+        if let Some(mut ahead) = self.ahead.take() {
+            ahead.take_all(&mut self.parameters)?;
+        }
+        let differing = lora::differing(&self.loras, &loras);
+        let taken = self.parameters.take_stale(|component, key| {
+            Component::from_folder(component).is_some_and(|component| differing.contains(&(component, key)))
+        });
+        self.loras = loras;
+        Ok(taken)
+    }
+
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Returns the bytes of all loaded parameters on one device, from a running total.
+    pub fn parameter_bytes(&self) -> usize {
+        self.parameters.bytes() + self.parked.values().map(Parameters::bytes).sum::<usize>()
+    }
+
+    /// Returns the bytes of all loaded parameters on one device, summed over their tensors.
+    pub(crate) fn parameter_bytes_of_device(&self) -> usize {
+        self.parameters.device_bytes() + self.parked.values().map(Parameters::device_bytes).sum::<usize>()
+    }
+
+    /// Returns the bytes, on one device, of the parameters that a program reads.
+    pub(crate) fn parameter_bytes_of(&self, program: &Executable) -> usize {
+        program.arguments().iter().filter_map(|a| self.parameters.get(&a.name)).map(ShardedTensor::device_bytes).sum()
+    }
+
+    /// Returns a loaded parameter. `None`: no network that reads it has been prepared.
+    pub fn parameter(&self, name: &str) -> Option<&ShardedTensor> {
+        self.parameters.get(name)
+    }
+
+    /// Returns name and hash of each program used since [`Executor::reset_set_up_time`].
+    pub(crate) fn program_hashes(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.used.iter().filter_map(|hash| self.programs.get(hash)).map(|e| (e.name(), e.hash()))
+    }
+
+    /// Returns the hashes of the programs used since [`Executor::reset_set_up_time`].
+    pub(crate) fn used(&self) -> &BTreeSet<String> {
+        &self.used
+    }
+
+    /// Returns the number of loaded programs.
+    pub(crate) fn program_count(&self) -> usize {
+        self.programs.len()
+    }
+
+    /// Drops the programs with these hashes. Their next use recompiles them or reads them from the compile cache.
+    pub(crate) fn drop_programs(&mut self, dropped: &BTreeSet<String>) {
+        self.programs.retain(|hash, _| !dropped.contains(hash));
+        self.made.retain(|program| !dropped.contains(program.hash()));
+    }
+
+    /// Compiles a network and loads its parameters. Both are kept for later requests; the residency policy may evict
+    /// parameters.
+    ///
+    /// # Errors
+    /// Returns an error if the program cannot be compiled, a file cannot be read, or the device fails.
+    pub fn prepare(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
+        let compiled = self.compile(name, network)?;
+        let start = Instant::now();
+        if let Some(ahead) = &mut self.ahead {
+            match self.engine.can_run_during_transfers() {
+                true => ahead.take(&network.params, &mut self.parameters)?,
+                false => ahead.take_all(&mut self.parameters)?,
+            }
+        }
+        self.make_room(network, &compiled);
+        self.load(network)?;
+        self.load_time += start.elapsed();
+        Ok(compiled)
+    }
+
+    /// Loads, or draws from the seed, the parameters of a network that are not on the devices.
+    fn load(&mut self, network: &Network) -> Result<()> {
+        let files = self.files();
+        let (parameters, program, params) = (&mut self.parameters, &network.program, &network.params);
+        if let Weights::Random(seed) = self.weights {
+            parameters.draw(&self.engine, program, params, seed)?;
+        }
+        let Some(files) = files else { return Ok(()) };
+        let total = parameters.missing(params).into_iter().map(Param::bytes).sum();
+        let progress = Progress::new(self.on_load.clone(), total);
+        let told = |bytes: usize| {
+            progress.add(bytes);
+            true
+        };
+        Ok(parameters.load(&self.engine, program, params, &files, &told)?)
+    }
+
+    /// Returns the network that `write` builds with `build`. If the compiler rejects this network, returns one without
+    /// the attention kernel.
+    ///
+    /// # Errors
+    /// Returns an error if a network cannot be built. If the compiler rejects both networks, returns its error for the
+    /// first.
+    pub fn accepted(
+        &mut self,
+        name: &str,
+        build: &Build,
+        mut write: impl FnMut(&Build) -> Result<Network>,
+    ) -> Result<Network> {
+        let network = write(build)?;
+        let Some(build) = build.without_attention_kernel() else { return Ok(network) };
+        let hash = network.program.hash();
+        if self.refused.contains(&hash) {
+            return write(&build);
+        }
+        let Err(error) = self.compile(name, &network) else { return Ok(network) };
+        let plain = write(&build)?;
+        if plain.program.hash() == hash || self.compile(name, &plain).is_err() {
+            return Err(error);
+        }
+        warn_kernel_rejected(name, &error);
+        self.refused.insert(hash);
+        Ok(plain)
+    }
+
+    /// Compiles a network, or returns its program if it is already compiled.
+    pub(crate) fn compile(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
+        let made = self.made.len();
+        let compiled = self.compile_program(name, &network.program)?;
+        if self.made.len() > made {
+            network.notes.iter().for_each(|note| tracing::warn!("{note}"));
+        }
+        Ok(compiled)
+    }
+
+    /// Compiles a program that has no parameters, or returns it if it is already compiled.
+    pub(crate) fn compile_program(&mut self, name: &str, program: &Program) -> Result<Rc<Executable>> {
+        let hash = program.hash();
+        self.used.insert(hash.clone());
+        if let Some(known) = self.programs.get(&hash) {
+            let alike = known.arguments() == program.arguments && known.results() == program.results;
+            return Ok(if alike { known.clone() } else { Rc::new(known.for_program(program)) });
+        }
+        let start = Instant::now();
+        let compiled = self.engine.compile(name, program);
+        self.compile_time += start.elapsed();
+        Ok(self.add(compiled?))
+    }
+
+    /// Compiles networks in parallel, so that later calls of [`Executor::compile`] return at once. Uses half of the
+    /// cores, because a single compilation is itself multi-threaded. Does nothing in a multi-process run, whose
+    /// processes must compile the same program at the same time.
+    ///
+    /// # Errors
+    /// Returns the error of the first network that cannot be compiled.
+    pub(crate) fn compile_all<'n>(&mut self, networks: impl Iterator<Item = (&'n str, &'n Network)>) -> Result<()> {
+        if self.engine.is_grouped() {
+            return Ok(());
+        }
+        let mut seen = HashSet::new();
+        let mut is_new = |network: &Network| {
+            let hash = network.program.hash();
+            !self.programs.contains_key(&hash) && seen.insert(hash)
+        };
+        let missing: Vec<_> = networks.filter(|(_, network)| is_new(network)).collect();
+        let (start, engine) = (Instant::now(), &self.engine);
+        let compiled = threads::in_order(&missing, threads::cores().div_ceil(2), |(name, network)| {
+            engine.compile(name, &network.program)
+        });
+        self.compile_time += start.elapsed();
+        for (compiled, (_, network)) in compiled.into_iter().zip(missing) {
+            self.add(compiled?);
+            network.notes.iter().for_each(|note| tracing::warn!("{note}"));
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, compiled: Executable) -> Rc<Executable> {
+        let compiled = Rc::new(compiled);
+        self.made.push(compiled.clone());
+        self.programs.insert(compiled.hash().to_string(), compiled.clone());
+        compiled
+    }
+
+    /// Evicts parameters that `network` does not read, until there is room for those that it reads and for its other
+    /// buffers.
+    fn make_room(&mut self, network: &Network, compiled: &Executable) {
+        let own = |component: &str| network.params.iter().any(|p| p.component == component);
+        let held = self.parameters.bytes_of_components();
+        let mut others: Vec<_> = held.into_iter().filter(|(component, _)| !own(component)).collect();
+        let room = match self.keep {
+            Keep::All => return,
+            Keep::OneComponent => 0,
+            Keep::Most(bytes) => {
+                let coming = self.parameters.missing_bytes(&network.program, &network.params);
+                bytes.saturating_sub(coming + work(network, compiled).unwrap_or(0))
+            }
+        };
+        // Weights of other passes are evicted first, then the largest components.
+        others.sort_by_key(|(_, bytes)| *bytes);
+        while self.parameter_bytes() > room {
+            if self.parked.pop_last().is_some() {
+                continue;
+            }
+            let Some((component, bytes)) = others.pop() else { return };
+            self.parameters.take_component(component);
+            tracing::debug!("{component} is evicted from the devices: {} MiB", bytes >> 20);
+        }
+    }
+
+    /// Runs a prepared network.
+    ///
+    /// # Errors
+    /// Returns an error if an input is missing, or if the plugin cannot run the program.
+    pub fn run<'a>(&'a self, program: &Executable, inputs: &'a Inputs) -> Result<Outputs> {
+        self.run_with(program, |name| inputs.get(name))
+    }
+
+    /// Runs a prepared network. Each argument is the buffer that `find` returns for its name, or else the parameter of
+    /// that name.
+    ///
+    /// # Errors
+    /// Returns an error if an input is missing, or if the plugin cannot run the program.
+    pub(crate) fn run_with<'a>(
+        &'a self,
+        program: &Executable,
+        find: impl Fn(&str) -> Option<&'a ShardedTensor>,
+    ) -> Result<Outputs> {
+        Ok(self.engine.run(program, |name| find(name).or_else(|| self.parameters.get(name)))?)
+    }
+
+    /// Returns the programs compiled or read from the cache since [`Executor::reset_set_up_time`].
+    pub(crate) fn made(&self) -> &[Rc<Executable>] {
+        &self.made
+    }
+
+    /// Returns the time spent on loading and compiling since [`Executor::reset_set_up_time`].
+    pub(crate) fn set_up_time(&self) -> Duration {
+        self.load_time + self.compile_time
+    }
+
+    /// Resets the times and the list of used programs, for the report of the next request.
+    pub(crate) fn reset_set_up_time(&mut self) {
+        (self.load_time, self.compile_time) = (Duration::ZERO, Duration::ZERO);
+        self.engine.timeline().clear();
+        self.made.clear();
+        self.used.clear();
+    }
+
+    /// Uploads a host tensor as the program's argument `name`.
+    pub(crate) fn upload(&self, program: &Executable, name: &str, tensor: &Tensor) -> Result<ShardedTensor> {
+        Ok(self.engine.upload(program, name, tensor)?)
+    }
+
+    /// Uploads the tensors that are arguments of the program, converted to the element types of the arguments, and adds
+    /// them to `inputs`. Ignores other tensors.
+    ///
+    /// # Errors
+    /// Returns an error if an upload fails.
+    pub fn give_all<'a>(
+        &self,
+        program: &Executable,
+        mut inputs: Inputs<'a>,
+        tensors: impl IntoIterator<Item = (String, Tensor)>,
+    ) -> Result<Inputs<'a>> {
+        for (name, tensor) in tensors {
+            if program.arguments().iter().any(|a| a.name == name) {
+                inputs = inputs.give(&name, self.upload(program, &name, &tensor)?);
+            }
+        }
+        Ok(inputs)
+    }
+}
+
+pub(in crate::pipeline) fn warn_kernel_rejected(program: &str, error: &PipelineError) {
+    let said = error.to_string();
+    let line = said.lines().next().unwrap_or_default();
+    tracing::warn!("{program}: libtpu rejected the attention kernel; falling back to XLA operations: {line}");
+}

@@ -1,0 +1,67 @@
+//! Reads parameters from a model's files and merges LoRAs into them.
+
+use std::sync::Arc;
+
+use crate::hlo::DType;
+use crate::pjrt::SharedBytes;
+use crate::runtime::{FileTensor, ParameterSource, StoredTensor};
+use crate::weights::{Component, Lora, MergeOrder, ModelSource, TensorView};
+use crate::weights::{check_finite, finite_tensor, lora, lora_merge, read_finite};
+
+/// Source of parameters: a model's files, and the LoRAs that are merged into their tensors.
+#[derive(Clone)]
+pub(in crate::pipeline) struct Files {
+    pub(crate) source: Arc<ModelSource>,
+    pub(crate) loras: Vec<Lora>,
+    pub(crate) order: MergeOrder,
+}
+
+type Found<T> = std::result::Result<T, String>;
+
+fn part(component: &str) -> Found<Component> {
+    Component::from_folder(component).ok_or_else(|| format!("'{component}' is not a model folder"))
+}
+
+impl Files {
+    fn view(&self, component: Component, key: &str) -> Found<TensorView> {
+        self.source.checkpoint(component).and_then(|c| c.get_float(key)).map_err(|e| e.to_string())
+    }
+
+    /// Returns the scales that dequantize an FP8 tensor; `None` if the files have no scales for it.
+    fn scales(&self, component: Component, key: &str) -> Found<Option<Vec<f32>>> {
+        let view = self.source.checkpoint(component).and_then(|c| c.scales_of(key)).map_err(|e| e.to_string())?;
+        let Some(view) = view else { return Ok(None) };
+        Ok(Some(finite_tensor(&view).map_err(|e| e.to_string())?.to_f32().into_iter().collect()))
+    }
+}
+
+impl ParameterSource for Files {
+    fn in_file(&self, component: &'static str, key: &str) -> Found<Option<FileTensor>> {
+        let component = part(component)?;
+        if !lora::updates(&self.loras, component, key).is_empty() {
+            return Ok(None);
+        }
+        let view = self.view(component, key)?;
+        let (dtype, shape) = (view.dtype(), view.shape().to_vec());
+        let read = move |offset: usize, into: &mut [u8]| {
+            view.read_at(offset, into).and_then(|()| check_finite(&view, offset, into)).map_err(|e| e.to_string())
+        };
+        Ok(Some(FileTensor { dtype, shape, read: Box::new(read) }))
+    }
+
+    fn tensor(&self, component: &'static str, key: &str) -> Found<StoredTensor> {
+        let component = part(component)?;
+        let view = self.view(component, key)?;
+        let (dtype, shape) = (view.dtype(), view.shape().to_vec());
+        let scales = if dtype == DType::F8E4M3FN { self.scales(component, key)? } else { None };
+        let (file, name) = (view.file().to_path_buf(), view.key().to_string());
+        let updates = lora::updates(&self.loras, component, key);
+        if updates.is_empty() {
+            let bytes = read_finite(&view).map_err(|e| e.to_string())?.into();
+            return Ok(StoredTensor { dtype, shape, bytes, scales, file, key: name });
+        }
+        let merged = lora_merge::merge(&view, scales.as_deref(), self.order, &updates).map_err(|e| e.to_string())?;
+        let dtype = merged.dtype();
+        Ok(StoredTensor { dtype, shape, bytes: SharedBytes::new(Arc::new(merged)), scales: None, file, key: name })
+    }
+}

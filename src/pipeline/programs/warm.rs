@@ -1,0 +1,97 @@
+//! Implements `ltx2 warm`: fills the compile cache with every program of a configuration, compiled on the devices that
+//! will run them. Reads no weights and runs no program.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::build::{ProgramKind, Programs};
+use super::executor::Executor;
+use crate::config::{Config, WeightSource};
+use crate::hlo::Program;
+use crate::models::Network;
+use crate::nn::Param;
+use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::plan::origin::Weights;
+use crate::pipeline::plan::setup;
+use crate::pipeline::session::Devices;
+use crate::runtime::processes::Group;
+use crate::runtime::{Engine, Executable, ExecutableOrigin, random_programs};
+
+/// A program in the compile cache.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Warmed {
+    pub program: String,
+    pub hash: String,
+    /// Whether the program was compiled by this call; `false` if it was loaded from the cache.
+    pub compiled: bool,
+    /// Time of compiling or loading in seconds.
+    pub seconds: f64,
+    /// Path of the program's file in the cache.
+    pub path: PathBuf,
+}
+
+/// Compiles every program that `generate` runs for a configuration, or loads it from the compile cache. In a
+/// multi-process run, every process must call this function; each returns its own programs.
+///
+/// # Errors
+/// Returns an error if the compile cache is disabled or the plugin cannot serialize programs, if the configuration, the
+/// model or the layout is invalid, or if the compiler fails.
+pub fn warm(config: &Config, group: Option<&Arc<Group>>) -> Result<Vec<Warmed>> {
+    let Some(folder) = config.compile_cache() else {
+        let message = "runtime.compile_cache is off: set it to a folder for the compiled programs";
+        return Err(PipelineError::Usage(message.into()));
+    };
+    let programs = Programs::of(config, None)?;
+    let Devices { config, engine, build, .. } = Devices::open(config, &programs, group, setup::engine_options(config))?;
+    // No weights are drawn here. The programs that draw them take the seed as an input, so its value does not matter.
+    let mut executor = Executor::new(engine, Weights::Random(config.model.weights_seed));
+    let write = |kind: ProgramKind| {
+        let network = executor.accepted(kind.name(), &build, |build| programs.network(kind, build))?;
+        Ok((kind.name(), network))
+    };
+    let networks = programs.kinds().map(write).collect::<Result<Vec<_>>>()?;
+    executor.compile_all(networks.iter().map(|(name, network)| (*name, network)))?;
+    let mut warmed = Vec::new();
+    for (name, network) in &networks {
+        let compiled = executor.compile(name, network)?;
+        warmed.push(Warmed::of(executor.engine(), &network.program, &compiled, &folder)?);
+    }
+    let draws = if config.model.weights == WeightSource::Random { weights(&networks)? } else { Vec::new() };
+    let noise = programs.noise()?.into_iter().map(|program| ("noise", program));
+    for (name, program) in noise.chain(draws.into_iter().map(|program| ("random weights", program))) {
+        let compiled = executor.compile_program(name, &program)?;
+        warmed.push(Warmed::of(executor.engine(), &program, &compiled, &folder)?);
+    }
+    // The two passes may use the same program.
+    let mut seen = HashSet::new();
+    warmed.retain(|program: &Warmed| seen.insert(program.hash.clone()));
+    Ok(warmed)
+}
+
+impl Warmed {
+    fn of(engine: &Engine, program: &Program, compiled: &Executable, folder: &Path) -> Result<Self> {
+        let name = compiled.name();
+        let path = engine.cache_file(name, program).ok_or_else(|| {
+            let folder = folder.display();
+            PipelineError::Input(format!(
+                "{name} was compiled but not stored in {folder}: later runs will compile it again"
+            ))
+        })?;
+        let (hash, seconds) = (compiled.hash().to_owned(), compiled.compile_time().as_secs_f64());
+        let compiled = compiled.origin() == ExecutableOrigin::Compiled;
+        Ok(Warmed { program: name.into(), hash, compiled, seconds, path })
+    }
+}
+
+/// Returns the programs that draw random weights: for each network, those that draw the parameters that no earlier
+/// network reads.
+fn weights(networks: &[(&str, Network)]) -> Result<Vec<Program>> {
+    let mut seen = HashSet::new();
+    let mut all = Vec::new();
+    for (_, network) in networks {
+        let new: Vec<&Param> = network.params.iter().filter(|param| seen.insert(&param.name)).collect();
+        all.extend(random_programs(&network.program, &new)?.into_iter().map(|random| random.program));
+    }
+    Ok(all)
+}

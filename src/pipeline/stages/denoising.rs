@@ -1,0 +1,371 @@
+//! One denoising pass: computes clean latents from noise, or from the latents of the previous pass, to which noise is
+//! added.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Instant;
+
+use ndarray::{Array3, ArrayD, Axis as Dim, Ix3, s};
+
+use super::batch::{DrawOrder, Dump};
+use super::clip_ends::ClipEnds;
+use super::condition_encoder::PassTokens;
+use super::conditions::ConditionTokens;
+use super::denoise_loop::{CallNoise, DenoiseLoop};
+use super::packing::unpack;
+use super::prompts::branch_text;
+use super::run::Run;
+use crate::av::Av;
+use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::model::Model;
+use crate::pipeline::output::denoise_checkpoint::{Saved, Saving};
+use crate::pipeline::output::tensors::fixed;
+use crate::pipeline::phase::Phase;
+use crate::pipeline::plan::options::RunOptions;
+use crate::pipeline::programs::build::ProgramKind;
+use crate::pipeline::programs::calls::PassSpec;
+use crate::pipeline::programs::executor::Executor;
+use crate::request::{Noising, Request, Shapes};
+use crate::runtime::watchdog::at_steps;
+use crate::runtime::{Outputs, ShardedTensor};
+use crate::sampling::denoise::DenoiseShape;
+use crate::tensor::Tensor;
+use crate::{failpoint, interrupts};
+
+/// Programs of a pass, the prefix of its dumped tensors, and its position in the progress of its phase.
+pub(crate) struct Names {
+    prepare: ProgramKind,
+    denoise: ProgramKind,
+    dump: Cow<'static, str>,
+    phase: Phase,
+    /// Number of steps of the same phase before this pass, and after it.
+    around: [usize; 2],
+}
+
+/// The only pass of a request, or the first of two.
+pub(crate) const FIRST: Names = Names {
+    prepare: ProgramKind::Prepare,
+    denoise: ProgramKind::Denoise,
+    dump: Cow::Borrowed(""),
+    phase: Phase::Denoise,
+    around: [0; 2],
+};
+/// The second pass of a request.
+pub(crate) const SECOND: Names = Names {
+    prepare: ProgramKind::RefinePrepare,
+    denoise: ProgramKind::Refine,
+    dump: Cow::Borrowed("stage_2."),
+    phase: Phase::Refine,
+    around: [0; 2],
+};
+
+impl Names {
+    /// Returns the names for a tile of a DFR round. `around`: number of steps before and after this tile, over all
+    /// rounds.
+    pub(crate) fn of_tile(round: usize, tile: usize, around: [usize; 2]) -> Self {
+        Names {
+            prepare: ProgramKind::RoundPrepare,
+            denoise: ProgramKind::Round,
+            dump: format!("round_{round}.tile_{tile}.").into(),
+            phase: Phase::Round,
+            around,
+        }
+    }
+}
+
+/// Normalised tokens of the previous pass, from which a pass starts.
+pub(crate) struct Before {
+    /// Tokens of the video and the audio stream, `[b, n, c]` and `[b, m, c]`. A stream that is not denoised keeps its
+    /// tokens.
+    pub(crate) tokens: Av<Array3<f32>>,
+    /// Tokens from which the generated keyframes start, `[b, k·n, c]`. `None`: the keyframes start from noise.
+    pub(crate) generated: Option<Array3<f32>>,
+    /// Tokens of the keyframes that are conditions of the pass, `[b, k·n, c]`.
+    pub(crate) carried: Option<Array3<f32>>,
+}
+
+/// Normalised tokens that a pass returns.
+pub(crate) struct Denoised {
+    /// Tokens of the video and the audio stream, `[b, n, c]` and `[b, m, c]`.
+    pub(crate) tokens: Av<Array3<f32>>,
+    /// Tokens of the generated keyframes, `[b, k·n, c]`.
+    pub(crate) generated: Array3<f32>,
+}
+
+/// A pass whose inputs, except for the text contexts, are on the devices.
+pub(crate) struct Pass<'a> {
+    request: &'a Request,
+    shape: DenoiseShape,
+    shapes: Shapes,
+    steps_loop: Rc<DenoiseLoop>,
+    conditions: Option<ConditionTokens>,
+    start: Av<Tensor>,
+    names: Names,
+}
+
+impl Run<'_> {
+    /// Prepares a pass. It starts from noise, or from the tokens `before` of the previous pass, noised to the first
+    /// noise level of this pass. The noise continues the random sequence of the previous pass.
+    pub(crate) fn begin<'r>(&mut self, request: &'r Request, before: Option<Before>, names: Names) -> Result<Pass<'r>> {
+        let shapes = Shapes::of(&self.runner.model.sizes, request)?;
+        let given = PassTokens {
+            keyframes: before.as_ref().and_then(|before| before.carried.as_ref()),
+            sound: self.sound.as_ref().map(|sound| &sound.tokens),
+            clip_end: self.clip_ends.as_ref().and_then(|ends| ends.before(names.phase)),
+        };
+        let conditions = self.runner.encode_conditions(request, &shapes, given)?;
+        let sizes = &self.runner.model.sizes;
+        let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
+        let order = DrawOrder::of(request, names.phase == Phase::Refine, self.runner.build.dtype);
+        let drawn = self.noise.draw(&mut self.runner.executor, &shapes, sizes, order)?;
+        for (stream, noise) in Av::NAMES.zip(Av { video: &drawn.video, audio: &drawn.audio }) {
+            if let Some(noise) = noise {
+                self.dump.keep_row(&format!("{}noise.{stream}", names.dump), noise, 1, 0);
+            }
+        }
+        let mut start = drawn.start(&shapes, sizes, self.batch.size())?;
+        if let Some(conditions) = &conditions {
+            conditions.give(start.as_mut(), self.batch.size());
+        }
+        if let Some(Before { tokens, generated, .. }) = before {
+            for ((start, own), denoised) in start.as_mut().zip(tokens.as_ref()).zip(shapes.denoised()) {
+                if !denoised {
+                    start.clone_from(own);
+                }
+            }
+            let mut old = start.as_ref().map(|noise| Array3::zeros(noise.raw_dim()));
+            for (old, own) in old.as_mut().zip(tokens) {
+                old.slice_mut(s![.., ..own.shape()[1], ..]).assign(&own);
+            }
+            if let Some(generated) = generated {
+                let places = shapes.generated(&request.conditions.video);
+                let frames = generated.axis_chunks_iter(Dim(1), shapes.frame_tokens());
+                places
+                    .into_iter()
+                    .zip(frames)
+                    .for_each(|(to, frame)| old.video.slice_mut(s![.., to, ..]).assign(&frame));
+            }
+            if let (Some(conditions), Noising::Known) = (&conditions, request.noising) {
+                conditions.place(old.as_mut());
+            }
+            let part = *request.sigmas.first().expect("a schedule has a level");
+            // A stream that is not denoised keeps its tokens.
+            let starting = start.as_mut().zip(old).zip(shapes.denoised());
+            for ((noise, old), _) in starting.into_iter().filter(|(_, denoised)| *denoised) {
+                noise.zip_mut_with(&old, |x, old| *x = *x * part + old * (1.0 - part));
+            }
+        }
+        if let Some(conditions) = &conditions {
+            conditions.blend(start.as_mut());
+        }
+        let spec = PassSpec { request, shape: &shape, shapes: &shapes, conditions: conditions.as_ref() };
+        let steps_loop = self.runner.denoise_loop(names.denoise, spec)?;
+        Ok(Pass { request, shape, shapes, steps_loop, conditions, start: start.map(Tensor::from), names })
+    }
+
+    /// Runs all steps of a pass. `text`: outputs of the connectors. `sound`: audio tokens of the first pass, to save in
+    /// checkpoints.
+    ///
+    /// # Errors
+    /// Returns [`PipelineError::Interrupted`] if the progress callback stops the run, [`PipelineError::NotFinite`] with
+    /// stream and step if latents are not finite, or an error of the plugin.
+    pub(crate) fn denoise(&mut self, pass: Pass, text: &Outputs, sound: Option<&Array3<f32>>) -> Result<Denoised> {
+        let text_contexts = Av::NAMES.zip(pass.request.given());
+        let text_contexts = text_contexts.try_map(|(stream, given)| branch_text(text, stream, &pass.shape, given))?;
+        let conditions = pass.conditions.as_ref();
+        let spec = PassSpec { request: pass.request, shape: &pass.shape, shapes: &pass.shapes, conditions };
+        let prepare = self.runner.prepare(pass.names.prepare, spec, text_contexts)?;
+        let prepared = prepare.run(&self.runner.executor)?;
+        // On CUDA, the call that starts the loop blocks until the loop ends, because its trip count is computed on the
+        // device. Count this time as waiting for the device.
+        let started = Instant::now();
+        let latents = self.steps(&pass, &prepared, sound);
+        self.clock.waited_since(started);
+        let own = pass.shapes.own_tokens();
+        let mut tokens = latents?.try_map(fixed::<f32, Ix3>)?;
+        let places = pass.shapes.generated(&pass.request.conditions.video);
+        let none = tokens.video.slice(s![.., ..0, ..]);
+        let frames = places.into_iter().map(|at| tokens.video.slice(s![.., at, ..]));
+        let frames: Vec<_> = [none].into_iter().chain(frames).collect();
+        let generated = ndarray::concatenate(Dim(1), &frames).expect("tokens of one stream");
+        if own < tokens.video.shape()[1] {
+            tokens.video = tokens.video.slice(s![.., ..own, ..]).to_owned();
+        }
+        if let Some(ends) = &mut self.clip_ends {
+            ends.keep(pass.names.phase, tokens.as_ref(), &pass.shapes);
+        }
+        Ok(Denoised { tokens, generated })
+    }
+
+    /// Runs all transformer evaluations, `options.chunk` steps per call.
+    fn steps(&mut self, pass: &Pass, prepared: &Outputs, sound: Option<&Array3<f32>>) -> Result<Av<ArrayD<f32>>> {
+        let executor = &self.runner.executor;
+        let steps = pass.request.sigmas.len() - 1;
+        let sampler = &*pass.shape.sampler;
+        let total = sampler.evaluations(steps);
+        // A run that is interrupted in a DFR round resumes before the first round.
+        let saving = self.options.saving.as_ref().filter(|_| pass.names.phase != Phase::Round);
+        let size = at_once(pass, steps, self.options, saving);
+        let seeds = self.batch.rows().map(|request| request.seed);
+        let tokens = pass.shapes.step_tokens(&self.runner.model.sizes);
+        let mut noise = CallNoise::of_pass(pass.request, seeds, self.noise.of_steps(), tokens);
+        let (mut done, mut carried, mut latents) = begin(pass, executor, saving)?;
+        // Discard the noise of the steps that the interrupted run has finished.
+        (0..done).step_by(size).for_each(|_| drop(noise.draw()));
+        let (mut kept, mut kept_at) = (done, Instant::now());
+        let mut hold = None;
+        let (model, batch, dump) = (&self.runner.model, self.batch.size(), &mut self.dump);
+        let mut keep = |step: usize, latents: &Av<Tensor>| match self.options.dump_steps {
+            true => pass.keep_step(step, latents, model, batch, dump),
+            false => Ok(()),
+        };
+        keep(0, &latents)?;
+        while done < total {
+            let of_steps = done * steps / total;
+            let [behind, ahead] = pass.names.around;
+            let stop = (self.watch)(pass.names.phase, behind + of_steps, behind + steps + ahead).is_break();
+            // Also save the start of a second pass, so that the first pass need not be repeated.
+            let begins = done == 0 && pass.names.phase == Phase::Refine;
+            if let Some(saving) = saving.filter(|_| done > kept || begins)
+                && saving.is_due(of_steps - kept * steps / total, kept_at.elapsed(), stop)
+            {
+                let ends = self.clip_ends.as_deref();
+                // A run that otherwise succeeds must not fail because the disk is full.
+                match saving.write(&saved(pass.names.phase, done, &carried, sound, ends)?) {
+                    Ok(()) => {
+                        (kept, kept_at) = (done, Instant::now());
+                        // The guard would overwrite the checkpoint with an earlier state.
+                        self.guard = None;
+                    }
+                    Err(error) => tracing::warn!("cannot save the steps: {error}"),
+                }
+            }
+            if done == kept {
+                hold = None;
+            }
+            if stop {
+                if let Some(saving) = saving.filter(|_| kept == done && done > 0) {
+                    saving.tell();
+                }
+                return Err(PipelineError::Interrupted(of_steps, steps));
+            }
+            let end = (done + size).min(total);
+            let _at = at_steps(of_steps + 1, (end * steps).div_ceil(total), steps);
+            tracing::debug!("{}: evaluations {} to {end} of {total}", pass.names.phase.name(), done + 1);
+            let inputs = pass.steps_loop.steps(executor, done..end, &mut noise)?;
+            let run = || pass.steps_loop.run(executor, prepared, &inputs, carried);
+            carried = failpoint::within("step", of_steps, run)?;
+            let before = std::mem::replace(&mut latents, latents_of(&carried)?);
+            if let Some(stream) = not_finite(&latents) {
+                let found = match (sampler.noises(), pass.shape.carried().count()) {
+                    (1.., _) | (_, 2..) => Some((stream, done)),
+                    _ => pass.first_not_finite(executor, prepared, &before, done..end)?,
+                };
+                let (stream, at) = found.unwrap_or((stream, end - 1));
+                let after = format!("after step {} of {steps}", at * steps / total + 1);
+                return Err(PipelineError::NotFinite(format!("the {stream} latents {after}")));
+            }
+            done = end;
+            if saving.is_some_and(Saving::keeps_steps) {
+                hold.get_or_insert_with(|| interrupts::hold("the current steps"));
+            }
+            if self.options.warms {
+                break;
+            }
+            keep(done.div_ceil(size), &latents)?;
+        }
+        if let Some(saving) = saving.filter(|saving| saving.keeps_when_interrupted() && done == total) {
+            let saved = saved(pass.names.phase, done, &carried, sound, self.clip_ends.as_deref())?;
+            self.guard = Some(saving.clone().keeper(saved));
+        } else if hold.is_some() {
+            self.guard = hold.take();
+        }
+        drop(hold);
+        let [behind, ahead] = pass.names.around;
+        let _ = (self.watch)(pass.names.phase, behind + steps, behind + steps + ahead);
+        Ok(latents.map(Tensor::into_f32))
+    }
+}
+
+impl Pass<'_> {
+    /// Dumps the latents after call `step` of the loop. Number 0 is the state before the first call.
+    fn keep_step(&self, step: usize, latents: &Av<Tensor>, model: &Model, batch: usize, dump: &mut Dump) -> Result<()> {
+        let mut tokens = latents.as_ref().try_map(|t| fixed::<_, Ix3>(t.to_f32()))?;
+        tokens.video = tokens.video.slice(s![.., ..self.shapes.own_tokens(), ..]).to_owned();
+        let (video, audio) = unpack(model, &self.shapes, batch, tokens)?;
+        let name = |stream: &str| format!("{}step_{step}.latents.{stream}", self.names.dump);
+        dump.keep_row(&name("video"), &video, 1, 0);
+        dump.keep_row(&name("audio"), &audio, 1, 0);
+        Ok(())
+    }
+
+    /// Repeats the Euler steps of a call one at a time. Returns the first stream and step for which the latents are not
+    /// finite.
+    fn first_not_finite(
+        &self,
+        executor: &crate::pipeline::programs::executor::Executor,
+        prepared: &Outputs,
+        before: &Av<Tensor>,
+        steps: Range<usize>,
+    ) -> Result<Option<(&'static str, usize)>> {
+        let mut carried = self.steps_loop.start(executor, before)?;
+        let mut noise = CallNoise::new(&*self.shape.sampler, std::iter::empty(), Av::default());
+        for step in steps {
+            let inputs = self.steps_loop.steps(executor, step..step + 1, &mut noise)?;
+            carried = self.steps_loop.run(executor, prepared, &inputs, carried)?;
+            if let Some(stream) = not_finite(&latents_of(&carried)?) {
+                return Ok(Some((stream, step)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Returns the number of finished evaluations, the carried tensors, and the latents of both streams. They come from a
+/// checkpoint, if there is one for this pass, or else are the start of the pass.
+fn begin(pass: &Pass, executor: &Executor, saving: Option<&Saving>) -> Result<(usize, Vec<ShardedTensor>, Av<Tensor>)> {
+    let Some(saved) = saving.and_then(|s| s.found(pass.names.phase)) else {
+        return Ok((0, pass.steps_loop.start(executor, &pass.start)?, pass.start.clone()));
+    };
+    let carried = pass.steps_loop.go_on(executor, &saved.carried)?;
+    Ok((saved.done, carried, Av::in_turn(&saved.carried).map(|own| own[0].clone())))
+}
+
+/// Returns the number of transformer evaluations per call of the loop.
+fn at_once(pass: &Pass, steps: usize, options: &RunOptions, saving: Option<&Saving>) -> usize {
+    match pass.shape.sampler.noises() {
+        0 if options.dump_steps => 1,
+        0 if pass.shape.carried().count() == 1 => {
+            let every = saving.and_then(Saving::every_steps);
+            options.chunk.unwrap_or(steps).min(every.unwrap_or(steps)).max(1)
+        }
+        noises => noises.max(1),
+    }
+}
+
+/// Downloads the state of the loop for a checkpoint.
+fn saved(
+    phase: Phase,
+    done: usize,
+    carried: &[ShardedTensor],
+    sound: Option<&Array3<f32>>,
+    ends: Option<&ClipEnds>,
+) -> Result<Saved> {
+    let carried = carried.iter().map(|c| Ok(c.download()?)).collect::<Result<_>>()?;
+    Ok(Saved { phase, done, carried, sound: sound.cloned(), ends: ends.cloned().unwrap_or_default() })
+}
+
+fn latents_of(carried: &[ShardedTensor]) -> Result<Av<Tensor>> {
+    let missing = || PipelineError::Input("the denoising loop returned no latents".into());
+    Av::in_turn(carried).try_map(|own| Ok(own.first().ok_or_else(missing)?.download()?))
+}
+
+/// Returns the name of the first stream that contains NaN or infinite values.
+fn not_finite(latents: &Av<Tensor>) -> Option<&'static str> {
+    let broken = |t: &Tensor| match t {
+        Tensor::F32(values) => values.iter().any(|v| !v.is_finite()),
+        other => other.to_f32().iter().any(|v| !v.is_finite()),
+    };
+    Av::NAMES.zip(latents.as_ref()).into_iter().find_map(|(stream, t)| broken(t).then_some(stream))
+}

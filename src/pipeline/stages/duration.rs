@@ -1,0 +1,198 @@
+//! Resolves `request.num_frames: auto`: the model's duration head predicts the number of frames for a prompt. Because
+//! the programs of a run depend on that number, the prompt is encoded twice: once for the prediction, and again in the
+//! run.
+
+use std::sync::Arc;
+
+use ndarray::{Axis, Slice};
+
+use super::batch::Batch;
+use super::prompts::tokens;
+use crate::av::Av;
+use crate::config::{Config, Job, Pipeline, Reference, nearest_frames};
+use crate::models::duration_head::{Grid, frames};
+use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::model::Model;
+use crate::pipeline::plan::origin;
+use crate::pipeline::programs::configs::ModelConfigs;
+use crate::pipeline::runner::Runner;
+use crate::pipeline::session::Session;
+use crate::request::resolve_job;
+use crate::runtime::processes::Group;
+use crate::tensor::Tensor;
+use crate::weights::Component;
+
+/// Number of frames that diffusers' pipeline generates by default.
+const WITHOUT_HEAD: usize = 121;
+
+/// How the number of frames is determined.
+enum Frames {
+    /// The configuration sets the number of frames.
+    Given,
+    /// Default number of frames of diffusers' pipeline; the model has no duration head.
+    Fixed(usize),
+    /// The duration head predicts the number of frames: `least` to `most`, in steps of `step`.
+    Predicted { grid: Grid, step: usize, least: usize, most: usize },
+}
+
+/// Determines how the number of frames of a run is found.
+///
+/// # Errors
+/// Returns an error for `auto` if the jobs have different prompts, or if the model has no duration head and the
+/// reference is not diffusers.
+fn frames_of(config: &Config, jobs: &[Job]) -> Result<Frames> {
+    if config.request.num_frames.count().is_some() {
+        return Ok(Frames::Given);
+    }
+    if jobs.windows(2).any(|pair| pair[0].prompt != pair[1].prompt) {
+        let why = "request.num_frames: auto is for one prompt, because each prompt has its own duration; run the \
+                   prompts one at a time, or set a number of frames";
+        return Err(PipelineError::Usage(why.into()));
+    }
+    let (origin, _) = origin::of_run(config)?;
+    if origin.has(Component::DurationHead) {
+        let configs = ModelConfigs::from(origin).for_run(config);
+        configs.check_duration_head()?;
+        let grid = if config.reference == Reference::Diffusers { Grid::Diffusers } else { Grid::Official };
+        let step = configs.sizes()?.video_grid.temporal_compression * if config.doubles_frames() { 2 } else { 1 };
+        let [least, most] = [0.0, f64::MAX].map(|seconds| frames(seconds, config.request.frame_rate, step, grid));
+        return Ok(Frames::Predicted { grid, step, least, most });
+    }
+    if config.reference == Reference::Diffusers {
+        return Ok(Frames::Fixed(nearest_frames(WITHOUT_HEAD as f64, config.frame_step())));
+    }
+    Err(PipelineError::Usage(format!(
+        "request.num_frames: auto needs a duration head, which {} lacks; use an LTX-2.5 model that has one, or set a \
+         number of frames",
+        origin.name()
+    )))
+}
+
+/// Replaces `num_frames: auto` with the largest number of frames that can be predicted, so that a run can be verified
+/// before its prompt is encoded. Otherwise returns the configuration unchanged.
+///
+/// # Errors
+/// Returns an error for `auto` if the jobs have different prompts, if the model has no duration head and the reference
+/// is not diffusers, or if an image is after the last frame.
+pub(in crate::pipeline) fn longest(config: &Config, jobs: &[Job]) -> Result<Config> {
+    match frames_of(config, jobs)? {
+        Frames::Given => Ok(config.clone()),
+        Frames::Fixed(count) | Frames::Predicted { most: count, .. } => {
+            config.with_frames(count).map_err(PipelineError::Usage)
+        }
+    }
+}
+
+/// Returns the smallest number of frames that can be predicted and is valid for the images and the generated keyframes
+/// of a run. `None`: all numbers that can be predicted are valid, or nothing is predicted.
+pub(crate) fn smallest_valid_prediction(config: &Config, jobs: &[Job]) -> Result<Option<usize>> {
+    let Frames::Predicted { step, least, most, .. } = frames_of(config, jobs)? else { return Ok(None) };
+    let (Some(job), (origin, _)) = (jobs.first(), origin::of_run(config)?) else { return Ok(None) };
+    let sizes = ModelConfigs::from(origin).for_run(config).sizes()?;
+    let is_valid = |count: &usize| config.with_frames(*count).is_ok_and(|own| resolve_job(&own, &sizes, job).is_ok());
+    Ok((least..=most).step_by(step).find(is_valid).filter(|count| *count > least))
+}
+
+/// Replaces `num_frames: auto` with the number of frames that the duration head predicts. Otherwise returns the
+/// configuration unchanged.
+///
+/// # Errors
+/// Returns the errors of [`longest`], of the model and of the device.
+pub(in crate::pipeline) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>) -> Result<Config> {
+    resolve_with(config, jobs, |short, job| {
+        predict(&mut Session::start(short, Model::of(short)?, group)?.runner, short, job)
+    })
+}
+
+/// Same as [`resolve`], with a model that is already on its devices.
+pub(crate) fn resolve_on(runner: &mut Runner, config: &Config, jobs: &[Job]) -> Result<Config> {
+    runner.model.verify(config)?;
+    resolve_with(config, jobs, |short, job| predict(runner, short, job))
+}
+
+/// Implements [`resolve`]. `predict` predicts the duration (seconds) of a job's video, given the configuration of the
+/// shortest possible video.
+fn resolve_with(config: &Config, jobs: &[Job], predict: impl FnOnce(&Config, &Job) -> Result<f64>) -> Result<Config> {
+    let Some(job) = jobs.first() else { return Ok(config.clone()) };
+    let count = match frames_of(config, jobs)? {
+        Frames::Given => return Ok(config.clone()),
+        Frames::Fixed(count) => {
+            tracing::warn!(
+                "the model has no duration head; generating {count} frames, the default of diffusers' pipeline"
+            );
+            count
+        }
+        Frames::Predicted { grid, step, least, .. } => {
+            let seconds = predict(&shortest(config, least)?, job)?;
+            let rate = config.request.frame_rate;
+            let count = frames(seconds, rate, step, grid);
+            tracing::info!("the duration head predicts a video of {seconds:.2} s: {count} frames at {rate} fps");
+            count
+        }
+    };
+    config.with_frames(count).map_err(PipelineError::Usage)
+}
+
+/// Returns the configuration of the shortest possible video that is generated from text alone, so that files that the
+/// prediction does not need are not opened.
+fn shortest(config: &Config, least: usize) -> Result<Config> {
+    let mut short = Config { pipeline: Pipeline::TextToVideo, ..config.clone() };
+    (short.request.images, short.request.audio_latents, short.request.audio) = (Vec::new(), Vec::new(), None);
+    short.conditioning.generated_keyframes = 0;
+    short.with_frames(least).map_err(PipelineError::Usage)
+}
+
+/// Predicts the duration (seconds) of a job's video. `short`: configuration of the shortest possible video.
+fn predict(runner: &mut Runner, short: &Config, job: &Job) -> Result<f64> {
+    let request = runner.model.request(short, job)?;
+    let batch = Batch::new(std::slice::from_ref(&request), &runner.build.layout)?;
+    let (ids, mask, _) = tokens(&runner.model, &batch, 1)?;
+    let embeds = runner.text_encoder(ids, mask.clone())?.run(&runner.executor)?.tensor("prompt_embeds")?;
+    let text = runner.connectors(embeds, mask)?.run(&runner.executor)?;
+    // The other rows of the batch are padding.
+    let first = |name| {
+        let all = text.tensor(name)?.into_f32();
+        Ok::<_, PipelineError>(Tensor::F32(all.slice_axis(Axis(0), Slice::from(..1)).to_owned()))
+    };
+    let text = Av::NAMES.try_map(first)?;
+    let seconds = runner.duration_head(text)?.run(&runner.executor)?.tensor("seconds")?.to_f32();
+    match seconds.first() {
+        Some(seconds) if seconds.is_finite() => Ok(f64::from(*seconds)),
+        _ => Err(PipelineError::NotFinite("the predicted durations".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Auto, Image, NumFrames};
+
+    fn frames_of(reference: Reference, images: Vec<Image>, prompts: &[&str]) -> Result<Option<usize>> {
+        let mut config = Config { reference, ..Config::default() };
+        config.model.path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_2_3").into();
+        config.request.num_frames = NumFrames::Auto(Auto::Auto);
+        config.request.images = images;
+        let job = |(index, prompt): (usize, &&str)| Job { prompt: (*prompt).into(), seed: index as u64, index };
+        let jobs: Vec<Job> = prompts.iter().enumerate().map(job).collect();
+        Ok(resolve(&config, &jobs, None)?.request.num_frames.count())
+    }
+
+    #[test]
+    fn explicit_frame_count_is_kept() {
+        let own = resolve(&Config::default(), &[], None).expect("nothing to do").request.num_frames;
+        assert_eq!(own.count(), Config::default().request.num_frames.count());
+    }
+
+    #[test]
+    fn missing_duration_head_follows_reference() {
+        assert_eq!(frames_of(Reference::Diffusers, vec![], &["a", "a"]).expect("falls back"), Some(WITHOUT_HEAD));
+        let message = |result: Result<_>| result.expect_err("refused").to_string();
+        let why = message(frames_of(Reference::Official, vec![], &["a"]));
+        assert!(why.contains("tiny_2_3 lacks") && why.contains("set a number of frames"), "{why}");
+        let why = message(frames_of(Reference::Diffusers, vec![], &["a", "b"]));
+        assert!(why.contains("auto is for one prompt"), "{why}");
+        let image = Image { path: "x.png".into(), frame: 121, strength: 1.0, crf: None };
+        let why = message(frames_of(Reference::Diffusers, vec![image], &["a"]));
+        assert_eq!(why, "request.images: frame 121: the video has 121 frames, numbered from 0");
+    }
+}

@@ -1,0 +1,32 @@
+//! State of a batch of requests while it runs.
+
+use super::batch::{Batch, Dump, Noise};
+use super::clip_ends::ClipEnds;
+use super::clock::Clock;
+use super::sound_encoder::GivenSound;
+use crate::interrupts::Guard;
+use crate::pipeline::phase::Watch;
+use crate::pipeline::plan::options::RunOptions;
+use crate::pipeline::runner::Runner;
+
+/// A batch of requests that is running, with the state that all phases share.
+pub(crate) struct Run<'a> {
+    pub(crate) runner: &'a mut Runner,
+    pub(crate) batch: Batch<'a>,
+    /// Generators of the noise that has not been drawn yet.
+    pub(crate) noise: Noise,
+    /// Input audio. `None`: the request has no input audio.
+    pub(crate) sound: Option<GivenSound>,
+    /// For chained videos: the final tokens of the previous clip. The run replaces them with the final tokens of this
+    /// clip.
+    pub(crate) clip_ends: Option<&'a mut ClipEnds>,
+    pub(crate) clock: Clock,
+    pub(crate) dump: Dump,
+    pub(crate) options: &'a RunOptions,
+    pub(crate) watch: Watch<'a>,
+    /// Number of steps of the first pass; 0 until this pass is finished.
+    pub(crate) done: usize,
+    /// Guard that saves the state after the last finished pass if the run is interrupted. In a server, it delays an
+    /// interrupt until the files are written.
+    pub(crate) guard: Option<Guard>,
+}
