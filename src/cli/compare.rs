@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use ndarray::{Array4, s};
 
 use super::comparison::{Clip, Scores, number, read, rows};
-use super::{UsageError, check_output_file, compare_report, print};
+use super::{UsageError, check_json, check_output_file, compare_report, print_and_write_json};
 use crate::media;
 use crate::quality;
 
@@ -52,20 +52,17 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    check_output_file("--json", args.json.as_deref(), &["json"], args.force)?;
+    check_json(args.json.as_deref(), args.force)?;
     check_output_file("--report", args.report.as_deref(), &["html", "htm"], args.force)?;
     let [mut a, mut b] = [read(&args.a)?, read(&args.b)?];
     let scores = score(args, &mut a, &mut b).map_err(UsageError)?;
     check_bounds_apply(args, &scores).map_err(UsageError)?;
-    if let Some(path) = &args.json {
-        let text = format!("{}\n", serde_json::to_string_pretty(&scores)?);
-        media::write_file(path, text.as_bytes(), args.force)?;
-    }
     if let Some(path) = &args.report {
         let page = compare_report::page(&scores, &a, &b).map_err(anyhow::Error::msg)?;
         media::write_file(path, page.as_bytes(), args.force)?;
     }
-    print(&table(&scores))?;
+    let figures = format!("{}\n", serde_json::to_string_pretty(&scores)?);
+    print_and_write_json(args.json.as_deref(), args.force, &figures, &table(&scores))?;
     let failed = failures(args, &scores);
     anyhow::ensure!(failed.is_empty(), "{}", failed.join("; "));
     Ok(())

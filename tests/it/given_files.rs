@@ -88,6 +88,20 @@ fn frames_and_rates_match_ffmpeg_in_every_container() {
     }
 }
 
+/// The frames start 21 ms after the sound, and Matroska rounds their times to milliseconds: rounded to frames of a 24th of
+/// a second, some times would be equal.
+#[needs(ffmpeg)]
+fn frames_copied_to_matroska_keep_their_rate() {
+    let files = Files::new();
+    let sound = ["-f", "lavfi", "-i", "sine=sample_rate=48000:duration=1", "-t", "1", "-c:v", "libx264", "-c:a", "aac"];
+    let source = files.of_source("a.mp4", &sound);
+    let copied = files.make("a.mkv", &["-i", source.to_str().expect("UTF-8"), "-c", "copy"]);
+    let info = probe_clip(&copied, Path::new(FFMPEG)).expect("a video");
+    assert_eq!((info.frames, info.frame_rate.map(|rate| (rate * 1e9).round() / 1e9)), (24, Some(24.0)), "{info:?}");
+    let frames = read_clip(&copied, Path::new(FFMPEG)).expect("a video");
+    assert!(bytes(&frames) == decoded(&copied, "0:v:0"), "other frames");
+}
+
 /// These formats are not among those from which ffmpeg reads sound.
 #[needs(ffmpeg)]
 fn formats_without_sound_are_read_as_silent_videos() {

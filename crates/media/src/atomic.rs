@@ -31,7 +31,7 @@ pub(super) fn name(path: &Path) -> impl Display {
 /// The file is deleted unless it is passed to [`persist`].
 ///
 /// The temporary name ends with `suffix`, for programs that derive the format from the extension.
-pub(super) fn beside(path: &Path, suffix: &str) -> Result<NamedTempFile> {
+pub(super) fn temporary_next_to(path: &Path, suffix: &str) -> Result<NamedTempFile> {
     let folder = scratch_folder(path)?;
     let mut builder = tempfile::Builder::new();
     builder.prefix(".ltx2-").suffix(suffix);
@@ -168,7 +168,7 @@ pub fn check_writable(path: &Path) -> Result<()> {
     };
     let folder = destination::folder(&target);
     let missing: Vec<&Path> = folder.ancestors().take_while(|f| !f.as_os_str().is_empty() && !f.exists()).collect();
-    let tried = beside(&target, ".part").map(drop);
+    let tried = temporary_next_to(&target, ".part").map(drop);
     // Deepest folder first. A folder that another process has started to use is not empty, so it is not removed.
     missing.into_iter().for_each(|folder| drop(std::fs::remove_dir(folder)));
     tried
@@ -188,7 +188,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 pub fn write_file(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
     match destination_of(path)? {
         Destination::File(target) => {
-            let file = Some(beside(&target, ".part")?);
+            let file = Some(temporary_next_to(&target, ".part")?);
             replace_by(&mut Beside { file, path, target: &target, replace }, &[bytes])
         }
         Destination::Stream(stream) => {
@@ -207,7 +207,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("done.json");
         write_atomically(&path, b"{}").unwrap();
-        let under_way = beside(&folder.path().join("out.mp4"), ".mp4").unwrap();
+        let under_way = temporary_next_to(&folder.path().join("out.mp4"), ".mp4").unwrap();
         assert!(under_way.path().exists());
         temporaries::remove_all();
         assert!(!under_way.path().exists() && path.exists());
@@ -311,7 +311,8 @@ mod tests {
         check_writable(&path("a.json")).unwrap();
         assert!(write_file(&path("a.json"), b"1", false).is_ok() && write_file(&path("a.json"), b"2", false).is_err());
         write_atomically(&path("a.json"), b"2").unwrap();
-        let (mut file, link) = (beside(&path("a.json"), ".mp4").unwrap(), std::fs::read_link(path("a.json")).unwrap());
+        let (mut file, link) =
+            (temporary_next_to(&path("a.json"), ".mp4").unwrap(), std::fs::read_link(path("a.json")).unwrap());
         assert_eq!(file.path().parent(), Some(&*path("else")));
         file.write_all(b"3").unwrap();
         persist(file, &path("a.json"), true).unwrap();
@@ -334,7 +335,7 @@ mod tests {
             if is_whole {
                 write_file(&path, b"bytes", replace).unwrap();
             } else {
-                let mut file = beside(&path, ".mp4").unwrap();
+                let mut file = temporary_next_to(&path, ".mp4").unwrap();
                 file.write_all(b"bytes").unwrap();
                 persist(file, &path, replace).unwrap();
             }
@@ -350,7 +351,7 @@ mod tests {
     fn failed_fsync_prevents_rename() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.mp4");
-        let (_, temporary) = beside(&path, ".mp4").unwrap().into_parts();
+        let (_, temporary) = temporary_next_to(&path, ".mp4").unwrap().into_parts();
         let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
         let error = persist(NamedTempFile::from_parts(null, temporary), &path, true).err().map(|e| e.to_string());
         assert!(error.as_ref().is_some_and(|e| e.contains("out.mp4")) && !path.exists(), "{error:?}");

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::audio::Audio;
 use super::decode::{decode_with_messages, pixmaps};
-use super::error::{Error, Result, unusable};
+use super::error::{Error, Result, check_rereadable, unusable};
 use super::frame_times::{ClipInfo, listed, rate_of};
 use super::frames::Frames;
 use super::image_file::covering;
@@ -70,7 +70,7 @@ pub struct ClipPart {
 }
 
 /// Reads the frame tables of an MP4. `None`: `path` is a folder, or the file has to be decoded to count its frames.
-fn told(path: &Path) -> Result<Option<Tables>> {
+fn frame_tables(path: &Path) -> Result<Option<Tables>> {
     if path.is_dir() {
         return Ok(None);
     }
@@ -86,11 +86,12 @@ fn told(path: &Path) -> Result<Option<Tables>> {
 /// if there are fewer than two frames, if the frame rate varies, if the pixels are not square, if the rotation is not a
 /// multiple of 90 degrees, or if the video is HDR.
 pub fn probe_clip(path: &Path, ffmpeg: &Path) -> Result<ClipInfo> {
+    check_rereadable(path)?;
     if path.is_dir() {
         let (frames, width, height) = png_size(path)?;
         return Ok(ClipInfo { width, height, frames, frame_rate: None });
     }
-    match told(path)? {
+    match frame_tables(path)? {
         Some(Tables { width, height, times, timescale }) => {
             let frame_rate = Some(rate_of(path, &times, [1, timescale], &Timing::default())?);
             Ok(ClipInfo { width, height, frames: times.len(), frame_rate })
@@ -107,8 +108,8 @@ pub fn probe_clip(path: &Path, ffmpeg: &Path) -> Result<ClipInfo> {
 pub fn decode_upload(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Result<ClipInfo> {
     let pixels = most_pixels.to_string();
     let info = decode_list(path, ffmpeg, &[&BEFORE[..], &SELF_CONTAINED, &["-max_pixels", &pixels]].concat())?;
-    if let Some(told) = told(path)? {
-        check_header(path, &told, usize::MAX, [info.width, info.height, info.frames])?;
+    if let Some(frame_tables) = frame_tables(path)? {
+        check_header(path, &frame_tables, usize::MAX, [info.width, info.height, info.frames])?;
     }
     Ok(info)
 }
@@ -124,16 +125,16 @@ pub fn has_sound(path: &Path, ffmpeg: &Path) -> Result<bool> {
 
 /// Returns an error if the decoded width, height or frame count differs from the MP4's header. `most` is the limit on
 /// the number of frames that were decoded.
-fn check_header(path: &Path, told: &Tables, most: usize, decoded: [usize; 3]) -> Result<()> {
-    let all = told.times.len().min(most);
-    if decoded == [told.width, told.height, all] {
+fn check_header(path: &Path, frame_tables: &Tables, most: usize, decoded: [usize; 3]) -> Result<()> {
+    let all = frame_tables.times.len().min(most);
+    if decoded == [frame_tables.width, frame_tables.height, all] {
         return Ok(());
     }
     let [width, height, count] = decoded;
     let why = format!(
         "the header states {all} frames of {}x{}, but ffmpeg decodes {count} of {width}x{height}; if the file is complete, convert \
          it first, e.g. ffmpeg -i IN OUT.mp4",
-        told.width, told.height
+        frame_tables.width, frame_tables.height
     );
     Err(unusable(path, &why))
 }
@@ -242,24 +243,27 @@ fn read_frames(path: &Path, ffmpeg: &Path, most: Option<usize>, bytes: u64) -> R
         check_size(path, frames.min(most_frames), width, height, bytes)?;
         return Ok((read_first_png_frames(path, most_frames)?, None));
     }
+    check_rereadable(path)?;
     std::fs::metadata(path).map_err(Error::io("read", path))?;
     let limit = most.map(|most| ["-frames:v".to_string(), most.to_string()]);
     let limit: Vec<&str> = limit.iter().flatten().map(String::as_str).collect();
     let format = ["-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"];
     // Decoded frames may be larger than the header states, so ffmpeg is limited to the header's size.
-    let told = told(path)?;
-    if let Some(told) = &told {
-        check_size(path, told.times.len().min(most_frames), told.width, told.height, bytes)?;
+    let frame_tables = frame_tables(path)?;
+    if let Some(frame_tables) = &frame_tables {
+        check_size(path, frame_tables.times.len().min(most_frames), frame_tables.width, frame_tables.height, bytes)?;
     }
     let track = track_of(path, ffmpeg, &BEFORE)?;
-    let pixels = told.as_ref().map(|told| ((told.width + DECODER_MARGIN) * (told.height + DECODER_MARGIN)).to_string());
+    let pixels = frame_tables.as_ref().map(|frame_tables| {
+        ((frame_tables.width + DECODER_MARGIN) * (frame_tables.height + DECODER_MARGIN)).to_string()
+    });
     let before: Vec<&str> = pixels.iter().flat_map(|pixels| ["-max_pixels", pixels]).chain(BEFORE).collect();
     let map = format!("0:{}", track.index);
     let pixels = decoded(path, ffmpeg, &before, &[&frames_of(&map)[..], &limit, &format].concat(), bytes)?;
     let frames =
         pixmaps(&pixels).ok_or_else(|| unusable(path, "ffmpeg's output is not a sequence of equally sized frames"))?;
-    if let Some(told) = told {
-        check_header(path, &told, most_frames, [frames.width(), frames.height(), frames.count()])?;
+    if let Some(frame_tables) = frame_tables {
+        check_header(path, &frame_tables, most_frames, [frames.width(), frames.height(), frames.count()])?;
     }
     if let Some(warning) = track.warning() {
         tracing::warn!("{}: {warning}", path.display());

@@ -10,7 +10,7 @@ use std::thread;
 use ndarray::Array4;
 
 use super::audio::Audio;
-use super::error::{Error, Result, tail};
+use super::error::{Error, Result, no_decoder, tail};
 use super::frames::Frames;
 use super::wav::parse_wav;
 
@@ -97,9 +97,11 @@ pub(super) fn decode_with_messages(
         return Err(Error::Clip { path: path.to_path_buf(), reason: reason.into() });
     }
     let Some(Output { made, said }) = made? else { return Ok(None) };
-    made.map_err(|e| Error::NoDecoder { path: path.to_path_buf(), reason: e.to_string() })?;
+    made.map_err(Error::io(OUTPUT, path))?;
     Ok(Some((bytes, said)))
 }
+
+const OUTPUT: &str = "read the output of ffmpeg for";
 
 /// Output of a successful ffmpeg run.
 pub(super) struct Output<T> {
@@ -123,9 +125,8 @@ pub(super) fn run<T>(
     let mut command = Command::new(ffmpeg);
     command.args(["-hide_banner", "-loglevel", "error"]).args(before).arg("-i").arg(as_file(path));
     command.args(how).arg("pipe:1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let fault = |e: io::Error| Error::NoDecoder { path: path.to_path_buf(), reason: e.to_string() };
-    let mut child = command.spawn().map_err(fault)?;
-    let no_pipe = || fault(io::ErrorKind::BrokenPipe.into());
+    let mut child = command.spawn().map_err(no_decoder(path))?;
+    let no_pipe = || Error::io(OUTPUT, path)(io::ErrorKind::BrokenPipe.into());
     let (out, errors) = (child.stdout.take().ok_or_else(no_pipe)?, child.stderr.take().ok_or_else(no_pipe)?);
     let (made, said) = thread::scope(|scope| {
         let said = scope.spawn(|| read_all(errors));
@@ -133,8 +134,8 @@ pub(super) fn run<T>(
         let made = read(out);
         (made, said.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
-    let status = child.wait().map_err(fault)?;
-    let said = said.map_err(fault)?;
+    let status = child.wait().map_err(Error::io(OUTPUT, path))?;
+    let said = said.map_err(Error::io(OUTPUT, path))?;
     let said = String::from_utf8_lossy(&said);
     if said.contains("does not contain any stream") || said.contains("matches no streams") {
         return Ok(None);

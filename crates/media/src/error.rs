@@ -1,5 +1,6 @@
 //! Errors of media input and output.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 /// Error of reading or writing media.
@@ -59,7 +60,7 @@ pub enum Error {
     NoDecoder {
         /// Input file.
         path: PathBuf,
-        /// I/O error of starting ffmpeg or of reading its output.
+        /// I/O error of starting ffmpeg.
         reason: String,
     },
     /// An input video cannot be used, for example because it is damaged or its frame rate varies.
@@ -162,6 +163,38 @@ impl Error {
     }
 }
 
+/// Returns the error of starting ffmpeg for a file: `missing` only if ffmpeg cannot be found or executed. Other causes,
+/// such as too many open files, say nothing about whether it is installed.
+fn not_started(error: std::io::Error, path: &std::path::Path, missing: impl FnOnce(String) -> Error) -> Error {
+    match error.kind() {
+        ErrorKind::NotFound | ErrorKind::PermissionDenied => missing(error.to_string()),
+        _ => Error::io("start ffmpeg for", path)(error),
+    }
+}
+
+/// Returns the error of starting ffmpeg to read a file.
+pub(super) fn no_decoder(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Error {
+    move |error| not_started(error, path, |reason| Error::NoDecoder { path: path.to_path_buf(), reason })
+}
+
+/// Returns the error of starting ffmpeg to write a file.
+pub(super) fn no_encoder(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Error {
+    let missing = |reason| Error::FfmpegMissing { reason: format!("the process cannot be started: {reason}") };
+    move |error| not_started(error, path, missing)
+}
+
+/// Checks that an input is not a pipe or a device: inputs are read several times. Accepts missing files, which the reader
+/// reports.
+pub(super) fn check_rereadable(path: &std::path::Path) -> Result<()> {
+    match std::fs::metadata(path) {
+        Ok(about) if !about.is_file() && !about.is_dir() => {
+            let why = "it is a pipe or a device, but inputs are read several times; save it to a file";
+            Err(Error::io("read", path)(std::io::Error::other(why)))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Returns an [`Error::Clip`] for an input video that cannot be used.
 pub(super) fn unusable(path: &std::path::Path, reason: &str) -> Error {
     Error::Clip { path: path.to_path_buf(), reason: reason.into() }
@@ -179,6 +212,36 @@ pub(super) fn tail(said: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pipes_and_devices_are_rejected_at_once() {
+        let null = std::path::Path::new("/dev/null");
+        let errors = [
+            crate::read_image(null).map(drop),
+            crate::read_sound(null, null, None).map(drop),
+            crate::probe_clip(null, null).map(drop),
+            crate::read_clip(null, null).map(drop),
+            crate::sha256_of(null).map(drop),
+        ];
+        for error in errors.map(|read| read.unwrap_err().to_string()) {
+            assert!(error.starts_with("cannot read /dev/null: it is a pipe or a device"), "{error}");
+        }
+        let folder = std::env::temp_dir();
+        assert!(check_rereadable(&folder).is_ok() && check_rereadable(&folder.join("nowhere")).is_ok());
+    }
+
+    #[test]
+    fn only_a_missing_ffmpeg_is_to_be_installed() {
+        let path = std::path::Path::new("a.mp4");
+        let said = |code: i32| {
+            let error = || std::io::Error::from_raw_os_error(code);
+            [no_decoder(path)(error()), no_encoder(path)(error())].map(|error| error.to_string())
+        };
+        // ENOENT, EMFILE
+        assert!(said(2).iter().all(|said| said.contains("install ffmpeg")), "{:?}", said(2));
+        let limit = "cannot start ffmpeg for a.mp4: Too many open files (os error 24)";
+        assert_eq!(said(24), [limit, limit]);
+    }
 
     #[test]
     fn tail_joins_last_lines() {

@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 use super::atomic;
 use super::audio::Audio;
 use super::decode::as_file;
-use super::error::{Error, Result, tail};
+use super::error::{Error, Result, no_encoder, tail};
 use super::frames::Frames;
 use super::options::Mp4Options;
 use super::rate::FrameRate;
@@ -59,7 +59,7 @@ pub(super) fn encode(
 }
 
 fn temporary_wav(path: &Path, audio: &Audio) -> Result<NamedTempFile> {
-    let mut file = atomic::beside(path, ".wav")?;
+    let mut file = atomic::temporary_next_to(path, ".wav")?;
     file.write_all(&wav_bytes(audio, WavFormat::Float32)?).map_err(Error::io("write the sound of", path))?;
     Ok(file)
 }
@@ -114,7 +114,7 @@ impl FrameSink {
         command.args(["-movflags", "+faststart", "-f", "mp4"]).arg(target);
         tracing::debug!(?command, "ffmpeg");
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = piped.spawn().map_err(not_started)?;
+        let mut child = piped.spawn().map_err(no_encoder(path))?;
         let stderr = child.stderr.take();
         let said = std::thread::spawn(move || {
             let mut said = Vec::new();
@@ -159,10 +159,6 @@ impl Drop for FrameSink {
     }
 }
 
-fn not_started(e: std::io::Error) -> Error {
-    Error::FfmpegMissing { reason: format!("the process cannot be started: {e}") }
-}
-
 /// Copies the video track of `source` without re-encoding into `target`, an empty file in the folder of `path`. `audio`
 /// becomes the sound.
 pub(super) fn copy_frames(
@@ -194,7 +190,7 @@ pub(super) fn copy_with_sound(
     let map = format!("0:{track}");
     command.args(["-map", &map, "-map", "1:a:0", "-c:v", "copy", "-c:a", "aac", "-b:a"]);
     command.arg(options.audio_bitrate.to_string()).args(["-movflags", "+faststart", "-f", "mp4"]).arg(target);
-    let output = command.stdin(Stdio::null()).output().map_err(not_started)?;
+    let output = command.stdin(Stdio::null()).output().map_err(no_encoder(path))?;
     if output.status.success() {
         return Ok(());
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use super::error::{Error, Result};
+use super::error::{Error, Result, check_rereadable};
 use super::png::png_paths;
 
 /// Returns the SHA-256 (hex) of a file's bytes; for a folder, of its PNG files concatenated in name order.
@@ -14,6 +14,7 @@ use super::png::png_paths;
 /// # Errors
 /// Returns an error if a file cannot be read or the folder contains no PNG files.
 pub fn sha256_of(path: &Path) -> Result<String> {
+    check_rereadable(path)?;
     let files = if path.is_dir() { png_paths(path)? } else { vec![path.to_path_buf()] };
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 1 << 20];

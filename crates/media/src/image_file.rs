@@ -9,7 +9,7 @@ use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader, ImageResult, Limits};
 use ndarray::Array5;
 
-use super::error::{Error, Result};
+use super::error::{Error, Result, check_rereadable};
 use super::frames::Frames;
 use super::image_facts::Facts;
 use super::image_ffmpeg::{check_jpeg, read_by_ffmpeg};
@@ -52,6 +52,7 @@ pub fn read_image_limited(path: &Path, most_pixels: u64) -> Result<Frames> {
 
 fn read_image_by(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Result<Frames> {
     let bad = |message: String| Error::Image { path: path.to_path_buf(), message };
+    check_rereadable(path)?;
     let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
     let kind = ImageKind::of(&bytes).ok_or_else(|| bad(UNKNOWN.into()))?;
     let facts = Facts::of(kind, &bytes);

@@ -86,10 +86,10 @@ impl LongMp4 {
         let encoder = choose(options)?;
         tracing::info!(path = %path.display(), %rate, "encoding with {encoder} during generation");
         let video = match encoder {
-            Encoder::Embedded => Video::Embedded(VideoStream::embedded(first, rate, options, Samples::beside(path)?)?),
+            Encoder::Embedded => Video::Embedded(VideoStream::embedded(first, rate, options, Samples::on_disk(path)?)?),
             Encoder::Ffmpeg(_) => by_ffmpeg(path, first, rate, options)?,
         };
-        let sound = SoundFile::beside(path, channels, sample_rate)?;
+        let sound = SoundFile::temporary_next_to(path, channels, sample_rate)?;
         let (path, options) = (path.into(), options.clone());
         Ok(LongMp4 { path, rate, options, video, sound, frames: 0, hash: Sha256::new(), last: None })
     }
@@ -213,9 +213,9 @@ impl LongMp4 {
         let target = match &self.video {
             Video::Encoded(Encoded::Embedded(video)) | Video::Part(video) => {
                 let (channels, rate) = (sound.channels(), sound.rate());
-                let samples = Samples::beside(path)?;
+                let samples = Samples::on_disk(path)?;
                 let audio = aac::encode_blocks(sound.blocks(len), channels, rate, options.audio_bitrate, samples)?;
-                let target = atomic::beside(path, ".part")?;
+                let target = atomic::temporary_next_to(path, ".part")?;
                 let mut out = BufWriter::new(target.as_file());
                 isobmff::write(&[video.track(), &audio], &mut out, Error::io("write", path))?;
                 out.flush().map_err(Error::io("write", path))?;
@@ -223,9 +223,9 @@ impl LongMp4 {
                 target
             }
             Video::Encoded(Encoded::Ffmpeg(video)) => {
-                let mut wav = atomic::beside(path, ".wav")?;
+                let mut wav = atomic::temporary_next_to(path, ".wav")?;
                 sound.write_wav_into(wav.as_file_mut(), path, len, WavFormat::Float32)?;
-                let target = atomic::beside(path, ".mp4")?;
+                let target = atomic::temporary_next_to(path, ".mp4")?;
                 ffmpeg::copy_with_sound(target.path(), path, video.path(), 0, wav.path(), options)?;
                 target
             }
@@ -238,7 +238,7 @@ impl LongMp4 {
 }
 
 fn by_ffmpeg(path: &Path, first: &Frames, rate: FrameRate, options: &Mp4Options) -> Result<Video> {
-    let target = atomic::beside(path, ".mp4")?;
+    let target = atomic::temporary_next_to(path, ".mp4")?;
     let mut sink = FrameSink::start(target.path(), path, first, rate, None, options)?;
     let (pieces, arrivals) = sync_channel::<Frames>(1);
     let work = move || {
@@ -246,7 +246,6 @@ fn by_ffmpeg(path: &Path, first: &Frames, rate: FrameRate, options: &Mp4Options)
         sink.finish().map(|()| target)
     };
     let thread = Builder::new().name("encode".into()).spawn(work);
-    let thread = thread
-        .map_err(|e| Error::FfmpegMissing { reason: format!("the thread that feeds ffmpeg cannot be started: {e}") })?;
+    let thread = thread.map_err(Error::io("start a thread to encode", path))?;
     Ok(Video::Ffmpeg { pieces, thread })
 }

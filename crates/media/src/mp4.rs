@@ -54,7 +54,7 @@ pub fn write_encoded_mp4(
     }
     match &encoder {
         Encoder::Ffmpeg(_) => {
-            let target = atomic::beside(path, ".mp4")?;
+            let target = atomic::temporary_next_to(path, ".mp4")?;
             failpoint::within("encode", atomic::name(path), || {
                 ffmpeg::encode(target.path(), path, frames, rate, audio.as_ref(), options)
             })?;
@@ -97,7 +97,7 @@ pub fn copy_video_with_audio(
         return Ok(false);
     }
     let audio = audio.fitted(FrameRate::from_f64(fps)?.samples(count, audio.rate()));
-    let target = atomic::beside(path, ".mp4")?;
+    let target = atomic::temporary_next_to(path, ".mp4")?;
     if let Err(error) = ffmpeg::copy_frames(target.path(), path, source, &audio, options) {
         tracing::warn!("re-encoding the frames, as the video stream cannot be copied: {error}");
         return Ok(false);

@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::bt601;
-use super::error::{Error, Result, tail};
+use super::error::{Error, Result, no_encoder, tail};
 use super::ffmpeg;
 use super::frames::Frames;
 use super::yuv::Planes;
@@ -188,11 +188,10 @@ fn energy(plane: &[u8], stride: usize, [top, left]: [usize; 2], size: usize) -> 
 
 /// Runs ffmpeg with `input` on stdin and returns its stdout.
 fn pipe(ffmpeg: &Path, path: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>> {
-    let start = |e: std::io::Error| Error::FfmpegMissing { reason: format!("the process cannot be started: {e}") };
     let mut command = Command::new(ffmpeg);
     command.args(["-hide_banner", "-loglevel", "error", "-nostdin"]).args(arguments);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(start)?;
+    let mut child = command.spawn().map_err(no_encoder(path))?;
     let stdin = child.stdin.take();
     let (sent, output) = std::thread::scope(|scope| {
         let sender = scope.spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(input)));

@@ -31,7 +31,7 @@ impl Samples {
     ///
     /// # Errors
     /// Returns an error if the folder cannot be written to.
-    pub(super) fn beside(path: &Path) -> Result<Self> {
+    pub(super) fn on_disk(path: &Path) -> Result<Self> {
         Ok(Samples { ends: Vec::new(), bytes: Bytes::File(unnamed(path)?) })
     }
 
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn file_storage_matches_memory_and_leaves_no_file() {
         let folder = tempfile::tempdir().unwrap();
-        for mut all in [Samples::in_memory(), Samples::beside(&folder.path().join("new/out.mp4")).unwrap()] {
+        for mut all in [Samples::in_memory(), Samples::on_disk(&folder.path().join("new/out.mp4")).unwrap()] {
             for sample in [&b"one"[..], b"", b"three"] {
                 all.push(sample).unwrap();
             }

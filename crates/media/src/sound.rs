@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::Path;
 
 use super::audio::Audio;
-use super::error::{Error, Result};
+use super::error::{Error, Result, check_rereadable};
 use super::sound_builtin::{Doubt, Reading, read_file};
 use super::sound_ffmpeg::{Failure, read_by_ffmpeg};
 use super::sound_part::{SoundPart, Wanted};
@@ -40,6 +40,7 @@ pub fn read_sound_from(path: &Path, ffmpeg: &Path, start: f64, end: Option<f64>)
 /// # Errors
 /// Fails for the same reasons as [`read_sound`].
 pub(super) fn read_part(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Result<Option<SoundPart>> {
+    check_rereadable(path)?;
     File::open(path).map_err(Error::io("read", path))?;
     let own = catch_silently(|| read_file(path, wanted));
     let unread = |reason: String| Error::Sound { path: path.to_path_buf(), reason };

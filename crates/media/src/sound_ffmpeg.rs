@@ -15,9 +15,6 @@ use super::sound_part::{Fault, SoundPart, Wanted};
 use super::track_times::{Listing, packet_start, sound_start};
 use ltx2_base::catch_panic::catch_silently;
 
-/// Maximum duration in seconds that ffmpeg decodes if the caller requests no end.
-const MAX_SECONDS: f64 = 3600.0;
-
 /// Why ffmpeg returned no audio.
 pub(super) enum Failure {
     /// ffmpeg cannot be started.
@@ -47,10 +44,12 @@ pub(super) fn read_by_ffmpeg(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Resu
     let zero = wanted.zero.unwrap_or_else(|| listing.zero());
     let first = first_sample(path, ffmpeg, wanted, &listing, zero);
     // ffmpeg's `-t` counts from the first packet, which may decode to no samples. The surplus is trimmed afterwards.
-    let limit = wanted.end.unwrap_or(MAX_SECONDS) + (zero - first.unwrap_or(zero)).max(0.0) + MAX_PRIMING;
-    let limit = limit.to_string();
+    // Without an end, the built-in reader of ffmpeg's output limits the samples and reports it.
+    let limit = wanted.end.map(|end| (end + (zero - first.unwrap_or(zero)).max(0.0) + MAX_PRIMING).to_string());
     let track = listing.sound.map_or("0:a:0".into(), |track| format!("0:{track}"));
-    let how = ["-map", &track, "-t", &limit, "-vn", "-f", "wav", "-c:a", "pcm_f32le"];
+    let limit = limit.iter().flat_map(|limit| ["-t", limit]);
+    let how: Vec<&str> =
+        ["-map", &track].into_iter().chain(limit).chain(["-vn", "-f", "wav", "-c:a", "pcm_f32le"]).collect();
     let timed = Wanted { zero: Some(0.0), ..wanted };
     let place = Place::Piped(Edit::starting_at(first.unwrap_or(zero) - zero));
     let read = |out| catch_silently(|| decode(Box::new(ReadOnlySource::new(out)), &Hint::new(), place, timed));

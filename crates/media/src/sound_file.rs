@@ -27,7 +27,7 @@ pub(super) struct SoundFile {
 
 impl SoundFile {
     /// Creates an empty store in the folder of the output file `path`.
-    pub(super) fn beside(path: &Path, channels: usize, rate: u32) -> Result<Self> {
+    pub(super) fn temporary_next_to(path: &Path, channels: usize, rate: u32) -> Result<Self> {
         let channels = (0..channels).map(|_| unnamed(path)).collect::<Result<_>>()?;
         Ok(SoundFile { path: path.into(), rate, channels, len: 0 })
     }
@@ -86,7 +86,7 @@ impl SoundFile {
 
     /// Writes `len` samples per channel to a WAV file, atomically. If `replace` is false, an existing file is an error.
     pub(super) fn write_wav(&self, path: &Path, len: usize, format: WavFormat, replace: bool) -> Result<()> {
-        let mut file = atomic::beside(path, ".wav")?;
+        let mut file = atomic::temporary_next_to(path, ".wav")?;
         self.write_wav_into(file.as_file_mut(), path, len, format)?;
         atomic::persist(file, path, replace)
     }
@@ -117,7 +117,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.mp4");
         let whole = Array2::from_shape_fn((2, BLOCK + 777), |(c, n)| ((n * 7 + c) as f32 * 0.01).sin());
-        let mut sound = SoundFile::beside(&path, 2, 24000).unwrap();
+        let mut sound = SoundFile::temporary_next_to(&path, 2, 24000).unwrap();
         for piece in whole.axis_chunks_iter(ndarray::Axis(1), 5000) {
             sound.push(&piece.to_owned()).unwrap();
         }

@@ -1,5 +1,6 @@
 //! Encodes a video while its later frames are still being generated.
 
+use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
@@ -49,8 +50,8 @@ impl VideoStream {
         let track = TrackBuilder::new(encoder, samples);
         let (pieces, arrivals) = sync_channel(1);
         let thread = Builder::new().name("encode".into()).spawn(move || encode(track, &arrivals));
-        let failed = |e: std::io::Error| Error::Embedded { codec: "H.264", message: e.to_string() };
-        Ok(VideoStream { pieces, thread: thread.map_err(failed)? })
+        let thread = thread.map_err(Error::io("start a thread to encode", Path::new("the video")))?;
+        Ok(VideoStream { pieces, thread })
     }
 
     /// Adds frames. Returns whether the encoder is still running; if it is not, [`VideoStream::finish`] returns its

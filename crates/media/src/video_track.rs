@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::decode::{as_file, plain};
-use super::error::{Error, Result, tail};
+use super::error::{Error, Result, no_decoder, tail};
 
 /// Start of a track's line in ffmpeg's report.
 const TRACK: &str = "Stream #0:";
@@ -57,7 +57,7 @@ impl VideoTrack {
             .stdout(Stdio::null());
         // Without an output file, ffmpeg prints the list and exits with an error.
         let output = command.output();
-        let output = output.map_err(|e| Error::NoDecoder { path: path.to_path_buf(), reason: e.to_string() })?;
+        let output = output.map_err(no_decoder(path))?;
         let list = String::from_utf8_lossy(&output.stderr);
         if list.lines().any(|line| line.trim_start().starts_with(TRACK)) {
             return Ok(Self::choose(&list));
