@@ -110,6 +110,7 @@ pub fn try_plugins() {
 /// Runs the subcommand of the command line.
 pub fn run(cli: &Cli) -> anyhow::Result<()> {
     timeline::begin();
+    signals::end_at_once();
     // The other commands install signal handlers later: they set libtpu's environment variables first, before any
     // thread starts.
     if matches!(
@@ -222,10 +223,13 @@ pub fn one_line(error: &anyhow::Error) -> String {
     crate::pipeline::one_line(error.as_ref())
 }
 
-/// Checks the output file of a flag before the work starts: it must not exist without `force`, must have one of the
-/// `endings` (if any are listed), and must be writable.
+/// Checks the output file of a flag before the work starts: it must not be `-`, must not exist without `force`, must have
+/// one of the `endings` (if any are listed), and must be writable.
 pub(crate) fn check_output_file(flag: &str, path: Option<&Path>, endings: &[&str], force: bool) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
+    if path.as_os_str() == "-" {
+        return Err(UsageError(format!("{flag}: stdout is not supported; give the path of a file")).into());
+    }
     if Destination::is_taken(path) && !force {
         let why = format!("{flag}: {} exists; overwrite it with --force, or choose another file", path.display());
         return Err(UsageError(why).into());

@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::tell;
 use crate::interrupts::{self, Reply};
-use crate::pjrt::end_process;
+use crate::pjrt::{end_on_signals, end_process, stop_ending_on_signals};
 use crate::temporaries;
 
 /// Exit code of an interrupted command.
@@ -34,6 +34,7 @@ pub(super) fn listen(hangup: bool, on_signal: impl Fn(Heard) + Send + 'static) -
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hung_up = if hangup { Some(signal(SignalKind::hangup())?) } else { None };
     drop(listening);
+    stop_ending_on_signals();
     let listen = async move {
         loop {
             let hangup = async {
@@ -52,6 +53,13 @@ pub(super) fn listen(hangup: bool, on_signal: impl Fn(Heard) + Send + 'static) -
     };
     Builder::new().name("signals".into()).spawn(move || runtime.block_on(listen))?;
     Ok(())
+}
+
+/// Makes SIGINT and SIGTERM end this command with exit code 130 at once, until [`listen`]. Starts no thread.
+pub(super) fn end_at_once() {
+    if let Err(e) = end_on_signals("error: interrupted before the start; nothing was written\n", INTERRUPTED.into()) {
+        tracing::warn!("cannot handle SIGINT and SIGTERM yet: {e}");
+    }
 }
 
 /// Makes SIGINT and SIGTERM end this command with exit code 130, immediately or after the pending results are saved.

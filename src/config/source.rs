@@ -9,6 +9,7 @@ use super::presets::is_shipped;
 use super::schema::Config;
 use super::sidecar;
 use super::tree::Tree;
+use crate::failpoint;
 use crate::media::{ClipInfo, probe_clip};
 
 /// Duration of the longest clips that the models were trained on, in seconds. Time positions are fractions of this
@@ -32,6 +33,7 @@ pub(super) fn take(merged: &mut Tree, config: &Config, has_seconds: bool) -> Res
     let (Some(path), true) = (config.request.video.clone(), config.pipeline.takes_video()) else {
         return Ok(clears_negative);
     };
+    failpoint::reach("probe", "video");
     let info = probe_clip(Path::new(&path), Path::new("ffmpeg")).map_err(ConfigError::Video)?;
     let origin = ValueOrigin::Video(path);
     for (key, value) in [("request.width", info.width), ("request.height", info.height)] {

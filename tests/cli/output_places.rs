@@ -163,6 +163,7 @@ fn wrong_file_extensions_are_rejected_before_loading() {
             &["--dump", "d.npz", "--num-videos", "2", "-o", "clips"],
             "--dump: d.npz: tensors are written as safetensors".into(),
         ),
+        (&["--perf-json", "-"], "--perf-json: stdout is not supported; give the path of a file".into()),
         (&["--perf-json", "p.csv"], "--perf-json: p.csv: times are written as JSON; use the extension .json".into()),
     ] {
         let said = error(2, &mut folder.ltx2(&[&generate[..], more].concat()));

@@ -3,8 +3,14 @@
 
 use std::ffi::c_int;
 use std::io::{self, Read, Write};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
+
+use signal_hook_registry::SigId;
+
+/// Signals that ask a process to end: that of Ctrl-C, and the one that `kill` sends.
+const END: [c_int; 2] = [2, 15];
 
 /// Signal that `abort` raises.
 const SIGABRT: c_int = 6;
@@ -15,8 +21,12 @@ const SIGXFSZ: c_int = 25;
 /// `SIG_IGN`: the handler that ignores the signal.
 const IGNORED: usize = 1;
 
+/// Handlers of [`end_on_signals`].
+static ENDING: Mutex<Vec<SigId>> = Mutex::new(Vec::new());
+
 unsafe extern "C" {
     fn _exit(code: c_int) -> !;
+    fn write(file: c_int, bytes: *const u8, count: usize) -> isize;
     fn signal(number: c_int, handler: usize) -> usize;
 }
 
@@ -32,6 +42,35 @@ pub fn end_process(code: i32) -> ! {
 pub fn report_file_limits() {
     // SAFETY: a valid signal number and `SIG_IGN`; no handler is called.
     unsafe { signal(SIGXFSZ, IGNORED) };
+}
+
+/// Makes SIGINT and SIGTERM write `words` to stderr and end the process with `code`, until [`stop_ending_on_signals`].
+/// Needs no thread, so environment variables may still be set.
+///
+/// # Errors
+/// Returns an error if a handler cannot be installed.
+pub fn end_on_signals(words: &'static str, code: i32) -> io::Result<()> {
+    for signal in END {
+        let handler = move || {
+            // SAFETY: `words` is a static string; `write` and `_exit` are async-signal-safe.
+            unsafe {
+                write(2, words.as_ptr(), words.len());
+                _exit(code)
+            }
+        };
+        // SAFETY: as above; the handler takes no lock and does not allocate.
+        let id = unsafe { signal_hook_registry::register(signal, handler) }?;
+        ENDING.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+    }
+    Ok(())
+}
+
+/// Removes the handlers of [`end_on_signals`]; those that were installed since stay.
+pub fn stop_ending_on_signals() {
+    let handlers = std::mem::take(&mut *ENDING.lock().unwrap_or_else(PoisonError::into_inner));
+    for id in handlers {
+        signal_hook_registry::unregister(id);
+    }
 }
 
 /// Runs `words` when C code aborts this process, and then exits with code 1. `words` runs on a separate thread while

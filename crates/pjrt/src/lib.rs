@@ -36,7 +36,7 @@ pub use device::{Device, DeviceDescription, DeviceMemory};
 pub use error::{Code, Error, Result, with_sources};
 pub use event::Event;
 pub use executable::{CompiledMemory, Executable, ExecuteOptions, LoadedExecutable, OptimizedProgram};
-pub use exit::{end_process, on_abort, report_file_limits};
+pub use exit::{end_on_signals, end_process, on_abort, report_file_limits, stop_ending_on_signals};
 pub use heap::limit_heaps;
 pub use host::{HostBuffer, HostUse, SharedBytes, SharedHostBuffer};
 pub use kv::{KvError, KvStore, Node};

@@ -142,6 +142,7 @@ fn check_format(Output { key, path }: &Output) -> Result<()> {
     let fail = |why: String| Err(PipelineError::Usage(format!("{key}: {why}")));
     let check = |written: &str, ending: &str| check_ending(path, written, &[ending]).or_else(fail);
     match *key {
+        "--perf-json" if path.as_os_str() == "-" => fail("stdout is not supported; give the path of a file".into()),
         "output.save_audio" => check("sound is written as WAV", "wav"),
         "--dump" => check("tensors are written as safetensors", "safetensors"),
         "--perf-json" if path.extension().is_some() => check("times are written as JSON", "json"),
