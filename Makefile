@@ -48,7 +48,8 @@ reliability:
 SHARDS := 60
 SHARD ?= $(shell expr $$(date +%s) / 86400 % $(SHARDS))/$(SHARDS)
 mutants: debug
-	LTX2_REQUIRE=cpu cargo mutants --in-place --no-shuffle --shard $(SHARD) --output target -- --locked --lib --test host --test it
+	LTX2_REQUIRE=cpu cargo mutants --workspace --in-place --no-shuffle --shard $(SHARD) --output target \
+		-- --locked --lib --test host --test it -- --skip structure:: --skip circles::
 
 # All held-out prompts of the toy model; `make test` has some of them.
 test-nano: plugin-cpu
@@ -92,7 +93,7 @@ sanitize-leaks:
 # Runtime and server under ThreadSanitizer (needs rust-src), without a plugin and without tests that judge time or memory.
 TIMED := $(addprefix --skip ,load:: request_overhead_is_small slow_clients within_two_seconds)
 sanitize-threads:
-	for part in "--lib runtime::" "--test serve -- $(TIMED)"; do \
+	for part in "-p ltx2-runtime --lib" "--test serve -- $(TIMED)"; do \
 		RUSTFLAGS=-Zsanitizer=thread LTX2_PJRT_PLUGIN=/nowhere/cpu.so TSAN_OPTIONS=suppressions=$(CURDIR)/scripts/tests/threads.supp \
 			cargo +nightly test -Zbuild-std $(SANITIZED) $$part || exit 1; \
 	done

@@ -11,6 +11,6 @@ chmod 755 "$root"
 trap 'rm -rf --one-file-system "$root"' EXIT
 debootstrap --variant=minbase "$release" "$root" "$mirror"
 cp /etc/resolv.conf "$root/etc/resolv.conf"
-# A mount namespace of its own: what is mounted ends with it.
+# In a private mount namespace, so that its mounts end with the process.
 unshare --mount --propagation private bash -ec \
     'mount -t proc proc "$1/proc"; exec python3 container/steps.py "$2" --binary "$3" --debian "$1"' _ "$root" "$target" "$binary"

@@ -277,7 +277,7 @@ def main():
             if name != stage:
                 system = arguments.debian or "not here: the system is this machine's"
                 print(f"-- {name}, FROM {stages()[name][0]} ({system})")
-                # A stage goes on where its base was; the build stage is nobody's base.
+                # A stage continues in its base's folder; the build stage is not a base.
                 folder.at, stage = folder.root if stages()[name][0] not in stages() else folder.at, name
             (build if name == "build" else folder).do(word, text)
         assert folder.said["USER"] == ["ltx2"], "the image's user has to have no rights"

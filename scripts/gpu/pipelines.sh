@@ -42,7 +42,7 @@ row step_sequence 4 "${step[@]}" --layout sequence --mesh cfg=2,context=2
 row step_cfg_ulysses 4 "${step[@]}" --layout cfg-ulysses --mesh cfg=2,context=2
 row step_hybrid 4 "${step[@]}" --layout hybrid --mesh context=4
 row step_tensor 4 "${step[@]}" --layout tensor --mesh cfg=2,tensor=2
-# Pairs of techniques: benchmarks/gpu.md. `ltx2 compile --target cuda:h200:1x1x2` shows their collectives.
+# Pairs of techniques: benchmarks/ablations.md. `ltx2 compile --target cuda:h200:1x1x2` shows their collectives.
 row ffn_gathered 2 "${step[@]}" --layout tensor-gathered-ffn --mesh tensor=2
 row ffn_reduced 2 "${step[@]}" --layout tensor --mesh tensor=2
 row rope_gathered 2 "${step[@]}" --layout rope-gathered --mesh context=2

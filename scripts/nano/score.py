@@ -175,6 +175,8 @@ def sources(folder):
 
 @torch.no_grad()
 def main():
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
     model, count = sys.argv[1], int((sys.argv[2:] or [96])[0])
     scenes = held_out_scenes(count)
     for name, clips in sources(model).items():

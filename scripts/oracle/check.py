@@ -59,10 +59,14 @@ def compare(actual, expected, distances, rows=...):
     """Prints a line per output; returns whether all are within their limits."""
     verdicts = []
     for name, reference in expected.items():
+        if name not in actual:
+            print(f"  {name}: missing, the file has {', '.join(sorted(actual))}")
+            verdicts.append(False)
+            continue
         if isinstance(reference, dict):
             # The encoder may return the stack or the projection, which differ in the last axis.
             reference = reference["projected" if reference["projected"].shape == actual[name].shape else "prompt_embeds"]
-        shape, own = list(actual[name].shape) if name in actual else None, distances.get(name)
+        shape, own = list(actual[name].shape), distances.get(name)
         verdicts.append(shape == list(reference.shape))
         if not verdicts[-1]:
             print(f"  {name}: shape {shape}, the reference has {list(reference.shape)}")

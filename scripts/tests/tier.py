@@ -1,4 +1,4 @@
-"""Runs a tier of tests: every step to its end, whatever fails before it, and one line at the end that says all.
+"""Runs all steps of a test tier, even if one fails, and prints a summary.
 
     python3 scripts/tests/tier.py lint | check | test | test-tpu | test-cuda | test-gpu | test-full
     python3 scripts/tests/tier.py slowest         of the last `make test`, the table of benchmarks/tests.md
@@ -76,7 +76,7 @@ BUILD_HOST = shell("build", "cargo test --locked --no-run --test host")
 TIERS = {
     "lint": ("", LINT),
     "check": ("", [*LINT, *UNIT]),
-    "test": ("cpu", [FETCH, BUILD, plugin("cpu"), *UNIT, threads("it", 2), threads("cli", 2), threads("serve", 2)]),
+    "test": ("cpu", [FETCH, BUILD, plugin("cpu"), *UNIT, threads("it", 3), threads("cli", 4), threads("serve", 3)]),
     "test-tpu": ("cpu,tpu", [FETCH, BUILD_HOST, plugin("cpu"), plugin("tpu"), tests("tpu")]),
     "test-cuda": ("cpu,cuda", [FETCH, BUILD_HOST, plugin("cpu"), plugin("cuda"), tests("cuda")]),
     "test-gpu": ("cpu,cuda,gpu", [
@@ -196,7 +196,7 @@ def main():
     minutes = (time.time() - begun) / 60
     print(f"{minutes:.1f} min, {network / 60:.1f} of them network")
     if tier in MOST_MINUTES:
-        # Said, not a failure: a busy machine takes longer.
+        # Printed, not a failure: a busy machine takes longer.
         print(f"{tier}: {minutes - network / 60:.1f} of {MOST_MINUTES[tier]} minutes")
     for failure in failures:
         print(f"FAILED: {failure}")
