@@ -106,3 +106,21 @@ fn check_ranks_layouts_without_target_plugin() {
         assert!(line.starts_with(&format!("layout auto: for {devices}: ")) && line.contains(" ms a step"), "{line}");
     }
 }
+
+/// The layout is a shipped one without the rule for video tokens.
+#[needs(nothing)]
+fn check_names_the_rule_that_a_layout_lacks() {
+    let shipped = std::fs::read_to_string("shardings/ulysses.yml").expect("a layout");
+    let rule = "  video_sequence: [context]\n";
+    assert!(shipped.contains(rule));
+    let file = tempfile::NamedTempFile::with_suffix(".yml").expect("a file");
+    std::fs::write(file.path(), shipped.replace(rule, "")).expect("written");
+    for target in ["cuda:h100:1x1x4", "tpu:v5p:2x2x1"] {
+        let mut command = support::ltx2();
+        command.args(["check", "assets/nano", "-c", "nano", "--target", target, "--json", "--mesh", "context=4"]);
+        let out = command.arg("--layout").arg(file.path()).env("LTX2_PJRT_PLUGIN", "/nowhere/plugin.so").output();
+        let printed = out.expect("the binary runs").stdout;
+        let lacking = serde_json::from_slice::<Value>(&printed).expect("JSON")["layouts"]["lacking"].to_string();
+        assert!(lacking.contains("`rules: video_sequence: [context]`"), "{target}: {lacking}");
+    }
+}

@@ -6,7 +6,7 @@ use std::process::Output;
 
 use crate::support::drawn::{distilled_2_5, with_diffusion_decoder};
 use crate::support::single_file::{TINY, TINY_2_5, combined_parts, header_2_5, write};
-use crate::support::{self, QUICK, full, needs};
+use crate::support::{self, QUICK, needs};
 use ltx2::weights::{Component, ModelSource, Overrides};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -200,9 +200,8 @@ fn gemma_3_text_encoder_is_rejected() {
     }
 }
 
-/// Runs every preset on a random model, both passes of two-stage presets, each with the preset's sampler. Only the
-/// distilled preset runs outside the full test.
-#[needs(cpu)]
+/// Runs every preset on a random model, both passes of two-stage presets, each with the preset's sampler.
+#[needs(cpu, full)]
 fn every_preset_runs() {
     let dir = TempDir::new().expect("a folder");
     let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
@@ -221,7 +220,7 @@ fn every_preset_runs() {
         ("ltx2_5_hq", "hq", "res_2s", Some(Value::Null)),
         ("ltx2_5_dfr", "dfr", "euler", Some(Value::Null)),
     ];
-    for (preset, pipeline, first, second) in presets.into_iter().filter(|preset| full() || preset.1 == "distilled") {
+    for (preset, pipeline, first, second) in presets {
         let out = path(&format!("{preset}.mp4"));
         let mut set = [&[&model[..], "request.num_frames=9"], &SMALL[..]].concat();
         set.extend((!matches!(pipeline, "distilled" | "dfr")).then_some("sampler.steps=2"));
@@ -242,9 +241,6 @@ fn every_preset_runs() {
             assert_eq!(config["two_stage"]["sampler"], second, "{preset}");
         }
         seen.push(sidecar["sha256"].to_string());
-    }
-    if !full() {
-        return;
     }
     assert_eq!(seen.len(), 6);
     assert_eq!(seen[0], seen[1], "of the same sizes the small model's own preset is LTX-2.5's");

@@ -284,6 +284,7 @@ fn yaml_keys_in_messages_exist() {
     assert!(["model", "request", "guidance", "serve"].iter().all(|section| sections.contains(section)), "{sections:?}");
     let mut files = Vec::new();
     sources(Path::new("src"), &mut files);
+    sources(Path::new("crates"), &mut files);
     let (mut faults, mut seen) = (Vec::new(), 0);
     for path in &files {
         for text in literals(path) {
