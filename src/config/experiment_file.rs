@@ -46,17 +46,17 @@ pub fn read_experiment(path: &Path) -> Result<Experiment, ConfigError> {
 
 /// Replaces names of files that exist in `folder` by paths that start with `folder`.
 fn from_folder(file: &mut Experiment, folder: &Path) {
-    let beside = |name: &mut String| {
+    let resolve = |name: &mut String| {
         if folder.join(name.as_str()).is_file() {
             *name = paths::join(folder, name);
         }
     };
-    beside(&mut file.config);
-    file.configs.iter_mut().chain(&mut file.layouts).for_each(beside);
-    file.slices.0.iter_mut().map(|(name, _)| name).for_each(beside);
+    resolve(&mut file.config);
+    file.configs.iter_mut().chain(&mut file.layouts).for_each(resolve);
+    file.slices.0.iter_mut().map(|(name, _)| name).for_each(resolve);
     for Cases { config, slice, layout, .. } in file.include.iter_mut().chain(&mut file.exclude) {
         let named = [config, slice, layout].into_iter().flatten();
-        named.flat_map(OneOrMany::as_mut_slice).for_each(beside);
+        named.flat_map(OneOrMany::as_mut_slice).for_each(resolve);
     }
 }
 

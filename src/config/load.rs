@@ -240,10 +240,10 @@ fn read_chain(
     match parent {
         None => Ok(()),
         Some((parent, line)) => {
-            let beside = PathBuf::from(paths::join(&folder, &parent));
+            let sibling = PathBuf::from(paths::join(&folder, &parent));
             // A name that is not a file next to this one refers to a shipped configuration.
-            let shipped = !beside.exists() && presets::shipped_config(&parent).is_some();
-            let target = if shipped { PathBuf::from(parent) } else { beside };
+            let shipped = !sibling.exists() && presets::shipped_config(&parent).is_some();
+            let target = if shipped { PathBuf::from(parent) } else { sibling };
             read_chain(&target, Some(format!("{label}:{line}")), seen, out, found)
         }
     }

@@ -108,7 +108,7 @@ pub enum Placement {
         span: Span,
     },
     /// Tokens appended to the video, with the positions of a reference video's grid; dropped after denoising.
-    Beside(ReferenceGrid),
+    AtReference(ReferenceGrid),
     /// Tokens of the stream that are completely inside a time span; the content is as long as the stream.
     Span {
         /// Start in seconds.
@@ -216,7 +216,7 @@ impl Condition {
         };
         let frames = config::encoded_frames(given.frames.unwrap_or(1), step);
         let grid = ReferenceGrid { frames, downscale, step, attention: given.attention_strength as f32 };
-        Condition { content, placement: Placement::Beside(grid), strength: given.strength as f32 }
+        Condition { content, placement: Placement::AtReference(grid), strength: given.strength as f32 }
     }
 
     fn kept(content: Content, placement: Placement) -> Self {
@@ -280,7 +280,7 @@ impl Condition {
             | Placement::Second
             | Placement::Whole
             | Placement::Outside { .. }
-            | Placement::Beside(_)
+            | Placement::AtReference(_)
             | Placement::Span { .. } => None,
         }
     }
@@ -288,7 +288,7 @@ impl Condition {
     /// Returns the grid of a reference video; `None` for other placements.
     pub fn reference_grid(&self) -> Option<&ReferenceGrid> {
         match &self.placement {
-            Placement::Beside(grid) => Some(grid),
+            Placement::AtReference(grid) => Some(grid),
             _ => None,
         }
     }
@@ -298,7 +298,7 @@ impl Condition {
     pub(crate) fn appended(&self, own: &VideoShape, step: usize) -> Option<VideoShape> {
         match &self.placement {
             Placement::Appended { .. } => Some(VideoShape { frames: 1, ..*own }),
-            Placement::Beside(grid) => Some(VideoShape {
+            Placement::AtReference(grid) => Some(VideoShape {
                 frames: (grid.frames - 1) / step + 1,
                 height: own.height / grid.downscale,
                 width: own.width / grid.downscale,
@@ -380,8 +380,8 @@ fn given_video(config: &Config, frames: usize) -> Av<Option<Condition>> {
     match (config.pipeline, &r.retake, &r.extend) {
         (Pipeline::Retake, Some(span), _) => {
             let outside = Placement::Outside { start: span.from, end: span.to.unwrap_or(f64::INFINITY) };
-            let anew = Av { video: span.video, audio: span.audio };
-            let placement = anew.map(|anew| if anew { outside } else { Placement::Whole });
+            let regenerated = Av { video: span.video, audio: span.audio };
+            let placement = regenerated.map(|regenerated| if regenerated { outside } else { Placement::Whole });
             Condition::given(frames, placement).map(Some)
         }
         (Pipeline::VideoToAudio, ..) => {

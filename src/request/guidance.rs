@@ -62,9 +62,8 @@ pub(super) fn roles(config: &Config) -> Av<StreamRole> {
     match (config.pipeline, &config.request.retake) {
         (Pipeline::VideoToAudio, _) => Av { video: given, audio },
         (Pipeline::TextToAudio, _) => Av { video: StreamRole::Absent, audio },
-        (Pipeline::Retake, Some(span)) => {
-            Av { video: span.video, audio: span.audio }.map(|anew| if anew { StreamRole::Denoised } else { given })
-        }
+        (Pipeline::Retake, Some(span)) => Av { video: span.video, audio: span.audio }
+            .map(|regenerated| if regenerated { StreamRole::Denoised } else { given }),
         _ => Av { video: StreamRole::Denoised, audio },
     }
 }

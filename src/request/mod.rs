@@ -260,7 +260,8 @@ impl Request {
     /// has no video conditions; audio noise, if a condition appends video tokens or the pass starts from latents.
     pub fn draws_tokens(&self, refines: bool) -> Av<bool> {
         let video = &self.conditions.video;
-        let appends = video.iter().any(|c| matches!(c.placement, Placement::Appended { .. } | Placement::Beside(_)));
+        let appends =
+            video.iter().any(|c| matches!(c.placement, Placement::Appended { .. } | Placement::AtReference(_)));
         match self.noise_order {
             NoiseOrder::Latents => Av::both(false),
             NoiseOrder::Diffusers => Av { video: appends || (refines && video.is_empty()), audio: appends || refines },

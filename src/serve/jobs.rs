@@ -238,7 +238,7 @@ impl Jobs {
 
     /// Waits until no other thread is changing the job's state, then marks the job as busy. Returns false if the job
     /// does not exist.
-    fn claim<'a>(&'a self, mut index: MutexGuard<'a, Index>, id: &VideoId) -> (MutexGuard<'a, Index>, bool) {
+    fn reserve<'a>(&'a self, mut index: MutexGuard<'a, Index>, id: &VideoId) -> (MutexGuard<'a, Index>, bool) {
         loop {
             match index.jobs.get_mut(id) {
                 None => return (index, false),
@@ -251,7 +251,7 @@ impl Jobs {
         }
     }
 
-    /// Ends the exclusive access that [`Jobs::claim`] granted, publishes the new state, if any, and notifies watchers.
+    /// Ends the exclusive access that [`Jobs::reserve`] granted, publishes the new state, if any, and notifies watchers.
     fn settle(&self, index: &mut Index, id: &VideoId, record: Option<Record>) {
         if let Some(entry) = index.jobs.get_mut(id) {
             entry.is_busy = false;

@@ -53,7 +53,7 @@ impl Worker {
     /// # Errors
     /// Returns an error if a thread cannot be started.
     pub fn start(jobs: &Arc<Jobs>, factory: Factory, warm: Vec<Order>) -> std::io::Result<Worker> {
-        let (status, told) = watch::channel(Status::Starting);
+        let (status, published) = watch::channel(Status::Starting);
         let status = Arc::new(status);
         let (sender, receiver) = sync_channel(1);
         let device = {
@@ -71,7 +71,7 @@ impl Worker {
         let named = |name: &str| std::thread::Builder::new().name(name.into());
         let threads =
             vec![named("device").spawn(device)?, named("finisher").spawn(finisher)?, named("sweeper").spawn(sweeper)?];
-        Ok(Worker { status: told, threads })
+        Ok(Worker { status: published, threads })
     }
 
     /// Returns a receiver that is notified when the status changes.

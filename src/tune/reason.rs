@@ -154,21 +154,21 @@ mod tests {
         );
         let all = [weight.clone(), tokens.clone()];
         let gather = collective(CollectiveKind::AllGather, "blocks/ff/proj");
-        let told = |c: &Collective, p: Option<&Placement>| reason(c, p, &all, &[]).to_string();
+        let text = |c: &Collective, p: Option<&Placement>| reason(c, p, &all, &[]).to_string();
         assert_eq!(
-            told(&gather, Some(&weight)),
+            text(&gather, Some(&weight)),
             "sharding mismatch: the weight is sharded over context along embed, its operand (t.blocks/ff) along \
              video_sequence"
         );
         let sum = collective(CollectiveKind::AllReduce, "blocks/ff/proj");
-        assert_eq!(told(&sum, Some(&weight)), "contracting dimension sharded: a matmul reduces over embed");
+        assert_eq!(text(&sum, Some(&weight)), "contracting dimension sharded: a matmul reduces over embed");
         let stored = Placement { role: Role::Stored, ..weight.clone() };
         assert_eq!(reason(&gather, Some(&stored), &all, &[]), Reason::FsdpSharded);
         assert_eq!(
             reason(&collective(CollectiveKind::AllGather, "blocks/attn1/sdpa"), Some(&tokens), &all, &[]),
             Reason::ContextParallel
         );
-        assert_eq!(told(&gather, Some(&tokens)), "the next operation requires video_sequence replicated");
+        assert_eq!(text(&gather, Some(&tokens)), "the next operation requires video_sequence replicated");
         assert_eq!(reason(&sum, Some(&tokens), &all, &[]), Reason::Reduction);
         assert_eq!(reason(&gather, None, &all, &[]), Reason::Unknown);
         let notes = ["tensor 't.blocks/ff' does not divide".to_string()];

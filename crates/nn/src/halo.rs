@@ -123,7 +123,7 @@ pub struct SpatialShards {
 }
 
 impl SpatialShards {
-    /// Returns the same shards for a video with channels as the last dimension.
+    /// Returns these shards for the same video with channels last: each axis moves down by one.
     pub fn channels_last(&self) -> Self {
         SpatialShards { dims: self.dims.iter().map(|dim| ShardedDim { axis: dim.axis - 1, ..dim.clone() }).collect() }
     }

@@ -45,4 +45,4 @@ pub use param::{Init, Role, Source};
 pub use param::{Param, Placement};
 pub use params::{Params, PartView};
 pub use quantized::largest;
-pub use sharded_video::ShardedVideo;
+pub use sharded_video::{ShardedOperand, ShardedVideo};

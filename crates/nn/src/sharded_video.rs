@@ -20,7 +20,7 @@ pub struct ShardedVideo {
 }
 
 /// An additional operand of the network, with its logical axes.
-pub struct Beside<'a> {
+pub struct ShardedOperand<'a> {
     value: &'a Value,
     axes: Vec<Axis>,
 }
@@ -57,8 +57,8 @@ impl ShardedVideo {
     }
 
     /// Wraps `value`, which is replicated on all devices, as an additional operand of [`Self::run_with`].
-    pub fn replicated(value: &Value) -> Beside<'_> {
-        Beside { value, axes: vec![Axis::Replicated; value.rank()] }
+    pub fn replicated(value: &Value) -> ShardedOperand<'_> {
+        ShardedOperand { value, axes: vec![Axis::Replicated; value.rank()] }
     }
 
     /// Declares the program input `[b, channels, frames, height, width]`, padded with zeros to the sharded size, and
@@ -68,8 +68,8 @@ impl ShardedVideo {
     }
 
     /// Wraps `value`, another video with the same sharding, as an additional operand of [`Self::run_with`].
-    pub fn beside<'a>(&self, value: &'a Value) -> Beside<'a> {
-        Beside { value, axes: self.axes.to_vec() }
+    pub fn operand<'a>(&self, value: &'a Value) -> ShardedOperand<'a> {
+        ShardedOperand { value, axes: self.axes.to_vec() }
     }
 
     /// Runs `body` on each device's block of `video` and the matching batch entries of `rows [b, …]`; `body` returns
@@ -82,8 +82,9 @@ impl ShardedVideo {
         body: impl FnOnce(SpatialShards, &Value, Option<&Value>) -> Value,
     ) -> Value {
         let axes = |v: &Value| [vec![Axis::Batch], vec![Axis::Replicated; v.rank().saturating_sub(1)]].concat();
-        let beside: Vec<Beside> = rows.map(|value| Beside { value, axes: axes(value) }).into_iter().collect();
-        self.run_with(p, video, &beside, |shards, video, beside| body(shards, video, beside.first()))
+        let operands: Vec<ShardedOperand> =
+            rows.map(|value| ShardedOperand { value, axes: axes(value) }).into_iter().collect();
+        self.run_with(p, video, &operands, |shards, video, operands| body(shards, video, operands.first()))
     }
 
     /// Like [`Self::run`], but with any number of additional operands.
@@ -91,7 +92,7 @@ impl ShardedVideo {
         &self,
         p: &Params,
         video: &Value,
-        beside: &[Beside],
+        operands: &[ShardedOperand],
         body: impl FnOnce(SpatialShards, &Value, &[Value]) -> Value,
     ) -> Value {
         let layout = p.layout();
@@ -99,8 +100,8 @@ impl ShardedVideo {
         let dims: Vec<usize> =
             SPATIAL_DIMS.into_iter().filter(|&dim| layout.parts(&self.name, axes[dim]) > 1).collect();
         if dims.is_empty() && layout.parts(&self.name, Axis::Batch) == 1 {
-            let beside: Vec<Value> = beside.iter().map(|one| one.value.clone()).collect();
-            return body(SpatialShards::default(), video, &beside);
+            let operands: Vec<Value> = operands.iter().map(|one| one.value.clone()).collect();
+            return body(SpatialShards::default(), video, &operands);
         }
         // A layout error was recorded when the input was declared.
         let place = |x: &Value, axes: &[Axis]| {
@@ -113,10 +114,10 @@ impl ShardedVideo {
             .iter()
             .map(|&dim| p.builder().iota(Type::new(DType::I32, [layout.parts(&self.name, axes[dim])]), 0))
             .collect();
-        let mut operands = vec![(video, whole.clone())];
-        operands.extend(dims.iter().zip(&positions).map(|(&dim, v)| (v, place(v, &axes[dim..=dim]))));
-        operands.extend(beside.iter().map(|one| (one.value, place(one.value, &one.axes))));
-        let results = p.builder().manual(&operands, &[whole], |x| {
+        let mut inputs = vec![(video, whole.clone())];
+        inputs.extend(dims.iter().zip(&positions).map(|(&dim, v)| (v, place(v, &axes[dim..=dim]))));
+        inputs.extend(operands.iter().map(|one| (one.value, place(one.value, &one.axes))));
+        let results = p.builder().manual(&inputs, &[whole], |x| {
             let dim = |(&axis, position): (&usize, &Value)| ShardedDim {
                 axis,
                 groups: layout.groups(&self.name, axes[axis]),

@@ -25,7 +25,7 @@ const SMALL: usize = 1 << 20;
 /// Maximum number of reader threads; more are not faster.
 const READERS: usize = 16;
 
-/// Uploads `params`, which are arguments of `program`, and returns them in the same order. Calls `told` with the byte
+/// Uploads `params`, which are arguments of `program`, and returns them in the same order. Calls `on_progress` with the byte
 /// count of each uploaded piece; cancels with [`RuntimeError::Stopped`] if it returns `false`.
 ///
 /// An error about a tensor (missing, wrong shape, not a float, not finite) contains the file and the name of the
@@ -35,7 +35,7 @@ pub(super) fn load(
     program: &Program,
     params: &[&Param],
     source: &dyn ParameterSource,
-    told: &(dyn Fn(usize) -> bool + Sync),
+    on_progress: &(dyn Fn(usize) -> bool + Sync),
 ) -> Result<Vec<ShardedTensor>, RuntimeError> {
     let mut jobs = Vec::new();
     let uploads =
@@ -51,7 +51,7 @@ pub(super) fn load(
         let result = job.run(engine, upload, source, into, cuts);
         staging.into_iter().for_each(|staging| engine.keep_staging(staging));
         result?;
-        if !told(job.bytes) {
+        if !on_progress(job.bytes) {
             return Err(RuntimeError::Stopped);
         }
         if upload.left.fetch_sub(1, Ordering::AcqRel) == 1 {

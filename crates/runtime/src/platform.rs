@@ -250,7 +250,7 @@ fn client_options(platform: Option<Platform>, options: &Options) -> ClientOption
 pub fn missing_for_cuda(plugin: &Path) -> Vec<String> {
     // site-packages/jax_plugins/xla_cuda13/xla_cuda_plugin.so
     let site = plugin.ancestors().nth(3).map(|site| site.join("nvidia")).unwrap_or_default();
-    let beside = |file: &str, folder: &str| {
+    let is_next_to = |file: &str, folder: &str| {
         let packages = fs::read_dir(&site).into_iter().flatten().flatten();
         packages.map(|package| package.path().join(folder).join(file)).any(|path| path.exists())
     };
@@ -266,15 +266,15 @@ pub fn missing_for_cuda(plugin: &Path) -> Vec<String> {
             "cuDNN",
             "libcudnn.so.9",
             "attention and convolutions need it",
-            beside("libcudnn.so.9", "lib") || loads("libcudnn.so.9"),
+            is_next_to("libcudnn.so.9", "lib") || loads("libcudnn.so.9"),
         ),
         (
             "NCCL",
             "libnccl.so.2",
             "several devices need it for collectives",
-            beside("libnccl.so.2", "lib") || loads("libnccl.so.2"),
+            is_next_to("libnccl.so.2", "lib") || loads("libnccl.so.2"),
         ),
-        ("ptxas", "ptxas", "compiling needs it", beside("ptxas", "bin") || runs("ptxas")),
+        ("ptxas", "ptxas", "compiling needs it", is_next_to("ptxas", "bin") || runs("ptxas")),
     ];
     let missing = pieces.into_iter().filter(|(.., found)| !found);
     missing

@@ -37,11 +37,11 @@ impl Parameters {
         self.bytes
     }
 
-    /// Uploads those of `params` that are not loaded yet; all are arguments of `program`. Calls `told` with the byte
+    /// Uploads those of `params` that are not loaded yet; all are arguments of `program`. Calls `on_progress` with the byte
     /// count of each uploaded piece and stops when it returns `false`.
     ///
     /// # Errors
-    /// Returns [`RuntimeError::Stopped`] if `told` returns `false`, an error with file and tensor name if a tensor is
+    /// Returns [`RuntimeError::Stopped`] if `on_progress` returns `false`, an error with file and tensor name if a tensor is
     /// missing, has the wrong shape, is not a float or is not finite, or the plugin's error.
     pub fn load(
         &mut self,
@@ -49,7 +49,7 @@ impl Parameters {
         program: &Program,
         params: &[Param],
         source: &dyn ParameterSource,
-        told: &(dyn Fn(usize) -> bool + Sync),
+        on_progress: &(dyn Fn(usize) -> bool + Sync),
     ) -> Result<(), RuntimeError> {
         let missing = self.missing(params);
         if missing.is_empty() {
@@ -57,7 +57,7 @@ impl Parameters {
         }
         let since = Instant::now();
         let components = components(&missing);
-        let tensors = loader::load(engine, program, &missing, source, told);
+        let tensors = loader::load(engine, program, &missing, source, on_progress);
         let tensors = tensors.map_err(|e| e.during(During::Load, &components))?;
         let bytes: u64 = missing.iter().map(|param| param.bytes() as u64).sum();
         let gigabytes = bytes as f64 / 1e9;

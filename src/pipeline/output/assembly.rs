@@ -48,10 +48,11 @@ pub(in crate::pipeline) fn assemble(
             (frames, crossfade(&sound, &given, start, start, fade, samples(added + have)))
         }
         Assembly::Around => {
-            let anew = request.conditions.as_ref().zip(times.as_ref()).map(|(own, times)| regenerated_span(own, times));
+            let regenerated =
+                request.conditions.as_ref().zip(times.as_ref()).map(|(own, times)| regenerated_span(own, times));
             let source = clip.frames.part(0..new);
             let source = resized(&source, request).into_owned();
-            let frames = match anew.video {
+            let frames = match regenerated.video {
                 None => source,
                 Some(span) => {
                     let [first, end] = [span.start, span.end].map(|at| (at * request.frame_rate).round() as usize);
@@ -59,7 +60,7 @@ pub(in crate::pipeline) fn assemble(
                 }
             };
             let given = given_sound(clip, sound.nrows(), rate);
-            let sound = match anew.audio {
+            let sound = match regenerated.audio {
                 // If the input video has no audio, all of the generated audio is used.
                 _ if clip.sound.is_none() => sound,
                 None => crossfade(&given, &given, 0, 0, 0, sound.ncols()),
@@ -81,31 +82,31 @@ fn regenerated_span(conditions: &[Condition], bounds: &Array4<f32>) -> Option<Ra
         _ => None,
     })?;
     let time = bounds.slice(s![0, 0, .., ..]);
-    let mut anew = vec![true; time.nrows()];
-    outside(bounds, span).flatten().for_each(|kept| anew[kept] = false);
-    let spans = time.outer_iter().zip(anew).filter(|(_, anew)| *anew);
+    let mut regenerated = vec![true; time.nrows()];
+    outside(bounds, span).flatten().for_each(|kept| regenerated[kept] = false);
+    let spans = time.outer_iter().zip(regenerated).filter(|(_, regenerated)| *regenerated);
     let spans = spans.map(|(bounds, _)| f64::from(bounds[0])..f64::from(bounds[1]));
     spans.reduce(|all, one| all.start.min(one.start)..all.end.max(one.end))
 }
 
-/// Returns `source` with the frames in the range `anew` replaced by those of `made`.
-fn around(source: Frames, made: &Frames, anew: Range<usize>) -> Frames {
+/// Returns `source` with the frames in the range `regenerated` replaced by those of `made`.
+fn around(source: Frames, made: &Frames, regenerated: Range<usize>) -> Frames {
     let mut data = source.into_data();
-    let place = s![anew, .., .., ..];
+    let place = s![regenerated, .., .., ..];
     data.slice_mut(place).assign(&made.data().slice(place));
     Frames::new(data).expect("a video has frames")
 }
 
-/// Returns `given` with the samples in the range `anew` replaced by those of `made`. The transitions are crossfades of
+/// Returns `given` with the samples in the range `regenerated` replaced by those of `made`. The transitions are crossfades of
 /// up to `fade` samples on both sides of the range.
-fn replace_sound_span(given: &Array2<f32>, made: Array2<f32>, anew: Range<usize>, fade: usize) -> Array2<f32> {
+fn replace_sound_span(given: &Array2<f32>, made: Array2<f32>, regenerated: Range<usize>, fade: usize) -> Array2<f32> {
     let n = made.ncols();
-    let (before, behind) = (fade.min(anew.start), fade.min(n.saturating_sub(anew.end)));
+    let (before, behind) = (fade.min(regenerated.start), fade.min(n.saturating_sub(regenerated.end)));
     let made = match before {
         0 => made,
-        _ => crossfade(given, &made, 0, anew.start - before, before, n),
+        _ => crossfade(given, &made, 0, regenerated.start - before, before, n),
     };
-    if behind == 0 { made } else { crossfade(&made, given, 0, anew.end, behind, n) }
+    if behind == 0 { made } else { crossfade(&made, given, 0, regenerated.end, behind, n) }
 }
 
 /// Returns the frames of the input video for which audio is generated: all frames if the request covers every complete
@@ -182,7 +183,7 @@ mod tests {
     #[test]
     fn retaken_sound_is_crossfaded_into_source() {
         let [given, made] = [0.0, 1.0].map(|v| Array2::from_elem((1, 8), v));
-        let of = |anew| replace_sound_span(&given, made.clone(), anew, 2).row(0).to_vec();
+        let of = |regenerated| replace_sound_span(&given, made.clone(), regenerated, 2).row(0).to_vec();
         assert_eq!(of(3..5), [0.0, 0.25, 0.75, 1.0, 1.0, 0.75, 0.25, 0.0]);
         assert_eq!(of(0..5), [1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.25, 0.0]);
         assert_eq!(of(1..9), [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
@@ -193,13 +194,13 @@ mod tests {
     fn retake_span_extends_to_overlapping_latents() {
         let ends = [0.0, 1.0, 9.0, 17.0, 25.0].map(|frame: f32| frame / 24.0);
         let bounds = Array4::from_shape_fn((1, 1, 4, 2), |(_, _, token, side)| ends[token + side]);
-        let anew = |placement| {
+        let regenerated = |placement| {
             let condition = Condition::given(25, Av::both(placement)).video;
             let span = regenerated_span(&[condition], &bounds)?;
             Some([span.start, span.end].map(|at| (at * 24.0).round() as usize))
         };
-        assert_eq!(anew(Placement::Outside { start: 0.3, end: 0.4 }), Some([1, 17]));
-        assert_eq!(anew(Placement::Outside { start: 0.5, end: f64::INFINITY }), Some([9, 25]));
-        assert_eq!(anew(Placement::Whole), None);
+        assert_eq!(regenerated(Placement::Outside { start: 0.3, end: 0.4 }), Some([1, 17]));
+        assert_eq!(regenerated(Placement::Outside { start: 0.5, end: f64::INFINITY }), Some([9, 25]));
+        assert_eq!(regenerated(Placement::Whole), None);
     }
 }

@@ -87,15 +87,15 @@ pub(crate) struct SavedClip {
 
 /// Returns the path of the file with the denoising state of the video `output`.
 pub fn path_of(output: &Path) -> PathBuf {
-    beside(output, "steps")
+    next_to(output, "steps")
 }
 
 /// Returns the path of the file with clip `at` (counted from 0) of the video `output`.
 fn path_of_clip(output: &Path, at: usize) -> PathBuf {
-    beside(output, &format!("clip_{at:04}"))
+    next_to(output, &format!("clip_{at:04}"))
 }
 
-fn beside(output: &Path, what: &str) -> PathBuf {
+fn next_to(output: &Path, what: &str) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
     name.push(format!(".{what}.safetensors"));
     name.into()
@@ -159,7 +159,7 @@ impl Saving {
     /// Saves the state of an interrupted run. Returns the part of the error message that says where it was saved.
     fn keep_interrupted(&self, saved: &Saved) -> Option<String> {
         let is_foreign = |_: &&String| self.steps.exists() && open(&self.steps, &self.identity).is_err();
-        let other = self.unasked.as_ref().filter(is_foreign).map(|_| beside(&self.output, "interrupted"));
+        let other = self.unasked.as_ref().filter(is_foreign).map(|_| next_to(&self.output, "interrupted"));
         let written = match &other {
             Some(other) => Saving { steps: other.clone(), ..self.clone() }.write(saved),
             None => self.write(saved),

@@ -36,7 +36,7 @@ pub(in crate::pipeline) fn store(
     beside.push(".kept");
     let to = |file: PathBuf| write(&file).map(|()| file);
     match place {
-        KeepPlace::Beside => {
+        KeepPlace::NextToVideo => {
             beside.push(ending);
             to(beside.into())
         }
@@ -105,7 +105,7 @@ pub(in crate::pipeline) fn keep_latents(
     frames: &[Frames],
 ) -> PipelineError {
     // The results of a canceled server job are not needed.
-    if options.keep == KeepPlace::Beside && matches!(error, PipelineError::Interrupted(..)) {
+    if options.keep == KeepPlace::NextToVideo && matches!(error, PipelineError::Interrupted(..)) {
         return error;
     }
     let is_written = |path: &&PathBuf| path.file_name().is_some();
@@ -129,7 +129,7 @@ mod tests {
         let video = folder.path().join("out.mp4");
         let write = |path: &Path| Ok(crate::media::write_atomically(path, b"kept")?);
         for _ in 0..2 {
-            let kept = store(KeepPlace::Beside, &video, ".safetensors", write).expect("written");
+            let kept = store(KeepPlace::NextToVideo, &video, ".safetensors", write).expect("written");
             assert_eq!(kept, folder.path().join("out.mp4.kept.safetensors"));
         }
         let stem = folder.path().join("out.mp4.kept");

@@ -242,7 +242,7 @@ impl Made {
     /// retried.
     pub(crate) fn keep_beside(&self) {
         let write = |kept: &Path| super::tensors::write(kept, &self.tensors(None));
-        match partial_results::store(KeepPlace::Beside, &self.path, KEPT, write) {
+        match partial_results::store(KeepPlace::NextToVideo, &self.path, KEPT, write) {
             Ok(kept) => tracing::error!("{}: {} kept in {}", self.path.display(), self.results(), kept.display()),
             Err(error) => tracing::error!("{}: {} not kept: {}", self.path.display(), self.results(), one_line(&error)),
         }

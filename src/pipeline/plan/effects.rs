@@ -104,7 +104,7 @@ fn candidates(key: &str, folder: &Path) -> Option<Vec<Value>> {
 }
 
 /// Returns the other settings that a key requires.
-fn beside(key: &str) -> &'static [&'static str] {
+fn required_with(key: &str) -> &'static [&'static str] {
     match key {
         "request.chain.clip" => &["request.chain.overlap=9"],
         "request.chain.overlap" => &["request.chain.clip=33"],
@@ -384,7 +384,7 @@ fn fault(case: &Case, key: &str, options: &[&'static Value], known: &mut Known) 
     }
     // As soon as one value of a sidecar is overridden, the sidecar's values without effect are dropped. Overriding the
     // seed makes this happen in both compared configurations.
-    let more = ["request.seed=11"].iter().chain(beside(key)).map(|pair| (*pair).to_string());
+    let more = ["request.seed=11"].iter().chain(required_with(key)).map(|pair| (*pair).to_string());
     let mut silent = Vec::new();
     for value in values {
         let pair = |value: &Value| format!("{list}={value}");
@@ -400,7 +400,9 @@ fn fault(case: &Case, key: &str, options: &[&'static Value], known: &mut Known) 
             Ok(config) => config,
             // The error mentions the key, or the section or list that contains it.
             Err(error) if error.contains(list) || is_named(list, &error) => continue,
-            Err(error) if beside(key).iter().any(|pair| error.contains(pair.split('=').next().unwrap_or(pair))) => {
+            Err(error)
+                if required_with(key).iter().any(|pair| error.contains(pair.split('=').next().unwrap_or(pair))) =>
+            {
                 continue;
             }
             Err(error) => return Some(format!("{set}: the error does not mention the key: {error}")),

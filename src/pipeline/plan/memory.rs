@@ -52,7 +52,7 @@ impl Need {
 
     /// Returns the bytes that the program needs besides its parameters; before compilation, those of its arguments and
     /// results.
-    fn beside(&self) -> usize {
+    fn work_bytes(&self) -> usize {
         self.work.unwrap_or(self.io)
     }
 }
@@ -165,7 +165,7 @@ impl Plan {
 
     /// Returns the bytes that a program needs if only its own parameters are loaded.
     fn alone(&self, need: &Need) -> usize {
-        need.beside() + need.components.iter().filter_map(|c| self.components.get(c)).sum::<usize>()
+        need.work_bytes() + need.components.iter().filter_map(|c| self.components.get(c)).sum::<usize>()
     }
 
     /// Returns the program that needs the most memory if only its own parameters are loaded, and its bytes.
@@ -242,7 +242,7 @@ impl Plan {
     pub(crate) fn table(&self) -> String {
         let mut text = String::from("memory per device         parameters GiB     other GiB\n");
         for need in &self.needs {
-            let (name, parameters) = (need.program.name(), gib(self.alone(need) - need.beside()));
+            let (name, parameters) = (need.program.name(), gib(self.alone(need) - need.work_bytes()));
             let work = need.work.map_or("unknown".to_string(), |work| format!("{:.3}", gib(work)));
             // Writing to a String cannot fail.
             let _ = writeln!(text, "  {name:<24}{parameters:>14.3}{work:>14}");
@@ -276,12 +276,12 @@ pub(in crate::pipeline) fn explain_single_run(
     let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
     let hash = network.program.hash();
     let compiled = executor.made().iter().find(|program| program.hash() == hash);
-    let (least, beside) = match compiled.and_then(|compiled| work(network, compiled)) {
+    let (least, work_bytes) = match compiled.and_then(|compiled| work(network, compiled)) {
         Some(work) => ("", work),
         None => ("at least ", io(network)),
     };
     let free = usable_text(free_here(executor));
-    let needs = format!("the program needs {least}{:.2} GiB per device{free}", gib(parameters + beside));
+    let needs = format!("the program needs {least}{:.2} GiB per device{free}", gib(parameters + work_bytes));
     out_of_memory_error(
         error,
         &needs,
@@ -403,7 +403,7 @@ impl Plan {
             let network = programs.network(need.program, &new).ok()?;
             let own: usize = parameters([&network]).values().sum();
             let ratio = io(&network) as f64 / need.io.max(1) as f64;
-            Some((need.program, own + (need.beside() as f64 * ratio) as usize))
+            Some((need.program, own + (need.work_bytes() as f64 * ratio) as usize))
         });
         each.collect()
     }

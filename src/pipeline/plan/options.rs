@@ -51,7 +51,7 @@ pub enum KeepPlace {
     #[default]
     Temporary,
     /// Next to the video. Overwrites results that were saved there earlier.
-    Beside,
+    NextToVideo,
 }
 
 /// Options for running a batch of requests.

@@ -21,13 +21,13 @@ pub type OnLoad = Arc<dyn Fn(u64, u64) + Send + Sync>;
 pub(in crate::pipeline) struct Progress {
     done: AtomicU64,
     total: u64,
-    told: Option<OnLoad>,
+    on_load: Option<OnLoad>,
 }
 
 impl Progress {
     /// Creates a counter for `total` bytes and reports 0 loaded bytes; reports nothing if `total` is 0.
-    pub(in crate::pipeline) fn new(told: Option<OnLoad>, total: usize) -> Self {
-        let progress = Progress { done: AtomicU64::new(0), total: total as u64, told };
+    pub(in crate::pipeline) fn new(on_load: Option<OnLoad>, total: usize) -> Self {
+        let progress = Progress { done: AtomicU64::new(0), total: total as u64, on_load };
         if total > 0 {
             progress.add(0);
         }
@@ -36,8 +36,8 @@ impl Progress {
 
     pub(in crate::pipeline) fn add(&self, bytes: usize) {
         let done = self.done.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
-        if let Some(told) = &self.told {
-            told(done, self.total);
+        if let Some(on_load) = &self.on_load {
+            on_load(done, self.total);
         }
     }
 }
@@ -188,11 +188,11 @@ fn load(
             return;
         }
         let mut parameters = Parameters::default();
-        let told = |bytes: usize| {
+        let on_load = |bytes: usize| {
             progress.add(bytes);
             !gate.is_closed()
         };
-        let loaded = parameters.load(engine, &network.program, params, files, &told);
+        let loaded = parameters.load(engine, &network.program, params, files, &on_load);
         let failed = loaded.is_err();
         // Sending fails if the receiver has been dropped.
         if arrived.send(loaded.map(|()| parameters).map_err(Into::into)).is_err() || failed {

@@ -357,8 +357,8 @@ mod tests {
             "rules: {video_sequence: [context]}\ntensors:\n  \"*ff.hiden\": {mlp: []}\n  \"*.ff.net*\": {embed: []}\n";
         std::fs::write(&path, text).unwrap();
         let own = path.to_str().unwrap();
-        let told = format!("{own}:3: tensors: \"*ff.hiden\" matches no tensor of this run; correct or remove it");
-        assert_eq!(lines(own), [told]);
+        let want = format!("{own}:3: tensors: \"*ff.hiden\" matches no tensor of this run; correct or remove it");
+        assert_eq!(lines(own), [want]);
     }
 
     /// `ModelConfigs::components`, which `check` and the fingerprint use, derives the components from the configuration

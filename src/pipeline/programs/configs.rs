@@ -242,7 +242,7 @@ impl ModelConfigs {
             let c = self.transformer()?;
             let [temporal, spatial, ..] = c.vae_scale_factors;
             let channels = c.video().in_channels / (c.patch_size_t * c.patch_size * c.patch_size).max(1);
-            return Ok(video_vae::Geometry::told(channels, [temporal, spatial]));
+            return Ok(video_vae::Geometry::from_compression(channels, [temporal, spatial]));
         }
         self.read(Component::Vae, |json| Ok(VideoVaeConfig::from_json(json)?.geometry()))
     }

@@ -121,8 +121,8 @@ impl Executor {
     }
 
     /// Sets the progress callback of loads.
-    pub(crate) fn on_load(&mut self, told: Option<OnLoad>) {
-        self.on_load = told;
+    pub(crate) fn on_load(&mut self, on_load: Option<OnLoad>) {
+        self.on_load = on_load;
     }
 
     /// Starts to load the parameters of networks on a background thread, in the given order. Without `all`, the thread
@@ -296,11 +296,11 @@ impl Executor {
         let Some(files) = files else { return Ok(()) };
         let total = parameters.missing(params).into_iter().map(Param::bytes).sum();
         let progress = Progress::new(self.on_load.clone(), total);
-        let told = |bytes: usize| {
+        let on_load = |bytes: usize| {
             progress.add(bytes);
             true
         };
-        Ok(parameters.load(&self.engine, program, params, &files, &told)?)
+        Ok(parameters.load(&self.engine, program, params, &files, &on_load)?)
     }
 
     /// Returns the network that `write` builds with `build`. If the compiler rejects this network, returns one without

@@ -211,7 +211,7 @@ impl Runner {
                     Placement::First | Placement::Whole => vec![(0..n, 0..n)],
                     Placement::Last => vec![(0..n, own - n..own)],
                     Placement::Second => vec![(0..n, first..first + n)],
-                    Placement::Appended { .. } | Placement::Beside(_) => {
+                    Placement::Appended { .. } | Placement::AtReference(_) => {
                         behind += n;
                         let latents = condition.appended(&shapes.video, step).unwrap_or(shapes.video);
                         attention.append(n, attention_weights(condition, &latents, request)?.as_deref());

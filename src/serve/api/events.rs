@@ -178,23 +178,23 @@ pub(super) async fn of_queue(
 
 /// State of a job in the last event that a stream sent about it.
 #[derive(Clone, PartialEq)]
-struct Told {
+struct SentState {
     milestone: (JobState, u32, usize),
     progress: Progress,
     position: Option<usize>,
 }
 
-impl Told {
+impl SentState {
     fn of(snapshot: &Snapshot) -> Self {
         let Snapshot { progress, queue_position, .. } = snapshot;
-        Told { milestone: milestone(snapshot), progress: progress.clone(), position: *queue_position }
+        SentState { milestone: milestone(snapshot), progress: progress.clone(), position: *queue_position }
     }
 }
 
 /// State of a queue stream: the jobs in the events that it has sent.
 struct QueueState {
     caller: Caller,
-    told: BTreeMap<VideoId, Told>,
+    sent: BTreeMap<VideoId, SentState>,
     /// Newest job about which an event was sent.
     newest: Option<VideoId>,
     queue: Value,
@@ -222,23 +222,23 @@ impl QueueState {
                 break;
             }
         }
-        let gone: Vec<VideoId> = self.told.keys().filter(|id| !now.contains_key(id)).cloned().collect();
+        let gone: Vec<VideoId> = self.sent.keys().filter(|id| !now.contains_key(id)).cloned().collect();
         for id in gone {
-            self.told.remove(&id);
+            self.sent.remove(&id);
             match app.jobs.get(&self.caller, &id) {
                 Ok(ended) => events.push(("video", objects::video(&ended))),
                 Err(_) => events.push(("deleted", json!({"id": id}))),
             }
         }
         for (id, job) in &now {
-            let told = Told::of(job);
-            match self.told.get(id) {
-                Some(before) if *before == told => continue,
-                Some(before) if before.milestone == told.milestone => events.push(("progress", objects::progress(job))),
+            let sent = SentState::of(job);
+            match self.sent.get(id) {
+                Some(before) if *before == sent => continue,
+                Some(before) if before.milestone == sent.milestone => events.push(("progress", objects::progress(job))),
                 _ => events.push(("video", objects::video(job))),
             }
             if !job.record.state.is_terminal() {
-                self.told.insert(id.clone(), told);
+                self.sent.insert(id.clone(), sent);
             }
         }
         self.newest = now.into_keys().next_back().max(self.newest.take());
@@ -257,7 +257,7 @@ async fn stream_queue(mut stream: Stream, caller: Caller) {
     changes.mark_unchanged();
     let newest = ListQuery { after: None, limit: 1, descending: true, state: None };
     let newest = stream.app.jobs.list(&caller, &newest).jobs.first().map(|job| job.accepted.id.clone());
-    let mut board = QueueState { caller, told: BTreeMap::new(), newest, queue: Value::Null };
+    let mut board = QueueState { caller, sent: BTreeMap::new(), newest, queue: Value::Null };
     if !stream.write(RETRY.into()).await {
         return;
     }

@@ -34,7 +34,7 @@ impl Jobs {
         if index.seen(caller, id).is_none() {
             return Err(missing(&index, caller, id));
         }
-        let (mut index, is_there) = self.claim(index, id);
+        let (mut index, is_there) = self.reserve(index, id);
         if !is_there {
             return Err(missing(&index, caller, id));
         }
@@ -70,7 +70,7 @@ impl Jobs {
         if index.seen(caller, id).is_none() {
             return Err(missing(&index, caller, id));
         }
-        let (mut index, is_there) = self.claim(index, id);
+        let (mut index, is_there) = self.reserve(index, id);
         let Some(entry) = index.jobs.get(id).filter(|entry| is_there && !entry.is_hidden) else {
             self.settle(&mut index, id, None);
             return Err(ApiError::video_not_found());
@@ -159,7 +159,7 @@ impl Jobs {
     /// Changes the state of a running job to the one that `end` returns; a job that has ended in the meantime is
     /// unchanged. If `whatever`, the job ends in this process even if its state cannot be written to disk.
     fn end(&self, id: &VideoId, end: impl Fn(&Record) -> Record, whatever: bool) -> io::Result<()> {
-        let (mut index, is_there) = self.claim(self.lock(), id);
+        let (mut index, is_there) = self.reserve(self.lock(), id);
         let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { return Ok(()) };
         if entry.record.state.is_terminal() {
             self.settle(&mut index, id, None);
@@ -202,7 +202,7 @@ impl Jobs {
         let members = index.runs.remove(&number).map(|run| run.members).unwrap_or_default();
         drop(index);
         for id in &members {
-            let (mut index, is_there) = self.claim(self.lock(), id);
+            let (mut index, is_there) = self.reserve(self.lock(), id);
             let is_completed = index.jobs.get(id).is_some_and(|entry| entry.record.state == State::Completed);
             let is_hidden = index.jobs.get_mut(id).filter(|_| is_there).is_some_and(|entry| {
                 entry.at = At::Over;

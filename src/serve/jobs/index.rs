@@ -57,8 +57,9 @@ pub(super) struct Entry {
     pub(super) is_busy: bool,
     /// Whether the job was deleted while it ran. It is then invisible, and its folder is removed when the run ends.
     pub(super) is_hidden: bool,
-    /// When the job ended. `deadline` is when it expires. Both are on the monotonic clock.
+    /// Monotonic time at which the job ended.
     pub(super) ended: Option<Instant>,
+    /// Monotonic time at which the job expires.
     pub(super) deadline: Option<Instant>,
 }
 

@@ -291,7 +291,7 @@ impl Jobs {
 
     fn requeue_each<'a>(&self, ids: impl IntoIterator<Item = &'a VideoId>) {
         for id in ids {
-            let (index, is_there) = self.claim(self.lock(), id);
+            let (index, is_there) = self.reserve(self.lock(), id);
             let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { continue };
             // The job did not cause the interruption, so this attempt does not count.
             let attempts = entry.record.attempts.saturating_sub(1);

@@ -85,7 +85,7 @@ impl Jobs {
 
     /// Removes a job that has ended, and remembers that it has expired.
     fn expire(&self, id: &VideoId) {
-        let (mut index, is_there) = self.claim(self.lock(), id);
+        let (mut index, is_there) = self.reserve(self.lock(), id);
         let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { return };
         let owner = entry.accepted.owner.clone();
         if entry.at != At::Over {
@@ -164,13 +164,13 @@ impl Jobs {
         /// Minimum interval between two sweeps. `MOST` is the interval without requests.
         const LEAST: Duration = Duration::from_millis(200);
         const MOST: Duration = Duration::from_secs(60);
-        let (asked, told) = &self.sweeps;
+        let (asked, changed) = &self.sweeps;
         while !self.has_stopped() {
             self.sweep();
             let guard = asked.lock().unwrap_or_else(PoisonError::into_inner);
-            let rested = told.wait_timeout_while(guard, LEAST, |_| !self.has_stopped());
+            let rested = changed.wait_timeout_while(guard, LEAST, |_| !self.has_stopped());
             let (guard, _) = rested.unwrap_or_else(PoisonError::into_inner);
-            let waited = told.wait_timeout_while(guard, MOST, |asked| !*asked && !self.has_stopped());
+            let waited = changed.wait_timeout_while(guard, MOST, |asked| !*asked && !self.has_stopped());
             *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
         }
     }

@@ -111,7 +111,7 @@ fn job_runs_after_a_failed_cancellation() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = Server::open(folder.path());
     let (id, _waiter) = server.wait();
-    let (index, is_there) = server.jobs.claim(server.jobs.lock(), &id);
+    let (index, is_there) = server.jobs.reserve(server.jobs.lock(), &id);
     drop(index);
     assert!(is_there);
     let jobs = Arc::clone(&server.jobs);

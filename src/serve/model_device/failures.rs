@@ -22,7 +22,7 @@ fn by_kind(error: &PipelineError) -> RunError {
     let job = |code: &str, message: String| RunError::Job(Failure::new(code, message));
     match error {
         PipelineError::NotFinite(what) => job("not_finite", format!("{what} contain NaN or infinite values")),
-        PipelineError::TooLarge(_) => RunError::Job(Failure::field("too_large", "size", told(error))),
+        PipelineError::TooLarge(_) => RunError::Job(Failure::field("too_large", "size", client_message(error))),
         PipelineError::Given { key, .. } => {
             let (code, field) = match *key {
                 "request.video" => ("invalid_video", "input_video"),
@@ -48,13 +48,13 @@ fn by_kind(error: &PipelineError) -> RunError {
         | PipelineError::Platform(_)
         | PipelineError::Processes(_)
         | PipelineError::Launch(_) => RunError::Device(one_line(error)),
-        _ => job("internal", told(error)),
+        _ => job("internal", client_message(error)),
     }
 }
 
 /// Returns the error message for clients, on one line. Paths are reduced to file names, and the names of stored input
 /// files are replaced.
-pub(super) fn told(error: &PipelineError) -> String {
+pub(super) fn client_message(error: &PipelineError) -> String {
     without_stored(&without_places(error), "the file")
 }
 
@@ -105,27 +105,27 @@ fn replacement_message(error: &media::Error) -> Option<&'static str> {
 /// Replaces the names of stored input files (a SHA-256 with an extension) by `words`.
 fn without_stored(text: &str, words: &str) -> String {
     const HASH: usize = 64;
-    let (mut told, mut rest) = (String::new(), text);
+    let (mut client_message, mut rest) = (String::new(), text);
     let is_hash = |at: usize, text: &str| {
         let hash = text.as_bytes().get(at..at + HASH);
         hash.is_some_and(|hash| hash.iter().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(b)))
     };
     while let Some(at) = (0..rest.len()).find(|at| is_hash(*at, rest)) {
-        told.push_str(&rest[..at]);
-        told.push_str(words);
+        client_message.push_str(&rest[..at]);
+        client_message.push_str(words);
         rest = &rest[at + HASH..];
         let extension =
             rest.strip_prefix('.').map_or(0, |rest| 1 + rest.bytes().take_while(u8::is_ascii_alphanumeric).count());
         // A period at the end of a sentence does not start an extension.
         rest = &rest[if extension > 1 { extension } else { 0 }..];
     }
-    told + rest
+    client_message + rest
 }
 
 /// Reduces absolute paths to their last component. A path may contain spaces, so it extends to the next delimiter or
 /// the end of the text. Words after the path may be lost, but no folder name remains.
 fn without_folders(text: &str) -> String {
-    let (mut told, mut rest) = (String::new(), text);
+    let (mut client_message, mut rest) = (String::new(), text);
     let begins = |at: usize| !char_before(text, at).is_some_and(char::is_alphanumeric);
     while let Some(at) = rest.match_indices('/').map(|(at, _)| at).find(|at| begins(text.len() - rest.len() + at)) {
         let (before, path) = rest.split_at(at);
@@ -138,11 +138,11 @@ fn without_folders(text: &str) -> String {
         };
         let end = path.char_indices().find(ends).map_or(path.len(), |(at, _)| at);
         let (path, behind) = path.split_at(end);
-        told.push_str(&relative(before));
-        told.push_str(path.trim_end_matches('/').rsplit('/').next().unwrap_or_default());
+        client_message.push_str(&relative(before));
+        client_message.push_str(path.trim_end_matches('/').rsplit('/').next().unwrap_or_default());
         rest = behind;
     }
-    told + &relative(rest)
+    client_message + &relative(rest)
 }
 
 /// Returns the character before a byte offset.
@@ -231,8 +231,8 @@ mod tests {
             |source| PipelineError::Kept { source: Box::new(source), what: "the latents are".into(), kept: "a".into() };
         let error = kept(kept(PipelineError::NotFinite("the decoded samples".into())));
         let RunError::Job(failure) = of(&error) else { panic!("{error}") };
-        let told = (failure.code.as_str(), failure.message.as_str());
-        assert_eq!(told, ("not_finite", "the decoded samples contain NaN or infinite values"));
+        let client_message = (failure.code.as_str(), failure.message.as_str());
+        assert_eq!(client_message, ("not_finite", "the decoded samples contain NaN or infinite values"));
     }
 
     #[test]

@@ -272,11 +272,11 @@ impl ModelDevice {
             } else {
                 Vec::new()
             },
-            keep: KeepPlace::Beside,
+            keep: KeepPlace::NextToVideo,
             ..RunOptions::default()
         };
         let mut stopped = None;
-        let mut told = |phase: Phase, step: usize, steps: usize| {
+        let mut client_message = |phase: Phase, step: usize, steps: usize| {
             let stage = JobPhase::of(phase);
             match self.together.decide(watch(Moment { stage, step, steps })) {
                 ControlFlow::Continue(()) => ControlFlow::Continue(()),
@@ -288,7 +288,7 @@ impl ModelDevice {
                 }
             }
         };
-        let made = self.session.runner.generate_batch(&work.requests, &run, &mut told);
+        let made = self.session.runner.generate_batch(&work.requests, &run, &mut client_message);
         if let (Some(Stop::Cancelled), Some(saving)) = (stopped, &saving) {
             saving.finish();
         }

@@ -141,7 +141,7 @@ fn failure(error: &PipelineError) -> Failure {
         return Failure::out_of_files();
     }
     tracing::error!("{}", one_line(error));
-    Failure::new("internal", failures::told(error))
+    Failure::new("internal", failures::client_message(error))
 }
 
 #[cfg(test)]

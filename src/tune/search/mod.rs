@@ -76,7 +76,7 @@ struct Bounded {
     batch: usize,
     /// For each program, the bytes per device of the run's other parameters, which the program does not use; empty if
     /// memory is not limited.
-    beside: Vec<i64>,
+    other_parameters: Vec<i64>,
     /// Factor that converts a program's step time to cost.
     weight: f64,
     bound: f64,
@@ -212,7 +212,7 @@ impl Search<'_> {
         if composed && let Some(notes) = notes.into_iter().collect::<Option<Vec<String>>>() {
             return Err((PruneReason::Invalid, notes.into_iter().next().unwrap_or_default()));
         }
-        let mut beside = Vec::new();
+        let mut other_parameters = Vec::new();
         if let Some(limit) = self.devices.capacity {
             for (workload, estimate) in batch.workloads.iter().zip(&estimates) {
                 // All programs of the run share one layout, so the layout must be valid for each of them.
@@ -222,7 +222,7 @@ impl Search<'_> {
                     let why = format!("needs {:.2} of {:.2} GiB", needed as f64 / GIB, limit as f64 / GIB);
                     return Err((PruneReason::TooLarge, why));
                 }
-                beside.extend(estimate.parameters.iter().map(|own| all - own));
+                other_parameters.extend(estimate.parameters.iter().map(|own| all - own));
             }
         }
         // Check for duplicates after memory: if a layout does not fit, another one with the same programs in its loops
@@ -235,7 +235,7 @@ impl Search<'_> {
         tracing::debug!("{}: lower bound {bound:.3}, estimate {guess:.3}", point.label);
         let words = Sha256::digest(format!("{} {}", self.request.seed, point.label).as_bytes());
         let order = std::array::from_fn(|i| words[i]);
-        Ok(Bounded { point: point.clone(), batch: n, beside, weight, bound, guess, order })
+        Ok(Bounded { point: point.clone(), batch: n, other_parameters, weight, bound, guess, order })
     }
 
     fn best(&self) -> f64 {
@@ -318,7 +318,7 @@ impl Search<'_> {
         let all = self.compiler.compile(&tasks, &self.options.workers(), self.request.timeout)?;
         let compiler = self.compiler.version(&self.target);
         let (mut all, parts) = (all.into_iter(), &self.comparison.parts);
-        for (Bounded { point, batch, beside, weight, .. }, layout) in wave.into_iter().zip(layouts) {
+        for (Bounded { point, batch, other_parameters, weight, .. }, layout) in wave.into_iter().zip(layouts) {
             let of = &self.batches[batch];
             let row = |(n, (part, compiled)): (usize, (&ComparedLoop, Compiled))| {
                 let name = format!("{}{}", part.name, of.suffix);
@@ -330,7 +330,7 @@ impl Search<'_> {
                     ..Case::default()
                 };
                 let (label, report, error) = (point.label.clone(), compiled.report, compiled.error);
-                let room = self.devices.capacity.map(|limit| limit - beside[n]);
+                let room = self.devices.capacity.map(|limit| limit - other_parameters[n]);
                 let compiler = compiler.clone();
                 CaseResult { case, label, precision: None, report, measured: None, error, compiler, room }
             };
@@ -338,7 +338,7 @@ impl Search<'_> {
             let rows: Vec<CaseResult> = compiled.enumerate().map(row).collect();
             let costs = rows.iter().zip(parts).map(|(row, part)| Some(row.cost()? * part.steps as f64));
             let cost = costs.sum::<Option<f64>>().map(|sum| sum * weight);
-            self.tried.push(Tried { point, batch, rows, beside, cost });
+            self.tried.push(Tried { point, batch, rows, other_parameters, cost });
         }
         Ok(())
     }

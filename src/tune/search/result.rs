@@ -69,7 +69,7 @@ pub(super) struct Tried {
     pub(super) rows: Vec<CaseResult>,
     /// For each program, the bytes per device of the run's other parameters, which the program does not use; empty if
     /// memory is not limited.
-    pub(super) beside: Vec<i64>,
+    pub(super) other_parameters: Vec<i64>,
     /// Total milliseconds of all steps of all programs; received bytes if the chip is unknown.
     pub(super) cost: Option<f64>,
 }
@@ -77,8 +77,9 @@ pub(super) struct Tried {
 impl Tried {
     /// Returns the maximum over all programs of the bytes that a run needs on a device.
     pub(super) fn bytes(&self) -> i64 {
-        let beside = self.beside.iter().copied().chain(std::iter::repeat(0));
-        let each = self.rows.iter().zip(beside).filter_map(|(row, b)| Some(row.report.as_ref()?.device_bytes() + b));
+        let other_parameters = self.other_parameters.iter().copied().chain(std::iter::repeat(0));
+        let each =
+            self.rows.iter().zip(other_parameters).filter_map(|(row, b)| Some(row.report.as_ref()?.device_bytes() + b));
         each.max().unwrap_or(0)
     }
 

@@ -67,11 +67,11 @@ pub fn program(c: &DiffusionDecoderConfig, shape: [usize; 4], pixels: Pixels, bu
     };
     let [given, drawn] = [&latents, &noise].map(|video| video.input(&p));
     let own = p.pp("decoder");
-    let video = latents.run_with(&p, &given, &[noise.beside(&drawn)], |shards, given, beside| {
+    let video = latents.run_with(&p, &given, &[noise.operand(&drawn)], |shards, given, operands| {
         let shards = shards.channels_last();
         let features = features(&own, c, &sizes.padding.pad(&given.to(p.dtype())), &shards);
         let context = det_stage(&own, c, c.stages.len() - 1, &features, true, &shards).slice(1, 0, sizes.tokens[0]);
-        let noise = beside.first().unwrap_or(given).to(p.dtype());
+        let noise = operands.first().unwrap_or(given).to(p.dtype());
         let video = denoise(&own, c, &context, &noise, &shards).to(DType::F32);
         sizes.padding.crop(&video, sizes.pixels, c.ratios())
     });

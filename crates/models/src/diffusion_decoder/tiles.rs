@@ -121,10 +121,10 @@ pub fn tile_program(
         ShardedVideo::with_replicated_frames(&p, "noise", Type::new(DType::F32, [b, channels, frames, height, width]));
     let (given, drawn) = (all.input(&p), noise.input(&p));
     let start = p.input("start", Type::new(DType::I32, [3]), &[Axis::Replicated]);
-    let beside = [noise.beside(&drawn), ShardedVideo::replicated(&start)];
+    let operands = [noise.operand(&drawn), ShardedVideo::replicated(&start)];
     let own = p.pp("decoder");
-    let video = all.run_with(&p, &given, &beside, |shards, given, beside| {
-        let [noise, start] = [0, 1].map(|i| beside.get(i).unwrap_or(given));
+    let video = all.run_with(&p, &given, &operands, |shards, given, operands| {
+        let [noise, start] = [0, 1].map(|i| operands.get(i).unwrap_or(given));
         let [t, h, w] = tile.cells;
         let sizes = [t + if tile.is_last { grid.appendix } else { 0 }, h, w];
         let cut =

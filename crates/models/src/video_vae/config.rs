@@ -58,7 +58,7 @@ pub struct Geometry {
 
 impl Geometry {
     /// Creates the geometry from values of a transformer's configuration, for models without a video VAE.
-    pub fn told(latent_channels: usize, [temporal, spatial]: [usize; 2]) -> Self {
+    pub fn from_compression(latent_channels: usize, [temporal, spatial]: [usize; 2]) -> Self {
         Geometry { latent_channels, scaling_factor: 1.0, ratios: [temporal, spatial] }
     }
 
@@ -224,7 +224,6 @@ pub struct EncoderConfig {
     /// Channels of the latents and of the first convolution's output.
     pub latent_channels: usize,
     pub(crate) stages: Vec<DownStage>,
-    pub(crate) mid_channels: usize,
     pub(crate) mid_layers: usize,
     /// Side length of a patch: the first convolution reads `patch_size²` pixels as channels.
     pub patch_size: usize,
@@ -382,7 +381,6 @@ impl VideoVaeConfig {
             in_channels: self.in_channels,
             latent_channels: self.latent_channels,
             stages,
-            mid_channels: width,
             mid_layers: *self.layers_per_block.last().ok_or_else(|| form("layers_per_block is empty".into()))?,
             patch_size: self.patch_size,
             causal: self.encoder_causal,

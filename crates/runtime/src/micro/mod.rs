@@ -21,7 +21,7 @@ use ltx2_nn::{Axis, Init, Lowering, Param, Source};
 use ltx2_stablehlo::DType;
 use ltx2_weights::tensor::Tensor;
 use ltx2_xla_analysis::{Chip, CollectiveKind, Microbenchmark, Module, Report, Sample, report};
-use programs::{Beside, COUNT, Expected, Micro};
+use programs::{COUNT, Concurrent, Expected, Micro};
 
 /// Target duration in seconds of the run with many iterations.
 const LONG: f64 = 0.03;
@@ -42,7 +42,7 @@ struct Sizes {
     /// Collective sizes in bytes.
     collectives: Vec<usize>,
     /// Collective size in bytes, and concurrent work that is longer or shorter than the collective.
-    overlapped: Vec<(usize, Beside)>,
+    overlapped: Vec<(usize, Concurrent)>,
 }
 
 const MIB: usize = 1 << 20;
@@ -84,13 +84,13 @@ impl Sizes {
             norms: vec![[3072, 4096], [12288, 4096]],
             collectives: vec![MIB / 16, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB],
             overlapped: vec![
-                (32 * MIB, Beside::Matmuls { pairs: 1, rows: 6144, from: 4096, to: 4096 }),
-                (64 * MIB, Beside::Matmuls { pairs: 2, rows: 3072, from: 4096, to: 16384 }),
-                (512 * MIB, Beside::Matmuls { pairs: 1, rows: 1536, from: 4096, to: 4096 }),
-                (512 * MIB, Beside::Matmuls { pairs: 1, rows: 6144, from: 4096, to: 4096 }),
-                (64 * MIB, Beside::Copies { count: 4, size: 256 * MIB }),
-                (512 * MIB, Beside::Copies { count: 2, size: 64 * MIB }),
-                (512 * MIB, Beside::Copies { count: 1, size: 256 * MIB }),
+                (32 * MIB, Concurrent::Matmuls { pairs: 1, rows: 6144, from: 4096, to: 4096 }),
+                (64 * MIB, Concurrent::Matmuls { pairs: 2, rows: 3072, from: 4096, to: 16384 }),
+                (512 * MIB, Concurrent::Matmuls { pairs: 1, rows: 1536, from: 4096, to: 4096 }),
+                (512 * MIB, Concurrent::Matmuls { pairs: 1, rows: 6144, from: 4096, to: 4096 }),
+                (64 * MIB, Concurrent::Copies { count: 4, size: 256 * MIB }),
+                (512 * MIB, Concurrent::Copies { count: 2, size: 64 * MIB }),
+                (512 * MIB, Concurrent::Copies { count: 1, size: 256 * MIB }),
             ],
         }
     }
@@ -153,8 +153,8 @@ fn programs(engine: &Engine, sizes: &Sizes) -> Result<Vec<Micro>, RuntimeError> 
     }
     if devices > 1 {
         for kind in [CollectiveKind::AllGather, CollectiveKind::AllReduce, CollectiveKind::AllToAll] {
-            for (size, beside) in &sizes.overlapped {
-                all.push(programs::overlapped(kind, devices, *size, *beside)?);
+            for (size, concurrent) in &sizes.overlapped {
+                all.push(programs::overlapped(kind, devices, *size, *concurrent)?);
             }
         }
     }
@@ -318,11 +318,11 @@ mod tests {
 
     #[test]
     fn overlapped_programs_build_for_all_sizes_and_device_counts() {
-        for (size, beside) in Sizes::of("cuda").overlapped {
+        for (size, concurrent) in Sizes::of("cuda").overlapped {
             for (kind, devices) in KINDS.into_iter().flat_map(|kind| [(kind, 2), (kind, 4)]) {
-                let micro = programs::overlapped(kind, devices, size, beside).unwrap();
+                let micro = programs::overlapped(kind, devices, size, concurrent).unwrap();
                 assert_eq!(micro.program.devices(), devices);
-                let matmuls = matches!(beside, Beside::Matmuls { .. });
+                let matmuls = matches!(concurrent, Concurrent::Matmuls { .. });
                 assert_eq!(micro.program.dot_flops > 0.0, matmuls, "{}", micro.name);
             }
         }

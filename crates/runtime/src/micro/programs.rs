@@ -180,14 +180,14 @@ pub(super) fn collective(kind: CollectiveKind, all: usize, devices: usize, size:
 
 /// Work that is independent of the collective in the same iteration and can overlap with it.
 #[derive(Clone, Copy)]
-pub(super) enum Beside {
+pub(super) enum Concurrent {
     /// `pairs` pairs of matmuls: `[rows, from] x [from, to]`, then `[rows, to] x [to, from]`.
     Matmuls { pairs: usize, rows: usize, from: usize, to: usize },
     /// `count` copies of an array of `size` bytes.
     Copies { count: usize, size: usize },
 }
 
-impl Beside {
+impl Concurrent {
     /// Row length of a copied array.
     const WIDTH: usize = 4096;
 
@@ -195,17 +195,19 @@ impl Beside {
     fn types(self) -> (Type, Vec<Type>) {
         let ty = |dims: [usize; 2]| Type::new(DType::BF16, dims);
         match self {
-            Beside::Matmuls { rows, from, to, .. } => (ty([rows, from]), vec![ty([from, to]), ty([to, from])]),
-            Beside::Copies { size, .. } => (ty([size / DType::BF16.size() / Beside::WIDTH, Beside::WIDTH]), Vec::new()),
+            Concurrent::Matmuls { rows, from, to, .. } => (ty([rows, from]), vec![ty([from, to]), ty([to, from])]),
+            Concurrent::Copies { size, .. } => {
+                (ty([size / DType::BF16.size() / Concurrent::WIDTH, Concurrent::WIDTH]), Vec::new())
+            }
         }
     }
 
     fn done(self, work: &Value, weights: &[Value]) -> Value {
         match self {
-            Beside::Matmuls { pairs, .. } => (0..pairs * weights.len()).fold(work.clone(), |work, n| {
+            Concurrent::Matmuls { pairs, .. } => (0..pairs * weights.len()).fold(work.clone(), |work, n| {
                 work.builder().einsum("ij,jk->ik", &work, &weights[n % weights.len()], DType::BF16)
             }),
-            Beside::Copies { count, .. } => {
+            Concurrent::Copies { count, .. } => {
                 (0..count).fold(work.clone(), |work, _| (work * 0.5 + 0.25).optimization_barrier())
             }
         }
@@ -213,15 +215,20 @@ impl Beside {
 
     fn name(self) -> String {
         match self {
-            Beside::Matmuls { pairs, rows, from, to } => format!("{} matmuls of {rows} x {from} x {to}", 2 * pairs),
-            Beside::Copies { count, size } => format!("{count} copies of {}", megabytes(size)),
+            Concurrent::Matmuls { pairs, rows, from, to } => format!("{} matmuls of {rows} x {from} x {to}", 2 * pairs),
+            Concurrent::Copies { count, size } => format!("{count} copies of {}", megabytes(size)),
         }
     }
 }
 
 /// Builds the benchmark of a collective of `size` bytes among all devices, with independent work that can overlap with
 /// it.
-pub(super) fn overlapped(kind: CollectiveKind, devices: usize, size: usize, beside: Beside) -> Result<Micro, Error> {
+pub(super) fn overlapped(
+    kind: CollectiveKind,
+    devices: usize,
+    size: usize,
+    concurrent: Concurrent,
+) -> Result<Micro, Error> {
     let mesh = Mesh::new(&[("near", devices)]);
     let groups = mesh.groups(&["near"]);
     let elements = (size / DType::BF16.size()).next_multiple_of(devices);
@@ -232,7 +239,7 @@ pub(super) fn overlapped(kind: CollectiveKind, devices: usize, size: usize, besi
         b.argument_with(Argument { sharding: Some(sharding.clone()), ..Argument::new(name, ty) })
     };
     let count = argument(COUNT, Type::scalar(DType::I32), &Sharding(Vec::new()));
-    let (ty, weights) = beside.types();
+    let (ty, weights) = concurrent.types();
     let carried = [
         argument("x", Type::new(DType::BF16, [own * devices]), &row),
         argument("work", Type::new(ty.dtype, [ty.dims[0] * devices, ty.dims[1]]), &rows),
@@ -244,7 +251,7 @@ pub(super) fn overlapped(kind: CollectiveKind, devices: usize, size: usize, besi
         let placed = [(&now[0], row.clone()), (&now[1], rows.clone())];
         let inputs: Vec<_> = placed.into_iter().chain(weights.iter().map(|v| (v, all.clone()))).collect();
         b.manual(&inputs, &[row.clone(), rows.clone()], |v| {
-            vec![once(kind, &v[0], &groups), beside.done(&v[1], &v[2..])]
+            vec![once(kind, &v[0], &groups), concurrent.done(&v[1], &v[2..])]
         })
     });
     let outputs =
@@ -252,11 +259,11 @@ pub(super) fn overlapped(kind: CollectiveKind, devices: usize, size: usize, besi
             (Output { sharding: Some(sharding.clone()), ..Output::new(name, of.ty().clone()) }, value)
         });
     let program = b.finish_with(outputs.collect())?;
-    let benchmark = match beside {
-        Beside::Matmuls { .. } => Microbenchmark::OverlappedMatmul,
-        Beside::Copies { .. } => Microbenchmark::OverlappedMemory,
+    let benchmark = match concurrent {
+        Concurrent::Matmuls { .. } => Microbenchmark::OverlappedMatmul,
+        Concurrent::Copies { .. } => Microbenchmark::OverlappedMemory,
     };
-    let name = format!("{} during {}", megabytes(size), beside.name());
+    let name = format!("{} during {}", megabytes(size), concurrent.name());
     let (collective, expected) = (Some(kind), Expected::Overlapped);
     Ok(Micro { benchmark, collective, name, devices, operations: 1, program, expected })
 }

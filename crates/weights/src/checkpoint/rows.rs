@@ -6,41 +6,14 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
+use super::eight_bits::EightBits;
 use super::{Checkpoint, Entry, TensorView, known};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
 
-/// Storage form of a tensor whose 8-bit values are read as another floating-point type.
-#[derive(Clone, Debug)]
-pub(super) enum EightBits<T = Entry> {
-    Integers {
-        /// 8-bit integers that are subtracted from the rows: one per row, or one for all.
-        zero_points: Option<Box<T>>,
-    },
-    E5M2,
-}
-
 /// Converts e5m2 to f32: e5m2 is the upper half of f16.
 fn e5m2(bits: u8) -> f32 {
     f16::from_bits(u16::from(bits) << 8).to_f32()
-}
-
-impl<T> EightBits<T> {
-    pub(super) fn try_map<U, E>(&self, of: impl FnOnce(&T) -> Result<U, E>) -> Result<EightBits<U>, E> {
-        Ok(match self {
-            EightBits::Integers { zero_points } => {
-                EightBits::Integers { zero_points: zero_points.as_deref().map(of).transpose()?.map(Box::new) }
-            }
-            EightBits::E5M2 => EightBits::E5M2,
-        })
-    }
-
-    fn map(&self, of: impl FnOnce(&T) -> Box<T>) -> Self {
-        match self {
-            EightBits::Integers { zero_points } => EightBits::Integers { zero_points: zero_points.as_deref().map(of) },
-            EightBits::E5M2 => EightBits::E5M2,
-        }
-    }
 }
 
 impl Entry {

@@ -495,6 +495,6 @@ fn duration_head_attention_is_split() {
     }
     tensors[0].2 = &[5, 2];
     let file = put(dir.path().join("odd.safetensors"), safetensors(&tensors, Value::Null));
-    let source = open_with(&model, &overrides(&file)).expect("opens");
-    fails(source.checkpoint(Component::DurationHead), &["odd.safetensors", "in_proj_weight", "[5, 2]", "[6, 2]"]);
+    let head = open_with(&model, &overrides(&file)).expect("opens").checkpoint(Component::DurationHead);
+    fails(head, &["odd.safetensors", "in_proj_weight", "[5, 2]", "split equally"]);
 }

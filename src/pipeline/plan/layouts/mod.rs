@@ -332,7 +332,10 @@ mod tests {
             ("cfg", "cfg=2")
         );
         let said = ranking(&config, devices).unwrap().decision(devices);
-        assert!(include_str!("../../../../docs/guides/gpu.md").contains(&said), "the guide has another line than {said}");
+        assert!(
+            include_str!("../../../../docs/guides/gpu.md").contains(&said),
+            "the guide has another line than {said}"
+        );
         // If no layout fits, the one that needs the fewest bytes is chosen; the memory plan then reports the shortage.
         let none = ranking(&config, Devices { capacity: Some(1 << 30), ..devices }).unwrap();
         assert!(!none.first.fits && none.first.layout != "cfg", "{}", none.first.layout);

@@ -13,8 +13,8 @@
 use crate::analysis::{Chip, CollectiveKind, Links, Work};
 use crate::hlo::{DType, Matmul, Pattern, Program, Transfer};
 
-/// Number of times that the norms, rotations and sums around a matmul move its left operand and its result through
-/// device memory. Compiled modules of the published models for H100s have 2.1.
+/// Estimated passes of a matmul's left operand and result through device memory, by the norms, rotations and sums around
+/// it. Modules of the published models, compiled for H100s, have 2.1.
 const PASSES: f64 = 2.0;
 
 /// Number of times that the result of an all-gather or an all-to-all is moved through device memory again, because its
