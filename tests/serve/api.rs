@@ -180,8 +180,31 @@ fn audio_that_only_ffmpeg_decodes_is_accepted() {
         let kind = [("content-type", "multipart/form-data; boundary=b")];
         site.client().roundtrip("POST", "/v1/videos", &kind, Some(&form)).expect("an answer")
     };
-    let answer = send(&sound);
-    assert_eq!((answer.status, &answer.json()["pipeline"]), (200, &json!("audio_to_video")), "{}", answer.text());
+    let folder = tempfile::tempdir().expect("a folder");
+    let encoded = |name: &str, how: &[&str]| {
+        let path = folder.path().join(name);
+        let mut ffmpeg = std::process::Command::new("ffmpeg");
+        ffmpeg.args(["-v", "error", "-i", "tests/fixtures/sounds/tone.opus"]).args(how).arg(&path);
+        assert!(ffmpeg.status().expect("ffmpeg runs").success(), "{name}");
+        std::fs::read(path).expect("encoded")
+    };
+    let ogg = encoded("a.ogg", &["-c:a", "libvorbis"]);
+    let video = ["-f", "lavfi", "-i", "testsrc=size=64x64:rate=24:duration=0.2", "-c:v", "libx265", "-x265-params"];
+    let sounds = [
+        sound.clone(),
+        [ogg.clone(), ogg].concat(),
+        encoded("a.m4a", &["-c:a", "aac", "-movflags", "frag_keyframe+empty_moov"]),
+        encoded("a.mp4", &[&video[..], &["log-level=none", "-c:a", "aac"]].concat()),
+    ];
+    for (n, sound) in sounds.iter().enumerate() {
+        let answer = send(sound);
+        assert_eq!(
+            (answer.status, &answer.json()["pipeline"]),
+            (200, &json!("audio_to_video")),
+            "{n}: {}",
+            answer.text()
+        );
+    }
     let cut = send(&sound[..60]);
     assert_eq!(cut.error(), (400, "invalid_audio".into(), Some("input_audio".into())), "{}", cut.text());
     assert!(cut.text().contains("a.opus") && !cut.text().contains("ffmpeg"), "{}", cut.text());
