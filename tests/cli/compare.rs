@@ -55,6 +55,10 @@ fn folders_are_compared_frame_by_frame() {
     assert!((scores["video"]["psnr"].as_f64().expect("a number") - 34.1514).abs() < 1e-3, "{scores}");
     assert!((scores["video"]["mad"].as_f64().expect("a number") - 5.0).abs() < 1e-4, "{scores}");
     assert!(stdout.contains("34.15") && stdout.contains("worst frame"), "{stdout}");
+    let (printed, _) = ends(0, &path("a"), &path("b"), &["--json", "-"]);
+    assert_eq!(serde_json::from_str::<Value>(&printed).expect("only JSON"), scores);
+    let (_, said) = ends(2, &path("a"), &path("b"), &["--report", "-"]);
+    assert!(said.contains("--report: stdout is not supported; give the path of a file"), "{said}");
     let page = std::fs::read_to_string(page).expect("a page");
     assert_eq!(page.matches("data:image/png;base64,").count(), 9, "three frames, twice and their difference");
     assert!(!page.contains("src=\"http") && !page.contains("<script") && !page.contains("<link"));
