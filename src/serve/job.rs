@@ -173,13 +173,13 @@ pub enum JobPhase {
 impl JobPhase {
     /// Returns the stage that contains a pipeline phase.
     pub fn of(phase: Phase) -> Self {
-        match phase.name() {
-            "text_encoder" | "connectors" => JobPhase::TextEncoder,
-            "upsampler" | "frame_upsampler" | "keyframe_upsampler" => JobPhase::Upsampler,
-            "refine" | "round" => JobPhase::Refine,
-            "video_decoder" | "diffusion_decoder" => JobPhase::VideoDecoder,
-            "audio_decoder" | "vocoder" => JobPhase::AudioDecoder,
-            _ => JobPhase::Denoise,
+        match phase {
+            Phase::TextEncoder | Phase::Connectors => JobPhase::TextEncoder,
+            Phase::Denoise => JobPhase::Denoise,
+            Phase::Upsampler => JobPhase::Upsampler,
+            Phase::Refine | Phase::Round => JobPhase::Refine,
+            Phase::VideoDecoder => JobPhase::VideoDecoder,
+            Phase::AudioDecoder => JobPhase::AudioDecoder,
         }
     }
 }

@@ -144,7 +144,7 @@ fn figures(generated: &Generated, executor: &Executor) -> Value {
         "peak_memory_bytes": peak_memory(executor),
         "programs": programs,
     });
-    for phase in Phase::phases() {
+    for phase in Phase::ALL {
         report[phase.name()] = json!(took(phase).map(|t| t.total.as_secs_f64()));
     }
     report["denoise"] = json!({"total": denoise, "per_step": denoise.map(|d| d / generated.steps.max(1) as f64), "steps": generated.steps});

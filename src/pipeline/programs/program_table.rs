@@ -14,6 +14,7 @@ use crate::models::connectors::Input;
 use crate::models::pixels::Pixels;
 use crate::nn::Build;
 use crate::pipeline::error::Result;
+use crate::pipeline::phase::Phase;
 use crate::weights::Component;
 
 /// A program. The variants are in the order in which a run executes them.
@@ -111,8 +112,8 @@ pub(crate) struct ProgramRow {
     pub(crate) help: &'static str,
     /// Component to which most of the program's parameters belong.
     pub(crate) part: Component,
-    /// Phase to which the program's time is added, given by the main program of that phase.
-    pub(crate) phase: ProgramKind,
+    /// Phase to which the program's time is added.
+    pub(crate) phase: Phase,
     has_blocks: bool,
     pub(in crate::pipeline) sizes: Sizes,
     pub(in crate::pipeline) runs: Runs,
@@ -122,25 +123,22 @@ pub(crate) struct ProgramRow {
 }
 
 impl ProgramRow {
-    /// Creates a row with default properties: the program is part of every run, has its own phase, has no transformer
-    /// blocks, and has the sizes of the first pass.
+    /// Creates a row with default properties: the program is part of every run, has no transformer blocks, and
+    /// has the sizes of the first pass.
     const fn new(
         kind: ProgramKind,
         name: &'static str,
         help: &'static str,
         part: Component,
+        phase: Phase,
         write: fn(&ProgramSpec) -> Result<Network>,
     ) -> Self {
         let (has_blocks, sizes, runs) = (false, Sizes::First, Runs::Always);
-        ProgramRow { kind, name, help, part, phase: kind, has_blocks, sizes, runs, write, alone: None }
+        ProgramRow { kind, name, help, part, phase, has_blocks, sizes, runs, write, alone: None }
     }
 
     const fn blocks(self) -> Self {
         ProgramRow { has_blocks: true, ..self }
-    }
-
-    const fn within(self, phase: ProgramKind) -> Self {
-        ProgramRow { phase, ..self }
     }
 
     const fn sizes(self, sizes: Sizes) -> Self {
@@ -166,92 +164,92 @@ impl ProgramRow {
 #[rustfmt::skip]
 pub(crate) static TABLE: [ProgramRow; 21] = [
     ProgramRow::new(ProgramKind::TextEncoder, "text_encoder", "Prompts to embeddings, all prompts in one pass",
-        Component::TextEncoder, spec::text_encoder)
+        Component::TextEncoder, Phase::TextEncoder, spec::text_encoder)
         .alone("`input_ids`, `attention_mask` to `prompt_embeds`", &["output_hidden_states"], inputs::text_encoder,
             |c, build| c.text_encoder_program(1, 8, false, build)),
     ProgramRow::new(ProgramKind::Connectors, "connectors", "Embeddings to the text contexts of both streams",
-        Component::Connectors, spec::connectors)
+        Component::Connectors, Phase::Connectors, spec::connectors)
         .alone("`prompt_embeds` or `text_encoder_hidden_states`, `attention_mask` to `video`, `audio`",
             &[], inputs::connectors,
             |c, build| c.connectors_program(1, c.connectors()?.token_multiple(), Input::HiddenStates, build)),
     ProgramRow::new(ProgramKind::DurationHead, "duration_head", "Text contexts of a prompt to the video's duration in seconds",
-        Component::DurationHead, spec::duration_head)
+        Component::DurationHead, Phase::Connectors, spec::duration_head)
         .runs(Runs::Alone)
         .alone("`video_tokens`, `audio_tokens` to `seconds`", &[], inputs::duration_head,
             |c, build| c.duration_head_program(1, Av::both(1), build)),
     ProgramRow::new(ProgramKind::VideoEncoder, "video_encoder", "Frames to latents",
-        Component::Vae, spec::video_encoder)
-        .within(ProgramKind::Denoise).runs(Runs::Images)
+        Component::Vae, Phase::Denoise, spec::video_encoder)
+        .runs(Runs::Images)
         .alone("`video` to `latents`", &[], inputs::video_encoder, |c, build| {
             let v = c.video_vae()?;
             c.video_encoder_program([1, 0, 1 + v.temporal(), 4 * v.spatial(), 4 * v.spatial()], build)
         }),
     ProgramRow::new(ProgramKind::AudioEncoder, "audio_encoder", "Mel spectrogram to latents",
-        Component::AudioVae, spec::audio_encoder)
-        .within(ProgramKind::Denoise).runs(Runs::GivenSound)
+        Component::AudioVae, Phase::Denoise, spec::audio_encoder)
+        .runs(Runs::GivenSound)
         .alone("`mel` to `latents`", &[], inputs::audio_encoder, |c, build| {
             let audio = c.audio_vae()?;
             c.audio_encoder_program([1, 0, audio.frames_of(2), audio.bins()], build)
         }),
     ProgramRow::new(ProgramKind::Prepare, "prepare", "Step-invariant inputs of the denoising loop",
-        Component::Transformer, spec::prepare)
-        .within(ProgramKind::Denoise).blocks(),
+        Component::Transformer, Phase::Denoise, spec::prepare)
+        .blocks(),
     ProgramRow::new(ProgramKind::Denoise, "denoise", "Denoising loop of the first pass",
-        Component::Transformer, spec::denoise)
+        Component::Transformer, Phase::Denoise, spec::denoise)
         .blocks(),
     ProgramRow::new(ProgramKind::Upsampler, "upsampler", "Latents to larger latents, between two passes",
-        Component::LatentUpsampler, spec::upsampler)
+        Component::LatentUpsampler, Phase::Upsampler, spec::upsampler)
         .runs(Runs::Spatial)
         .alone("`latents` to larger `latents`, both un-normalised", &[], inputs::upsampler,
             |c, build| c.upsampler_program([1, 0, 2, 4, 4], build)),
     ProgramRow::new(ProgramKind::FrameUpsampler, "frame_upsampler",
-        "Latents to latents with twice as many frames, between two passes", Component::TemporalUpsampler, spec::frame_upsampler)
-        .within(ProgramKind::Upsampler).runs(Runs::Temporal),
+        "Latents to latents with twice as many frames, between two passes", Component::TemporalUpsampler, Phase::Upsampler, spec::frame_upsampler)
+        .runs(Runs::Temporal),
     ProgramRow::new(ProgramKind::KeyframeUpsampler, "keyframe_upsampler", "Keyframes to larger keyframes, between two passes",
-        Component::LatentUpsampler, spec::keyframe_upsampler)
-        .within(ProgramKind::Upsampler).runs(Runs::Keyframes),
+        Component::LatentUpsampler, Phase::Upsampler, spec::keyframe_upsampler)
+        .runs(Runs::Keyframes),
     ProgramRow::new(ProgramKind::RefinePrepare, "refine_prepare", "Step-invariant inputs of the second pass's loop",
-        Component::Transformer, spec::prepare)
-        .within(ProgramKind::Refine).blocks().sizes(Sizes::Last).runs(Runs::TwoPasses),
+        Component::Transformer, Phase::Refine, spec::prepare)
+        .blocks().sizes(Sizes::Last).runs(Runs::TwoPasses),
     ProgramRow::new(ProgramKind::Refine, "refine", "Denoising loop of the second pass",
-        Component::Transformer, spec::denoise)
+        Component::Transformer, Phase::Refine, spec::denoise)
         .blocks().sizes(Sizes::Last).runs(Runs::TwoPasses),
     ProgramRow::new(ProgramKind::TemporalUpsampler, "temporal_upsampler", "Latents to latents with twice as many frames, in a temporal round",
-        Component::TemporalUpsampler, spec::temporal_upsampler)
-        .within(ProgramKind::Round).sizes(Sizes::BeforeRound).runs(Runs::Rounds)
+        Component::TemporalUpsampler, Phase::Round, spec::temporal_upsampler)
+        .sizes(Sizes::BeforeRound).runs(Runs::Rounds)
         .alone("`latents` to `latents` with more frames, both un-normalised", &[], inputs::temporal_upsampler,
             |c, build| c.temporal_upsampler_program([1, 0, 2, 4, 4], build)),
     ProgramRow::new(ProgramKind::RoundPrepare, "round_prepare", "Step-invariant inputs of a temporal round's loop",
-        Component::Transformer, spec::prepare)
-        .within(ProgramKind::Round).blocks().sizes(Sizes::Tile).runs(Runs::Rounds),
+        Component::Transformer, Phase::Round, spec::prepare)
+        .blocks().sizes(Sizes::Tile).runs(Runs::Rounds),
     ProgramRow::new(ProgramKind::Round, "round", "Denoising loop of a temporal round, for its largest tile",
-        Component::Transformer, spec::denoise)
+        Component::Transformer, Phase::Round, spec::denoise)
         .blocks().sizes(Sizes::Tile).runs(Runs::Rounds),
     ProgramRow::new(ProgramKind::VideoDecoder, "video_decoder", "Latents to frames",
-        Component::Vae, spec::video_decoder)
+        Component::Vae, Phase::VideoDecoder, spec::video_decoder)
         .sizes(Sizes::Output).runs(Runs::ByConvolution)
         .alone("`latents` to `video`", &[], inputs::video_decoder,
             |c, build| c.video_decoder_program([1, 0, 1, 4, 4], Pixels::Values, build)),
     ProgramRow::new(ProgramKind::DiffusionFeatures, "diffusion_features", "Latents to the features that tiles are decoded from",
-        Component::DiffusionDecoder, spec::diffusion_features)
-        .within(ProgramKind::VideoDecoder).sizes(Sizes::Output).runs(Runs::ByDiffusionTiles),
+        Component::DiffusionDecoder, Phase::VideoDecoder, spec::diffusion_features)
+        .sizes(Sizes::Output).runs(Runs::ByDiffusionTiles),
     ProgramRow::new(ProgramKind::DiffusionDecoder, "diffusion_decoder", "Latents and noise to frames",
-        Component::DiffusionDecoder, spec::diffusion_decoder)
-        .within(ProgramKind::VideoDecoder).sizes(Sizes::Output).runs(Runs::ByDiffusion)
+        Component::DiffusionDecoder, Phase::VideoDecoder, spec::diffusion_decoder)
+        .sizes(Sizes::Output).runs(Runs::ByDiffusion)
         .alone("`latents`, un-normalised, and `noise` to `video`", &[], inputs::diffusion_decoder,
             |c, build| c.diffusion_decoder_program([1, 0, 1, 1, 1], Pixels::Values, build)),
     ProgramRow::new(ProgramKind::AudioDecoder, "audio_decoder", "Latents to mel spectrogram",
-        Component::AudioVae, spec::audio_decoder)
+        Component::AudioVae, Phase::AudioDecoder, spec::audio_decoder)
         .runs(Runs::OwnSound)
         .alone("`latents` to `mel`", &[], inputs::audio_decoder,
             |c, build| c.audio_decoder_program([1, 0, 2, c.audio_vae()?.latent_bins()], build)),
     // The size of the vocoder's input is the product of channels and bins, so one of them can be fixed.
-    ProgramRow::new(ProgramKind::Vocoder, "vocoder", "Mel spectrogram to samples", Component::Vocoder, spec::vocoder)
-        .within(ProgramKind::AudioDecoder).runs(Runs::OwnSound)
+    ProgramRow::new(ProgramKind::Vocoder, "vocoder", "Mel spectrogram to samples", Component::Vocoder, Phase::AudioDecoder, spec::vocoder)
+        .runs(Runs::OwnSound)
         .alone("`mel` to `audio`", &["clamp"], inputs::vocoder,
             |c, build| c.vocoder_program([1, 1, 8, c.vocoder()?.generator.in_channels], build)),
     ProgramRow::new(ProgramKind::Transformer, "transformer", "One forward pass on the reference implementation's arguments",
-        Component::Transformer, spec::transformer)
+        Component::Transformer, Phase::Denoise, spec::transformer)
         .blocks().runs(Runs::Alone)
         .alone("`hidden_states`, `encoder_hidden_states`, `timestep` … to `video`, `audio`",
             transformer_inputs::SCALARS,
@@ -266,11 +264,6 @@ impl ProgramKind {
     /// Returns the name that sidecars, reports and JSON use.
     pub fn name(self) -> &'static str {
         self.row().name
-    }
-
-    /// Returns the name that printed tables use.
-    pub(crate) fn label(self) -> String {
-        self.name().replace('_', " ")
     }
 
     /// Returns the name that the command line uses.
@@ -290,11 +283,6 @@ impl ProgramKind {
         let all = || TABLE.iter().map(|row| row.kind.flag()).collect::<Vec<_>>().join(", ");
         let row = TABLE.iter().find(|row| row.kind.flag() == name);
         row.map(|row| row.kind).ok_or_else(|| format!("unknown program '{name}'; use one of {}", all()))
-    }
-
-    /// Returns the phases of a run, in order.
-    pub(crate) fn phases() -> impl Iterator<Item = Self> {
-        TABLE.iter().filter(|row| row.phase == row.kind && row.runs != Runs::Alone).map(|row| row.kind)
     }
 }
 
@@ -324,9 +312,5 @@ mod tests {
         assert!(TABLE.iter().enumerate().all(|(place, row)| row.kind as usize == place));
         assert_eq!(ProgramKind::named("refine-prepare"), Ok(ProgramKind::RefinePrepare));
         assert!(ProgramKind::named("diffuse").is_err_and(|e| e.contains("text-encoder, connectors, ")));
-        let phases: Vec<&str> = ProgramKind::phases().map(ProgramKind::name).collect();
-        let all =
-            ["text_encoder", "connectors", "denoise", "upsampler", "refine", "round", "video_decoder", "audio_decoder"];
-        assert_eq!(phases, all);
     }
 }

@@ -38,29 +38,26 @@ pub(crate) struct Names {
     prepare: ProgramKind,
     denoise: ProgramKind,
     dump: Cow<'static, str>,
-    phase: Phase,
     /// Number of steps of the same phase before this pass, and after it.
     around: [usize; 2],
 }
 
 /// The only pass of a request, or the first of two.
-pub(crate) const FIRST: Names = Names {
-    prepare: ProgramKind::Prepare,
-    denoise: ProgramKind::Denoise,
-    dump: Cow::Borrowed(""),
-    phase: Phase::Denoise,
-    around: [0; 2],
-};
+pub(crate) const FIRST: Names =
+    Names { prepare: ProgramKind::Prepare, denoise: ProgramKind::Denoise, dump: Cow::Borrowed(""), around: [0; 2] };
 /// The second pass of a request.
 pub(crate) const SECOND: Names = Names {
     prepare: ProgramKind::RefinePrepare,
     denoise: ProgramKind::Refine,
     dump: Cow::Borrowed("stage_2."),
-    phase: Phase::Refine,
     around: [0; 2],
 };
 
 impl Names {
+    fn phase(&self) -> Phase {
+        self.denoise.row().phase
+    }
+
     /// Returns the names for a tile of a DFR round. `around`: number of steps before and after this tile, over all
     /// rounds.
     pub(crate) fn of_tile(round: usize, tile: usize, around: [usize; 2]) -> Self {
@@ -68,7 +65,6 @@ impl Names {
             prepare: ProgramKind::RoundPrepare,
             denoise: ProgramKind::Round,
             dump: format!("round_{round}.tile_{tile}.").into(),
-            phase: Phase::Round,
             around,
         }
     }
@@ -112,12 +108,12 @@ impl Run<'_> {
         let given = PassTokens {
             keyframes: before.as_ref().and_then(|before| before.carried.as_ref()),
             sound: self.sound.as_ref().map(|sound| &sound.tokens),
-            clip_end: self.clip_ends.as_ref().and_then(|ends| ends.before(names.phase)),
+            clip_end: self.clip_ends.as_ref().and_then(|ends| ends.before(names.phase())),
         };
         let conditions = self.runner.encode_conditions(request, &shapes, given)?;
         let sizes = &self.runner.model.sizes;
         let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
-        let order = DrawOrder::of(request, names.phase == Phase::Refine, self.runner.build.dtype);
+        let order = DrawOrder::of(request, names.phase() == Phase::Refine, self.runner.build.dtype);
         let drawn = self.noise.draw(&mut self.runner.executor, &shapes, sizes, order)?;
         for (stream, noise) in Av::NAMES.zip(Av { video: &drawn.video, audio: &drawn.audio }) {
             if let Some(noise) = noise {
@@ -193,7 +189,7 @@ impl Run<'_> {
             tokens.video = tokens.video.slice(s![.., ..own, ..]).to_owned();
         }
         if let Some(ends) = &mut self.clip_ends {
-            ends.keep(pass.names.phase, tokens.as_ref(), &pass.shapes);
+            ends.keep(pass.names.phase(), tokens.as_ref(), &pass.shapes);
         }
         Ok(Denoised { tokens, generated })
     }
@@ -205,7 +201,7 @@ impl Run<'_> {
         let sampler = &*pass.shape.sampler;
         let total = sampler.evaluations(steps);
         // A run that is interrupted in a DFR round resumes before the first round.
-        let saving = self.options.saving.as_ref().filter(|_| pass.names.phase != Phase::Round);
+        let saving = self.options.saving.as_ref().filter(|_| pass.names.phase() != Phase::Round);
         let size = at_once(pass, steps, self.options, saving);
         let seeds = self.batch.rows().map(|request| request.seed);
         let tokens = pass.shapes.step_tokens(&self.runner.model.sizes);
@@ -224,15 +220,15 @@ impl Run<'_> {
         while done < total {
             let of_steps = done * steps / total;
             let [behind, ahead] = pass.names.around;
-            let stop = (self.watch)(pass.names.phase, behind + of_steps, behind + steps + ahead).is_break();
+            let stop = (self.watch)(pass.names.phase(), behind + of_steps, behind + steps + ahead).is_break();
             // Also save the start of a second pass, so that the first pass need not be repeated.
-            let begins = done == 0 && pass.names.phase == Phase::Refine;
+            let begins = done == 0 && pass.names.phase() == Phase::Refine;
             if let Some(saving) = saving.filter(|_| done > kept || begins)
                 && saving.is_due(of_steps - kept * steps / total, kept_at.elapsed(), stop)
             {
                 let ends = self.clip_ends.as_deref();
                 // A run that otherwise succeeds must not fail because the disk is full.
-                match saving.write(&saved(pass.names.phase, done, &carried, sound, ends)?) {
+                match saving.write(&saved(pass.names.phase(), done, &carried, sound, ends)?) {
                     Ok(()) => {
                         (kept, kept_at) = (done, Instant::now());
                         // The guard would overwrite the checkpoint with an earlier state.
@@ -252,7 +248,7 @@ impl Run<'_> {
             }
             let end = (done + size).min(total);
             let _at = at_steps(of_steps + 1, (end * steps).div_ceil(total), steps);
-            tracing::debug!("{}: evaluations {} to {end} of {total}", pass.names.phase.name(), done + 1);
+            tracing::debug!("{}: evaluations {} to {end} of {total}", pass.names.phase().name(), done + 1);
             let inputs = pass.steps_loop.steps(executor, done..end, &mut noise)?;
             let run = || pass.steps_loop.run(executor, prepared, &inputs, carried);
             carried = failpoint::within("step", of_steps, run)?;
@@ -276,14 +272,14 @@ impl Run<'_> {
             keep(done.div_ceil(size), &latents)?;
         }
         if let Some(saving) = saving.filter(|saving| saving.keeps_when_interrupted() && done == total) {
-            let saved = saved(pass.names.phase, done, &carried, sound, self.clip_ends.as_deref())?;
+            let saved = saved(pass.names.phase(), done, &carried, sound, self.clip_ends.as_deref())?;
             self.guard = Some(saving.clone().keeper(saved));
         } else if hold.is_some() {
             self.guard = hold.take();
         }
         drop(hold);
         let [behind, ahead] = pass.names.around;
-        let _ = (self.watch)(pass.names.phase, behind + steps, behind + steps + ahead);
+        let _ = (self.watch)(pass.names.phase(), behind + steps, behind + steps + ahead);
         Ok(latents.map(Tensor::into_f32))
     }
 }
@@ -325,7 +321,7 @@ impl Pass<'_> {
 /// Returns the number of finished evaluations, the carried tensors, and the latents of both streams. They come from a
 /// checkpoint, if there is one for this pass, or else are the start of the pass.
 fn begin(pass: &Pass, executor: &Executor, saving: Option<&Saving>) -> Result<(usize, Vec<ShardedTensor>, Av<Tensor>)> {
-    let Some(saved) = saving.and_then(|s| s.found(pass.names.phase)) else {
+    let Some(saved) = saving.and_then(|s| s.found(pass.names.phase())) else {
         return Ok((0, pass.steps_loop.start(executor, &pass.start)?, pass.start.clone()));
     };
     let carried = pass.steps_loop.go_on(executor, &saved.carried)?;
