@@ -17,7 +17,7 @@ use ltx2::{Config, Request, Session};
 /// Two-step Adams-Bashforth: second order with one evaluation per step, from this velocity `v` and the previous `v'`:
 /// `x + h · ((1 + r) · v - r · v')`, `r = h / 2h'`. The first and the last step are Euler's; near level 0 the step sizes differ
 /// too much.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 struct AdamsBashforth;
 
 impl Sampler for AdamsBashforth {

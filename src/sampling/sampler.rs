@@ -1,7 +1,9 @@
 //! The sampler interface: how the latents advance from one transformer evaluation to the next.
 
+use std::any::Any;
 use std::cell::OnceCell;
 use std::fmt::Debug;
+use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -75,11 +77,28 @@ pub trait Sampler: Debug + Send + Sync {
     fn step(&self, at: &Evaluation, stream: &StreamState) -> Vec<Value>;
 }
 
-/// Type-erased sampler. Two samplers are equal if their `Debug` output is equal: same type, same settings.
+/// Type-erased sampler. Two samplers are equal if they have the same type and compare equal.
 #[derive(Clone, Debug)]
-pub struct AnySampler(Arc<dyn Sampler>);
+pub struct AnySampler(Arc<dyn ComparableSampler>);
 
-impl<S: Sampler + 'static> From<S> for AnySampler {
+/// A sampler that can be compared with samplers of other types.
+trait ComparableSampler: Sampler + Any {
+    fn equals(&self, other: &dyn Any) -> bool;
+}
+
+impl<S: Sampler + PartialEq + 'static> ComparableSampler for S {
+    fn equals(&self, other: &dyn Any) -> bool {
+        other.downcast_ref() == Some(self)
+    }
+}
+
+impl AnySampler {
+    fn as_any(&self) -> &dyn Any {
+        &*self.0
+    }
+}
+
+impl<S: Sampler + PartialEq + 'static> From<S> for AnySampler {
     fn from(sampler: S) -> Self {
         AnySampler(Arc::new(sampler))
     }
@@ -95,7 +114,16 @@ impl Deref for AnySampler {
 
 impl PartialEq for AnySampler {
     fn eq(&self, other: &Self) -> bool {
-        format!("{self:?}") == format!("{other:?}")
+        self.0.equals(other.as_any())
+    }
+}
+
+impl Eq for AnySampler {}
+
+impl Hash for AnySampler {
+    /// Hashes only the type, so that samplers need not implement [`Hash`].
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_any().type_id().hash(state);
     }
 }
 

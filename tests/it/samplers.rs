@@ -67,7 +67,7 @@ fn ancestral_steps_equal_euler_without_noise() {
 }
 
 /// A sampler whose tables differ from their stated length or exceed that of the programs.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 struct Long {
     evaluations: usize,
 }

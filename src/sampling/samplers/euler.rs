@@ -4,7 +4,7 @@ use crate::hlo::Value;
 use crate::sampling::sampler::{Evaluation, Sampler, StreamState};
 
 /// Euler's method, `x + (x - clean) / σ · (σ' - σ)`, where `σ'` is the next noise level.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct Euler;
 
 impl Sampler for Euler {

@@ -23,7 +23,7 @@ pub enum StepDraws {
 
 /// Ancestral Euler: each step goes below the next noise level, the further the larger `eta` is; fresh noise then raises
 /// the latents to that level.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct EulerAncestral {
     /// Stochasticity, 0 to 1; 0 is [`Euler`](super::Euler).
     pub eta: f64,

@@ -6,7 +6,7 @@ use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StreamState};
 
 /// Euler's method along `γ·v + (1 - γ)·v'`, with the velocity `v` of this step and `v'` of the previous one. The first
 /// step, which has no previous velocity, and the last step, which ends at its prediction, are plain Euler steps.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct GradientEstimation {
     /// Weight of the current velocity; 1 is [`Euler`](super::Euler).
     pub gamma: f64,

@@ -133,7 +133,7 @@ fn normalize(values: &mut [f64]) {
 }
 
 /// The second-order sampler `res_2s`.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct Res2s;
 
 impl Sampler for Res2s {
