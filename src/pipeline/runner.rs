@@ -6,13 +6,16 @@ use std::rc::Rc;
 use super::error::PipelineError;
 use super::model::Model;
 use super::plan::memory::Planned;
+use super::programs::configs::ProgramSettings;
 use super::programs::executor::Executor;
 use super::programs::program_table::ProgramKind;
 use super::stages::denoise_loop::DenoiseLoop;
 use crate::media::{ImageH264, RoundTrip};
 use crate::models::Network;
+use crate::models::diffusion_decoder::FeatureTile;
+use crate::models::pixels::Pixels;
 use crate::nn::Build;
-use crate::request::Request;
+use crate::request::{Request, UpsamplingStep};
 use crate::runtime::ShardedTensor;
 use crate::sampling::denoise::DenoiseShape;
 
@@ -28,13 +31,40 @@ pub struct Runner {
     pub(crate) round_trip: Option<RoundTrip>,
     /// Memory plan. `None`: no run has been planned yet.
     pub(super) planned: Option<Planned>,
-    /// Last denoising loop of each program, by program name. A later request that differs only in prompts and seed
-    /// reuses the loop.
-    pub(super) loops: HashMap<&'static str, SharedLoop>,
-    /// Cache of networks, by program and everything else that a network depends on.
-    pub(super) written: BTreeMap<(ProgramKind, String), Rc<Network>>,
+    /// Last denoising loop of each program. A later request that differs only in prompts and seed reuses the loop.
+    pub(super) loops: HashMap<ProgramKind, SharedLoop>,
+    pub(super) written: HashMap<NetworkKey, Rc<Network>>,
     /// Cache of the connectors' tables, by program hash and number of tokens.
     pub(super) tables: BTreeMap<(String, usize), Rc<Tables>>,
+}
+
+/// Everything that a cached network depends on, except the model's files.
+#[derive(PartialEq, Eq, Hash)]
+pub(super) struct NetworkKey {
+    pub program: ProgramKind,
+    pub build: Build,
+    pub settings: ProgramSettings,
+    pub sizes: NetworkSizes,
+}
+
+/// Sizes that a network depends on.
+#[derive(PartialEq, Eq, Hash)]
+pub(super) enum NetworkSizes {
+    /// Dimensions of the inputs.
+    Dims(Vec<usize>),
+    /// Dimensions of a decoder's latents, and the format of its frames.
+    Frames([usize; 5], Pixels),
+    /// Shape `[b, f, h, w]` of the latents, and the tile that is decoded.
+    Tile([usize; 4], FeatureTile),
+    /// An upsampling step, and the batch size and channels of its latents.
+    Upsampling(UpsamplingStep, [usize; 2]),
+    Denoise(Box<DenoiseShape>),
+}
+
+impl<const N: usize> From<[usize; N]> for NetworkSizes {
+    fn from(dims: [usize; N]) -> Self {
+        NetworkSizes::Dims(dims.into())
+    }
 }
 
 /// Tables that have been uploaded, by argument name.
@@ -58,7 +88,7 @@ impl Runner {
             round_trip: None,
             planned: None,
             loops: HashMap::new(),
-            written: BTreeMap::new(),
+            written: HashMap::new(),
             tables: BTreeMap::new(),
         }
     }

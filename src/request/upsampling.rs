@@ -8,7 +8,7 @@ use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::VideoShape;
 
 /// One upsampling of latents, with the sizes `[frames, rows, columns]` of its input and output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct UpsamplingStep {
     pub(crate) upsampling: Upsampling,
     pub(crate) from: [usize; 3],

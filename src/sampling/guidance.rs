@@ -42,7 +42,7 @@ impl Scales {
 }
 
 /// Values over which guidance rescale computes standard deviations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum RescaleScope {
     /// Each sample separately (diffusers).
     #[default]

@@ -42,7 +42,7 @@ impl GuidanceSteps {
 }
 
 /// The predictions that a step computes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BranchSet {
     /// Branches, the conditional one first; empty if the step reuses the predictions of both streams.
     pub branches: Vec<Branch>,

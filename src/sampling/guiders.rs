@@ -7,7 +7,7 @@ use super::masked_stats::Counted;
 use crate::hlo::{Comparison, Value};
 
 /// Name of a guider.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GuiderKind {
     /// Classifier-free guidance.

@@ -15,7 +15,7 @@ use crate::nn::{Axis, Params};
 const REUSED_PREDICTION: &str = "prediction";
 
 /// Role of a stream in a pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StreamRole {
     /// The latents are denoised.
     #[default]
@@ -27,7 +27,7 @@ pub enum StreamRole {
 }
 
 /// Noise level used to convert the velocity of a conditioned token into its clean prediction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CleanPrediction {
     /// The token's noise level: the step's sigma times 1 minus the token's strength (Lightricks).
     #[default]
@@ -38,7 +38,7 @@ pub enum CleanPrediction {
 
 /// Properties of a request that determine the `prepare` and `denoise` programs; all other values of a request are
 /// program inputs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DenoiseShape {
     /// Videos per batch.
     pub(crate) batch: usize,

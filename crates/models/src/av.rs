@@ -1,7 +1,7 @@
 //! A pair of values: one for the video stream, one for the audio stream.
 
 /// A pair of values, one for each stream. Iteration visits video first, then audio.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Av<T> {
     /// Value of the video stream.
     pub video: T,

@@ -4,7 +4,7 @@ use ltx2_nn::{Params, ShardedVideo};
 use ltx2_stablehlo::{DType, Output, Value};
 
 /// Output format of a video decoder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pixels {
     /// `video [b, out_channels, frames, height, width]`, f32, approximately -1..1.
     Values,

@@ -6,7 +6,7 @@ use ltx2_base::with_defaults;
 use ltx2_stablehlo::DType;
 
 /// Build options shared by all programs of a run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Build {
     /// Element type of weights and activations; with f32, matmuls use full precision.
     pub dtype: DType,
@@ -21,7 +21,7 @@ pub struct Build {
 }
 
 /// Element type of the transformer block weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Quantization {
     /// Not quantized: weights have the element type of the run.
     #[default]
@@ -36,7 +36,7 @@ pub enum Quantization {
 }
 
 /// Points at which a bf16 forward pass rounds, which differ between the reference implementations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Numerics {
     /// RoPE in f32, rounded once at the end.
     #[default]
@@ -47,7 +47,7 @@ pub enum Numerics {
 }
 
 /// Lowering of 3D convolutions (time, height, width).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Conv3dLowering {
     /// One 3D convolution; faster on GPUs.
     #[default]
@@ -94,7 +94,7 @@ impl Build {
 with_defaults! {
     /// Choices between equivalent implementations of operations, of which a platform's compiler prefers or supports
     /// only one.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Lowering {
         /// Lowering of 3D convolutions.
         pub conv3d: Conv3dLowering = Conv3dLowering::Direct,
@@ -139,7 +139,7 @@ with_defaults! {
 }
 
 /// Dimension order of stacked text keys or values, after the dimensions for layers and batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StackOrder {
     /// `[tokens, heads, dim]`, the order of fused attention kernels.
     TokensHeads,
@@ -153,7 +153,7 @@ pub enum StackOrder {
 }
 
 /// How attention excludes keys outside the window of a query.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowForm {
     /// Additive bias on the scores of each query.
     Bias,
@@ -162,7 +162,7 @@ pub enum WindowForm {
 }
 
 /// How RoPE obtains, for each feature, the other feature of its pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeForm {
     /// Computes both halves separately and concatenates them.
     Halves,

@@ -6,7 +6,7 @@ use crate::kernels::{self, Kernel, Partial};
 use ltx2_stablehlo::{DType, Groups, Value};
 
 /// Communication pattern of self-attention over a sharded sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ContextParallelKind {
     /// Each device gathers all keys and values.
@@ -21,7 +21,7 @@ pub enum ContextParallelKind {
 }
 
 /// Context parallelism of a layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ContextParallelPolicy {
     /// Communication pattern.

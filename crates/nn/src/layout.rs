@@ -98,7 +98,7 @@ pub enum LayoutError {
 }
 
 /// A rule of a layout file: the mesh axes that shard a logical axis, outermost first.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
     /// Logical axis that the rule shards.
     pub axis: Axis,
@@ -115,7 +115,7 @@ impl std::fmt::Display for Rule {
 }
 
 /// Rules for tensors whose names match a pattern, in which `*` matches any text.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Override {
     /// Pattern for `component.name`, such as `*.ff.net.0.proj.weight`.
     pub pattern: String,
@@ -131,7 +131,7 @@ impl Override {
 }
 
 /// A mesh and the rules that map logical axes to it. The default is a single device.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// Devices, arranged along named axes.
     pub mesh: Mesh,

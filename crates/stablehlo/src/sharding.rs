@@ -5,7 +5,7 @@ use std::fmt;
 use super::types::{Type, list};
 
 /// Devices arranged along named axes, outermost axis first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Mesh {
     pub axes: Vec<(String, usize)>,
 }

@@ -2,7 +2,6 @@
 //! the calls in order; a benchmark executes a single one. Each method fails if the program cannot be compiled, a
 //! parameter cannot be loaded, or the device fails.
 
-use std::fmt::Debug;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -22,7 +21,7 @@ use crate::models::transformer::tables;
 use crate::nn::Build;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::Model;
-use crate::pipeline::runner::{Runner, SharedLoop, Tables};
+use crate::pipeline::runner::{NetworkKey, NetworkSizes, Runner, SharedLoop, Tables};
 use crate::pipeline::stages::conditions::{ConditionTokens, appended_coords};
 use crate::pipeline::stages::denoise_loop::{DenoiseLoop, evaluations};
 use crate::request::{Request, Shapes, UpsamplingStep};
@@ -49,17 +48,18 @@ impl Runner {
     fn network(
         &mut self,
         program: ProgramKind,
-        sizes: impl Debug,
+        sizes: impl Into<NetworkSizes>,
         write: impl Fn(&Model, &Build) -> Result<Network>,
     ) -> Result<Rc<Network>> {
-        let written = (program, format!("{:?} {:?} {sizes:?}", self.build, self.model.configs.choices()));
-        if let Some(known) = self.written.get(&written) {
+        let (build, settings) = (self.build.clone(), self.model.configs.program_settings());
+        let key = NetworkKey { program, build, settings, sizes: sizes.into() };
+        if let Some(known) = self.written.get(&key) {
             return Ok(known.clone());
         }
         let since = Instant::now();
         let network = self.executor.accepted(program.name(), &self.build, |build| write(&self.model, build))?;
         tracing::debug!(program = program.name(), seconds = since.elapsed().as_secs_f64(), "built the program");
-        Ok(self.written.entry(written).or_insert(Rc::new(network)).clone())
+        Ok(self.written.entry(key).or_insert(Rc::new(network)).clone())
     }
 
     fn call(
@@ -75,7 +75,7 @@ impl Runner {
     /// `prompt_embeds`.
     pub(crate) fn text_encoder(&mut self, ids: Tensor, mask: Tensor) -> Result<Call<'static>> {
         let [rows, tokens] = [mask.shape()[0], mask.shape()[1]];
-        let network = self.network(ProgramKind::TextEncoder, (rows, tokens), |model, build| {
+        let network = self.network(ProgramKind::TextEncoder, [rows, tokens], |model, build| {
             model.configs.text_encoder_program(rows, tokens, true, build)
         })?;
         self.call(ProgramKind::TextEncoder, &network, [("input_ids".into(), ids), ("attention_mask".into(), mask)])
@@ -85,7 +85,7 @@ impl Runner {
     /// streams.
     pub(crate) fn connectors(&mut self, embeds: Tensor, mask: Tensor) -> Result<Call<'static>> {
         let [rows, tokens] = [mask.shape()[0], mask.shape()[1]];
-        let network = self.network(ProgramKind::Connectors, (rows, tokens), |model, build| {
+        let network = self.network(ProgramKind::Connectors, [rows, tokens], |model, build| {
             model.configs.connectors_program(rows, tokens, Input::PromptEmbeds, build)
         })?;
         let tables = self.connector_tables(&network, tokens)?;
@@ -119,7 +119,7 @@ impl Runner {
     /// Prepares the duration head, which maps text contexts `[prompts, tokens, channels]` to `seconds`, `[prompts]`.
     pub(crate) fn duration_head(&mut self, text: Av<Tensor>) -> Result<Call<'static>> {
         let (rows, tokens) = (text.video.shape()[0], text.as_ref().map(|context| context.shape()[1]));
-        let network = self.network(ProgramKind::DurationHead, (rows, tokens), |model, build| {
+        let network = self.network(ProgramKind::DurationHead, [rows, tokens.video, tokens.audio], |model, build| {
             model.configs.duration_head_program(rows, tokens, build)
         })?;
         let given = Av::NAMES.zip(text).map(|(name, context)| (format!("{name}_tokens"), context));
@@ -145,8 +145,9 @@ impl Runner {
         step: &UpsamplingStep,
     ) -> Result<Call<'static>> {
         let (b, c, ..) = latents.dim();
-        let network =
-            self.network(program, (step, b, c), |model, build| model.configs.upsampling_program(step, [b, c], build))?;
+        let network = self.network(program, NetworkSizes::Upsampling(*step, [b, c]), |model, build| {
+            model.configs.upsampling_program(step, [b, c], build)
+        })?;
         self.call(program, &network, [("latents".into(), latents.into())])
     }
 
@@ -168,7 +169,7 @@ impl Runner {
         pass: PassSpec,
         text_contexts: Av<Tensor>,
     ) -> Result<Call<'static>> {
-        let network = self.network(program, pass.shape, |model, build| {
+        let network = self.network(program, NetworkSizes::Denoise(pass.shape.clone().into()), |model, build| {
             Ok(denoise::prepare(&model.sizes.transformer, pass.shape, build)?)
         })?;
         let mut given = Vec::from_iter(Av::NAMES.zip(text_contexts).map(|(name, text)| (format!("text.{name}"), text)));
@@ -180,8 +181,9 @@ impl Runner {
     /// Prepares the denoising loop of a pass, and uploads its tables and guidance scales.
     pub(crate) fn new_loop(&mut self, program: ProgramKind, pass: PassSpec) -> Result<DenoiseLoop> {
         let PassSpec { request, shape, shapes, conditions } = pass;
-        let network =
-            self.network(program, shape, |model, build| Ok(denoise::denoise(&model.sizes.transformer, shape, build)?))?;
+        let network = self.network(program, NetworkSizes::Denoise(shape.clone().into()), |model, build| {
+            Ok(denoise::denoise(&model.sizes.transformer, shape, build)?)
+        })?;
         let c = &self.model.sizes.transformer;
         let mut coords = shapes.coords(&self.model.sizes, request.position_rate());
         let mut dtype = request.positions;
@@ -223,7 +225,7 @@ impl Runner {
         let alike = |known: &SharedLoop| {
             known.shape == *pass.shape && negative(&known.request).can_batch_with(&negative(pass.request))
         };
-        let known = self.loops.get(program.name()).filter(|known| reusable && alike(known));
+        let known = self.loops.get(&program).filter(|known| reusable && alike(known));
         if let Some(steps_loop) = known.map(|known| known.steps_loop.clone()) {
             steps_loop.load(&mut self.executor, program.name())?;
             return Ok(steps_loop);
@@ -231,7 +233,7 @@ impl Runner {
         let steps_loop = Rc::new(self.new_loop(program, pass)?);
         if reusable {
             let (request, shape) = (pass.request.clone(), pass.shape.clone());
-            self.loops.insert(program.name(), SharedLoop { request, shape, steps_loop: steps_loop.clone() });
+            self.loops.insert(program, SharedLoop { request, shape, steps_loop: steps_loop.clone() });
         }
         Ok(steps_loop)
     }
@@ -239,7 +241,7 @@ impl Runner {
     /// Prepares the video decoder, which maps latents to `video` in the format `pixels`.
     pub fn video_decoder(&mut self, latents: Array5<f32>, pixels: Pixels) -> Result<Call<'static>> {
         let dims: [usize; 5] = latents.dim().into();
-        let network = self.network(ProgramKind::VideoDecoder, (dims, pixels), |model, build| {
+        let network = self.network(ProgramKind::VideoDecoder, NetworkSizes::Frames(dims, pixels), |model, build| {
             model.configs.video_decoder_program(dims, pixels, build)
         })?;
         self.call(ProgramKind::VideoDecoder, &network, [("latents".into(), latents.into())])
@@ -253,9 +255,10 @@ impl Runner {
         pixels: Pixels,
     ) -> Result<Call<'static>> {
         let dims: [usize; 5] = latents.dim().into();
-        let network = self.network(ProgramKind::DiffusionDecoder, (dims, pixels), |model, build| {
-            model.configs.diffusion_decoder_program(dims, pixels, build)
-        })?;
+        let network =
+            self.network(ProgramKind::DiffusionDecoder, NetworkSizes::Frames(dims, pixels), |model, build| {
+                model.configs.diffusion_decoder_program(dims, pixels, build)
+            })?;
         let given = [("latents".into(), latents.into()), ("noise".into(), noise)];
         self.call(ProgramKind::DiffusionDecoder, &network, given)
     }
@@ -281,9 +284,10 @@ impl Runner {
         start: Tensor,
         noise: Tensor,
     ) -> Result<Call<'a>> {
-        let network = self.network(ProgramKind::DiffusionDecoder, (shape, tile), |model, build| {
-            model.configs.diffusion_tile_program(shape, tile, build)
-        })?;
+        let network =
+            self.network(ProgramKind::DiffusionDecoder, NetworkSizes::Tile(shape, *tile), |model, build| {
+                model.configs.diffusion_tile_program(shape, tile, build)
+            })?;
         let inputs = Inputs::default().share("features", features);
         let given = [("start".into(), start), ("noise".into(), noise)];
         Call::new(&mut self.executor, ProgramKind::DiffusionDecoder.name(), &network, inputs, given)

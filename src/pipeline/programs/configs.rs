@@ -1,7 +1,6 @@
 //! Component configurations of a model, and the program of each component.
 
 use std::collections::BTreeSet;
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -45,6 +44,13 @@ pub struct ModelConfigs {
     bos: BosRule,
     decoder: Decoder,
     pipeline: Pipeline,
+}
+
+/// Settings that change the program of a component, in addition to the component's configuration.
+#[derive(PartialEq, Eq, Hash)]
+pub(in crate::pipeline) struct ProgramSettings {
+    layers: Option<usize>,
+    vocoder_clamp: bool,
 }
 
 impl From<Origin> for ModelConfigs {
@@ -256,9 +262,8 @@ impl ModelConfigs {
         self.read(Component::DiffusionDecoder, DiffusionDecoderConfig::from_json)
     }
 
-    /// Returns the settings that programs depend on in addition to the model's configurations.
-    pub(in crate::pipeline) fn choices(&self) -> impl Debug {
-        (self.layers, self.vocoder_clamp, self.official, self.decoder, self.pipeline)
+    pub(in crate::pipeline) fn program_settings(&self) -> ProgramSettings {
+        ProgramSettings { layers: self.layers, vocoder_clamp: self.vocoder_clamp }
     }
 
     /// Returns whether the diffusion decoder decodes the video; false if the run generates no frames.

@@ -18,7 +18,7 @@ use crate::pipeline::phase::Phase;
 use crate::weights::Component;
 
 /// A program. The variants are in the order in which a run executes them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum ProgramKind {
     TextEncoder,
     Connectors,

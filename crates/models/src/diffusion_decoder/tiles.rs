@@ -30,7 +30,7 @@ pub struct FeatureGrid {
 }
 
 /// Size of a tile, and whether it is the first or the last in time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FeatureTile {
     /// Frames, rows and columns, without the appended copies.
     pub cells: [usize; 3],

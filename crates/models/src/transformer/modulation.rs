@@ -8,7 +8,7 @@ use ltx2_stablehlo::{Comparison, DType, Value};
 
 /// Noise level that modulates cross-modal attention (`conditioning.cross_timestep`). The variants are equivalent if all
 /// tokens of both streams have the same noise level.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CrossTimestep {
     /// Scale, shift and gate depend on the noise levels of the stream's own tokens.
     Own,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::config::{Resampler, UpsamplerConfig};
 
 /// Upsampling of the latents between two passes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Upsampling {

@@ -23,7 +23,7 @@ const LARGEST_SCORES: usize = 1 << 26;
 const TILE: usize = 128;
 
 /// Attention kernel that a program uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Kernel {
     /// Plain XLA operations.
     #[default]

@@ -6,7 +6,7 @@ use super::text::LANES;
 use ltx2_stablehlo::DType;
 
 /// Properties of a TPU chip that determine block sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tpu {
     /// Peak FLOP/s divided by memory bandwidth in byte/s.
     flops_per_byte: usize,
