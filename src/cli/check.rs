@@ -207,7 +207,7 @@ impl<'a> ModelSurvey<'a> {
         let mut absent: Vec<Component> = absent.collect();
         absent.sort_by_key(|part| Component::ALL.iter().position(|own| own == part));
         // Only transformers of LTX-2.5 can mark generated keyframes.
-        let unmarked = config.pipeline == Pipeline::Dfr && self.source.version().is_ok() && !self.is_2_5();
+        let unmarked = config.pipeline.spec().has_rounds() && self.source.version().is_ok() && !self.is_2_5();
         absent.into_iter().map(Component::folder).chain(unmarked.then_some("an LTX-2.5 transformer")).collect()
     }
 
@@ -299,7 +299,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             findings.iter().map(|(p, f)| (p.folder().to_string(), describe(f))).collect();
         let with = |(pipeline, verdict): &(Pipeline, Verdict)| {
             let mut own = verdict.json();
-            if let flags @ [_, ..] = pipeline.needed_flags() {
+            let flags = pipeline.spec().needed_flags();
+            if !flags.is_empty() {
                 own["with"] = flags.into();
             }
             (pipeline.name().to_string(), own)
@@ -391,7 +392,7 @@ fn examine(source: &Arc<ModelSource>, configs: &ModelConfigs, part: Component) -
 
 fn pipeline_line(pipeline: Pipeline, verdict: &Verdict) -> String {
     let name = pipeline.name();
-    match (verdict.fault(), pipeline.needed_flags()) {
+    match (verdict.fault(), &pipeline.spec().needed_flags()[..]) {
         (Some(fault), _) => format!("{name}: {fault}"),
         (None, []) => format!("{name}: ready"),
         (None, flags) => format!("{name}: ready, with {}", flags.join(" and ")),

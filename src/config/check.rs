@@ -6,7 +6,7 @@ use super::check_chain::{check_chain, check_rates, outside};
 use super::error::ConfigError;
 use super::layout;
 use super::legal::{FRAME_STEP, Fault, around, fail};
-use super::pipeline::Pipeline;
+use super::pipeline::{PipelineSpec, VideoUse, pipeline_names, rejected_video, wrong_pipeline};
 use super::schema::{Config, GivenAudio, NumFrames, Reference, Retake, Scales, TwoStage, WeightSource};
 use super::tree::Tree;
 use crate::av::Av;
@@ -72,11 +72,11 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         let why = format!("the video has {frames} frames, numbered from 0");
         return fail("request.images", format!("frame {image}"), why);
     }
-    if let Some(why) = config.pipeline.images_fault(r.images.len()) {
+    if let Some(why) = config.pipeline.spec().images_fault(r.images.len()) {
         return fail("pipeline", config.pipeline.name().into(), why.into());
     }
-    if let Some(why) = config.pipeline.references_fault(r.reference_videos.len()) {
-        return fail("pipeline", config.pipeline.name().into(), why.into());
+    if let Some(why) = config.pipeline.spec().references_fault(r.reference_videos.len()) {
+        return fail("pipeline", config.pipeline.name().into(), why);
     }
     if !r.reference_videos.is_empty() && config.doubles_frames() {
         let why = "reference videos are not supported with temporal_x2; remove temporal_x2 or request.reference_videos";
@@ -84,8 +84,8 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     }
     check_source(config)?;
     check_chain(config)?;
-    if let Some(why) = config.pipeline.audio_fault(r.audio.is_some()) {
-        return fail("pipeline", config.pipeline.name().into(), why.into());
+    if let Some(why) = config.pipeline.spec().audio_fault(r.audio.is_some()) {
+        return fail("pipeline", config.pipeline.name().into(), why);
     }
     if r.audio.is_some() && !r.audio_latents.is_empty() {
         let why = "request.audio already provides the complete audio; remove request.audio or request.audio_latents";
@@ -95,40 +95,42 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         return fail("request.audio.duration", seconds.to_string(), "must be above 0".into());
     }
     let rounds = config.dfr.temporal_rounds;
-    if rounds > 0 && config.pipeline != Pipeline::Dfr {
-        return fail("dfr.temporal_rounds", rounds.to_string(), "only the pipeline dfr has temporal rounds".into());
+    if rounds > 0 && !config.pipeline.spec().has_rounds() {
+        let why = format!("only the pipeline {} has temporal rounds", pipeline_names("or", PipelineSpec::has_rounds));
+        return fail("dfr.temporal_rounds", rounds.to_string(), why);
     }
-    if !config.output.audio && matches!(config.pipeline, Pipeline::VideoToAudio | Pipeline::TextToAudio) {
+    if !config.output.audio && !config.pipeline.spec().generates_video {
         let why = format!("the pipeline {} generates audio; set output.audio to true", config.pipeline.name());
         return fail("output.audio", "false".into(), why);
     }
     let slots = config.conditioning.generated_keyframes;
-    if slots > 0 && config.pipeline != Pipeline::Distilled {
-        let why = "only the pipeline distilled uses this key (dfr generates its own keyframes); remove this key".into();
+    if slots > 0 && !config.pipeline.spec().generated_keyframes {
+        let why = format!(
+            "only the pipeline {} uses this key ({} generates its own keyframes); remove this key",
+            pipeline_names("or", |spec| spec.generated_keyframes),
+            pipeline_names("or", PipelineSpec::has_rounds)
+        );
         return fail("conditioning.generated_keyframes", slots.to_string(), why);
     }
     Ok(())
 }
 
 fn check_source(config: &Config) -> Result<(), Fault> {
-    let (r, pipeline) = (&config.request, config.pipeline);
-    let name = || pipeline.name().to_string();
+    let (r, spec) = (&config.request, config.pipeline.spec());
+    let name = || spec.name.to_string();
     match &r.video {
-        None if pipeline.takes_video() => {
+        None if spec.video.is_some() => {
             return fail("pipeline", name(), "needs a video: --video PATH, or request.video".into());
         }
-        Some(path) if !pipeline.takes_video() => {
-            let why = "only the pipelines retake, extend and video_to_audio take a video; select one of them".into();
-            return fail("request.video", path.clone(), why);
-        }
+        Some(path) if spec.video.is_none() => return fail("request.video", path.clone(), rejected_video()),
         _ => {}
     }
-    if pipeline.takes_video() && !r.audio_latents.is_empty() {
+    if spec.video.is_some() && !r.audio_latents.is_empty() {
         let why = "the pipeline uses the sound of its input video; remove request.audio_latents".into();
         return fail("request.audio_latents", format!("{} spans", r.audio_latents.len()), why);
     }
     let slots = config.conditioning.generated_keyframes;
-    if slots > 0 && (pipeline.takes_video() || pipeline == Pipeline::TextToAudio) {
+    if slots > 0 && (spec.video.is_some() || !spec.has_video()) {
         let why = format!("the pipeline {} generates no keyframes; remove this key", name());
         return fail("conditioning.generated_keyframes", slots.to_string(), why);
     }
@@ -137,13 +139,12 @@ fn check_source(config: &Config) -> Result<(), Fault> {
         Some(to) => format!("{} to {to} s", span.from),
         None => format!("{} s to the end", span.from),
     };
-    let alone = |own: &str| format!("only the pipeline {own} uses this key, but the pipeline is {}", name());
-    match (&r.retake, pipeline) {
-        (None, Pipeline::Retake) => {
+    match (&r.retake, spec.video) {
+        (None, Some(VideoUse::Span)) => {
             let why = "requires a time span: --retake FROM TO, or request.retake".into();
             return fail("pipeline", name(), why);
         }
-        (Some(span), Pipeline::Retake) => {
+        (Some(span), Some(VideoUse::Span)) => {
             let text = shown(span);
             if span.to.is_some_and(|to| span.from >= to) {
                 return fail("request.retake", text, "is empty; to must be after from".into());
@@ -158,15 +159,21 @@ fn check_source(config: &Config) -> Result<(), Fault> {
                 return fail("request.retake", text, "is the complete video; set the span to regenerate".into());
             }
         }
-        (Some(span), _) => return fail("request.retake", shown(span), alone("retake")),
+        (Some(span), _) => {
+            let why = wrong_pipeline(spec, |spec| spec.video == Some(VideoUse::Span));
+            return fail("request.retake", shown(span), why);
+        }
         (None, _) => {}
     }
-    match (&r.extend, pipeline) {
-        (None, Pipeline::Extend) => {
+    match (&r.extend, spec.video) {
+        (None, Some(VideoUse::Overlap)) => {
             fail("pipeline", name(), "needs a duration: --extend SECONDS, or request.extend".into())
         }
-        (Some(_), Pipeline::Extend) | (None, _) => Ok(()),
-        (Some(extend), _) => fail("request.extend", format!("{} s", extend.seconds), alone("extend")),
+        (Some(_), Some(VideoUse::Overlap)) | (None, _) => Ok(()),
+        (Some(extend), _) => {
+            let why = wrong_pipeline(spec, |spec| spec.video == Some(VideoUse::Overlap));
+            fail("request.extend", format!("{} s", extend.seconds), why)
+        }
     }
 }
 
@@ -206,19 +213,20 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
 }
 
 fn check_upsampling(config: &Config) -> Result<(), Fault> {
-    let (asked, pipeline) = (&config.two_stage.upsample, config.pipeline);
+    let (asked, spec) = (&config.two_stage.upsample, config.pipeline.spec());
     if *asked == TwoStage::default().upsample {
         return Ok(());
     }
     let in_time = asked.iter().filter(|upsampling| **upsampling == Upsampling::TemporalX2).count();
     let why = match (in_time, asked.len() - in_time) {
-        _ if !pipeline.has_two_stages() => format!(
+        _ if !spec.has_two_stages() => format!(
             "the pipeline {} has only one stage; remove two_stage.upsample, or use a two-stage pipeline",
-            pipeline.name()
+            spec.name
         ),
-        _ if pipeline == Pipeline::Dfr => {
-            "the pipeline dfr always uses spatial_x2, then dfr.temporal_rounds; remove two_stage.upsample".into()
-        }
+        _ if spec.has_rounds() => format!(
+            "the pipeline {} always uses spatial_x2, then dfr.temporal_rounds; remove two_stage.upsample",
+            spec.name
+        ),
         (0, 0) => "must list at least one upsampling".into(),
         (2.., _) | (_, 2..) => "must list at most one spatial and one temporal upsampling".into(),
         _ => return Ok(()),

@@ -1,14 +1,13 @@
 //! Checks of chained clips, frame rate and motion speed.
 
 use super::legal::{FRAME_STEP, Fault, around, fail};
-use super::pipeline::Pipeline;
 use super::schema::Config;
 
 pub(super) fn check_chain(config: &Config) -> Result<(), Fault> {
     let (r, name) = (&config.request, config.pipeline.name());
     let Some(chain) = &r.chain else { return Ok(()) };
     let refused = |why: &str| fail("request.chain", name.into(), why.into());
-    if !config.pipeline.makes_clips() {
+    if !config.pipeline.spec().chain {
         return refused(
             "this pipeline does not support chained clips; remove --chain, or use a pipeline that starts from a prompt or images",
         );
@@ -65,7 +64,7 @@ pub(super) fn check_rates(config: &Config) -> Result<(), Fault> {
     if !(r.motion_speed.is_finite() && r.motion_speed > 0.0) {
         return fail("request.motion_speed", r.motion_speed.to_string(), "must be above 0".into());
     }
-    if r.motion_speed != 1.0 && matches!(config.pipeline, Pipeline::TextToAudio | Pipeline::Dfr) {
+    if r.motion_speed != 1.0 && !config.pipeline.spec().motion_speed {
         let why = format!("the pipeline {} does not use it; remove this key", config.pipeline.name());
         return fail("request.motion_speed", r.motion_speed.to_string(), why);
     }

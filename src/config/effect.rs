@@ -4,7 +4,7 @@
 //! effect.
 
 use super::effect_facts::{Facts, Stream};
-use super::pipeline::Pipeline;
+use super::pipeline::{Passes, PipelineSpec, VideoUse, rejected_video};
 use super::schema::{Bos, Reference, WeightSource, WeightType};
 use crate::media::ImageH264;
 use crate::models::upsampler::Upsampling;
@@ -64,7 +64,7 @@ pub(super) const RULES: &[Rule] = &[
         f.unless(auto, "request.num_frames is a number; set request.num_frames to auto, or remove this key")
     }),
     server(&["model.decoder"], |f, _| match f.version {
-        _ if !f.config.pipeline.makes_frames() => f.by_pipeline("decodes no video"),
+        _ if !f.spec().generates_video => f.by_pipeline("decodes no video"),
         Version::V2_5 => None,
         older => Some(format!("LTX-{older} has only one video decoder; remove this key")),
     }),
@@ -83,16 +83,11 @@ pub(super) const RULES: &[Rule] = &[
     }),
     request(&["request.width", "request.height", "request.motion_speed"], |f, _| f.without_video()),
     request(&["request.images"], |f, _| f.unused_image()),
-    request(&["request.video"], |f, _| {
-        f.unless(
-            f.config.pipeline.takes_video(),
-            "only the pipelines retake, extend and video_to_audio take a video; select one of them",
-        )
-    }),
-    request(&["request.retake"], |f, _| f.of_pipeline(Pipeline::Retake)),
-    request(&["request.extend"], |f, _| f.of_pipeline(Pipeline::Extend)),
-    request(&["request.reference_videos"], |f, _| f.config.pipeline.references_fault(1).map(String::from)),
-    request(&["request.audio"], |f, _| f.config.pipeline.audio_fault(true).map(String::from)),
+    request(&["request.video"], |f, _| f.spec().video.is_none().then(rejected_video)),
+    request(&["request.retake"], |f, _| f.only_in(|spec| spec.video == Some(VideoUse::Span))),
+    request(&["request.extend"], |f, _| f.only_in(|spec| spec.video == Some(VideoUse::Overlap))),
+    request(&["request.reference_videos"], |f, _| f.spec().references_fault(1)),
+    request(&["request.audio"], |f, _| f.spec().audio_fault(true)),
     request(&["request.chain"], |f, _| f.unused_chain()),
     flags(&["text.bos"], |f, _| {
         let forced = f.config.text.bos == Bos::Always && f.config.reference == Reference::Official;
@@ -102,9 +97,9 @@ pub(super) const RULES: &[Rule] = &[
     request(&["sampler.eta", "sampler.gamma", "sampler.noise_seed"], |f, key| f.unused_setting(key)),
     request(&["sampler.step_noise"], |f, _| f.unused_step_noise()),
     request(&["sampler.noise_order"], |f, _| {
-        let draws = f.config.pipeline.has_two_stages() || f.appends();
-        match f.config.pipeline {
-            Pipeline::Dfr => f.by_pipeline("draws noise in the same order regardless of this key"),
+        let draws = f.spec().has_two_stages() || f.appends();
+        match f.spec().passes {
+            Passes::TwoAndRounds => f.by_pipeline("draws noise in the same order regardless of this key"),
             _ => f.unless(
                 draws,
                 "without a second stage or appended tokens, noise is drawn in the same order regardless of this key; remove this key",
@@ -118,9 +113,9 @@ pub(super) const RULES: &[Rule] = &[
     request(&["guidance.video.cfg", "guidance.audio.cfg"], |f, key| {
         f.unused_scale(key, |s| s.cfg.is_some(), |at| at.cfg.is_some())
     }),
-    request(&["guidance.video.modality", "guidance.audio.modality"], |f, key| match f.config.pipeline {
-        Pipeline::TextToAudio => f.by_pipeline("has only one stream, so modality guidance has no effect"),
-        _ => f.unused_scale(key, |s| s.modality.is_some(), |at| at.modality.is_some()),
+    request(&["guidance.video.modality", "guidance.audio.modality"], |f, key| match f.spec().has_video() {
+        false => f.by_pipeline("has only one stream, so modality guidance has no effect"),
+        true => f.unused_scale(key, |s| s.modality.is_some(), |at| at.modality.is_some()),
     }),
     request(&["guidance.video.rescale", "guidance.audio.rescale"], |f, key| {
         f.unused_scale(key, |s| s.rescale.is_some(), |at| at.rescale.is_some()).or_else(|| f.nothing_to_rescale(key))
@@ -153,16 +148,16 @@ pub(super) const RULES: &[Rule] = &[
         let later = f.config.request.images.iter().any(|image| image.frame > 0);
         f.unless(later, "no conditioning image is after the first frame; remove this key")
     }),
-    request(&["conditioning.noising"], |f, _| match f.config.pipeline {
-        Pipeline::Dfr => f.by_pipeline("starts its second stage in the same way regardless of this key"),
-        pipeline if !pipeline.has_two_stages() => f.one_stage(),
-        _ => {
+    request(&["conditioning.noising"], |f, _| match f.spec().passes {
+        Passes::TwoAndRounds => f.by_pipeline("starts its second stage in the same way regardless of this key"),
+        Passes::One => f.one_stage(),
+        Passes::Two => {
             let why = "no image and no audio latents have a strength below 1; remove this key";
             f.unless(f.has_weak_conditions(), why)
         }
     }),
-    request(&["conditioning.clean_prediction"], |f, _| match f.config.pipeline {
-        Pipeline::Dfr => f.by_pipeline("uses each token's own noise level regardless of this key"),
+    request(&["conditioning.clean_prediction"], |f, _| match f.spec().passes {
+        Passes::TwoAndRounds => f.by_pipeline("uses each token's own noise level regardless of this key"),
         _ => {
             let why = "no image, reference video or audio latents have a strength below 1; remove this key";
             let weak = f.config.request.reference_videos.iter().any(|video| video.strength < 1.0);
@@ -173,12 +168,13 @@ pub(super) const RULES: &[Rule] = &[
         let given = f.config.given_sound().is_some() || f.streams().any(|s| !f.is_made(s) && !f.is_absent(s));
         f.unless(given, "neither the video nor the audio stream is given completely as input; remove this key")
     }),
-    server(&["conditioning.first_frame_marker"], |f, _| match f.config.pipeline {
-        Pipeline::Dfr => f.by_pipeline("marks the first frame regardless of this key"),
-        Pipeline::TextToAudio => f.without_video(),
-        _ => f.unless(f.version == Version::V2_5, "only LTX-2.5 marks the first frame; remove this key"),
+    server(&["conditioning.first_frame_marker"], |f, _| match f.spec().passes {
+        Passes::TwoAndRounds => f.by_pipeline("marks the first frame regardless of this key"),
+        _ => f
+            .without_video()
+            .or_else(|| f.unless(f.version == Version::V2_5, "only LTX-2.5 marks the first frame; remove this key")),
     }),
-    request(&["conditioning.generated_keyframes"], |f, _| f.of_pipeline(Pipeline::Distilled)),
+    request(&["conditioning.generated_keyframes"], |f, _| f.only_in(|spec| spec.generated_keyframes)),
     request(&["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"], |f, _| {
         let any = !f.config.request.reference_videos.is_empty();
         f.unless(any, "there is no reference video; set request.reference_videos too, or remove this key")
@@ -200,9 +196,9 @@ pub(super) const RULES: &[Rule] = &[
         |f, _| f.one_stage(),
     ),
     request(&["two_stage.audio"], |f, _| f.one_stage().or_else(|| f.unused_stage_audio())),
-    request(&["dfr.temporal_rounds"], |f, _| f.of_pipeline(Pipeline::Dfr)),
+    request(&["dfr.temporal_rounds"], |f, _| f.only_in(PipelineSpec::has_rounds)),
     request(&["dfr.sigmas"], |f, _| {
-        f.of_pipeline(Pipeline::Dfr)
+        f.only_in(PipelineSpec::has_rounds)
             .or_else(|| f.unless(f.rounds() > 0, "dfr.temporal_rounds is 0; set it to 1 or 2, or remove this key"))
     }),
     server(&["vocoder.stage1_clamp"], |f, _| {
@@ -224,7 +220,7 @@ pub(super) const RULES: &[Rule] = &[
         let why = "only int8 weights use this key; set runtime.weights to int8 too, or remove this key";
         f.unless(f.config.runtime.weights == WeightType::Int8, why)
     }),
-    server(&["runtime.tiling"], |f, _| match f.config.pipeline.makes_frames() {
+    server(&["runtime.tiling"], |f, _| match f.spec().generates_video {
         true => None,
         false => f.by_pipeline("decodes no video"),
     }),

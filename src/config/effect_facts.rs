@@ -1,7 +1,7 @@
 //! Conditions of the rules in [`effect`](super::effect): whether a run reads a key, and the reason if it does not.
 
 use super::check::ResolvedScales;
-use super::pipeline::Pipeline;
+use super::pipeline::{PipelineSpec, VideoUse, wrong_pipeline};
 use super::schema::{Config, Dtype, Reference, Scales, SigmaScales};
 use crate::media::ImageH264;
 use crate::pjrt::discover::Platform;
@@ -39,31 +39,30 @@ pub(super) struct Facts<'a> {
 }
 
 impl Facts<'_> {
+    pub(super) fn spec(&self) -> &'static PipelineSpec {
+        self.config.pipeline.spec()
+    }
+
     pub(super) fn unless(&self, has_effect: bool, why: &str) -> Option<String> {
         (!has_effect).then(|| why.into())
     }
 
     /// Returns the reason "the pipeline NAME `why`; remove this key".
     pub(super) fn by_pipeline(&self, why: &str) -> Option<String> {
-        Some(format!("the pipeline {} {why}; remove this key", self.config.pipeline.name()))
+        Some(format!("the pipeline {} {why}; remove this key", self.spec().name))
     }
 
-    /// Returns the reason for a key that only `pipeline` uses; `None` if the run uses that pipeline.
-    pub(super) fn of_pipeline(&self, pipeline: Pipeline) -> Option<String> {
-        let why = format!(
-            "only the pipeline {} uses this key, but the pipeline is {}",
-            pipeline.name(),
-            self.config.pipeline.name()
-        );
-        (self.config.pipeline != pipeline).then(|| format!("{why}; remove this key"))
+    /// Returns the reason for a key that only the pipelines with a property use; `None` if the run uses one of them.
+    pub(super) fn only_in(&self, uses: fn(&PipelineSpec) -> bool) -> Option<String> {
+        (!uses(self.spec())).then(|| format!("{}; remove this key", wrong_pipeline(self.spec(), uses)))
     }
 
     pub(super) fn without_video(&self) -> Option<String> {
-        if self.config.pipeline.has_video() { None } else { self.by_pipeline("makes no video") }
+        if self.spec().has_video() { None } else { self.by_pipeline("makes no video") }
     }
 
     pub(super) fn one_stage(&self) -> Option<String> {
-        if self.config.pipeline.has_two_stages() { None } else { self.by_pipeline("has only one stage") }
+        if self.spec().has_two_stages() { None } else { self.by_pipeline("has only one stage") }
     }
 
     pub(super) fn given_sound(&self) -> Option<String> {
@@ -72,7 +71,7 @@ impl Facts<'_> {
     }
 
     pub(super) fn rounds(&self) -> usize {
-        if self.config.pipeline == Pipeline::Dfr { self.config.dfr.temporal_rounds } else { 0 }
+        if self.spec().has_rounds() { self.config.dfr.temporal_rounds } else { 0 }
     }
 
     pub(super) fn is_bf16(&self) -> bool {
@@ -94,10 +93,10 @@ impl Facts<'_> {
     /// Returns why the first LoRA that no stage uses has no effect; `None` if every LoRA is used. The reason contains
     /// no path, because servers keep paths private.
     pub(super) fn unused_lora(&self) -> Option<String> {
-        let last = if self.config.pipeline.has_two_stages() { 2 } else { 1 };
+        let last = if self.spec().has_two_stages() { 2 } else { 1 };
         let is_unused = |stages: &[u8]| !stages.iter().any(|stage| (1..=last).contains(stage));
         let at = self.config.model.loras.iter().position(|lora| is_unused(&lora.stages))?;
-        let (number, stages, name) = (at + 1, &self.config.model.loras[at].stages, self.config.pipeline.name());
+        let (number, stages, name) = (at + 1, &self.config.model.loras[at].stages, self.spec().name);
         Some(match stages.is_empty() {
             true => format!("LoRA {number} has no stages; set its stages to [1], [2] or [1, 2], or remove the LoRA"),
             false => format!(
@@ -109,7 +108,7 @@ impl Facts<'_> {
 
     pub(super) fn unused_image(&self) -> Option<String> {
         let r = &self.config.request;
-        if let Some(why) = self.config.pipeline.images_fault(r.images.len()) {
+        if let Some(why) = self.spec().images_fault(r.images.len()) {
             return Some(why.into());
         }
         let off = self.config.conditioning.h264 == ImageH264::Off;
@@ -120,7 +119,7 @@ impl Facts<'_> {
     }
 
     pub(super) fn unused_chain(&self) -> Option<String> {
-        if !self.config.pipeline.makes_clips() {
+        if !self.spec().chain {
             return self.by_pipeline("does not support chained clips");
         }
         let (chain, frames) = (self.config.request.chain.as_ref()?, self.config.request.num_frames.count()?);
@@ -158,7 +157,7 @@ impl Facts<'_> {
 
     pub(super) fn unused_step_noise(&self) -> Option<String> {
         let (first, second) = self.config.samplers().ok()?;
-        let second = self.config.pipeline.has_two_stages().then_some(second);
+        let second = self.spec().has_two_stages().then_some(second);
         let drawn = [Some(first), second].into_iter().flatten().any(|sampler| sampler.noises() > 0);
         let drawn = drawn && self.config.sampler.eta != Some(0.0);
         let rounds = self.rounds() > 0 && self.is_bf16();
@@ -170,7 +169,7 @@ impl Facts<'_> {
     /// keyframes.
     pub(super) fn appends(&self) -> bool {
         let (c, r) = (self.config, &self.config.request);
-        let every = c.pipeline.appends_every_image();
+        let every = self.spec().appends_every_image;
         r.images.iter().any(|image| every || image.frame > 0)
             || !r.reference_videos.is_empty()
             || c.conditioning.generated_keyframes > 0
@@ -178,15 +177,15 @@ impl Facts<'_> {
 
     /// Returns whether any token is conditioned, so that its noise level can differ from that of the step.
     pub(super) fn is_conditioned(&self) -> bool {
-        let (c, r) = (self.config, &self.config.request);
+        let r = &self.config.request;
         let chained = r.chain.as_ref().zip(r.num_frames.count()).is_some_and(|(chain, frames)| frames > chain.clip);
         self.appends()
             || !r.images.is_empty()
             || r.audio.is_some()
             || !r.audio_latents.is_empty()
             || chained
-            || c.pipeline.takes_video()
-            || c.pipeline == Pipeline::Dfr
+            || self.spec().video.is_some()
+            || self.spec().has_rounds()
     }
 
     pub(super) fn has_weak_conditions(&self) -> bool {
@@ -208,14 +207,19 @@ impl Facts<'_> {
     }
 
     pub(super) fn is_absent(&self, stream: Stream) -> bool {
-        stream == Stream::Video && !self.config.pipeline.has_video()
+        stream == Stream::Video && !self.spec().has_video()
+    }
+
+    /// Returns whether the request decides which streams are kept (`request.retake`).
+    fn keeps_streams(&self) -> bool {
+        self.spec().video == Some(VideoUse::Span)
     }
 
     /// Returns whether the stream is denoised, that is, neither a complete input nor absent.
     pub(super) fn is_made(&self, stream: Stream) -> bool {
-        let retake = self.config.request.retake.as_ref().filter(|_| self.config.pipeline == Pipeline::Retake);
+        let retake = self.config.request.retake.as_ref().filter(|_| self.keeps_streams());
         match stream {
-            Stream::Video => self.config.pipeline.makes_frames() && retake.is_none_or(|span| span.video),
+            Stream::Video => self.spec().generates_video && retake.is_none_or(|span| span.video),
             Stream::Audio => self.config.given_sound().is_none() && retake.is_none_or(|span| span.audio),
         }
     }
@@ -270,18 +274,18 @@ impl Facts<'_> {
         let inherits = !is_own(self.own(stream.other()));
         let mut users = Stream::BOTH.into_iter().filter(|s| self.is_made(*s) && (*s == stream || inherits)).peekable();
         if users.peek().is_none() {
-            let (name, pipeline) = (stream.name(), self.config.pipeline);
+            let name = stream.name();
             return Some(match (stream, self.config.given_sound()) {
                 (Stream::Audio, Some(_)) => {
                     "request.audio is used as the sound track, so the audio stream has no guidance; remove this key"
                         .into()
                 }
-                _ if pipeline == Pipeline::Retake => {
+                _ if self.keeps_streams() => {
                     format!("request.retake.{name} is false: the {name} is kept and has no guidance; remove this key")
                 }
                 _ => format!(
                     "the pipeline {} generates no {name} that could be guided; remove this key",
-                    pipeline.name()
+                    self.spec().name
                 ),
             });
         }
@@ -293,16 +297,16 @@ impl Facts<'_> {
     pub(super) fn unused_level(&self, key: &str) -> Option<String> {
         let levels = self.own(Stream::of(key)).by_sigma.as_deref().unwrap_or_default();
         let modality = levels.iter().any(|level| level.modality.is_some());
-        let name = self.config.pipeline.name();
+        let name = self.spec().name;
         let why = format!("the pipeline {name} has only one stream; remove modality from the entries");
-        (!self.config.pipeline.has_video() && modality).then_some(why)
+        (!self.spec().has_video() && modality).then_some(why)
     }
 
     pub(super) fn nothing_to_rescale(&self, key: &str) -> Option<String> {
         let stream = Stream::of(key);
         let inherits = self.own(stream.other()).rescale.is_none();
         let off = f64::from(self.config.guidance.kind.off());
-        let modality = self.config.pipeline.has_video();
+        let modality = self.spec().has_video();
         let is_guided = |at: &ResolvedScales| at.cfg != off || at.stg != 0.0 || (modality && at.modality != 1.0);
         let mut users = Stream::BOTH.into_iter().filter(|s| self.is_made(*s) && (*s == stream || inherits));
         let guided = users.any(|s| self.levels(s).iter().any(is_guided));
@@ -325,7 +329,7 @@ impl Facts<'_> {
     /// a stream that is kept.
     pub(super) fn perturbs(&self, stream: Stream) -> bool {
         let runs = self.streams().any(|s| self.is_made(s) && self.has_stg(s));
-        let takes_part = self.is_made(stream) || self.config.pipeline == Pipeline::Retake;
+        let takes_part = self.is_made(stream) || self.keeps_streams();
         runs && takes_part && self.has_stg(stream)
     }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::error::{ConfigError, ValueOrigin};
@@ -293,8 +294,9 @@ pub(super) fn replace_ancestral_sampler(merged: &mut Tree) {
     let is =
         |key: &str, word: &str| merged.leaf(key).filter(|(value, _)| **value == word).map(|(_, origin)| origin.clone());
     let by_reference = is("reference", "diffusers").map(|origin| ValueOrigin::Reference(Box::new(origin)));
-    let name = Pipeline::IcLora.name();
-    let Some(by) = by_reference.or_else(|| is("pipeline", name).map(|_| ValueOrigin::Pipeline(name))) else { return };
+    let pipeline = merged.leaf("pipeline").and_then(|(name, _)| Pipeline::deserialize(name).ok());
+    let by_pipeline = pipeline.map(Pipeline::spec).filter(|spec| spec.replaces_ancestral_sampler);
+    let Some(by) = by_reference.or(by_pipeline.map(|spec| ValueOrigin::Pipeline(spec.name))) else { return };
     if merged
         .leaf("sampler.kind")
         .is_some_and(|(kind, origin)| kind == "euler_ancestral" && presets::is_shipped(origin))

@@ -1,12 +1,13 @@
-//! Pipelines and their rules: required inputs, presets and supported request options.
+//! Pipelines. Each has a [`PipelineSpec`], from which every rule about inputs, options and outputs is derived.
 
+use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::weights::Version;
 
 /// Pipeline of a run: determines the inputs and outputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Pipeline {
@@ -41,178 +42,346 @@ pub enum Pipeline {
     TextToAudio,
 }
 
-impl Pipeline {
-    /// Returns the name of the pipeline in YAML.
-    pub fn name(self) -> &'static str {
-        match self {
-            Pipeline::TextToVideo => "text_to_video",
-            Pipeline::ImageToVideo => "image_to_video",
-            Pipeline::AudioToVideo => "audio_to_video",
-            Pipeline::TwoStage => "two_stage",
-            Pipeline::Distilled => "distilled",
-            Pipeline::IcLora => "in_context",
-            Pipeline::Hq => "hq",
-            Pipeline::Keyframes => "keyframes",
-            Pipeline::Dfr => "dfr",
-            Pipeline::Retake => "retake",
-            Pipeline::Extend => "extend",
-            Pipeline::VideoToAudio => "video_to_audio",
-            Pipeline::TextToAudio => "text_to_audio",
-        }
+/// Everything that distinguishes a pipeline from the others.
+#[derive(Debug)]
+pub struct PipelineSpec {
+    /// Name in YAML.
+    pub name: &'static str,
+    pub passes: Passes,
+    /// Whether the pipeline generates video, not only sound.
+    pub generates_video: bool,
+    pub images: Support,
+    /// Input audio. Pipelines with an input video use its sound instead.
+    pub audio: Support,
+    pub reference_videos: Support,
+    /// Use of the required input video. `None`: the pipeline rejects input videos.
+    pub video: Option<VideoUse>,
+    /// Whether the pipeline supports chained clips (`request.chain`).
+    pub chain: bool,
+    /// Whether the first pass supports `conditioning.generated_keyframes`.
+    pub generated_keyframes: bool,
+    /// Whether the pipeline supports `request.motion_speed`.
+    pub motion_speed: bool,
+    /// Presets for LTX-2.0, LTX-2.3 and LTX-2.5.
+    presets: [&'static str; 3],
+    /// Pipeline with the same weights and presets that a server uses if a request has images and this pipeline rejects
+    /// them, or if a request lacks the images that this pipeline requires.
+    pub(crate) image_variant: Option<Pipeline>,
+    /// Whether the preset's negative prompt applies.
+    pub(crate) has_negative_prompt: bool,
+    /// Whether LoRAs without `stages` apply to the first pass only.
+    pub(crate) has_loras_in_first_pass: bool,
+    /// Whether an image for frame 0 is appended as tokens instead of replacing the first frame.
+    pub(crate) appends_every_image: bool,
+    /// Whether the official noise schedule is shifted for the token count of the first pass instead of a constant token
+    /// count.
+    pub(crate) shifts_for_own_size: bool,
+    /// Whether the official pipeline keeps the audio of the second pass.
+    pub(crate) keeps_refined_audio: bool,
+    /// Whether the preset's sampler `euler_ancestral` is replaced by `euler`.
+    pub(crate) replaces_ancestral_sampler: bool,
+}
+
+/// Denoising passes of a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passes {
+    One,
+    /// The second pass refines the first at a larger size.
+    Two,
+    /// Two passes that also generate keyframes at the ends of segments, then rounds over tiles of the video that double
+    /// the frame rate. Both reference implementations fix the noise order and the noise levels of these passes.
+    TwoAndRounds,
+}
+
+/// Whether a pipeline supports an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Support {
+    Required,
+    Optional,
+    Rejected,
+}
+
+/// How a pipeline uses its input video.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VideoUse {
+    /// Keeps everything outside of a time span (`request.retake`).
+    Span,
+    /// Extends the video by a duration (`request.extend`), conditioned on the frames at its end or start.
+    Overlap,
+    /// Keeps all frames, of any size and number.
+    Whole,
+}
+
+const ONE_PASS_PRESETS: [&str; 3] = ["ltx2", "ltx2_3", "ltx2_5"];
+/// Lightricks' code uses every guidance term in pipelines with input streams, for all model generations.
+const FULL_GUIDANCE_PRESETS: [&str; 3] = ["ltx2_full_guidance", "ltx2_3", "ltx2_5"];
+const TWO_STAGE_PRESETS: [&str; 3] = ["ltx2_two_stage", "ltx2_3_two_stage", "ltx2_5_two_stage"];
+const DISTILLED_PRESETS: [&str; 3] = ["ltx2_distilled", "ltx2_3_distilled", "ltx2_5_distilled"];
+
+const TEXT_TO_VIDEO: PipelineSpec = PipelineSpec {
+    name: "text_to_video",
+    passes: Passes::One,
+    generates_video: true,
+    images: Support::Rejected,
+    audio: Support::Rejected,
+    reference_videos: Support::Optional,
+    video: None,
+    chain: true,
+    generated_keyframes: false,
+    motion_speed: true,
+    presets: ONE_PASS_PRESETS,
+    image_variant: Some(Pipeline::ImageToVideo),
+    has_negative_prompt: true,
+    has_loras_in_first_pass: false,
+    appends_every_image: false,
+    shifts_for_own_size: false,
+    keeps_refined_audio: false,
+    replaces_ancestral_sampler: false,
+};
+
+const IMAGE_TO_VIDEO: PipelineSpec = PipelineSpec {
+    name: "image_to_video",
+    images: Support::Required,
+    image_variant: Some(Pipeline::TextToVideo),
+    ..TEXT_TO_VIDEO
+};
+
+const AUDIO_TO_VIDEO: PipelineSpec = PipelineSpec {
+    name: "audio_to_video",
+    images: Support::Optional,
+    audio: Support::Required,
+    chain: false,
+    presets: FULL_GUIDANCE_PRESETS,
+    image_variant: None,
+    ..TEXT_TO_VIDEO
+};
+
+const TWO_STAGE: PipelineSpec = PipelineSpec {
+    name: "two_stage",
+    passes: Passes::Two,
+    images: Support::Optional,
+    audio: Support::Optional,
+    presets: TWO_STAGE_PRESETS,
+    image_variant: None,
+    ..TEXT_TO_VIDEO
+};
+
+const DISTILLED: PipelineSpec = PipelineSpec {
+    name: "distilled",
+    generated_keyframes: true,
+    presets: DISTILLED_PRESETS,
+    keeps_refined_audio: true,
+    ..TWO_STAGE
+};
+
+const IN_CONTEXT: PipelineSpec = PipelineSpec {
+    name: "in_context",
+    reference_videos: Support::Required,
+    chain: false,
+    presets: DISTILLED_PRESETS,
+    has_loras_in_first_pass: true,
+    keeps_refined_audio: true,
+    replaces_ancestral_sampler: true,
+    ..TWO_STAGE
+};
+
+const HQ: PipelineSpec =
+    PipelineSpec { name: "hq", presets: ["ltx2_hq", "ltx2_3_hq", "ltx2_5_hq"], shifts_for_own_size: true, ..TWO_STAGE };
+
+const KEYFRAMES: PipelineSpec = PipelineSpec {
+    name: "keyframes",
+    images: Support::Required,
+    appends_every_image: true,
+    keeps_refined_audio: true,
+    ..TWO_STAGE
+};
+
+const DFR: PipelineSpec = PipelineSpec {
+    name: "dfr",
+    passes: Passes::TwoAndRounds,
+    audio: Support::Rejected,
+    reference_videos: Support::Rejected,
+    chain: false,
+    motion_speed: false,
+    // Models of other generations are rejected later.
+    presets: ["ltx2_5_dfr"; 3],
+    ..TWO_STAGE
+};
+
+const RETAKE: PipelineSpec = PipelineSpec {
+    name: "retake",
+    audio: Support::Optional,
+    reference_videos: Support::Rejected,
+    video: Some(VideoUse::Span),
+    chain: false,
+    presets: FULL_GUIDANCE_PRESETS,
+    image_variant: None,
+    has_negative_prompt: false,
+    ..TEXT_TO_VIDEO
+};
+
+const EXTEND: PipelineSpec =
+    PipelineSpec { name: "extend", video: Some(VideoUse::Overlap), has_negative_prompt: true, ..RETAKE };
+
+const VIDEO_TO_AUDIO: PipelineSpec = PipelineSpec {
+    name: "video_to_audio",
+    generates_video: false,
+    audio: Support::Rejected,
+    video: Some(VideoUse::Whole),
+    ..EXTEND
+};
+
+const TEXT_TO_AUDIO: PipelineSpec =
+    PipelineSpec { name: "text_to_audio", video: None, motion_speed: false, ..VIDEO_TO_AUDIO };
+
+impl PipelineSpec {
+    /// Returns whether a second pass refines the first at a larger size.
+    pub fn has_two_stages(&self) -> bool {
+        self.passes != Passes::One
     }
 
-    /// Returns whether a second stage refines the first at a larger size.
-    pub fn has_two_stages(self) -> bool {
-        use Pipeline::{Dfr, Distilled, Hq, IcLora, Keyframes, TwoStage};
-        matches!(self, TwoStage | Distilled | IcLora | Hq | Keyframes | Dfr)
+    /// Returns whether rounds that double the frame rate follow the two passes.
+    pub fn has_rounds(&self) -> bool {
+        self.passes == Passes::TwoAndRounds
     }
 
-    /// Returns the extension of the pipeline's output files.
-    pub fn extension(self) -> &'static str {
-        if self == Pipeline::TextToAudio { "wav" } else { "mp4" }
-    }
-
-    /// Returns whether the pipeline's passes have a video stream.
-    pub(crate) fn has_video(self) -> bool {
-        self != Pipeline::TextToAudio
-    }
-
-    /// Returns whether the pipeline generates frames, not only sound.
-    pub(crate) fn makes_frames(self) -> bool {
-        !matches!(self, Pipeline::VideoToAudio | Pipeline::TextToAudio)
+    /// Returns whether the passes have a video stream.
+    pub fn has_video(&self) -> bool {
+        self.generates_video || self.video.is_some()
     }
 
     /// Returns the flags that the pipeline requires in addition to a prompt.
-    pub(crate) fn needed_flags(self) -> &'static [&'static str] {
-        match self {
-            Pipeline::ImageToVideo | Pipeline::Keyframes => &["--image"],
-            Pipeline::AudioToVideo => &["--audio"],
-            Pipeline::IcLora => &["--reference-video", "--lora"],
-            Pipeline::Retake => &["--video", "--retake"],
-            Pipeline::Extend => &["--video", "--extend"],
-            Pipeline::VideoToAudio => &["--video"],
-            Pipeline::TextToVideo
-            | Pipeline::TwoStage
-            | Pipeline::Distilled
-            | Pipeline::Hq
-            | Pipeline::Dfr
-            | Pipeline::TextToAudio => &[],
-        }
-    }
-
-    /// Returns whether the pipeline requires an input video.
-    pub fn takes_video(self) -> bool {
-        matches!(self, Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio)
-    }
-
-    /// Returns whether the pipeline supports chained clips (`request.chain`).
-    pub(crate) fn makes_clips(self) -> bool {
-        use Pipeline::{Distilled, Hq, ImageToVideo, Keyframes, TextToVideo, TwoStage};
-        matches!(self, TextToVideo | ImageToVideo | TwoStage | Distilled | Hq | Keyframes)
-    }
-
-    /// Returns the preset of the pipeline for a model generation.
-    pub(crate) fn preset(self, version: Version) -> &'static str {
-        match (version, self) {
-            // Only LTX-2.5 supports dfr; models of other generations are rejected later.
-            (_, Pipeline::Dfr) => "ltx2_5_dfr",
-            (
-                version,
-                Pipeline::AudioToVideo
-                | Pipeline::Retake
-                | Pipeline::Extend
-                | Pipeline::VideoToAudio
-                | Pipeline::TextToAudio,
-            ) => match version {
-                // Lightricks' code uses every guidance term in these pipelines, for all model generations.
-                Version::V2_0 => "ltx2_full_guidance",
-                newer => Pipeline::TextToVideo.preset(newer),
-            },
-            (Version::V2_0, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2",
-            (Version::V2_0, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_two_stage",
-            (Version::V2_0, Pipeline::Distilled | Pipeline::IcLora) => "ltx2_distilled",
-            (Version::V2_0, Pipeline::Hq) => "ltx2_hq",
-            (Version::V2_3, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2_3",
-            (Version::V2_3, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_3_two_stage",
-            (Version::V2_3, Pipeline::Distilled | Pipeline::IcLora) => "ltx2_3_distilled",
-            (Version::V2_3, Pipeline::Hq) => "ltx2_3_hq",
-            (Version::V2_5, Pipeline::TextToVideo | Pipeline::ImageToVideo) => "ltx2_5",
-            (Version::V2_5, Pipeline::TwoStage | Pipeline::Keyframes) => "ltx2_5_two_stage",
-            (Version::V2_5, Pipeline::Distilled | Pipeline::IcLora) => "ltx2_5_distilled",
-            (Version::V2_5, Pipeline::Hq) => "ltx2_5_hq",
-        }
+    pub(crate) fn needed_flags(&self) -> Vec<&'static str> {
+        let needed: [(bool, &[&str]); 6] = [
+            (self.images == Support::Required, &["--image"]),
+            (self.audio == Support::Required, &["--audio"]),
+            (self.reference_videos == Support::Required, &["--reference-video", "--lora"]),
+            (self.video.is_some(), &["--video"]),
+            (self.video == Some(VideoUse::Span), &["--retake"]),
+            (self.video == Some(VideoUse::Overlap), &["--extend"]),
+        ];
+        needed.into_iter().filter(|(is_needed, _)| *is_needed).flat_map(|(_, flags)| flags).copied().collect()
     }
 
     /// Returns an error message if the pipeline does not support this number of conditioning images.
-    pub(crate) fn images_fault(self, images: usize) -> Option<&'static str> {
-        match self {
-            Pipeline::TextToVideo if images > 0 => {
+    pub(crate) fn images_fault(&self, images: usize) -> Option<&'static str> {
+        match self.images {
+            Support::Required if images == 0 => Some("needs an image: --image PATH FRAME STRENGTH, or request.images"),
+            Support::Rejected if images > 0 && self.image_variant.is_some() => {
                 Some("images need --pipeline image_to_video, keyframes, or a two-stage pipeline")
             }
-            Pipeline::ImageToVideo | Pipeline::Keyframes if images == 0 => {
-                Some("needs an image: --image PATH FRAME STRENGTH, or request.images")
-            }
-            Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio | Pipeline::TextToAudio if images > 0 => {
-                Some("does not support images; remove them")
-            }
+            Support::Rejected if images > 0 => Some("does not support images; remove them"),
             _ => None,
         }
     }
 
     /// Returns an error message if input audio is missing or not supported.
-    pub(crate) fn audio_fault(self, given: bool) -> Option<&'static str> {
-        use Pipeline::{AudioToVideo, Extend, Retake};
-        match self {
-            Pipeline::AudioToVideo if !given => Some("needs input audio: --audio PATH, or request.audio"),
-            pipeline
-                if given && !pipeline.has_two_stages() && !matches!(pipeline, AudioToVideo | Retake | Extend)
-                    || given && pipeline == Pipeline::Dfr =>
-            {
-                Some(
-                    "input audio needs --pipeline audio_to_video, two_stage, distilled, in_context, hq or keyframes, or retake or extend \
-                     of a video without sound",
-                )
+    pub(crate) fn audio_fault(&self, is_given: bool) -> Option<String> {
+        match self.audio {
+            Support::Required if !is_given => Some("needs input audio: --audio PATH, or request.audio".into()),
+            Support::Rejected if is_given => {
+                let names = |has_video| {
+                    pipeline_names("or", |spec| spec.audio != Support::Rejected && spec.video.is_some() == has_video)
+                };
+                Some(format!(
+                    "input audio needs --pipeline {}, or {} of a video without sound",
+                    names(false),
+                    names(true)
+                ))
             }
             _ => None,
         }
     }
 
     /// Returns an error message if the pipeline does not support this number of reference videos.
-    pub(crate) fn references_fault(self, references: usize) -> Option<&'static str> {
-        match self {
-            Pipeline::IcLora if references == 0 => {
-                Some("needs a reference video: --reference-video PATH, or request.reference_videos")
+    pub(crate) fn references_fault(&self, references: usize) -> Option<String> {
+        match self.reference_videos {
+            Support::Required if references == 0 => {
+                Some("needs a reference video: --reference-video PATH, or request.reference_videos".into())
             }
-            Pipeline::Dfr | Pipeline::Retake | Pipeline::Extend | Pipeline::VideoToAudio | Pipeline::TextToAudio
-                if references > 0 =>
-            {
-                Some(
-                    "does not support reference videos; use --pipeline in_context or another pipeline that starts from a prompt",
-                )
-            }
+            Support::Rejected if references > 0 => Some(format!(
+                "does not support reference videos; use --pipeline {} or another pipeline that starts from a prompt",
+                pipeline_names("or", |spec| spec.reference_videos == Support::Required)
+            )),
             _ => None,
         }
     }
+}
 
-    /// Returns whether LoRAs without `stages` apply to the first stage only.
-    pub(crate) fn has_loras_in_first_stage(self) -> bool {
-        self == Pipeline::IcLora
+/// Returns the names of the pipelines with a property, such as "a, b or c"; `last` is the word before the last name.
+pub(crate) fn pipeline_names(last: &str, has_property: impl Fn(&PipelineSpec) -> bool) -> String {
+    let specs = Pipeline::value_variants().iter().map(|pipeline| pipeline.spec());
+    let found: Vec<&str> = specs.filter(|spec| has_property(spec)).map(|spec| spec.name).collect();
+    match found.split_last() {
+        Some((name, before @ [_, ..])) => format!("{} {last} {name}", before.join(", ")),
+        _ => found.concat(),
+    }
+}
+
+/// Returns the error message for an input video that the pipeline rejects.
+pub(super) fn rejected_video() -> String {
+    let names = pipeline_names("and", |spec| spec.video.is_some());
+    format!("only the pipelines {names} take a video; select one of them")
+}
+
+/// Returns the error message for a key that only the pipelines with a property use, but not the pipeline `own`.
+pub(super) fn wrong_pipeline(own: &PipelineSpec, uses: fn(&PipelineSpec) -> bool) -> String {
+    format!("only the pipeline {} uses this key, but the pipeline is {}", pipeline_names("or", uses), own.name)
+}
+
+impl Pipeline {
+    /// Returns the properties of the pipeline.
+    pub const fn spec(self) -> &'static PipelineSpec {
+        match self {
+            Pipeline::TextToVideo => &TEXT_TO_VIDEO,
+            Pipeline::ImageToVideo => &IMAGE_TO_VIDEO,
+            Pipeline::AudioToVideo => &AUDIO_TO_VIDEO,
+            Pipeline::TwoStage => &TWO_STAGE,
+            Pipeline::Distilled => &DISTILLED,
+            Pipeline::IcLora => &IN_CONTEXT,
+            Pipeline::Hq => &HQ,
+            Pipeline::Keyframes => &KEYFRAMES,
+            Pipeline::Dfr => &DFR,
+            Pipeline::Retake => &RETAKE,
+            Pipeline::Extend => &EXTEND,
+            Pipeline::VideoToAudio => &VIDEO_TO_AUDIO,
+            Pipeline::TextToAudio => &TEXT_TO_AUDIO,
+        }
     }
 
-    /// Returns whether an image for frame 0 is appended as tokens instead of replacing the first frame.
-    pub(crate) fn appends_every_image(self) -> bool {
-        self == Pipeline::Keyframes
+    /// Returns the name of the pipeline in YAML.
+    pub fn name(self) -> &'static str {
+        self.spec().name
     }
 
-    /// Returns whether the official noise schedule is shifted for the token count of the first stage instead of a
-    /// constant token count; only for `hq`.
-    pub(crate) fn shifts_for_own_size(self) -> bool {
-        self == Pipeline::Hq
+    /// Returns whether a second pass refines the first at a larger size.
+    pub fn has_two_stages(self) -> bool {
+        self.spec().has_two_stages()
     }
 
-    /// Returns whether the official pipeline keeps the audio of the second stage.
-    pub(crate) fn keeps_refined_audio(self) -> bool {
-        matches!(self, Pipeline::Distilled | Pipeline::IcLora | Pipeline::Keyframes)
+    /// Returns whether the pipeline generates video, not only sound.
+    pub(crate) fn makes_frames(self) -> bool {
+        self.spec().generates_video
+    }
+
+    /// Returns the extension of the pipeline's output files.
+    pub fn extension(self) -> &'static str {
+        if self.spec().has_video() { "mp4" } else { "wav" }
+    }
+
+    /// Returns whether the pipeline requires an input video.
+    pub fn takes_video(self) -> bool {
+        self.spec().video.is_some()
+    }
+
+    /// Returns the preset of the pipeline for a model generation.
+    pub fn preset(self, version: Version) -> &'static str {
+        let [v2_0, v2_3, v2_5] = self.spec().presets;
+        match version {
+            Version::V2_0 => v2_0,
+            Version::V2_3 => v2_3,
+            Version::V2_5 => v2_5,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::check::typed;
 use super::error::{ConfigError, ValueOrigin};
 use super::load::{lay, replace_ancestral_sampler};
-use super::pipeline::Pipeline;
+use super::pipeline::{Pipeline, Support, VideoUse};
 use super::presets::{defaults, preset_layers};
 use super::schema::{Config, Model};
 use super::tree::Tree;
@@ -36,20 +36,20 @@ impl Config {
 
 /// Returns placeholder inputs of a pipeline; `frames` is the number of frames of reference videos.
 fn inputs(pipeline: Pipeline, frames: &Value) -> Value {
-    match pipeline {
-        Pipeline::ImageToVideo | Pipeline::Keyframes => json!({"images": [{"path": PLACEHOLDER_PATH}]}),
-        Pipeline::AudioToVideo => json!({"audio": {"path": PLACEHOLDER_PATH}}),
-        Pipeline::IcLora => json!({"reference_videos": [{"path": PLACEHOLDER_PATH, "frames": frames}]}),
-        Pipeline::Retake => json!({"video": PLACEHOLDER_PATH, "retake": {"from": 0, "to": 1}}),
-        Pipeline::Extend => json!({"video": PLACEHOLDER_PATH, "extend": {"seconds": 1}}),
-        Pipeline::VideoToAudio => json!({"video": PLACEHOLDER_PATH}),
-        Pipeline::TextToVideo
-        | Pipeline::TwoStage
-        | Pipeline::Distilled
-        | Pipeline::Hq
-        | Pipeline::Dfr
-        | Pipeline::TextToAudio => json!({}),
-    }
+    let spec = pipeline.spec();
+    let needed = [
+        (spec.images == Support::Required, "images", json!([{"path": PLACEHOLDER_PATH}])),
+        (spec.audio == Support::Required, "audio", json!({"path": PLACEHOLDER_PATH})),
+        (
+            spec.reference_videos == Support::Required,
+            "reference_videos",
+            json!([{"path": PLACEHOLDER_PATH, "frames": frames}]),
+        ),
+        (spec.video.is_some(), "video", json!(PLACEHOLDER_PATH)),
+        (spec.video == Some(VideoUse::Span), "retake", json!({"from": 0, "to": 1})),
+        (spec.video == Some(VideoUse::Overlap), "extend", json!({"seconds": 1})),
+    ];
+    needed.into_iter().filter(|(is_needed, ..)| *is_needed).map(|(_, key, value)| (key.to_string(), value)).collect()
 }
 
 #[cfg(test)]
@@ -66,11 +66,11 @@ mod tests {
                 let r = &config.request;
                 assert_eq!(config.pipeline, *pipeline);
                 let faults = [
-                    pipeline.images_fault(r.images.len()),
-                    pipeline.audio_fault(r.audio.is_some()),
-                    pipeline.references_fault(r.reference_videos.len()),
+                    pipeline.spec().images_fault(r.images.len()).map(String::from),
+                    pipeline.spec().audio_fault(r.audio.is_some()),
+                    pipeline.spec().references_fault(r.reference_videos.len()),
                 ];
-                assert_eq!(faults, [None; 3], "{pipeline:?}");
+                assert_eq!(faults, [None, None, None], "{pipeline:?}");
                 assert_eq!(r.video.is_some(), pipeline.takes_video());
                 assert_eq!(
                     (r.retake.is_some(), r.extend.is_some()),

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::check::typed;
 use super::error::{ConfigError, ValueOrigin};
 use super::legal::{FRAME_STEP, whole_frames};
-use super::pipeline::Pipeline;
+use super::pipeline::{Pipeline, Support};
 use super::schema::{Config, ReferenceVideo};
 use super::sidecar;
 use super::tree::Tree;
@@ -32,11 +32,12 @@ pub(super) fn select_reference_pipeline(merged: &Tree, config: &Config, line: &m
 /// # Errors
 /// Returns an error if a LoRA or a video cannot be read, or if LoRAs have different scales.
 pub(super) fn take(merged: &mut Tree, config: &Config, sidecar_frames: Option<usize>) -> Result<bool, ConfigError> {
-    let sets_stages = config.pipeline.has_loras_in_first_stage();
+    let spec = config.pipeline.spec();
+    let sets_stages = spec.has_loras_in_first_pass;
     if sets_stages {
         default_loras_to_first_stage(merged);
     }
-    if config.request.reference_videos.is_empty() || config.pipeline.references_fault(1).is_some() {
+    if config.request.reference_videos.is_empty() || spec.reference_videos == Support::Rejected {
         return Ok(sets_stages);
     }
     clear_derived_values(merged, config, sidecar_frames);

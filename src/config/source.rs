@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::error::{ConfigError, ValueOrigin};
 use super::legal::{FRAME_STEP, around, nearest_frames, whole_frames};
-use super::pipeline::Pipeline;
+use super::pipeline::VideoUse;
 use super::presets::is_shipped;
 use super::schema::Config;
 use super::sidecar;
@@ -23,14 +23,15 @@ const TRAINED_SECONDS: f64 = 20.0;
 /// Returns an error if the video cannot be read, has fewer frames than requested, or its frame rate is not the
 /// requested one.
 pub(super) fn take(merged: &mut Tree, config: &Config, has_seconds: bool) -> Result<bool, ConfigError> {
-    let of_pipeline = ValueOrigin::Pipeline(config.pipeline.name());
+    let spec = config.pipeline.spec();
+    let of_pipeline = ValueOrigin::Pipeline(spec.name);
     // As in the official pipeline, a retake has no negative prompt by default.
     let negative = "request.negative_prompt";
-    let clears_negative = config.pipeline == Pipeline::Retake && !is_written(merged, negative);
+    let clears_negative = !spec.has_negative_prompt && !is_written(merged, negative);
     if clears_negative {
         merged.set(negative, "".into(), &of_pipeline);
     }
-    let (Some(path), true) = (config.request.video.clone(), config.pipeline.takes_video()) else {
+    let (Some(path), Some(video_use)) = (config.request.video.clone(), spec.video) else {
         return Ok(clears_negative);
     };
     failpoint::reach("probe", "video");
@@ -38,7 +39,7 @@ pub(super) fn take(merged: &mut Tree, config: &Config, has_seconds: bool) -> Res
     let origin = ValueOrigin::Video(path);
     for (key, value) in [("request.width", info.width), ("request.height", info.height)] {
         // The output keeps the size of the input video; only the network input is padded to a multiple of 32.
-        let value = if config.pipeline == Pipeline::VideoToAudio { value.next_multiple_of(32) } else { value };
+        let value = if video_use == VideoUse::Whole { value.next_multiple_of(32) } else { value };
         if !is_written(merged, key) {
             merged.set(key, value.into(), &origin);
         }
@@ -94,8 +95,8 @@ fn take_frames(
         return Err(fault(key, "auto", merged, format!("the input video has {} frames; remove auto", info.frames)));
     }
     let of_pipeline = ValueOrigin::Pipeline(config.pipeline.name());
-    match (&config.request.extend, config.pipeline) {
-        (Some(extend), Pipeline::Extend) => {
+    match (&config.request.extend, config.pipeline.spec().video) {
+        (Some(extend), Some(VideoUse::Overlap)) => {
             let fail = |why: String| Err(fault("request.extend", format!("{} s", extend.seconds), merged, why));
             if !(extend.seconds.is_finite() && extend.seconds > 0.0) {
                 return fail("must be above 0; use --extend-at start to extend before the start".into());
@@ -125,7 +126,7 @@ fn take_frames(
             }
             merged.set(key, frames.into(), &of_pipeline);
         }
-        (_, pipeline) => match written {
+        (_, video_use) => match written {
             Some(written) if written > info.frames => {
                 return Err(fault(
                     key,
@@ -136,7 +137,7 @@ fn take_frames(
             }
             Some(_) => {}
             // The output keeps all frames; the network input has only those that fill complete latents.
-            None if pipeline == Pipeline::VideoToAudio => {
+            None if video_use == Some(VideoUse::Whole) => {
                 merged.set(key, whole_frames(info.frames).into(), origin);
             }
             None => {
@@ -162,10 +163,10 @@ pub(crate) fn training_length_warning(config: &Config, frames: usize, rate: f64)
     let seconds = (frames - 1) as f64 / rate;
     (seconds > TRAINED_SECONDS).then(|| {
         let most = (TRAINED_SECONDS * rate) as usize / FRAME_STEP * FRAME_STEP + 1;
-        let within = match (&config.request.chain, config.pipeline) {
+        let within = match (&config.request.chain, config.pipeline.spec()) {
             (Some(_), _) => "reduce request.chain.clip",
-            (None, pipeline) if pipeline.makes_clips() => "use --chain to generate shorter clips",
-            (None, pipeline) if pipeline.takes_video() => "use a shorter part of the video",
+            (None, spec) if spec.chain => "use --chain to generate shorter clips",
+            (None, spec) if spec.video.is_some() => "use a shorter part of the video",
             (None, _) => "reduce --seconds",
         };
         format!(

@@ -113,7 +113,7 @@ impl Model {
         source.unverified()?.iter().for_each(|line| tracing::warn!("{line}"));
         let of = |part| verify::statistics(&configs, source, part);
         let statistics = Av {
-            video: match configs.origin().has(Component::Vae) && config.pipeline.has_video() {
+            video: match configs.origin().has(Component::Vae) && config.pipeline.spec().has_video() {
                 true => of(Component::Vae)?,
                 false => {
                     let vae = configs.video_vae()?;

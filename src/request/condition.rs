@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Chain, RequestError};
 use crate::av::Av;
-use crate::config::{self, Config, ExtendAt, Pipeline, Reference};
+use crate::config::{self, Config, ExtendAt, Reference, VideoUse};
 use crate::sampling::latents::VideoShape;
 
 /// Tokens of a stream whose clean latents are known or, with [`Content::Generated`], that the model generates in
@@ -348,7 +348,7 @@ fn generated(count: usize, frames: usize) -> Result<Vec<usize>, RequestError> {
 /// # Errors
 /// Returns an error if the span of a condition is empty or generated keyframes do not fit in the video.
 pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestError> {
-    let appended = config.pipeline.appends_every_image();
+    let appended = config.pipeline.spec().appends_every_image;
     let span = match config.conditioning.keyframe_span {
         Reference::Official1 => Span::Latent,
         Reference::Official | Reference::Diffusers => Span::Frame,
@@ -377,17 +377,17 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
 /// Returns the conditions of pipelines that require an input video.
 fn given_video(config: &Config, frames: usize) -> Av<Option<Condition>> {
     let r = &config.request;
-    match (config.pipeline, &r.retake, &r.extend) {
-        (Pipeline::Retake, Some(span), _) => {
+    match (config.pipeline.spec().video, &r.retake, &r.extend) {
+        (Some(VideoUse::Span), Some(span), _) => {
             let outside = Placement::Outside { start: span.from, end: span.to.unwrap_or(f64::INFINITY) };
             let regenerated = Av { video: span.video, audio: span.audio };
             let placement = regenerated.map(|regenerated| if regenerated { outside } else { Placement::Whole });
             Condition::given(frames, placement).map(Some)
         }
-        (Pipeline::VideoToAudio, ..) => {
+        (Some(VideoUse::Whole), ..) => {
             Av { video: Some(Condition::given(frames, Av::both(Placement::Whole)).video), audio: None }
         }
-        (Pipeline::Extend, _, Some(extend)) => {
+        (Some(VideoUse::Overlap), _, Some(extend)) => {
             let (overlap, rate) = (extend.overlap, r.frame_rate);
             let both = match extend.at {
                 ExtendAt::Start => Condition::suffix(overlap, frames, rate),

@@ -4,7 +4,7 @@ use ndarray::{Array1, ArrayD, IxDyn};
 
 use super::{Request, RequestError};
 use crate::av::Av;
-use crate::config::{Config, Pipeline, Reference};
+use crate::config::{Config, Reference, VideoUse};
 use crate::sampling::denoise::StreamRole;
 use crate::sampling::guidance::{Branch, Scales};
 use crate::sampling::guiders::Guider;
@@ -59,10 +59,11 @@ pub(super) fn roles(config: &Config) -> Av<StreamRole> {
         Reference::Official | Reference::Diffusers => StreamRole::Kept,
     };
     let audio = if config.given_sound().is_some() { given } else { StreamRole::Denoised };
-    match (config.pipeline, &config.request.retake) {
-        (Pipeline::VideoToAudio, _) => Av { video: given, audio },
-        (Pipeline::TextToAudio, _) => Av { video: StreamRole::Absent, audio },
-        (Pipeline::Retake, Some(span)) => Av { video: span.video, audio: span.audio }
+    let spec = config.pipeline.spec();
+    match (spec.video, &config.request.retake) {
+        (Some(VideoUse::Whole), _) => Av { video: given, audio },
+        _ if !spec.has_video() => Av { video: StreamRole::Absent, audio },
+        (Some(VideoUse::Span), Some(span)) => Av { video: span.video, audio: span.audio }
             .map(|regenerated| if regenerated { StreamRole::Denoised } else { given }),
         _ => Av { video: StreamRole::Denoised, audio },
     }

@@ -6,7 +6,7 @@ use super::{
     Tiling, conditions,
 };
 use crate::av::Av;
-use crate::config::{self, Config, Dtype, ExtendAt, Job, Kept, Pipeline, Reference};
+use crate::config::{self, Config, Dtype, ExtendAt, Job, Kept, Reference, VideoUse};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossTimestep, TransformerConfig};
 use crate::sampling::denoise::{CleanPrediction, StreamRole};
@@ -20,7 +20,7 @@ use crate::sampling::{AnySampler, SamplingError, StepDraws};
 /// # Errors
 /// Returns an error if the list of sigmas or the number of steps is invalid.
 pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, shapes: &Shapes) -> Result<Vec<f32>, SamplingError> {
-    let anchor = if config.pipeline.shifts_for_own_size() { shapes.own_tokens() } else { sigmas::OFFICIAL_TOKENS };
+    let anchor = if config.pipeline.spec().shifts_for_own_size { shapes.own_tokens() } else { sigmas::OFFICIAL_TOKENS };
     // diffusers also counts appended tokens.
     let video_tokens = shapes.tokens.video;
     let diffusers = config.sampler.sigma_shift == Reference::Diffusers;
@@ -71,7 +71,7 @@ fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result
         )));
     }
     let marks = sizes.transformer.use_keyframes_abs_pos_embedding;
-    if config.pipeline == Pipeline::Dfr && !marks {
+    if config.pipeline.spec().has_rounds() && !marks {
         let why = "pipeline = dfr: this transformer has no marker for generated keyframes (keyframes_abs_pos_embedding); use \
                    an LTX-2.5 transformer with this tensor, or another pipeline";
         return Err(RequestError::Usage(why.into()));
@@ -141,7 +141,7 @@ pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Res
         },
         clean_prediction: match config.conditioning.clean_prediction {
             // In the pipeline `dfr`, both reference implementations use the token's own noise level.
-            _ if config.pipeline == Pipeline::Dfr => CleanPrediction::Token,
+            _ if dfr.is_some() => CleanPrediction::Token,
             Reference::Official | Reference::Official1 => CleanPrediction::Token,
             Reference::Diffusers => CleanPrediction::Step,
         },
@@ -165,20 +165,20 @@ pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Res
 }
 
 fn assembly(config: &Config) -> Assembly {
-    match (config.pipeline, &config.request.extend) {
-        (Pipeline::VideoToAudio, _) => Assembly::Frames,
-        (Pipeline::Retake, _) if config.request.retake.as_ref().is_some_and(|span| span.kept == Kept::Source) => {
+    match (config.pipeline.spec().video, &config.request.extend) {
+        (Some(VideoUse::Whole), _) => Assembly::Frames,
+        (Some(VideoUse::Span), _) if config.request.retake.as_ref().is_some_and(|span| span.kept == Kept::Source) => {
             Assembly::Around
         }
-        (Pipeline::Extend, Some(extend)) if extend.at == ExtendAt::Start => Assembly::Behind(extend.overlap),
-        (Pipeline::Extend, Some(extend)) => Assembly::Before(extend.overlap),
+        (Some(VideoUse::Overlap), Some(extend)) if extend.at == ExtendAt::Start => Assembly::Behind(extend.overlap),
+        (Some(VideoUse::Overlap), Some(extend)) => Assembly::Before(extend.overlap),
         _ => Assembly::None,
     }
 }
 
-/// Returns the options of the pipeline `dfr`; `None` for other pipelines.
+/// Returns the options of a pipeline with rounds; `None` for other pipelines.
 fn dfr(config: &Config, frames: usize, compression: usize) -> Result<Option<Dfr>, RequestError> {
-    if config.pipeline != Pipeline::Dfr {
+    if !config.pipeline.spec().has_rounds() {
         return Ok(None);
     }
     let form = if config.reference == Reference::Diffusers { DfrForm::Diffusers } else { DfrForm::Official };
@@ -206,7 +206,7 @@ fn positions(config: &Config) -> DType {
 /// Returns the guidance scales at all noise levels. They determine the streams that STG perturbs. As in Lightricks' code, a
 /// stream that a retake keeps is also perturbed if its own STG scale is not 0; other input streams are not perturbed.
 fn perturbing_scales(config: &Config, roles: Av<StreamRole>) -> Av<Vec<Scales>> {
-    let roles = if config.pipeline == Pipeline::Retake { Av::default() } else { roles };
+    let roles = if config.pipeline.spec().video == Some(VideoUse::Span) { Av::default() } else { roles };
     let (scales, steps) = guidance(config, roles);
     all_scales(scales, &steps)
 }
@@ -278,10 +278,10 @@ fn refine(config: &Config) -> Result<Option<RefinePass>, RequestError> {
         sigmas: sigmas::verbatim(&two.sigmas)?,
         sampler: samplers(config)?.1,
         keeps_audio: match two.audio {
-            StageAudio::Official => config.pipeline.keeps_refined_audio(),
+            StageAudio::Official => config.pipeline.spec().keeps_refined_audio,
             StageAudio::Stage1 => false,
             // The diffusers DFR pipeline outputs the audio of the first pass.
-            StageAudio::Diffusers if config.pipeline == Pipeline::Dfr => false,
+            StageAudio::Diffusers if config.pipeline.spec().has_rounds() => false,
             StageAudio::Official1 | StageAudio::Diffusers | StageAudio::Stage2 => true,
         },
         adain: two.adain as f32,
@@ -294,6 +294,7 @@ mod tests {
     use super::super::guidance::scales;
     use super::super::tests::config;
     use super::*;
+    use crate::config::Pipeline;
     use crate::sampling::latents::{AudioShape, VideoShape};
 
     #[test]

@@ -204,15 +204,9 @@ impl Fields {
     pub fn pipelines(&self) -> Vec<Pipeline> {
         let mut all = vec![self.loaded.config.pipeline];
         all.extend(&self.serve().pipelines);
-        // text_to_video and image_to_video share weights and preset, so a server that enables one of them also accepts
-        // the other.
-        for (one, other) in
-            [(Pipeline::TextToVideo, Pipeline::ImageToVideo), (Pipeline::ImageToVideo, Pipeline::TextToVideo)]
-        {
-            if all.contains(&one) {
-                all.push(other);
-            }
-        }
+        // Variants share weights and preset, so a server that enables one of them also accepts the other.
+        let variants: Vec<Pipeline> = all.iter().filter_map(|pipeline| pipeline.spec().image_variant).collect();
+        all.extend(variants);
         let mut seen = Vec::new();
         all.retain(|pipeline| {
             !seen.contains(pipeline) && {

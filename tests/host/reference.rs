@@ -5,13 +5,14 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use clap::CommandFactory;
+use clap::{CommandFactory, ValueEnum};
 use serde_json::Value;
 
 use crate::support::needs;
 use ltx2::cli::Cli;
-use ltx2::config::{experiment_schema, json_schema};
+use ltx2::config::{Pipeline, Support, VideoUse, experiment_schema, json_schema};
 use ltx2::tune::{diagnosis_schema, report_schema};
+use ltx2::weights::Version;
 
 const GENERATED: &str = "Generated from the code by `make reference`; do not edit.";
 
@@ -105,6 +106,40 @@ fn yaml() -> String {
     page
 }
 
+/// Returns the table of pipelines.
+fn pipelines() -> String {
+    let mut page = format!(
+        "# Pipelines\n\n{GENERATED}\n\nA pipeline rejects inputs that it neither requires nor accepts. The [guide](../guides/pipelines.md) \
+         describes stages and steps.\n\n| pipeline | result | requires | accepts | presets |\n|---|---|---|---|---|\n"
+    );
+    for pipeline in Pipeline::value_variants() {
+        let spec = pipeline.spec();
+        let help = pipeline.to_possible_value().and_then(|value| value.get_help().map(ToString::to_string));
+        let inputs = |support| {
+            let of_video = |video_use| spec.video == Some(video_use) && support == Support::Required;
+            let found = [
+                ("images", spec.images == support),
+                ("audio", spec.audio == support),
+                ("reference videos", spec.reference_videos == support),
+                ("a video", spec.video.is_some() && support == Support::Required),
+                ("a time span", of_video(VideoUse::Span)),
+                ("a duration", of_video(VideoUse::Overlap)),
+                ("`--chain`", spec.chain && support == Support::Optional),
+                ("`--motion-speed`", spec.motion_speed && support == Support::Optional),
+                ("`--num-generated-keyframes`", spec.generated_keyframes && support == Support::Optional),
+            ];
+            found.into_iter().filter(|(_, is_in)| *is_in).map(|(name, _)| name).collect::<Vec<_>>().join(", ")
+        };
+        let versions = [Version::V2_0, Version::V2_3, Version::V2_5];
+        let mut presets: Vec<String> = versions.map(|version| format!("`{}`", pipeline.preset(version))).into();
+        presets.dedup();
+        let [requires, accepts] = [Support::Required, Support::Optional].map(inputs);
+        let (help, presets) = (help.unwrap_or_default(), presets.join(", "));
+        writeln!(page, "| `{}` | {help} | {requires} | {accepts} | {presets} |", spec.name).unwrap();
+    }
+    page
+}
+
 fn report(command: &str, schema: &'static Value) -> String {
     let mut page = format!(
         "# The report of `ltx2 {command} --json`\n\n{GENERATED}\n\n`ltx2 schema --of {command}` prints its JSON Schema. Figures are \
@@ -155,6 +190,7 @@ fn generated_reference_pages_are_up_to_date() {
     let pages = [
         ("cli.md", command_line()),
         ("yaml.md", yaml()),
+        ("pipelines.md", pipelines()),
         ("run.schema.json", schema(json_schema())),
         ("experiment.schema.json", schema(&experiment_schema())),
         ("compile.md", report("compile", report_schema())),

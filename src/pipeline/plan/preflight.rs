@@ -11,7 +11,7 @@ use super::options::GenerateOptions;
 use super::outputs;
 use super::setup;
 use crate::config::{
-    AUTO, ActivationType, Config, FRAME_STEP, GivenAudio, Job, Pipeline, Sidecar, WeightType, training_length_warning,
+    AUTO, ActivationType, Config, FRAME_STEP, GivenAudio, Job, Sidecar, VideoUse, WeightType, training_length_warning,
 };
 use crate::kernels::AttentionKernel;
 use crate::media::{Audio, Clip, ClipPart};
@@ -145,13 +145,13 @@ pub fn check_components(config: &Config) -> Result<()> {
 /// Returns which part of the input video the requests of a configuration need.
 fn wanted(config: &Config) -> ClipPart {
     let frames = config.request.num_frames.count();
-    match config.pipeline {
-        Pipeline::Retake => {
+    match config.pipeline.spec().video {
+        Some(VideoUse::Span) => {
             ClipPart { frames, seconds: frames.map(|frames| frames as f64 / config.request.frame_rate) }
         }
         // The video's own audio is not read, because it is replaced. Trailing frames that do not fill a latent frame
         // are kept if the video ends there; one more latent frame is read to find out whether it does.
-        Pipeline::VideoToAudio => {
+        Some(VideoUse::Whole) => {
             ClipPart { frames: frames.map(|frames| frames.saturating_add(FRAME_STEP)), seconds: Some(0.0) }
         }
         _ => ClipPart::default(),
@@ -250,7 +250,7 @@ pub(crate) fn inputs(config: &Config) -> Result<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::NumFrames;
+    use crate::config::{NumFrames, Pipeline};
 
     /// A retake of the first seconds of an hour-long video decodes only those seconds. An extension decodes the
     /// complete video, because the output contains all of it.

@@ -213,10 +213,11 @@ impl ModelConfigs {
     pub(crate) fn components(&self, config: &Config) -> BTreeSet<Component> {
         let configs = self.clone().for_run(config);
         let pipeline = config.pipeline;
-        let is_needed = |part: &Component| !part.is_optional() && (pipeline.has_video() || *part != Component::Vae);
+        let is_needed =
+            |part: &Component| !part.is_optional() && (pipeline.spec().has_video() || *part != Component::Vae);
         let mut parts: BTreeSet<Component> = Component::ALL.into_iter().filter(is_needed).collect();
         parts.extend(config.upsamplings().iter().map(|upsampling| upsampler_of(*upsampling)));
-        if pipeline == Pipeline::Dfr && config.dfr.temporal_rounds > 0 {
+        if pipeline.spec().has_rounds() && config.dfr.temporal_rounds > 0 {
             parts.insert(Component::TemporalUpsampler);
         }
         // A model without a duration head generates a fixed number of frames in diffusers.
@@ -224,7 +225,7 @@ impl ModelConfigs {
         if predicts && (configs.official || configs.origin.has(Component::DurationHead)) {
             parts.insert(Component::DurationHead);
         }
-        if pipeline.makes_frames() && configs.chooses_diffusion() {
+        if pipeline.spec().generates_video && configs.chooses_diffusion() {
             parts.insert(Component::DiffusionDecoder);
         }
         parts
@@ -244,7 +245,7 @@ impl ModelConfigs {
     /// Returns the compression ratios and the channels of the video VAE. For a pipeline without video, they are derived
     /// from the transformer's configuration, and that of the VAE is not read.
     pub(crate) fn video_vae(&self) -> Result<video_vae::Geometry> {
-        if !self.pipeline.has_video() {
+        if !self.pipeline.spec().has_video() {
             let c = self.transformer()?;
             let [temporal, spatial, ..] = c.vae_scale_factors;
             let channels = c.video().in_channels / (c.patch_size_t * c.patch_size * c.patch_size).max(1);
@@ -271,7 +272,7 @@ impl ModelConfigs {
     /// # Errors
     /// Returns an error with file and key if the model lacks the selected decoder.
     pub(crate) fn decodes_by_diffusion(&self) -> Result<bool> {
-        if !self.pipeline.makes_frames() {
+        if !self.pipeline.spec().generates_video {
             return Ok(false);
         }
         let (convolution, diffusion) = (self.has_video_decoder()?, self.origin.has(Component::DiffusionDecoder));

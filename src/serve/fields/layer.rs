@@ -7,7 +7,7 @@ use super::read::invalid;
 use super::request_fields::{ENDS, RequestFields};
 use super::table::{FIELDS, Place};
 use super::{Endpoint, Fields, tree};
-use crate::config::{Loaded, Pipeline, RequestLayer};
+use crate::config::{Loaded, Pipeline, RequestLayer, Support, VideoUse, pipeline_names};
 use crate::serve::error::ApiError;
 
 const PIPELINE: &str = "pipeline";
@@ -78,22 +78,19 @@ impl Fields {
     fn check_files(&self, given: &RequestFields, pipeline: Pipeline) -> Result<(), ApiError> {
         let (has, own) = (|field| given.get(field).is_some(), &self.loaded.config.request);
         let in_tree = |key: &str| given.get("ltx2").and_then(|tree| tree.get("request")?.get(key)).is_some();
-        let needed: &[(&'static str, bool)] = match pipeline {
-            Pipeline::ImageToVideo | Pipeline::Keyframes => {
-                &[("input_reference", has("images") || !own.images.is_empty())]
-            }
-            Pipeline::AudioToVideo => &[("input_audio", has("input_audio") || own.audio.is_some())],
-            Pipeline::IcLora => &[("reference_videos", has("reference_videos") || !own.reference_videos.is_empty())],
-            Pipeline::VideoToAudio | Pipeline::Retake => &[("video", has("input_video") || own.video.is_some())],
-            Pipeline::Extend => &[
-                ("video", has("input_video") || own.video.is_some()),
-                ("seconds", has("seconds") || in_tree("extend") || own.extend.is_some()),
-            ],
-            _ => &[],
-        };
-        match needed.iter().find(|(_, is_there)| !is_there) {
+        let spec = pipeline.spec();
+        let has_references = has("reference_videos") || !own.reference_videos.is_empty();
+        let has_extension = has("seconds") || in_tree("extend") || own.extend.is_some();
+        let needed = [
+            (spec.images == Support::Required, "input_reference", has("images") || !own.images.is_empty()),
+            (spec.audio == Support::Required, "input_audio", has("input_audio") || own.audio.is_some()),
+            (spec.reference_videos == Support::Required, "reference_videos", has_references),
+            (spec.video.is_some(), "video", has("input_video") || own.video.is_some()),
+            (spec.video == Some(VideoUse::Overlap), "seconds", has_extension),
+        ];
+        match needed.iter().find(|(is_needed, _, is_given)| *is_needed && !is_given) {
             None => Ok(()),
-            Some((field, _)) => Err(invalid(field, format!("required by the pipeline {}", pipeline.name()))),
+            Some((_, field, _)) => Err(invalid(field, format!("required by the pipeline {}", pipeline.name()))),
         }
     }
 
@@ -189,16 +186,15 @@ impl Fields {
             (None, Endpoint::Extend(_)) => Pipeline::Extend,
             (None, _) => self.infer_pipeline(given, own),
         };
-        // text_to_video and image_to_video share weights and preset.
-        let has_images = given.get("images").is_some();
-        let chosen = if chosen == Pipeline::TextToVideo && has_images { Pipeline::ImageToVideo } else { chosen };
-        if chosen == Pipeline::TextToAudio {
-            return Err(invalid(&field, "text_to_audio is not supported: the server generates only videos"));
+        let with_images = chosen.spec().image_variant.filter(|_| chosen.spec().images == Support::Rejected);
+        let chosen = with_images.filter(|_| given.get("images").is_some()).unwrap_or(chosen);
+        let name = chosen.name();
+        if !chosen.spec().has_video() {
+            return Err(invalid(&field, format!("{name} is not supported: the server generates only videos")));
         }
         if self.pipelines().contains(&chosen) {
             return Ok(chosen);
         }
-        let name = chosen.name();
         Err(invalid(
             &field,
             format!("the pipeline {name} is not enabled on this server (serve.pipelines); {}", self.served()),
@@ -206,18 +202,17 @@ impl Fields {
     }
 
     /// Returns the pipeline that the request's files require if the server enables it, otherwise the server's own
-    /// pipeline. Without images, `text_to_video` replaces `image_to_video`.
+    /// pipeline. A request without images uses the variant of the pipeline that requires none.
     fn infer_pipeline(&self, given: &RequestFields, own: Pipeline) -> Pipeline {
         let has = |field| given.get(field).is_some();
         let served = self.pipelines();
         let or_own = |other: Pipeline| if served.contains(&other) { other } else { own };
-        match own {
-            Pipeline::ImageToVideo if !has("images") && self.loaded.config.request.images.is_empty() => {
-                Pipeline::TextToVideo
-            }
-            Pipeline::TextToVideo | Pipeline::ImageToVideo if has("input_audio") => or_own(Pipeline::AudioToVideo),
-            own if has("reference_videos") && !own.takes_video() => or_own(Pipeline::IcLora),
-            own => own,
+        let lacks_images = !has("images") && self.loaded.config.request.images.is_empty();
+        match (own.spec().image_variant, own.spec().images) {
+            (Some(variant), Support::Required) if lacks_images => variant,
+            (Some(_), _) if has("input_audio") => or_own(Pipeline::AudioToVideo),
+            _ if has("reference_videos") && !own.takes_video() => or_own(Pipeline::IcLora),
+            _ => own,
         }
     }
 
@@ -275,7 +270,7 @@ impl Fields {
         warnings: &mut Vec<String>,
     ) -> Result<(), ApiError> {
         let seconds = given.get("seconds").and_then(Value::as_f64);
-        if pipeline == Pipeline::Extend {
+        if pipeline.spec().video == Some(VideoUse::Overlap) {
             return Ok(());
         }
         if let Some(frames) = given.get("num_frames") {
@@ -324,10 +319,11 @@ fn apply_span(given: &RequestFields, pipeline: Pipeline, layer: &mut RequestLaye
             layer.set(&name, "request.retake", span_keys(&flat)).map_err(fault)?;
         }
     }
-    if pipeline != Pipeline::Extend {
+    if pipeline.spec().video != Some(VideoUse::Overlap) {
         let extension = ["before", "overlap"].into_iter().find(|name| given.get(name).is_some());
+        let names = pipeline_names("or", |spec| spec.video == Some(VideoUse::Overlap));
         return extension
-            .map_or(Ok(()), |name| Err(invalid(&given.name(name), "only supported by the pipeline extend")));
+            .map_or(Ok(()), |name| Err(invalid(&given.name(name), format!("only supported by the pipeline {names}"))));
     }
     if given.get("num_frames").is_some() {
         return Err(invalid(&given.name("num_frames"), "not supported by extensions; set seconds instead"));

@@ -4,7 +4,7 @@ use super::read::invalid;
 use super::request_fields::RequestFields;
 use super::table::MAX_PROMPT;
 use super::{Endpoint, Fields, layer};
-use crate::config::{Config, Loaded, NumFrames, Pipeline, ValueOrigin};
+use crate::config::{Config, Loaded, NumFrames, Pipeline, ValueOrigin, VideoUse};
 use crate::serve::error::ApiError;
 use crate::serve::form::Form;
 use crate::serve::job::Accepted;
@@ -39,7 +39,7 @@ impl Shape {
         let (sides, frames) = size.rsplit_once('x').ok_or_else(wrong)?;
         let [width, height] = layer::parse_size(sides).ok_or_else(wrong)?;
         let num_frames = frames.parse().ok().filter(|frames| *frames > 0).ok_or_else(wrong)?;
-        if pipeline == Pipeline::Extend && num_frames < MIN_EXTENSION_FRAMES {
+        if pipeline.spec().video == Some(VideoUse::Overlap) && num_frames < MIN_EXTENSION_FRAMES {
             let why = "an extension has at least 9 frames of overlap and 8 new frames";
             return Err(format!("serve.warm: '{text}': {why}; use at least {MIN_EXTENSION_FRAMES} frames"));
         }

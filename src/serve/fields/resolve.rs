@@ -6,7 +6,7 @@ use super::faults::of_request;
 use super::read::invalid;
 use super::request_fields::RequestFields;
 use super::span::probed;
-use crate::config::{Config, Job, Pipeline, Reference, Serve, whole_frames};
+use crate::config::{Config, Job, Reference, Serve, VideoUse, whole_frames};
 use crate::models::presets::Preset;
 use crate::pipeline::plan::origin;
 use crate::pipeline::programs::configs::ModelConfigs;
@@ -76,7 +76,7 @@ impl Resolver {
                 format!("{name}: {made} frames exceed the server's limit of {} (serve.max_frames)", serve.max_frames);
             return Err(ApiError::field("too_large", name, why));
         }
-        if config.pipeline != Pipeline::VideoToAudio {
+        if config.pipeline.spec().video != Some(VideoUse::Whole) {
             self.check_tokens(config, frames, serve, given)?;
         }
         expected(config, resolved.as_ref(), frames, given).map(Some)
@@ -125,15 +125,15 @@ fn expected(
 ) -> Result<Expected, ApiError> {
     let r = &config.request;
     let made = resolved.map_or(doubled(config, frames), Request::output_frames);
-    let fps = resolved.map_or(r.frame_rate * rounds(config) as f64, Request::output_rate);
+    let fps = resolved.map_or(r.frame_rate * f64::from(1 << rounds(config)), Request::output_rate);
     let own = Expected { width: r.width, height: r.height, num_frames: made, fps };
     let video = r.video.as_deref().map(Path::new);
-    Ok(match (config.pipeline, &r.extend, video) {
-        (Pipeline::Extend, Some(extend), Some(video)) => {
+    Ok(match (config.pipeline.spec().video, &r.extend, video) {
+        (Some(VideoUse::Overlap), Some(extend), Some(video)) => {
             let added = frames.saturating_sub(extend.overlap);
             Expected { num_frames: probed(video, given)?.frames + added, ..own }
         }
-        (Pipeline::VideoToAudio, _, Some(video)) => {
+        (Some(VideoUse::Whole), _, Some(video)) => {
             let info = probed(video, given)?;
             let num_frames = if frames >= whole_frames(info.frames) { info.frames } else { frames };
             Expected { width: info.width, height: info.height, num_frames, ..own }
@@ -142,13 +142,12 @@ fn expected(
     })
 }
 
-/// Returns the factor by which the DFR rounds increase the frame rate.
+/// Returns the number of rounds, each of which doubles the frame rate.
 fn rounds(config: &Config) -> usize {
-    1 << if config.pipeline == Pipeline::Dfr { config.dfr.temporal_rounds } else { 0 }
+    if config.pipeline.spec().has_rounds() { config.dfr.temporal_rounds } else { 0 }
 }
 
-/// Returns the number of frames after the DFR rounds, each of which doubles the frame rate.
+/// Returns the number of frames after the rounds.
 fn doubled(config: &Config, frames: usize) -> usize {
-    let rounds = if config.pipeline == Pipeline::Dfr { config.dfr.temporal_rounds } else { 0 };
-    (0..rounds).fold(frames, |frames, _| 2 * frames.saturating_sub(1) + 1)
+    (0..rounds(config)).fold(frames, |frames, _| 2 * frames.saturating_sub(1) + 1)
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::faults::of_media;
 use super::request_fields::RequestFields;
 use super::{Endpoint, Fields};
-use crate::config::{Pipeline, whole_frames};
+use crate::config::{VideoUse, whole_frames};
 use crate::media::{ClipInfo, probe_clip};
 use crate::serve::error::ApiError;
 
@@ -20,7 +20,7 @@ impl Fields {
         warnings: &mut Vec<String>,
     ) -> Result<(), ApiError> {
         let is_remix = matches!(endpoint, Endpoint::Remix(_));
-        if is_remix || self.pipeline(given, endpoint)? != Pipeline::Retake {
+        if is_remix || self.pipeline(given, endpoint)?.spec().video != Some(VideoUse::Span) {
             return Ok(());
         }
         let own = &self.loaded.config.request;

@@ -8,7 +8,7 @@ use ndarray::{Array2, Array4};
 use serde_json::{Map, Value, json};
 
 use super::{Fields, Shape};
-use crate::config::Pipeline;
+use crate::config::{Support, VideoUse};
 use crate::media::{self, Audio, Frames, Mp4Options, WavFormat};
 
 /// Default overlap of an extension, in frames.
@@ -30,30 +30,34 @@ impl Fields {
             let sound = silence(frames)?;
             written("mp4", |path| media::write_mp4(path, &grey, fps, Some(&sound), &Mp4Options::default()).map(drop))
         };
-        let size = json!({"width": width, "height": height, "num_frames": num_frames});
-        // If a pipeline has an input video, size and number of frames come from the video.
-        let (size, files) = match pipeline {
-            Pipeline::ImageToVideo | Pipeline::Keyframes => {
-                let grey = media::png_bytes(&[128; 3 * 32 * 32], 32, 32).expect("pixels of 32 x 32");
-                (size, json!({"input_reference": STANDARD.encode(grey)}))
-            }
-            Pipeline::AudioToVideo => {
-                let sound = silence(num_frames)?;
-                let wav = written("wav", |path| media::write_wav(path, &sound, WavFormat::Pcm16))?;
-                (size, json!({"input_audio": wav}))
-            }
-            Pipeline::IcLora => (size, json!({"reference_videos": [{"data": video(num_frames)?}]})),
-            Pipeline::Retake => (json!({}), json!({"input_video": video(num_frames)?, "start": 0, "end": 1})),
-            Pipeline::VideoToAudio => (json!({}), json!({"input_video": video(num_frames)?})),
-            Pipeline::Extend => {
+        let spec = pipeline.spec();
+        let mut fields = Map::new();
+        if spec.images == Support::Required {
+            let grey = media::png_bytes(&[128; 3 * 32 * 32], 32, 32).expect("pixels of 32 x 32");
+            fields.insert("input_reference".into(), STANDARD.encode(grey).into());
+        }
+        if spec.audio == Support::Required {
+            let sound = silence(num_frames)?;
+            let wav = written("wav", |path| media::write_wav(path, &sound, WavFormat::Pcm16))?;
+            fields.insert("input_audio".into(), wav.into());
+        }
+        if spec.reference_videos == Support::Required {
+            fields.insert("reference_videos".into(), json!([{"data": video(num_frames)?}]));
+        }
+        let more = match spec.video {
+            // If a pipeline has an input video, size and number of frames come from the video.
+            None => json!({"width": width, "height": height, "num_frames": num_frames}),
+            Some(VideoUse::Span) => json!({"input_video": video(num_frames)?, "start": 0, "end": 1}),
+            Some(VideoUse::Whole) => json!({"input_video": video(num_frames)?}),
+            Some(VideoUse::Overlap) => {
                 // The input video consists of the overlap; the extension adds the remaining frames.
                 let overlap = [OVERLAP, 9].into_iter().find(|overlap| overlap + 8 <= num_frames).unwrap_or(9);
                 let seconds = num_frames.saturating_sub(overlap).max(8) as f64 / fps;
-                (json!({}), json!({"input_video": video(overlap)?, "seconds": seconds, "overlap": overlap}))
+                json!({"input_video": video(overlap)?, "seconds": seconds, "overlap": overlap})
             }
-            _ => (size, json!({})),
         };
-        Ok([size, files].iter().filter_map(Value::as_object).flatten().map(|(k, v)| (k.clone(), v.clone())).collect())
+        fields.extend(more.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())));
+        Ok(fields)
     }
 }
 
