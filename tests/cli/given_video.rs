@@ -297,7 +297,7 @@ fn dry_run_and_run_give_the_same_error_without_ffmpeg() {
     assert!(said.contains("96x64, 17 frames at 25 per second"), "{said}");
     // A portrait video as phones write it: the matrix in the track header rotates the frames.
     let mut turned = bytes.clone();
-    let matrix = turned.windows(4).position(|word| word == b"tkhd").expect("a header") + 44;
+    let matrix = turned.windows(4).position(|word| word == b"tkhd").expect("a header") + 56;
     for (n, word) in [0, 1 << 16, 0, -1 << 16, 0].into_iter().enumerate() {
         let at = matrix + 4 * n;
         turned[at..at + 4].copy_from_slice(&i32::to_be_bytes(word));

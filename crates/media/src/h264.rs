@@ -1,6 +1,6 @@
 //! H.264 encoding with the built-in encoder.
 
-use rusty_h264_common::YuvFrame;
+use rusty_h264_common::{BitWriter, YuvFrame, nal};
 use rusty_h264_encoder::{Encoder, EncoderConfig, Preset};
 
 use super::error::{Error, Result};
@@ -95,7 +95,7 @@ impl TrackBuilder {
         for unit in self.encoder.units(frames)? {
             let index = self.samples.len();
             let mut sample = Vec::with_capacity(unit.len() + 8);
-            for nal in nal_units(&unit) {
+            for nal in nal::split_annex_b(&unit) {
                 match nal[0] & 31 {
                     SPS => drop(self.sps.get_or_insert_with(|| with_video_usability(nal, rate, refs))),
                     PPS => drop(self.pps.get_or_insert_with(|| nal.to_vec())),
@@ -171,106 +171,47 @@ fn level(macroblocks: usize, fps: f64) -> u8 {
     MOST.iter().find(|(_, most)| *most >= wanted).map_or(52, |&(level, _)| level)
 }
 
-/// Splits an Annex B byte stream into NAL units without start codes.
-fn nal_units(stream: &[u8]) -> Vec<&[u8]> {
-    let mut units = Vec::new();
-    let mut start = None;
-    let mut at = 0;
-    while at + 3 <= stream.len() {
-        if stream[at..at + 3] == [0, 0, 1] {
-            if let Some(start) = start {
-                units.push(&stream[start..at]);
-            }
-            start = Some(at + 3);
-            at += 3;
-        } else {
-            at += 1;
-        }
-    }
-    units.extend(start.map(|start| &stream[start..]));
-    for unit in &mut units {
-        // A NAL unit never ends in a zero byte: trailing zeros belong to the next start code.
-        let end = unit.iter().rposition(|&b| b != 0).map_or(0, |last| last + 1);
-        *unit = &unit[..end];
-    }
-    units.retain(|unit| !unit.is_empty());
-    units
-}
-
 /// Adds video usability information (VUI) to a sequence parameter set: square pixels, BT.709 limited range, the frame
 /// rate, and no picture reordering (without it, decoders would delay frames).
 ///
 /// The encoder's parameter set ends with `vui_parameters_present_flag` = 0. If the flag is 1, returns the set
 /// unchanged.
 fn with_video_usability(nal: &[u8], rate: FrameRate, refs: u32) -> Vec<u8> {
-    let mut raw: Vec<u8> = Vec::with_capacity(nal.len());
-    for &byte in nal {
-        // Drop emulation prevention bytes: the 3 in each sequence 0 0 3.
-        if !(byte == 3 && raw.ends_with(&[0, 0])) {
-            raw.push(byte);
-        }
-    }
-    let mut bits = Bits(raw.iter().flat_map(|&byte| (0..8).rev().map(move |i| byte >> i & 1 == 1)).collect());
+    let raw = nal::emulation_unprevent(nal);
+    let is_set = |at: usize| raw[at / 8] >> (7 - at % 8) & 1 == 1;
     // The last 1 bit is the stop bit; the VUI flag precedes it.
-    let stop = bits.0.iter().rposition(|&b| b).unwrap_or(0);
-    if stop == 0 || bits.0[stop - 1] {
+    let Some(flag) = (1..8 * raw.len()).rfind(|at| is_set(*at)).map(|stop| stop - 1).filter(|flag| !is_set(*flag))
+    else {
         return nal.to_vec();
-    }
-    bits.0.truncate(stop - 1);
-    bits.put(1, 1); // vui_parameters_present_flag
-    bits.put(1, 1); // aspect_ratio_info_present_flag
-    bits.put(1, 8); // 1:1
-    bits.put(0, 1); // overscan_info_present_flag
-    bits.put(1, 1); // video_signal_type_present_flag
-    bits.put(5, 3); // video_format: unspecified
-    bits.put(0, 1); // video_full_range_flag
-    bits.put(1, 1); // colour_description_present_flag
-    bits.put(0x01_01_01, 24); // BT.709 primaries, transfer, matrix
-    bits.put(0, 1); // chroma_loc_info_present_flag: left
-    bits.put(1, 1); // timing_info_present_flag
-    bits.put(rate.den, 32);
-    bits.put(2 * rate.num, 32); // ticks are fields
-    bits.put(1, 1); // fixed_frame_rate_flag
-    bits.put(0, 3); // no NAL or VCL HRD parameters, no pic_struct
-    bits.put(1, 1); // bitstream_restriction_flag
-    bits.put(1, 1); // motion_vectors_over_pic_boundaries_flag
+    };
+    let mut bits = BitWriter::new();
+    (0..flag).for_each(|at| bits.write_bit(is_set(at)));
+    bits.write_bit(true); // vui_parameters_present_flag
+    bits.write_bit(true); // aspect_ratio_info_present_flag
+    bits.write_bits(1, 8); // 1:1
+    bits.write_bit(false); // overscan_info_present_flag
+    bits.write_bit(true); // video_signal_type_present_flag
+    bits.write_bits(5, 3); // video_format: unspecified
+    bits.write_bit(false); // video_full_range_flag
+    bits.write_bit(true); // colour_description_present_flag
+    bits.write_bits(0x01_01_01, 24); // BT.709 primaries, transfer, matrix
+    bits.write_bit(false); // chroma_loc_info_present_flag: left
+    bits.write_bit(true); // timing_info_present_flag
+    bits.write_bits(rate.den, 32);
+    bits.write_bits(2 * rate.num, 32); // ticks are fields
+    bits.write_bit(true); // fixed_frame_rate_flag
+    bits.write_bits(0, 3); // no NAL or VCL HRD parameters, no pic_struct
+    bits.write_bit(true); // bitstream_restriction_flag
+    bits.write_bit(true); // motion_vectors_over_pic_boundaries_flag
     for value in [0, 0, 16, 16, 0, refs.max(1)] {
         // max_bytes_per_pic_denom and max_bits_per_mb_denom (0: unlimited), motion vector lengths, no reordering,
         // reference frames.
-        bits.exp_golomb(value);
+        bits.write_ue(value);
     }
-    bits.put(1, 1); // stop bit
-    bits.nal()
-}
-
-struct Bits(Vec<bool>);
-
-impl Bits {
-    fn put(&mut self, value: u32, count: u32) {
-        self.0.extend((0..count).rev().map(|i| value >> i & 1 == 1));
-    }
-
-    fn exp_golomb(&mut self, value: u32) {
-        let width = (value + 1).ilog2();
-        self.put(0, width);
-        self.put(value + 1, width + 1);
-    }
-
-    /// Returns the bytes. Inserts an emulation prevention byte 3 after two zeros if the next byte is below 4.
-    fn nal(&self) -> Vec<u8> {
-        let mut out: Vec<u8> = Vec::new();
-        let mut zeros = 0;
-        for byte in self.0.chunks(8) {
-            let byte = byte.iter().enumerate().fold(0u8, |b, (i, &bit)| b | u8::from(bit) << (7 - i));
-            if zeros >= 2 && byte < 4 {
-                out.push(3);
-                zeros = 0;
-            }
-            zeros = if byte == 0 { zeros + 1 } else { 0 };
-            out.push(byte);
-        }
-        out
-    }
+    bits.rbsp_trailing_bits();
+    let mut out = Vec::new();
+    nal::emulation_prevent_into(&bits.into_bytes(), &mut out);
+    out
 }
 
 #[cfg(test)]
@@ -279,29 +220,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn annex_b_is_split_at_start_codes() {
-        let stream = [0, 0, 0, 1, 0x67, 1, 2, 0, 0, 1, 0x68, 3, 0, 0, 0, 1, 0x65, 0, 0, 3, 0, 9];
-        assert_eq!(nal_units(&stream), [&[0x67, 1, 2][..], &[0x68, 3], &[0x65, 0, 0, 3, 0, 9]]);
-    }
-
-    #[test]
-    fn emulation_prevention_bytes_are_inserted() {
-        let mut bits = Bits(Vec::new());
-        bits.put(0x0000_0001, 32);
-        bits.put(0x8000_0000, 32);
-        assert_eq!(bits.nal(), [0, 0, 3, 0, 1, 0x80, 0, 0, 3, 0].to_vec());
-        let mut bits = Bits(Vec::new());
-        for v in [0, 1, 2, 16] {
-            bits.exp_golomb(v);
-        }
-        // 1 010 011 000010001
-        assert_eq!(bits.nal(), [0b1010_0110, 0b0001_0001]);
-    }
-
-    #[test]
     fn vui_is_added_to_parameter_set() {
         let sps = rusty_h264_encoder::Sps::from_config(&config(64, 48, FrameRate { num: 24, den: 1 }, 20)).to_nal();
-        let nal = nal_units(&sps.to_annex_b())[0].to_vec();
+        let nal = nal::split_annex_b(&sps.to_annex_b())[0].to_vec();
         let out = with_video_usability(&nal, FrameRate { num: 24, den: 1 }, 3);
         assert_eq!(out[..4], nal[..4]);
         assert!(out.len() > nal.len() + 16);

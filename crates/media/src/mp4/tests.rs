@@ -3,6 +3,7 @@
 
 use std::f32::consts::TAU;
 
+use mp4_atom::{Decode, Ftyp, Moov, StszSamples, Trak};
 use ndarray::{Array2, Array4};
 
 use super::*;
@@ -80,52 +81,38 @@ fn frames_before_encoder_panic_are_kept() {
     assert!(file.hashes().is_ok());
 }
 
-/// Returns the body of the first box at `path`, a list of box types.
-fn find<'a>(mut bytes: &'a [u8], path: &[&[u8; 4]]) -> Option<&'a [u8]> {
-    let (kind, rest) = path.split_first()?;
-    while bytes.len() >= 8 {
-        let size = u32::from_be_bytes(bytes[..4].try_into().unwrap()) as usize;
-        if &bytes[4..8] == *kind {
-            let body = &bytes[8..size];
-            return if rest.is_empty() { Some(body) } else { find(body, rest) };
-        }
-        bytes = &bytes[size..];
-    }
-    None
+/// Returns a file's `moov` box and the offset of its samples. Checks that the file consists of `ftyp`, `moov` and `mdat`.
+fn movie(file: &[u8]) -> (Moov, usize) {
+    let mut rest = file;
+    Ftyp::decode(&mut rest).unwrap();
+    let movie = Moov::decode(&mut rest).unwrap();
+    assert_eq!((word(rest), &rest[4..8]), (rest.len(), &b"mdat"[..]));
+    (movie, file.len() - rest.len() + 8)
 }
 
-fn word(bytes: &[u8], index: usize) -> u32 {
-    u32::from_be_bytes(bytes[4 * index..4 * index + 4].try_into().unwrap())
+fn word(bytes: &[u8]) -> usize {
+    u32::from_be_bytes(bytes[..4].try_into().unwrap()) as usize
 }
 
-/// Returns the bodies of all tracks.
-fn tracks(file: &[u8]) -> Vec<&[u8]> {
-    let mut moov = find(file, &[b"moov"]).unwrap();
-    let mut found = Vec::new();
-    while moov.len() >= 8 {
-        let size = word(moov, 0) as usize;
-        if &moov[4..8] == b"trak" {
-            found.push(&moov[8..size]);
-        }
-        moov = &moov[size..];
+fn sizes(track: &Trak) -> &[u32] {
+    match &track.mdia.minf.stbl.stsz.samples {
+        StszSamples::Different { sizes } => sizes,
+        other => panic!("{other:?}"),
     }
-    found
 }
 
 /// Returns a track's sample count and its presented duration in seconds, from its tables. `timescale` is the movie's
 /// time scale.
-fn tables(track: &[u8], timescale: u32) -> (u32, f64) {
-    let minf = find(track, &[b"mdia", b"minf", b"stbl"]).unwrap();
-    let count = word(find(minf, &[b"stsz"]).unwrap(), 2);
-    let mdhd = find(track, &[b"mdia", b"mdhd"]).unwrap();
-    let stts = find(minf, &[b"stts"]).unwrap();
-    let ticks: u32 = (0..word(stts, 1) as usize).map(|i| word(stts, 2 + 2 * i) * word(stts, 3 + 2 * i)).sum();
-    assert_eq!(word(mdhd, 4), ticks);
-    let seconds = match find(track, &[b"edts", b"elst"]) {
-        Some(elst) => f64::from(word(elst, 2)) / f64::from(timescale),
-        None => f64::from(ticks) / f64::from(word(mdhd, 3)),
+fn tables(track: &Trak, timescale: u32) -> (usize, f64) {
+    let header = &track.mdia.mdhd;
+    let runs = track.mdia.minf.stbl.stts.entries.iter();
+    let ticks: u64 = runs.map(|run| u64::from(run.sample_count) * u64::from(run.sample_delta)).sum();
+    assert_eq!(header.duration, ticks);
+    let seconds = match track.edts.as_ref().and_then(|edits| edits.elst.as_ref()) {
+        Some(edits) => edits.entries[0].segment_duration as f64 / f64::from(timescale),
+        None => ticks as f64 / f64::from(header.timescale),
     };
-    (count, seconds)
+    (sizes(track).len(), seconds)
 }
 
 #[test]
@@ -151,31 +138,27 @@ fn mp4_boxes_contain_track_durations() {
         let exact = FrameRate::from_f64(fps).unwrap();
         let seconds = n as f64 * f64::from(exact.den) / f64::from(exact.num);
         let file = std::fs::read(&path).unwrap();
-        let tracks = tracks(&file);
-        assert_eq!(tracks.len(), 1 + usize::from(channels > 0), "{path:?}");
-        let timescale = word(find(&file, &[b"moov", b"mvhd"]).unwrap(), 3);
-        let (count, length) = tables(tracks[0], timescale);
-        assert_eq!(count as usize, n, "{path:?}");
+        let (movie, _) = movie(&file);
+        assert_eq!(movie.trak.len(), 1 + usize::from(channels > 0), "{path:?}");
+        let (count, length) = tables(&movie.trak[0], movie.mvhd.timescale);
+        assert_eq!(count, n, "{path:?}");
         assert!((length - seconds).abs() < 1e-3, "{path:?}: {length} {seconds}");
-        if let Some(track) = tracks.get(1) {
-            let (_, sound) = tables(track, timescale);
+        if let Some(track) = movie.trak.get(1) {
+            let (_, sound) = tables(track, movie.mvhd.timescale);
             assert!((sound - seconds).abs() <= 0.5 / f64::from(rate) + 1e-9, "{path:?}: {sound} {seconds}");
         }
     }
 }
 
 /// Returns the offset and size of each sample of a track, from its tables.
-fn places(track: &[u8]) -> Vec<(usize, usize)> {
-    let stbl = find(track, &[b"mdia", b"minf", b"stbl"]).unwrap();
-    let table = |kind| find(stbl, &[kind]).unwrap();
-    let (stsc, stsz, stco) = (table(b"stsc"), table(b"stsz"), table(b"stco"));
-    let (runs, chunks) = (word(stsc, 1) as usize, word(stco, 1) as usize);
-    let mut sizes = (0..word(stsz, 2) as usize).map(|i| word(stsz, 3 + i) as usize);
+fn places(track: &Trak) -> Vec<(usize, usize)> {
+    let tables = &track.mdia.minf.stbl;
+    let mut sizes = sizes(track).iter().map(|size| *size as usize);
     let mut found = Vec::new();
-    for chunk in 0..chunks {
-        let run = (0..runs).rev().find(|r| word(stsc, 2 + 3 * r) as usize <= chunk + 1).unwrap();
-        let mut at = word(stco, 2 + chunk) as usize;
-        for _ in 0..word(stsc, 3 + 3 * run) {
+    for (chunk, offset) in (1..).zip(&tables.stco.as_ref().unwrap().entries) {
+        let run = tables.stsc.entries.iter().rfind(|run| run.first_chunk <= chunk).unwrap();
+        let mut at = *offset as usize;
+        for _ in 0..run.samples_per_chunk {
             let size = sizes.next().unwrap();
             found.push((at, size));
             at += size;
@@ -192,21 +175,20 @@ fn sample_tables_match_file_layout() {
     let audio = tone(2, 60_000, 24000);
     write_mp4(&path, &gradient(60, 32, 64), 24.0, Some(&audio), &embedded()).unwrap();
     let file = std::fs::read(&path).unwrap();
-    let each: Vec<_> = tracks(&file).into_iter().map(places).collect();
+    let (movie, mut end) = movie(&file);
+    let each: Vec<_> = movie.trak.iter().map(places).collect();
     assert_eq!((each.len(), each[0].len()), (2, 60));
     // A picture consists of length-prefixed NAL units.
     for &(at, size) in &each[0] {
         let mut rest = &file[at..at + size];
         while rest.len() > 4 {
-            let (length, kind) = (word(rest, 0) as usize, rest[4] & 0x1f);
+            let (length, kind) = (word(rest), rest[4] & 0x1f);
             assert!((1..=12).contains(&kind) && 4 + length <= rest.len(), "unit {kind} of {length} bytes at {at}");
             rest = &rest[4 + length..];
         }
         assert!(rest.is_empty());
     }
     // The samples of both tracks fill `mdat` without gaps.
-    let data = find(&file, &[b"mdat"]).unwrap();
-    let mut end = data.as_ptr() as usize - file.as_ptr() as usize;
     let mut all = each.concat();
     all.sort_unstable();
     for (at, size) in all {
