@@ -13,9 +13,12 @@ use ltx2_base::file_kind;
 use ltx2_base::text_file;
 use ltx2_stablehlo::DType;
 
+mod comfy;
+mod convrot;
 mod decoder;
 mod e5m2;
 mod find;
+mod nvfp4;
 mod raw_bytes;
 mod rows;
 mod shard;
@@ -30,7 +33,7 @@ pub use view::TensorView;
 
 /// Recognizes the stored forms that safetensors does not describe: replaces the tensors of codes and scales by tensors
 /// with the names and types of plain weights. In order: a later form may be the codes of an earlier one.
-const FORMATS: [fn(&mut Checkpoint) -> Result<(), WeightsError>; 2] = [torchao::restore, e5m2::restore];
+const FORMATS: [fn(&mut Checkpoint) -> Result<(), WeightsError>; 3] = [torchao::restore, comfy::restore, e5m2::restore];
 
 /// A tensor of a file, of any element type.
 #[derive(Clone, Debug)]

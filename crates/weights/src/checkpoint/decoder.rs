@@ -1,6 +1,6 @@
 //! Conversion of stored numbers to floats. A stored tensor consists of codes, a contiguous byte range of a file, and a
-//! decoder, which knows their layout and reads the scales. Adding a format takes a decoder, and a row in
-//! [`formats`](super::formats) or in the GGUF reader's list of types.
+//! decoder, which knows their layout and reads the scales. Adding a format takes a decoder, and a row in a list: of
+//! [`FORMATS`](super::FORMATS), of ComfyUI's formats, or of GGUF's types.
 
 use std::fmt;
 use std::sync::Arc;
