@@ -1,15 +1,11 @@
 //! Safetensors checkpoints: tensors are found by name, and their data stays on disk until it is read.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::{self, Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use safetensors::Dtype;
-use safetensors::tensor::Metadata;
 use serde_json::Value;
 
 use super::error::{Misscaled, WeightsError};
@@ -17,46 +13,50 @@ use ltx2_base::file_kind;
 use ltx2_base::text_file;
 use ltx2_stablehlo::DType;
 
+mod comfy;
+mod convrot;
+mod decoder;
 mod e5m2;
-mod eight_bits;
 mod find;
+mod nvfp4;
 mod raw_bytes;
 mod rows;
+mod shard;
 mod torchao;
 mod view;
 
-use eight_bits::EightBits;
+use decoder::Decoder;
+pub(crate) use decoder::widen;
 use find::{FLASHPACK, Found, find_weights, is_flashpack};
+use shard::Shard;
 pub use view::TensorView;
 
-/// Maximum header size of the format in bytes; prevents a damaged length field from allocating all memory.
-const MAX_HEADER: u64 = 100_000_000;
+/// Recognizes the stored forms that safetensors does not describe: replaces the tensors of codes and scales by tensors
+/// with the names and types of plain weights. In order: a later form may be the codes of an earlier one.
+const FORMATS: [fn(&mut Checkpoint) -> Result<(), WeightsError>; 3] = [torchao::restore, comfy::restore, e5m2::restore];
 
-/// One open file. It is not memory-mapped, because access to a mapping of a truncated file would crash the process.
-#[derive(Debug)]
-struct Shard {
-    path: PathBuf,
-    file: File,
-    size: u64,
-    /// Modification time, if the file system provides it.
-    written: Option<SystemTime>,
-    header: Metadata,
-    /// Offset of the tensor data.
-    data: u64,
-}
-
-/// Location and storage form of a tensor: its shard and the byte range in it.
+/// A tensor of a file, of any element type.
 #[derive(Clone, Debug)]
 struct Entry {
-    shard: usize,
-    key: Arc<str>,
-    dtype: Dtype,
-    shape: Arc<[usize]>,
-    range: Range<u64>,
-    /// Tensor of factors by which the rows are multiplied: one per row, or one for all. `None`: no factors.
-    factors: Option<Box<Entry>>,
-    /// Storage form of 8-bit values that are read as another type. `None`: values are read as stored.
-    eight_bits: Option<EightBits>,
+    /// Element type as the file spells it, in lower case, or name of the stored form.
+    type_name: String,
+    /// Whether host tensors support the element type. If not, the view must not be read.
+    is_known: bool,
+    view: TensorView,
+}
+
+impl Entry {
+    /// Changes the stored form.
+    fn decode(&mut self, type_name: &str, dtype: DType, decoder: Arc<dyn Decoder>) {
+        self.type_name = type_name.into();
+        self.is_known = true;
+        (self.view.dtype, self.view.decoder) = (dtype, Some(decoder));
+    }
+
+    /// Returns the number of elements per row, at least 1.
+    fn columns(&self) -> usize {
+        self.view.shape.iter().skip(1).product::<usize>().max(1)
+    }
 }
 
 /// The tensors of one or several safetensors files; cheap to clone.
@@ -65,64 +65,6 @@ pub struct Checkpoint {
     origin: PathBuf,
     shards: Vec<Arc<Shard>>,
     tensors: Arc<BTreeMap<String, Entry>>,
-}
-
-impl Shard {
-    fn open(path: &Path) -> Result<Self, WeightsError> {
-        let file = File::open(path).map_err(WeightsError::io(path, "cannot open"))?;
-        let about = file.metadata().map_err(WeightsError::io(path, "cannot read its size"))?;
-        let (got, written) = (about.len(), about.modified().ok());
-        let bad = |reason: String| WeightsError::NotSafetensors { path: path.to_path_buf(), reason };
-        if got < 8 {
-            return Err(bad(match got {
-                0 => "the file is empty, possibly an unfinished download; download it again".into(),
-                _ => format!("the file has {got} bytes, fewer than the length field of the header (8)"),
-            }));
-        }
-        let read = |into: &mut [u8], at| file.read_exact_at(into, at).map_err(WeightsError::io(path, "cannot read"));
-        let mut length = [0; 8];
-        read(&mut length, 0)?;
-        let length = u64::from_le_bytes(length);
-        let mut start = vec![0; got.min(file_kind::SIGNATURE_BYTES as u64) as usize];
-        read(&mut start, 0)?;
-        // In every safetensors file, a brace follows the length field.
-        let is_foreign = length > MAX_HEADER || start.get(8) != Some(&b'{');
-        if let Some(kind) = file_kind::kind(&start).filter(|_| is_foreign) {
-            return Err(bad(format!("the file is {kind}")));
-        }
-        if length > MAX_HEADER {
-            return Err(bad(
-                "the file is in another format or damaged: the first 8 bytes are not a valid header length".into(),
-            ));
-        }
-        let data = 8 + length;
-        let mut header = vec![0; length.min(got - 8) as usize];
-        read(&mut header, 8)?;
-        if data > got {
-            return Err(match header.first() {
-                Some(b'{') => WeightsError::Truncated { path: path.to_path_buf(), want: data, got },
-                _ => bad("no JSON header after the first 8 bytes".into()),
-            });
-        }
-        let header: Metadata = serde_json::from_slice(&header).map_err(|e| bad(format!("damaged header: {e}")))?;
-        // `Metadata` has checked that tensors are contiguous, so the end of the last one is the end of the file.
-        let want = data.checked_add(header.data_len() as u64).ok_or_else(|| bad("sizes overflow".into()))?;
-        let path = path.to_path_buf();
-        match want.cmp(&got) {
-            std::cmp::Ordering::Greater => Err(WeightsError::Truncated { path, want, got }),
-            std::cmp::Ordering::Less => Err(WeightsError::Trailing { path, want, got }),
-            std::cmp::Ordering::Equal => Ok(Shard { path, file, size: got, written, header, data }),
-        }
-    }
-
-    /// Returns an error if the open file has changed. A new file under the same path does not matter.
-    fn check(&self) -> Result<(), WeightsError> {
-        let about = self.file.metadata().map_err(WeightsError::io(&self.path, "cannot read its size"))?;
-        match about.len() == self.size && about.modified().ok() == self.written {
-            true => Ok(()),
-            false => Err(WeightsError::Changed { path: self.path.clone(), was: self.size, is: about.len() }),
-        }
-    }
 }
 
 impl Checkpoint {
@@ -141,25 +83,25 @@ impl Checkpoint {
             return Err(WeightsError::NotSafetensors { path: path.to_path_buf(), reason: FLASHPACK.into() });
         }
         let found = if meta.is_dir() { find_weights(path)? } else { Found::File(path.to_path_buf()) };
-        let checkpoint = match found {
+        let mut checkpoint = match found {
             Found::File(file) if file.extension().is_some_and(|e| e == "json") => Self::open_index(&file)?,
             Found::File(file) => Self::open_files(&file, std::slice::from_ref(&file))?,
             Found::Shards(files) => Self::open_files(path, &files)?,
         };
-        Ok(checkpoint.with_torchao_weights()?.with_e5m2_weights())
+        FORMATS.iter().try_for_each(|restore| restore(&mut checkpoint))?;
+        Ok(checkpoint)
     }
 
     /// Collects the tensors of several files; a duplicate name is an error.
     fn open_files(origin: &Path, files: &[PathBuf]) -> Result<Self, WeightsError> {
         let mut checkpoint = Checkpoint { origin: origin.to_path_buf(), shards: vec![], tensors: Arc::default() };
         for file in files {
-            let shard = checkpoint.add(Shard::open(file)?);
-            for key in checkpoint.shards[shard].header.offset_keys() {
-                if let Some(other) = checkpoint.tensors.get(&key) {
-                    let other_path = checkpoint.shards[other.shard].path.clone();
-                    return Err(WeightsError::Duplicate { path: file.clone(), other: key.clone(), key, other_path });
+            for (key, entry) in checkpoint.add(file)? {
+                let path = file.clone();
+                if let Some(other) = Arc::make_mut(&mut checkpoint.tensors).insert(key.clone(), entry) {
+                    let other_path = other.view.shard.path.clone();
+                    return Err(WeightsError::Duplicate { path, other: key.clone(), key, other_path });
                 }
-                checkpoint.insert(shard, &key)?;
             }
         }
         Ok(checkpoint)
@@ -191,37 +133,58 @@ impl Checkpoint {
             if !path.exists() {
                 return Err(missing());
             }
-            let shard = checkpoint.add(Shard::open(&path)?);
+            let mut entries = checkpoint.add(&path)?;
             for key in keys {
-                if checkpoint.shards[shard].header.info(key).is_none() {
+                let Some(entry) = entries.remove(key) else {
                     let (index, shard) = (index.to_path_buf(), file.to_string());
                     return Err(WeightsError::IndexMismatch { index, shard, key: key.into() });
-                }
-                checkpoint.insert(shard, key)?;
+                };
+                checkpoint.put(key, entry);
             }
         }
         Ok(checkpoint)
     }
 
-    fn add(&mut self, shard: Shard) -> usize {
-        self.shards.push(Arc::new(shard));
-        self.shards.len() - 1
+    /// Opens a file of the checkpoint and returns its tensors by name.
+    fn add(&mut self, path: &Path) -> Result<BTreeMap<String, Entry>, WeightsError> {
+        let mut shard = Shard::open(path)?;
+        let (header, data) = shard.safetensors_header()?;
+        let shard = Arc::new(shard);
+        self.shards.push(shard.clone());
+        let entry = |key: String| {
+            let info = header.info(&key)?;
+            let (start, end) = info.data_offsets;
+            let view = TensorView {
+                key: key.as_str().into(),
+                dtype: known(info.dtype).unwrap_or(DType::U8),
+                shape: info.shape.as_slice().into(),
+                shard: shard.clone(),
+                range: data + start as u64..data + end as u64,
+                first: 0,
+                decoder: None,
+            };
+            let type_name = info.dtype.to_string().to_lowercase();
+            Some((key, Entry { type_name, is_known: known(info.dtype).is_some(), view }))
+        };
+        Ok(header.offset_keys().into_iter().filter_map(entry).collect())
     }
 
-    fn insert(&mut self, shard: usize, key: &str) -> Result<(), WeightsError> {
-        let s = &self.shards[shard];
-        let info = s.header.info(key).ok_or_else(|| self.missing(key))?;
-        let entry = Entry {
-            shard,
-            key: key.into(),
-            dtype: info.dtype,
-            shape: info.shape.as_slice().into(),
-            range: s.data + info.data_offsets.0 as u64..s.data + info.data_offsets.1 as u64,
-            factors: None,
-            eight_bits: None,
-        };
+    fn put(&mut self, key: &str, entry: Entry) {
         Arc::make_mut(&mut self.tensors).insert(key.to_string(), entry);
-        Ok(())
+    }
+
+    pub(crate) fn remove(&mut self, name: &str) {
+        Arc::make_mut(&mut self.tensors).remove(name);
+    }
+
+    fn entry(&self, name: &str) -> Result<&Entry, WeightsError> {
+        self.tensors.get(name).ok_or_else(|| self.missing(name))
+    }
+
+    /// Returns the names of the tensors with this element type.
+    fn names_of(&self, type_name: &str) -> Vec<String> {
+        let tensors = self.tensors.iter().filter(|(_, entry)| entry.type_name == type_name);
+        tensors.map(|(name, _)| name.clone()).collect()
     }
 
     fn missing(&self, key: &str) -> WeightsError {
@@ -238,10 +201,10 @@ impl Checkpoint {
             let Some(name) = rename(key) else { continue };
             if let Some(other) = tensors.insert(name, entry.clone()) {
                 return Err(WeightsError::Duplicate {
-                    path: self.shards[entry.shard].path.clone(),
+                    path: entry.view.shard.path.clone(),
                     key: key.clone(),
-                    other_path: self.shards[other.shard].path.clone(),
-                    other: other.key.to_string(),
+                    other_path: other.view.shard.path.clone(),
+                    other: other.view.key.to_string(),
                 });
             }
         }
@@ -256,13 +219,12 @@ impl Checkpoint {
         let mut joined = self.clone();
         let tensors = Arc::make_mut(&mut joined.tensors);
         for (name, entry) in other.tensors.iter() {
-            let entry = entry.behind(self.shards.len());
             if let Some(own) = tensors.insert(name.clone(), entry.clone()) {
                 return Err(WeightsError::Duplicate {
-                    path: self.shards[own.shard].path.clone(),
-                    key: own.key.to_string(),
+                    path: own.view.shard.path.clone(),
+                    key: own.view.key.to_string(),
                     other_path: other.origin.clone(),
-                    other: entry.key.to_string(),
+                    other: entry.view.key.to_string(),
                 });
             }
         }
@@ -304,28 +266,28 @@ impl Checkpoint {
     pub fn scales_of(&self, name: &str) -> Result<Option<TensorView>, WeightsError> {
         let Some(entry) = self.tensors.get(&format!("{name}_scale")) else { return Ok(None) };
         let rows = self.shape(name).and_then(|shape| shape.first()).copied().unwrap_or(1);
-        let count: usize = entry.shape.iter().product();
-        if count != 1 && (count != rows || entry.shape[0] != rows) {
-            let scales = Misscaled { name: entry.key.to_string(), shape: entry.shape.to_vec(), rows };
-            return Err(WeightsError::Scales { path: self.shards[entry.shard].path.clone(), scales });
+        let count: usize = entry.view.shape.iter().product();
+        if count != 1 && (count != rows || entry.view.shape[0] != rows) {
+            let scales = Misscaled { name: entry.view.key.to_string(), shape: entry.view.shape.to_vec(), rows };
+            return Err(WeightsError::Scales { path: entry.view.shard.path.clone(), scales });
         }
         self.get_float(&format!("{name}_scale")).map(Some)
     }
 
     /// Returns a tensor's dimensions, outermost first. `None`: there is no such tensor.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.tensors.get(name).map(|e| &*e.shape)
+        self.tensors.get(name).map(|e| &*e.view.shape)
     }
 
     /// Returns a tensor's element type as the file spells it, in lower case, including unsupported types such as
     /// `f8_e8m0`.
     pub(crate) fn dtype_name(&self, name: &str) -> Option<String> {
-        self.tensors.get(name).map(|e| e.dtype.to_string().to_lowercase())
+        self.tensors.get(name).map(|e| e.type_name.clone())
     }
 
     /// Iterates over all tensors by name: name, element type as the file spells it, and shape.
     pub fn headers(&self) -> impl Iterator<Item = (&str, String, &[usize])> {
-        self.tensors.iter().map(|(name, e)| (name.as_str(), e.dtype.to_string().to_lowercase(), &*e.shape))
+        self.tensors.iter().map(|(name, e)| (name.as_str(), e.type_name.clone(), &*e.view.shape))
     }
 
     /// Returns a tensor of any element type that the host supports.
@@ -334,22 +296,12 @@ impl Checkpoint {
     /// Returns an error if the tensor is missing or has an unsupported element type, or if its file has changed since
     /// it was opened.
     pub fn get(&self, name: &str) -> Result<TensorView, WeightsError> {
-        self.view(self.tensors.get(name).ok_or_else(|| self.missing(name))?)
-    }
-
-    fn view(&self, entry: &Entry) -> Result<TensorView, WeightsError> {
-        let shard = &self.shards[entry.shard];
-        shard.check()?;
-        let dtype = known(entry.dtype).ok_or_else(|| self.wrong_dtype(entry, "a supported number type"))?;
-        Ok(TensorView {
-            key: entry.key.clone(),
-            dtype,
-            shape: entry.shape.clone(),
-            shard: shard.clone(),
-            range: entry.range.clone(),
-            factors: entry.factors.as_deref().map(|factors| self.view(factors).map(Box::new)).transpose()?,
-            eight_bits: entry.eight_bits.as_ref().map(|form| form.try_map(|points| self.view(points))).transpose()?,
-        })
+        let entry = self.entry(name)?;
+        entry.view.shard.check()?;
+        if !entry.is_known {
+            return Err(self.wrong_dtype(entry, "a supported number type"));
+        }
+        Ok(entry.view.clone())
     }
 
     /// Returns a tensor that must be floating point, as weights are.
@@ -357,25 +309,30 @@ impl Checkpoint {
     /// # Errors
     /// Returns an error if the tensor is missing or not floating point.
     pub fn get_float(&self, name: &str) -> Result<TensorView, WeightsError> {
-        let entry = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
-        if !known(entry.dtype).is_some_and(DType::is_float) {
+        let entry = self.entry(name)?;
+        if !self.is_float(name) {
             return Err(self.wrong_dtype(entry, "bf16, f16, f32 or f8_e4m3"));
         }
         self.get(name)
     }
 
+    /// Whether there is a tensor of this name whose values are floating point.
+    pub(crate) fn is_float(&self, name: &str) -> bool {
+        self.tensors.get(name).is_some_and(|entry| entry.is_known && entry.view.dtype.is_float())
+    }
+
     fn wrong_dtype(&self, entry: &Entry, want: &'static str) -> WeightsError {
         WeightsError::WrongDtype {
-            path: self.shards[entry.shard].path.clone(),
-            key: entry.key.to_string(),
-            dtype: entry.dtype.to_string().to_lowercase(),
+            path: entry.view.shard.path.clone(),
+            key: entry.view.key.to_string(),
+            dtype: entry.type_name.clone(),
             want,
         }
     }
 
     /// Returns a value of the files' free-form header metadata.
     pub fn metadata(&self, key: &str) -> Option<&str> {
-        self.shards.iter().find_map(|s| s.header.metadata().as_ref()?.get(key).map(String::as_str))
+        self.shards.iter().find_map(|s| s.metadata.get(key).map(String::as_str))
     }
 }
 

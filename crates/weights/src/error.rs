@@ -205,13 +205,13 @@ pub enum WeightsError {
         /// What to use instead.
         cure: &'static str,
     },
-    /// The file is a quantized repack.
-    #[error("{}: tensor `{key}` is {dtype}: quantized repacks (int8-convrot, nvfp4) are not supported; use the \
-             bf16 file of the same component", path.display())]
+    /// A weight is quantized in a form that is not supported.
+    #[error("{}: tensor `{key}` is {dtype}, without a `comfy_quant` tensor that states its format; use the bf16 file of \
+             the same component, or its fp8, int8-convrot or nvfp4 file as published", path.display())]
     Repack {
         /// The file, index or folder of the checkpoint.
         path: PathBuf,
-        /// The first tensor in the layout of a quantized repack.
+        /// The first such weight.
         key: String,
         /// Element type of the tensor as the file spells it, in lower case.
         dtype: String,

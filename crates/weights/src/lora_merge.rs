@@ -5,12 +5,12 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayViewMut2, Ix2, s};
 use rayon::prelude::*;
 
-use super::checkpoint::TensorView;
+use super::checkpoint::{TensorView, widen};
 use super::error::WeightsError;
 use super::lora::{LoraFile, Update};
 use super::merge_order::MergeOrder;
 use super::validate::{finite_tensor, read_finite};
-use ltx2_stablehlo::{DType, F8};
+use ltx2_stablehlo::DType;
 
 /// Rows per block: large enough that `A` is rarely reread, small enough to occupy all cores.
 const ROWS: usize = 128;
@@ -148,7 +148,8 @@ pub fn merge(
     let block = |i: usize| -> Vec<f32> {
         let (first, count) = (i * ROWS, ROWS.min(rows - i * ROWS));
         let bytes = &stored[first * width..(first + count) * width];
-        let mut values = widened(weight.dtype(), bytes);
+        let mut values = vec![0f32; count * inner];
+        widen(weight.dtype(), bytes, &mut values);
         if let Some(scales) = scales {
             for (row, values) in values.chunks_exact_mut(inner.max(1)).enumerate() {
                 let scale = scales[if scales.len() == 1 { 0 } else { first + row }];
@@ -187,19 +188,5 @@ fn not_a_matrix(view: &TensorView) -> WeightsError {
         key: view.key().into(),
         got: view.shape().to_vec(),
         reason: "LoRAs consist of matrices and update matrices".into(),
-    }
-}
-
-/// Converts unaligned little-endian values to f32.
-fn widened(dtype: DType, bytes: &[u8]) -> Vec<f32> {
-    fn each<const N: usize>(bytes: &[u8], wide: impl Fn([u8; N]) -> f32) -> Vec<f32> {
-        bytes.as_chunks::<N>().0.iter().map(|c| wide(*c)).collect()
-    }
-    match dtype {
-        DType::F8E4M3FN => bytes.iter().map(|b| f32::from(F8(*b))).collect(),
-        DType::F16 => each::<2>(bytes, |c| f16::from_le_bytes(c).to_f32()),
-        DType::F32 => each::<4>(bytes, f32::from_le_bytes),
-        DType::F64 => each::<8>(bytes, |c| f64::from_le_bytes(c) as f32),
-        _ => each::<2>(bytes, |c| bf16::from_le_bytes(c).to_f32()),
     }
 }

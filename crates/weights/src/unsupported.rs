@@ -86,11 +86,10 @@ pub(super) fn refuse_index(path: &Path, index: &Value) -> Result<(), WeightsErro
     Ok(())
 }
 
-/// Returns an error for the first tensor in the layout of a quantized repack.
+/// Returns an error for the first weight that is not floating point: it is quantized in a form that is not recognized.
 pub(super) fn refuse_repack(checkpoint: &Checkpoint) -> Result<(), WeightsError> {
-    let whole = ["bf16", "f16", "f32", "f64", "f8_e4m3"];
-    let weight = |key: &str, dtype: &str| key.ends_with(".weight") && !whole.contains(&dtype);
-    match checkpoint.headers().find(|(key, dtype, _)| key.ends_with(".comfy_quant") || weight(key, dtype)) {
+    let is_unknown = |key: &str| key.ends_with(".weight") && !checkpoint.is_float(key);
+    match checkpoint.headers().find(|(key, ..)| is_unknown(key)) {
         None => Ok(()),
         Some((key, dtype, _)) => {
             Err(WeightsError::Repack { path: checkpoint.path().to_path_buf(), key: key.into(), dtype })

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use safetensors::Dtype;
 use serde_json::Value;
 
-use super::{Checkpoint, EightBits, Entry};
+use super::decoder::{ByRow, Codes, Decoder};
+use super::{Checkpoint, Entry};
 use crate::error::WeightsError;
+use ltx2_stablehlo::DType;
 
 /// Name suffix of the quantized values.
 const NUMBERS: &str = "_qdata";
@@ -15,23 +16,23 @@ const NUMBERS: &str = "_qdata";
 const CURE: &str =
     "use bf16 weights, or weights saved with Int8WeightOnlyConfig or Float8WeightOnlyConfig with one scale per row";
 
-impl Checkpoint {
-    /// Renames quantized weights to plain names. 8-bit floats keep their bytes and a separate scale tensor; integers
-    /// are read as dequantized floats.
-    ///
-    /// # Errors
-    /// Returns an error for formats other than 8-bit weights with one scale per row or per tensor.
-    pub(super) fn with_torchao_weights(mut self) -> Result<Self, WeightsError> {
-        let quantized: Vec<String> =
-            self.tensors.keys().filter_map(|key| key.strip_suffix(NUMBERS).map(Into::into)).collect();
-        for stem in quantized {
-            let Some((module, parameter)) = stem.rsplit_once("._") else { continue };
-            self.restore(&stem, &format!("{module}.{parameter}"))?;
-        }
-        Ok(self)
+/// Renames quantized weights to plain names. 8-bit floats keep their bytes and a separate scale tensor; integers are read
+/// as dequantized floats.
+///
+/// # Errors
+/// Returns an error for formats other than 8-bit weights with one scale per row or per tensor.
+pub(super) fn restore(all: &mut Checkpoint) -> Result<(), WeightsError> {
+    let quantized: Vec<String> =
+        all.tensors.keys().filter_map(|key| key.strip_suffix(NUMBERS).map(Into::into)).collect();
+    for stem in quantized {
+        let Some((module, parameter)) = stem.rsplit_once("._") else { continue };
+        all.restore_torchao(&stem, &format!("{module}.{parameter}"))?;
     }
+    Ok(())
+}
 
-    fn restore(&mut self, stem: &str, name: &str) -> Result<(), WeightsError> {
+impl Checkpoint {
+    fn restore_torchao(&mut self, stem: &str, name: &str) -> Result<(), WeightsError> {
         let form: Value = self.metadata(name).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let kind = form["_type"].as_str().unwrap_or("an unnamed type");
         let refused = |what: String| WeightsError::Config {
@@ -42,48 +43,53 @@ impl Checkpoint {
         let part = |end: &str| format!("{stem}{end}");
         let (numbers, scales) = (part(NUMBERS), part("_scale"));
         let Some(scale) = self.tensors.get(&scales).cloned() else { return Err(refused(" without a scale".into())) };
-        let entry = self.tensors[&numbers].clone();
+        let mut entry = self.entry(&numbers)?.clone();
         if !form["_data"]["act_quant_kwargs"].is_null() {
             return Err(refused(" with quantized activations".into()));
         }
         let is_read = matches!(kind, "Int8Tensor" | "Float8Tensor") || form.is_null();
-        let is_integer = entry.dtype == Dtype::I8;
-        let [rows, _] = *entry.shape else { return Err(refused(format!(" of shape {:?}", &*entry.shape))) };
-        if !is_read || !(is_integer || entry.dtype == Dtype::F8_E4M3) {
-            return Err(refused(format!(" of {}", entry.dtype.to_string().to_lowercase())));
+        let is_integer = entry.type_name == "i8";
+        let shape = entry.view.shape.clone();
+        let [rows, columns] = *shape else { return Err(refused(format!(" of shape {shape:?}"))) };
+        if !is_read || !(is_integer || entry.type_name == "f8_e4m3") {
+            return Err(refused(format!(" of {}", entry.type_name)));
         }
-        let is_of_rows = |part: &Entry| matches!(*part.shape, [] | [1] | [1, 1]) || *part.shape == [rows, 1];
-        if !is_of_rows(&scale) || !matches!(scale.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
-            let (scale, dtype) = (&scale.shape, scale.dtype.to_string().to_lowercase());
-            return Err(refused(format!(" of shape {:?} with scales of {dtype} and shape {scale:?}", &*entry.shape)));
+        let is_of_rows = |part: &Entry| matches!(*part.view.shape, [] | [1] | [1, 1]) || *part.view.shape == [rows, 1];
+        if !is_of_rows(&scale) || !matches!(&*scale.type_name, "f32" | "bf16" | "f16") {
+            let (scale, dtype) = (&scale.view.shape, &scale.type_name);
+            return Err(refused(format!(" of shape {shape:?} with scales of {dtype} and shape {scale:?}")));
         }
         let points = part("_zero_point");
         let zero_points = self.tensors.get(&points).filter(|points| is_integer && is_of_rows(points)).cloned();
-        let zero_points = zero_points.filter(|points| points.dtype == Dtype::I8).map(Box::new);
+        let zero_points = zero_points.filter(|points| points.type_name == "i8");
         let read = [Some(&numbers), Some(&scales), zero_points.as_ref().map(|_| &points)];
         let is_other = |key: &&String| key.starts_with(&format!("{stem}_")) && !read.contains(&Some(*key));
         if let Some(other) = self.tensors.keys().find(is_other) {
             return Err(refused(format!(" with `{other}`")));
         }
         if let Some(other) = self.tensors.get(name) {
-            let [path, other_path] = [&entry, other].map(|part| self.shards[part.shard].path.clone());
+            let [path, other_path] = [&entry, other].map(|part| part.view.shard.path.clone());
             return Err(WeightsError::Duplicate { path, key: numbers, other_path, other: name.into() });
         }
-        let floats = match form["_data"]["dtype"]["_data"].as_str() {
-            Some("float32") => Dtype::F32,
-            Some("float16") => Dtype::F16,
-            _ => Dtype::BF16,
-        };
-        let removed = read.map(|key| key.cloned());
-        let tensors = Arc::make_mut(&mut self.tensors);
-        removed.iter().flatten().for_each(|key| drop(tensors.remove(key)));
+        read.map(|key| key.cloned()).iter().flatten().for_each(|key| self.remove(key));
         if is_integer {
-            let eight_bits = Some(EightBits::Integers { zero_points });
-            tensors.insert(name.into(), Entry { dtype: floats, factors: Some(Box::new(scale)), eight_bits, ..entry });
+            let floats = match form["_data"]["dtype"]["_data"].as_str() {
+                Some("float32") => DType::F32,
+                Some("float16") => DType::F16,
+                _ => DType::BF16,
+            };
+            let columns = columns.max(1);
+            let mut decoder: Arc<dyn Decoder> = Arc::new(Codes::Plain(DType::I8));
+            if let Some(points) = zero_points {
+                decoder =
+                    Arc::new(ByRow { start: 0, columns, inner: decoder, operand: points.view, apply: |v, p| v - p });
+            }
+            decoder = Arc::new(ByRow { start: 0, columns, inner: decoder, operand: scale.view, apply: |v, s| v * s });
+            entry.decode(floats.name(), floats, decoder);
         } else {
-            tensors.insert(name.into(), entry);
-            tensors.insert(format!("{name}_scale"), scale);
+            self.put(&format!("{name}_scale"), scale);
         }
+        self.put(name, entry);
         Ok(())
     }
 }

@@ -1,14 +1,13 @@
 //! One tensor of a checkpoint.
 
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use ltx2_stablehlo::DType;
 
-use super::Shard;
-use super::eight_bits::EightBits;
+use super::decoder::Decoder;
+use super::shard::Shard;
 use crate::error::WeightsError;
 use crate::tensor::Tensor;
 
@@ -19,10 +18,12 @@ pub struct TensorView {
     pub(super) dtype: DType,
     pub(super) shape: Arc<[usize]>,
     pub(super) shard: Arc<Shard>,
+    /// Location of the values or codes.
     pub(super) range: Range<u64>,
-    /// Factors by which the rows are multiplied: one per row, or one for all. `None`: no factors.
-    pub(super) factors: Option<Box<TensorView>>,
-    pub(super) eight_bits: Option<EightBits<TensorView>>,
+    /// Conversion of the codes to `dtype`. `None`: the values are stored as they are read.
+    pub(super) decoder: Option<Arc<dyn Decoder>>,
+    /// Index of the first element among those of the decoder; not 0 if the tensor is a part of a stored one.
+    pub(super) first: usize,
 }
 
 impl TensorView {
@@ -42,10 +43,9 @@ impl TensorView {
         &self.shape
     }
 
-    /// Returns the size of the values in bytes; larger than in the file if 8-bit values are read as another type.
+    /// Returns the size of the values in bytes; larger than in the file if the file stores them in fewer bits.
     pub fn size(&self) -> usize {
-        let bytes = (self.range.end - self.range.start) as usize;
-        if self.eight_bits.is_some() { bytes * self.dtype.size() } else { bytes }
+        self.shape.iter().product::<usize>() * self.dtype.size()
     }
 
     /// Reads row-major little-endian bytes from `offset`. Panics if the range exceeds the tensor.
@@ -54,16 +54,10 @@ impl TensorView {
     /// Returns an error if the file cannot be read or has changed since it was opened.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), WeightsError> {
         assert!(offset + into.len() <= self.size(), "{} is {} bytes", self.key, self.size());
-        if let Some(form) = &self.eight_bits {
-            self.read_eight_bits(form, offset, into)?;
-            return self.factors.as_ref().map_or(Ok(()), |factors| self.multiply(factors, offset, into));
+        match &self.decoder {
+            Some(decoder) => self.decode_at(&**decoder, offset, into),
+            None => self.shard.read(self.range.start + offset as u64, into),
         }
-        let (path, file) = (&self.shard.path, &self.shard.file);
-        let read = file.read_exact_at(into, self.range.start + offset as u64);
-        // A read during a change may return a mix of old and new data.
-        self.shard.check()?;
-        read.map_err(WeightsError::io(path, "cannot read"))?;
-        self.factors.as_ref().map_or(Ok(()), |factors| self.multiply(factors, offset, into))
     }
 
     /// Reads all row-major little-endian bytes.

@@ -428,11 +428,9 @@ fn files_without_version_fields_cause_warnings() {
 }
 
 #[test]
-fn quantized_repacks_are_refused() {
+fn weights_in_unstated_quantized_forms_are_refused() {
     let dir = TempDir::new().expect("dir");
-    let words = |key: &str, dtype: &str| {
-        [format!("`{key}` is {dtype}: quantized repacks (int8-convrot, nvfp4)"), "use the bf16 file".to_string()]
-    };
+    let words = |key: &str, dtype: &str| format!("`{key}` is {dtype}, without a `comfy_quant` tensor");
     let model = |more: (&'static str, &'static str, &'static [usize])| {
         let file = dir.path().join("repack.safetensors");
         open(&put(file, safetensors(&[transformer(), vec![more]].concat(), header(&config()))))
@@ -440,14 +438,15 @@ fn quantized_repacks_are_refused() {
     let block = "model.diffusion_model.transformer_blocks.0.attn1.to_q";
     let weight: &str = Box::leak(format!("{block}.weight").into_boxed_str());
     let marked: &str = Box::leak(format!("{block}.comfy_quant").into_boxed_str());
-    for (key, dtype) in [(weight, "I8"), (weight, "U8"), (marked, "U8")] {
-        let [repack, cure] = words(key, &dtype.to_lowercase());
-        fails(model((key, dtype, &[4])), &["repack.safetensors", &repack, &cure]);
+    for dtype in ["I8", "U8"] {
+        let why = words(weight, &dtype.to_lowercase());
+        fails(model((weight, dtype, &[4])), &["repack.safetensors", &why, "use the bf16 file"]);
     }
+    fails(model((marked, "U8", &[4])), &["repack.safetensors", marked, "is not JSON"]);
     let encoder = [text_encoder(), vec![("model.layers.0.mlp.up_proj.weight", "I8", &[4][..])]].concat();
     let encoder = put(dir.path().join("int8.safetensors"), safetensors(&encoder, gemma(OWN)));
-    let [repack, cure] = words("model.layers.0.mlp.up_proj.weight", "i8");
-    fails(with_text_encoder(&split(dir.path()), &encoder), &["int8.safetensors", &repack, &cure]);
+    let why = words("model.layers.0.mlp.up_proj.weight", "i8");
+    fails(with_text_encoder(&split(dir.path()), &encoder), &["int8.safetensors", &why]);
 }
 
 /// Lightricks' 15 tensors become diffusers' 19; query, key and value are each a third of the rows.

@@ -13,6 +13,7 @@ mod fingerprint;
 mod foreign;
 mod ltx2_5;
 mod official;
+mod quantized;
 mod sources;
 mod strict;
 mod torchao;

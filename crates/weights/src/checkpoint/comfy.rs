@@ -1,0 +1,188 @@
+//! Weights quantized for ComfyUI. A layer's format is stated by JSON, in a byte tensor `….comfy_quant` or in the entry
+//! `_quantization_metadata` of the header; older files have `….scale_weight` and a tensor `scaled_fp8` instead.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::decoder::{ByRow, Codes, Decoder};
+use super::{Checkpoint, TensorView, convrot, nvfp4};
+use crate::error::WeightsError;
+use ltx2_stablehlo::DType;
+
+/// Suffix of the tensor that states a layer's format.
+const MARKER: &str = ".comfy_quant";
+/// Metadata key of the formats of all layers.
+const METADATA: &str = "_quantization_metadata";
+/// Maximum size of a marker in bytes; real ones have fewer than 100.
+const MAX_MARKER: usize = 4096;
+
+/// A format: its name in the JSON, the element type of the codes, and the function that restores a layer from it.
+type Format = (&'static str, &'static str, fn(&mut Layer) -> Result<(), WeightsError>);
+
+const FORMATS: [Format; 4] = [
+    // The tensors are those of unmarked files, which need no decoder here.
+    ("float8_e4m3fn", "f8_e4m3", |_| Ok(())),
+    ("float8_e5m2", "f8_e5m2", |_| Ok(())),
+    ("int8_tensorwise", "i8", int8),
+    ("nvfp4", "u8", nvfp4::restore),
+];
+
+/// A quantized layer.
+pub(super) struct Layer<'a> {
+    pub(super) all: &'a mut Checkpoint,
+    /// Name of the layer, without `.weight`.
+    pub(super) name: &'a str,
+    /// The JSON that states the format.
+    conf: &'a Value,
+}
+
+impl Layer<'_> {
+    pub(super) fn refused(&self, why: &str) -> WeightsError {
+        let reason = format!(
+            "is quantized as {}, {why}; use the bf16 file of the same component, or one of its fp8, int8-convrot, nvfp4 \
+             or GGUF files",
+            self.conf
+        );
+        WeightsError::Config { path: self.all.path().to_path_buf(), key: self.weight(), reason }
+    }
+
+    pub(super) fn weight(&self) -> String {
+        format!("{}.weight", self.name)
+    }
+
+    /// Returns the rows and columns of the codes.
+    pub(super) fn matrix(&self) -> Result<[usize; 2], WeightsError> {
+        let entry = self.all.entry(&self.weight())?;
+        match *entry.view.shape {
+            [rows, columns] if columns > 0 => Ok([rows, columns]),
+            _ => Err(self.refused(&format!("but has shape {:?}", entry.view.shape))),
+        }
+    }
+
+    /// Removes a tensor with scales, and returns it if it has this element type and number of elements.
+    pub(super) fn scales(&mut self, end: &str, dtype: &str, counts: &[usize]) -> Result<TensorView, WeightsError> {
+        let name = format!("{}.{end}", self.name);
+        let entry = self.all.entry(&name)?.clone();
+        let view = entry.view;
+        if entry.type_name != dtype || !counts.contains(&view.shape.iter().product()) {
+            let what = format!("but `{name}` is {} of shape {:?}", entry.type_name, view.shape);
+            return Err(self.refused(&what));
+        }
+        self.all.remove(&name);
+        Ok(view)
+    }
+
+    /// Sets the weight's decoder; its values are read as f32.
+    pub(super) fn decode(
+        &mut self,
+        type_name: &str,
+        shape: [usize; 2],
+        decoder: Arc<dyn Decoder>,
+    ) -> Result<(), WeightsError> {
+        let weight = self.weight();
+        let mut entry = self.all.entry(&weight)?.clone();
+        entry.view.shape = shape.as_slice().into();
+        entry.decode(type_name, DType::F32, decoder);
+        self.all.put(&weight, entry);
+        Ok(())
+    }
+}
+
+/// Restores 8-bit integers with one scale per row or tensor, optionally rotated.
+fn int8(layer: &mut Layer) -> Result<(), WeightsError> {
+    let [rows, columns] = layer.matrix()?;
+    let group = match layer.conf["convrot"].as_bool() {
+        Some(true) => Some(layer.conf["convrot_groupsize"].as_u64().unwrap_or(256)),
+        _ => None,
+    };
+    let is_known = |group: u64| group == convrot::GROUP as u64 && columns.is_multiple_of(convrot::GROUP);
+    if let Some(group) = group.filter(|group| !is_known(*group)) {
+        let why = format!("but {columns} columns in groups of {group} are not whole groups of {}", convrot::GROUP);
+        return Err(layer.refused(&why));
+    }
+    let operand = layer.scales("weight_scale", "f32", &[1, rows])?;
+    let inner = Arc::new(Codes::Plain(DType::I8));
+    let scaled = Arc::new(ByRow { start: 0, columns, inner, operand, apply: |v, s| v * s });
+    match group {
+        Some(_) => layer.decode("int8-convrot", [rows, columns], Arc::new(convrot::Rotated::new(scaled))),
+        None => layer.decode("int8", [rows, columns], scaled),
+    }
+}
+
+/// Restores every layer whose format is stated, and nvfp4 layers without a marker.
+///
+/// # Errors
+/// Returns an error for an unsupported format, and for tensors that do not have the form of their format.
+pub(super) fn restore(all: &mut Checkpoint) -> Result<(), WeightsError> {
+    rename_old(all);
+    for (name, conf) in stated(all)? {
+        let weight = format!("{name}.weight");
+        // Markers of layers in other components' files have no weight here.
+        let Some(dtype) = all.dtype_name(&weight) else { continue };
+        let mut layer = Layer { all, name: &name, conf: &conf };
+        let format = FORMATS.iter().find(|(format, ..)| conf["format"] == *format);
+        let Some((_, codes, restore)) = format else { return Err(layer.refused("which is not supported")) };
+        if dtype != *codes {
+            return Err(layer.refused(&format!("but is {dtype}")));
+        }
+        restore(&mut layer)?;
+    }
+    Ok(())
+}
+
+/// Renames the scales of older files and removes what does not change the values.
+fn rename_old(all: &mut Checkpoint) {
+    let names: Vec<String> = all.names().map(String::from).collect();
+    let is_old = names.iter().any(|name| name == "scaled_fp8" || name.ends_with(".scaled_fp8"));
+    for name in names {
+        let (layer, leaf) = name.rsplit_once('.').unwrap_or(("", &name));
+        match leaf {
+            "scale_weight" if all.contains(&format!("{layer}.weight")) => {
+                let scales = format!("{layer}.weight_scale");
+                if let Some(entry) = all.tensors.get(&name).filter(|_| !all.contains(&scales)).cloned() {
+                    all.put(&scales, entry);
+                    all.remove(&name);
+                }
+            }
+            "scaled_fp8" | "scale_input" if is_old => all.remove(&name),
+            _ => {}
+        }
+    }
+}
+
+/// Returns the stated format of every layer and removes the markers.
+fn stated(all: &mut Checkpoint) -> Result<BTreeMap<String, Value>, WeightsError> {
+    let mut layers = BTreeMap::new();
+    if let Some(text) = all.metadata(METADATA) {
+        let wrong = |reason: String| WeightsError::Config { path: all.path().into(), key: METADATA.into(), reason };
+        let json: Value =
+            serde_json::from_str(text).map_err(|e| wrong(format!("in the header's metadata is not JSON: {e}")))?;
+        let stated = json["layers"].as_object().into_iter().flatten();
+        layers.extend(stated.map(|(name, conf)| (name.clone(), conf.clone())));
+    }
+    // Lightricks' nvfp4 files may have no markers; no other format has a second scale.
+    for name in all.names().filter_map(|name| name.strip_suffix(".weight_scale_2")) {
+        let is_packed = all.dtype_name(&format!("{name}.weight")).as_deref() == Some("u8");
+        if is_packed && !layers.contains_key(name) {
+            layers.insert(name.into(), serde_json::json!({"format": "nvfp4"}));
+        }
+    }
+    let markers: Vec<String> = all.names().filter(|name| name.ends_with(MARKER)).map(String::from).collect();
+    for marker in markers {
+        let entry = all.entry(&marker)?;
+        let wrong = |reason: String| {
+            let path = entry.view.shard.path.clone();
+            WeightsError::Config { path, key: marker.clone(), reason }
+        };
+        if entry.type_name != "u8" || entry.view.size() > MAX_MARKER {
+            return Err(wrong(format!("is {} of shape {:?}, not short JSON", entry.type_name, entry.view.shape)));
+        }
+        let bytes = entry.view.read()?;
+        let conf = serde_json::from_slice(&bytes).map_err(|e| wrong(format!("is not JSON: {e}")))?;
+        layers.insert(marker[..marker.len() - MARKER.len()].to_string(), conf);
+        all.remove(&marker);
+    }
+    Ok(layers)
+}

@@ -1,0 +1,78 @@
+//! int8-convrot: weights whose rows were multiplied, in groups of 256 columns, by a Hadamard matrix before quantization.
+
+use std::sync::Arc;
+
+use super::TensorView;
+use super::decoder::Decoder;
+use crate::error::WeightsError;
+
+/// Columns of a group: the only size in published files.
+pub(super) const GROUP: usize = 256;
+const QUARTER: usize = GROUP / 4;
+
+/// The matrix of 4 columns. It is symmetric. Larger matrices are Kronecker products of it, normalized, and thus their
+/// own inverses.
+const H4: [[f32; 4]; 4] = [[1.0, 1.0, 1.0, -1.0], [1.0, 1.0, -1.0, 1.0], [1.0, -1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, 1.0]];
+
+/// Rotates groups of the inner decoder's values back.
+#[derive(Debug)]
+pub(super) struct Rotated {
+    inner: Arc<dyn Decoder>,
+    /// The matrix of a quarter of the columns, with the factor that normalizes the whole matrix.
+    quarter: Vec<[f32; QUARTER]>,
+}
+
+impl Rotated {
+    /// `inner` must decode each element by itself; [`GROUP`] must divide the number of columns.
+    pub(super) fn new(inner: Arc<dyn Decoder>) -> Self {
+        let sign = |row: usize, column: usize| {
+            [1, 4, 16].iter().map(|place| H4[row / place % 4][column / place % 4]).product::<f32>()
+        };
+        let row = |row| std::array::from_fn(|column| sign(row, column) / (GROUP as f32).sqrt());
+        Rotated { inner, quarter: (0..QUARTER).map(row).collect() }
+    }
+
+    /// Multiplies a group by the matrix, with the bits of comfy-kitchen, whose matmul by torch on a CPU adds the
+    /// products of each half in order, and then the halves. The four quarters of the result differ only in the signs of
+    /// the products of each quarter of the group.
+    fn rotate(&self, group: &mut [f32]) {
+        let mut result = [[0f32; QUARTER]; 4];
+        for (half, values) in group.chunks_exact(2 * QUARTER).enumerate() {
+            let (first, second) = values.split_at(QUARTER);
+            let mut sum = [0f32; QUARTER];
+            for (value, row) in first.iter().zip(&self.quarter) {
+                sum.iter_mut().zip(row).for_each(|(sum, factor)| *sum += value * factor);
+            }
+            let (mut plus, mut minus) = (sum, sum);
+            for (value, row) in second.iter().zip(&self.quarter) {
+                for ((plus, minus), factor) in plus.iter_mut().zip(&mut minus).zip(row) {
+                    let product = value * factor;
+                    *plus += product;
+                    *minus -= product;
+                }
+            }
+            for (i, result) in result.iter_mut().enumerate() {
+                let [first, second] = [2 * half, 2 * half + 1].map(|row| H4[row][i]);
+                let sums = if first == second { &plus } else { &minus };
+                result.iter_mut().zip(sums).for_each(|(result, sum)| *result += first * sum);
+            }
+        }
+        group.copy_from_slice(result.as_flattened());
+    }
+}
+
+impl Decoder for Rotated {
+    fn unit(&self) -> (usize, usize) {
+        (GROUP, GROUP * self.inner.unit().1)
+    }
+
+    fn decode(&self, first: usize, codes: &[u8], values: &mut [f32]) -> Result<(), WeightsError> {
+        self.inner.decode(first, codes, values)?;
+        values.chunks_exact_mut(GROUP).for_each(|group| self.rotate(group));
+        Ok(())
+    }
+
+    fn operands(&self) -> Vec<&TensorView> {
+        self.inner.operands()
+    }
+}

@@ -1,0 +1,162 @@
+//! Conversion of stored numbers to floats. A stored tensor consists of codes, a contiguous byte range of a file, and a
+//! decoder, which knows their layout and reads the scales. Adding a format takes a decoder, and a row in a list: of
+//! [`FORMATS`](super::FORMATS), of ComfyUI's formats, or of GGUF's types.
+
+use std::fmt;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+
+use super::TensorView;
+use crate::error::WeightsError;
+use ltx2_stablehlo::{DType, F8};
+
+/// Elements that are decoded at a time: the codes and values of a block stay in the CPU cache.
+const BLOCK: usize = 1 << 16;
+
+/// Layout of a tensor's codes.
+pub(super) trait Decoder: fmt::Debug + Send + Sync {
+    /// Returns the number of elements that are decoded together, and the number of bytes of their codes.
+    fn unit(&self) -> (usize, usize);
+
+    /// Converts `codes`, which are whole units from element `first` of the tensor, to f32.
+    ///
+    /// # Errors
+    /// Returns an error if scales cannot be read.
+    fn decode(&self, first: usize, codes: &[u8], values: &mut [f32]) -> Result<(), WeightsError>;
+
+    /// Returns the tensors with scales and zero points.
+    fn operands(&self) -> Vec<&TensorView> {
+        Vec::new()
+    }
+}
+
+/// Codes of one value each, without scales.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Codes {
+    /// Values of a float type or 8-bit integers.
+    Plain(DType),
+    /// 8-bit floats with 5 exponent and 2 mantissa bits, the upper half of f16.
+    E5M2,
+}
+
+impl Decoder for Codes {
+    fn unit(&self) -> (usize, usize) {
+        match self {
+            Codes::Plain(dtype) => (1, dtype.size()),
+            Codes::E5M2 => (1, 1),
+        }
+    }
+
+    fn decode(&self, _: usize, codes: &[u8], values: &mut [f32]) -> Result<(), WeightsError> {
+        match self {
+            Codes::Plain(dtype) => widen(*dtype, codes, values),
+            Codes::E5M2 => each(codes, values, |[c]| f16::from_bits(u16::from(c) << 8).to_f32()),
+        }
+        Ok(())
+    }
+}
+
+/// Values combined with an operand of their row: a scale or a zero point.
+#[derive(Debug)]
+pub(super) struct ByRow {
+    pub(super) inner: Arc<dyn Decoder>,
+    /// Index of the first element of the first row.
+    pub(super) start: usize,
+    /// Elements per row.
+    pub(super) columns: usize,
+    /// One value per row, or one for all.
+    pub(super) operand: TensorView,
+    /// Computes a value from the inner value and the operand.
+    pub(super) apply: fn(f32, f32) -> f32,
+}
+
+impl Decoder for ByRow {
+    fn unit(&self) -> (usize, usize) {
+        self.inner.unit()
+    }
+
+    fn decode(&self, first: usize, codes: &[u8], values: &mut [f32]) -> Result<(), WeightsError> {
+        self.inner.decode(first, codes, values)?;
+        // Units may begin before the first row, and end after the last one.
+        let values = &mut values[self.start.saturating_sub(first)..];
+        let mut at = first.saturating_sub(self.start);
+        let count = self.operand.shape().iter().product::<usize>();
+        let rows = at / self.columns..(at + values.len()).div_ceil(self.columns).min(count.max(1));
+        let operands = self.operand.floats(if count == 1 { 0..1 } else { rows.clone() })?;
+        let mut rest = values;
+        while !rest.is_empty() {
+            let row = at / self.columns;
+            let (own, next) = rest.split_at_mut(rest.len().min((row + 1) * self.columns - at));
+            let operand = operands.get(if count == 1 { 0 } else { row - rows.start }).copied().unwrap_or(1.0);
+            own.iter_mut().for_each(|value| *value = (self.apply)(*value, operand));
+            at += own.len();
+            rest = next;
+        }
+        Ok(())
+    }
+
+    fn operands(&self) -> Vec<&TensorView> {
+        self.inner.operands().into_iter().chain([&self.operand]).collect()
+    }
+}
+
+impl TensorView {
+    /// Reads the values in a range of elements.
+    pub(super) fn floats(&self, elements: std::ops::Range<usize>) -> Result<Vec<f32>, WeightsError> {
+        let size = self.dtype.size();
+        let (mut bytes, mut values) = (vec![0; elements.len() * size], vec![0.0; elements.len()]);
+        self.read_at(elements.start * size, &mut bytes)?;
+        widen(self.dtype, &bytes, &mut values);
+        Ok(values)
+    }
+
+    /// Decodes values from byte `offset` of the decoded tensor. Needs memory for one block of codes and values.
+    pub(super) fn decode_at(&self, decoder: &dyn Decoder, offset: usize, into: &mut [u8]) -> Result<(), WeightsError> {
+        let (size, (unit, unit_bytes)) = (self.dtype.size(), decoder.unit());
+        let step = (BLOCK / unit).max(1) * unit;
+        let (mut codes, mut values) = (Vec::new(), Vec::new());
+        let (begin, end) = (self.first + offset / size, self.first + (offset + into.len()) / size);
+        let mut at = begin;
+        while at < end {
+            let from = at / unit * unit;
+            let to = (from + step).min(end.next_multiple_of(unit));
+            let stop = to.min(end);
+            codes.resize((to - from) / unit * unit_bytes, 0);
+            values.resize(to - from, 0.0);
+            self.shard.read(self.range.start + (from / unit * unit_bytes) as u64, &mut codes)?;
+            decoder.decode(from, &codes, &mut values)?;
+            narrow(self.dtype, &values[at - from..stop - from], &mut into[(at - begin) * size..(stop - begin) * size]);
+            at = stop;
+        }
+        Ok(())
+    }
+}
+
+fn each<const N: usize>(bytes: &[u8], values: &mut [f32], value: impl Fn([u8; N]) -> f32) {
+    values.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(to, code)| *to = value(*code));
+}
+
+/// Converts little-endian values of a float type, or 8-bit integers, to f32.
+pub(crate) fn widen(dtype: DType, bytes: &[u8], values: &mut [f32]) {
+    match dtype {
+        DType::I8 => each(bytes, values, |[c]| f32::from(c.cast_signed())),
+        DType::F8E4M3FN => each(bytes, values, |[c]| f32::from(F8(c))),
+        DType::F16 => each(bytes, values, |c| f16::from_le_bytes(c).to_f32()),
+        DType::F32 => each(bytes, values, f32::from_le_bytes),
+        DType::F64 => each(bytes, values, |c| f64::from_le_bytes(c) as f32),
+        _ => each(bytes, values, |c| bf16::from_le_bytes(c).to_f32()),
+    }
+}
+
+/// Rounds values to bf16 or f16, or copies them as f32.
+fn narrow(dtype: DType, values: &[f32], into: &mut [u8]) {
+    fn each<const N: usize>(values: &[f32], into: &mut [u8], bytes: impl Fn(f32) -> [u8; N]) {
+        into.as_chunks_mut::<N>().0.iter_mut().zip(values).for_each(|(to, value)| *to = bytes(*value));
+    }
+    match dtype {
+        DType::BF16 => each(values, into, |value| bf16::from_f32(value).to_le_bytes()),
+        DType::F16 => each(values, into, |value| f16::from_f32(value).to_le_bytes()),
+        _ => each(values, into, f32::to_le_bytes),
+    }
+}

@@ -1,0 +1,72 @@
+//! nvfp4: 4-bit floats in blocks of 16 with an 8-bit scale for each block and an f32 scale for the tensor.
+
+use std::sync::Arc;
+
+use super::TensorView;
+use super::comfy::Layer;
+use super::decoder::Decoder;
+use crate::error::WeightsError;
+
+/// Values per block.
+const BLOCK: usize = 16;
+/// Scales are stored in tiles of 128 rows and 4 blocks. Byte `(r % 32) * 16 + r / 32 * 4 + b` of a tile belongs to row
+/// `r` and block `b` of the tile.
+const TILE: [usize; 2] = [128, 4];
+const TILE_BYTES: usize = TILE[0] * TILE[1];
+
+/// Values of the 4-bit codes: 2 exponent bits and 1 mantissa bit.
+const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+#[derive(Debug)]
+struct Nvfp4 {
+    columns: usize,
+    /// e4m3 scales of the blocks.
+    blocks: TensorView,
+    /// f32 scale of the tensor.
+    whole: TensorView,
+}
+
+/// Restores a layer.
+pub(super) fn restore(layer: &mut Layer) -> Result<(), WeightsError> {
+    let [rows, bytes] = layer.matrix()?;
+    let columns = 2 * bytes;
+    if !columns.is_multiple_of(BLOCK) {
+        return Err(layer.refused(&format!("but has {columns} columns, not a multiple of {BLOCK}")));
+    }
+    let tiles = rows.div_ceil(TILE[0]) * (columns / BLOCK).div_ceil(TILE[1]);
+    let whole = layer.scales("weight_scale_2", "f32", &[1])?;
+    let blocks = layer.scales("weight_scale", "f8_e4m3", &[tiles * TILE_BYTES])?;
+    layer.decode("nvfp4", [rows, columns], Arc::new(Nvfp4 { columns, blocks, whole }))
+}
+
+impl Decoder for Nvfp4 {
+    fn unit(&self) -> (usize, usize) {
+        (BLOCK, BLOCK / 2)
+    }
+
+    fn decode(&self, first: usize, codes: &[u8], values: &mut [f32]) -> Result<(), WeightsError> {
+        let whole = self.whole.floats(0..1)?[0];
+        let row_blocks = self.columns / BLOCK;
+        let row_bytes = row_blocks.div_ceil(TILE[1]) * TILE_BYTES;
+        let blocks = first / BLOCK..(first + values.len()) / BLOCK;
+        let tiles = |block: usize| block / row_blocks / TILE[0];
+        let scales = tiles(blocks.start) * row_bytes..(tiles(blocks.end.saturating_sub(1)) + 1) * row_bytes;
+        let start = scales.start;
+        let scales = self.blocks.floats(scales)?;
+        for ((block, codes), values) in blocks.zip(codes.chunks_exact(BLOCK / 2)).zip(values.chunks_exact_mut(BLOCK)) {
+            let (row, column) = (block / row_blocks, block % row_blocks);
+            let (in_tile, tile) = (row % TILE[0], row / TILE[0] * row_bytes + column / TILE[1] * TILE_BYTES);
+            let at = tile + in_tile % 32 * 16 + in_tile / 32 * 4 + column % TILE[1];
+            let scale = whole * scales[at - start];
+            for (pair, byte) in values.chunks_exact_mut(2).zip(codes) {
+                pair[0] = E2M1[usize::from(byte >> 4)] * scale;
+                pair[1] = E2M1[usize::from(byte & 15)] * scale;
+            }
+        }
+        Ok(())
+    }
+
+    fn operands(&self) -> Vec<&TensorView> {
+        vec![&self.blocks, &self.whole]
+    }
+}
