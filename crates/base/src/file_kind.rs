@@ -5,7 +5,7 @@ pub const SIGNATURE_BYTES: usize = 512;
 
 /// Signatures (leading bytes) of files that are neither safetensors nor JSON.
 const BEGINNINGS: [(&[u8], &str); 10] = [
-    (b"GGUF", "a GGUF file, which is not supported; use the bf16 or fp8 safetensors file of the same model"),
+    (b"GGUF", "a GGUF file, which holds weights only; it can be the transformer or the text encoder"),
     (
         b"version https://git-lfs",
         "a git-LFS pointer instead of the file itself; run `git lfs pull` in its repository, or download it with `hf download`",

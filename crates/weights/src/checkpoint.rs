@@ -18,6 +18,8 @@ mod convrot;
 mod decoder;
 mod e5m2;
 mod find;
+mod gguf;
+mod gguf_types;
 mod nvfp4;
 mod raw_bytes;
 mod rows;
@@ -148,6 +150,11 @@ impl Checkpoint {
     /// Opens a file of the checkpoint and returns its tensors by name.
     fn add(&mut self, path: &Path) -> Result<BTreeMap<String, Entry>, WeightsError> {
         let mut shard = Shard::open(path)?;
+        if shard.start()?.starts_with(gguf::MAGIC) {
+            let (shard, entries) = gguf::open(path, shard)?;
+            self.shards.push(shard);
+            return Ok(entries);
+        }
         let (header, data) = shard.safetensors_header()?;
         let shard = Arc::new(shard);
         self.shards.push(shard.clone());

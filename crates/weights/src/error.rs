@@ -45,6 +45,14 @@ pub enum WeightsError {
         /// The detected format, or what is wrong with the header.
         reason: String,
     },
+    /// The header of a GGUF file is damaged or has an unsupported version.
+    #[error("{}: damaged or unsupported GGUF file: {reason}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with the header.
+        reason: String,
+    },
     /// The size or modification time of an open file has changed.
     #[error("{}: changed while it was in use (it had {was} bytes, now {is}); restart the program", path.display())]
     Changed {
@@ -207,7 +215,7 @@ pub enum WeightsError {
     },
     /// A weight is quantized in a form that is not supported.
     #[error("{}: tensor `{key}` is {dtype}, without a `comfy_quant` tensor that states its format; use the bf16 file of \
-             the same component, or its fp8, int8-convrot or nvfp4 file as published", path.display())]
+             the same component, or its fp8, int8-convrot, nvfp4 or GGUF file as published", path.display())]
     Repack {
         /// The file, index or folder of the checkpoint.
         path: PathBuf,

@@ -84,11 +84,18 @@ pub(super) fn find_weights(folder: &Path) -> Result<Found, WeightsError> {
             format!("{got} of {count} shards and no index; {missing} and {stem}.safetensors.index.json are missing");
         return Err(WeightsError::NoWeights { path: folder.to_path_buf(), reason: reason + "; download them" });
     }
-    let reason = if files.len() > 1 {
+    let ggufs: Vec<_> = names.iter().filter(|name| name.ends_with(".gguf")).collect();
+    if let Some(path) = only(ggufs.clone()).filter(|_| files.is_empty()) {
+        return Ok(Found::File(path));
+    }
+    let several = |files: &[&String], kind: &str| {
         let names: Vec<_> = files.iter().map(|n| n.as_str()).collect();
-        format!("{} safetensors files without an index ({}): specify one of them", files.len(), names.join(", "))
-    } else if let Some(name) = names.iter().find(|name| name.ends_with(".gguf")) {
-        format!("{name} is a GGUF file, which is not supported; use the safetensors files of the same model")
+        format!("{} {kind} files without an index ({}): specify one of them", files.len(), names.join(", "))
+    };
+    let reason = if files.len() > 1 {
+        several(&files, "safetensors")
+    } else if ggufs.len() > 1 {
+        several(&ggufs, "GGUF")
     } else if names.iter().any(|n| n.ends_with(".bin") || n.ends_with(".ckpt") || n.ends_with(".pt")) {
         "only pickled weights; convert them to safetensors".into()
     } else if let Some(name) = names.iter().find(|name| is_flashpack(Path::new(name))) {

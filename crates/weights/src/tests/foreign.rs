@@ -10,8 +10,7 @@ use ltx2_stablehlo::DType;
 const LFS: &[u8] = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 46149344974\n";
 
 /// First bytes of files, and the expected description of each.
-const FILES: [(&[u8], &str); 9] = [
-    (b"GGUF\x03\0\0\0\x05\x02\0\0\0\0\0\0 and more", "a GGUF file"),
+const FILES: [(&[u8], &str); 8] = [
     (LFS, "a git-LFS pointer"),
     (b"<!DOCTYPE html><html><head><title>Sign in</title></head></html>", "an HTML page"),
     (b"\n<HTML lang=\"en\">not found</HTML>", "an HTML page"),
@@ -56,10 +55,12 @@ fn git_lfs_pointer_config_is_identified() {
 }
 
 #[test]
-fn gguf_folder_is_identified() {
+fn lone_gguf_file_of_a_folder_is_opened() {
     let dir = TempDir::new().expect("dir");
-    put(dir.path().join("model-Q4_K.gguf"), b"GGUF");
-    fails(Checkpoint::open(dir.path()), &["no weights: model-Q4_K.gguf is a GGUF file", "safetensors files"]);
+    put(dir.path().join("model-Q4_K.gguf"), b"GGUF\x03\0\0\0\x05\x02\0\0\0\0\0\0 and more");
+    fails(Checkpoint::open(dir.path()), &["model-Q4_K.gguf: truncated"]);
+    put(dir.path().join("model-Q6_K.gguf"), b"GGUF");
+    fails(Checkpoint::open(dir.path()), &["2 GGUF files", "model-Q4_K.gguf, model-Q6_K.gguf", "specify one of them"]);
 }
 
 #[test]

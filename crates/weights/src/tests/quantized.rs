@@ -1,4 +1,4 @@
-//! Tests of quantized files: values of comfy-kitchen 0.2.40 (`scripts/oracle/quantized.py`).
+//! Tests of quantized files: values of comfy-kitchen 0.2.40 and gguf 0.19.0 (`scripts/oracle/quantized.py`).
 
 use std::path::{Path, PathBuf};
 
@@ -88,6 +88,61 @@ fn rows_of_quantized_weights_can_be_split_and_scaled() {
     assert_eq!(scaled, want);
 }
 
+#[test]
+fn gguf_values_are_equal_in_every_bit() {
+    let (file, values) = (open(&fixture("types.gguf")), open(&fixture("types_values.safetensors")));
+    assert_eq!(file.metadata("general.architecture"), Some("ltxv"));
+    assert_eq!(values.names().count(), 15);
+    for name in values.names() {
+        let view = file.get_float(&format!("{name}.weight")).expect("floats");
+        assert_eq!(view.shape(), [2, 256], "{name}");
+        assert_eq!(bits(&view), bits(&values.get(name).expect("a value")), "{name}");
+        check_parts(&view);
+    }
+    let kinds: Vec<String> = file.headers().map(|(_, kind, _)| kind).collect();
+    assert!(kinds.contains(&"q4_k".to_string()) && kinds.contains(&"bf16".to_string()), "{kinds:?}");
+    let reshaped = file.get("reshaped.weight").expect("there");
+    assert_eq!(reshaped.shape(), [4, 2, 64]);
+    assert_eq!(bits(&reshaped), bits(&values.get("q4_k").expect("a value")));
+}
+
+#[test]
+fn damaged_gguf_files_are_errors() {
+    let dir = TempDir::new().expect("dir");
+    let path = dir.path().join("x.gguf");
+    let whole = std::fs::read(fixture("types.gguf")).expect("a fixture");
+    let open = |bytes: &[u8]| Checkpoint::open(&put(path.clone(), bytes));
+    for size in (4..whole.len() - 32).step_by(61) {
+        fails(open(&whole[..size]), &["x.gguf", "truncated: the header requires"]);
+    }
+    let with = |at: usize, value: u64| {
+        let mut bytes = whole.clone();
+        bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        open(&bytes)
+    };
+    // Numbers of tensors and of metadata values, and the length of the first key.
+    for at in [8, 16, 24] {
+        for count in [u64::MAX, 1 << 40] {
+            fails(with(at, count), &["x.gguf"]);
+        }
+    }
+    let mut old = whole.clone();
+    old[4] = 1;
+    fails(open(&old), &["x.gguf", "version 1, versions 2 and 3 are supported"]);
+    let find =
+        |text: &str| whole.windows(text.len()).position(|part| part == text.as_bytes()).expect("there") + text.len();
+    // After a tensor's name: the number of dimensions, two dimensions, the type and the offset.
+    let info = find("q8_0.weight");
+    let mut other = whole.clone();
+    other[info + 20] = 16;
+    fails(open(&other), &["x.gguf", "`q8_0.weight`", "GGUF type iq2_xxs, which is not supported", "q4_k"]);
+    fails(with(info + 24, u64::MAX - 7), &["x.gguf", "`q8_0.weight`", "offset beyond every file"]);
+    fails(with(info + 4, 250), &["x.gguf", "[2, 250]", "not whole blocks of q8_0"]);
+    fails(with(info + 12, 1 << 62), &["x.gguf"]);
+    let shape = find("orig_shape.reshaped.weight");
+    fails(with(shape + 4 + 4 + 8, 5), &["`reshaped.weight`", "cannot have the original shape [5,0,64]"]);
+}
+
 /// A file with one weight that is marked as quantized.
 fn marked(
     dir: &Path,
@@ -164,4 +219,85 @@ fn formats_in_metadata_and_old_names_are_read() {
     ];
     let file = open(&put(path, safetensors(&old, Value::Null)));
     assert_eq!(file.names().collect::<Vec<_>>(), ["a.weight", "a.weight_scale", "b.scale_weight"]);
+}
+
+/// Returns the bytes of a GGUF file with the architecture `ltxv`, more texts of metadata, and tensors: name, number of the
+/// type, dimensions outermost first, and codes.
+pub(super) fn gguf(texts: &[(&str, &str)], tensors: &[(&str, u32, &[u64], &[u8])]) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let mut bytes = [&b"GGUF\x03\0\0\0"[..], &(tensors.len() as u64).to_le_bytes()].concat();
+    bytes.extend((texts.len() as u64).to_le_bytes());
+    texts.iter().for_each(|(key, value)| bytes.extend([text(key), 8u32.to_le_bytes().to_vec(), text(value)].concat()));
+    let mut data = Vec::new();
+    for (name, kind, shape, codes) in tensors {
+        bytes.extend([text(name), (shape.len() as u32).to_le_bytes().to_vec()].concat());
+        shape.iter().rev().for_each(|size| bytes.extend(size.to_le_bytes()));
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend((data.len() as u64).to_le_bytes());
+        data.extend_from_slice(codes);
+        data.resize(data.len().next_multiple_of(32), 0);
+    }
+    bytes.resize(bytes.len().next_multiple_of(32), 0);
+    bytes.extend(data);
+    bytes
+}
+
+/// Prints the rate of each decoder: `LTX2_TEST_FULL=1 cargo test --release -p ltx2-weights --lib rate -- --nocapture`.
+#[test]
+fn decoding_rate_is_printed() {
+    if std::env::var_os("LTX2_TEST_FULL").is_none() {
+        return;
+    }
+    let dir = TempDir::new().expect("dir");
+    let codes: Vec<u8> = (0..1u32 << 24).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 & 0x3f).collect();
+    let mut files = Vec::new();
+    // Number, elements and bytes of a block.
+    for (kind, block, bytes) in [
+        (8, 32, 34),
+        (2, 32, 18),
+        (3, 32, 20),
+        (6, 32, 22),
+        (7, 32, 24),
+        (10, 256, 84),
+        (11, 256, 110),
+        (12, 256, 144),
+        (13, 256, 176),
+        (14, 256, 210),
+        (20, 32, 18),
+        (23, 256, 136),
+    ] {
+        let rows = 4096 * 256 / block;
+        let file = gguf(&[], &[("a.weight", kind, &[rows, block * 4], &codes[..(rows * 4 * bytes) as usize])]);
+        files.push(put(dir.path().join(format!("{kind}.gguf")), file));
+    }
+    for (conf, dtype, shape, more) in [
+        (
+            json!({"format": "int8_tensorwise", "convrot": true}),
+            "I8",
+            [1024, 4096],
+            vec![("a.weight_scale", "F32", &[1024, 1][..])],
+        ),
+        (
+            json!({"format": "nvfp4"}),
+            "U8",
+            [1024, 2048],
+            vec![("a.weight_scale", "F8_E4M3", &[1024, 256]), ("a.weight_scale_2", "F32", &[])],
+        ),
+    ] {
+        let path = dir.path().join(format!("{dtype}.safetensors"));
+        marked(dir.path(), (dtype, &shape), &more, &conf).expect("opens");
+        std::fs::rename(dir.path().join("x.safetensors"), &path).expect("renamed");
+        files.push(path);
+    }
+    for path in files {
+        let file = open(&path);
+        let (view, kind) = (file.get("a.weight").expect("there"), file.headers().next().expect("one").1);
+        let mut bytes = vec![0; view.size()];
+        let (start, mut total) = (std::time::Instant::now(), 0);
+        while start.elapsed().as_secs_f64() < 0.3 {
+            view.read_at(0, &mut bytes).expect("readable");
+            total += bytes.len();
+        }
+        println!("{kind:14} {:.2} GB/s", total as f64 / start.elapsed().as_secs_f64() / 1e9);
+    }
 }
