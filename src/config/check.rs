@@ -3,11 +3,13 @@
 use serde_json::Value;
 
 use super::check_chain::{check_chain, check_rates, outside};
+use super::check_source::check_source;
 use super::error::ConfigError;
 use super::layout;
-use super::legal::{FRAME_STEP, Fault, around, fail};
-use super::pipeline::{PipelineSpec, VideoUse, pipeline_names, rejected_video, wrong_pipeline};
-use super::schema::{Config, GivenAudio, NumFrames, Reference, Retake, Scales, TwoStage, WeightSource};
+use super::legal::{FRAME_STEP, Fault, around, fail, remove, remove_one};
+use super::message::{Message, Setting, message};
+use super::pipeline::{PipelineSpec, pipeline_names};
+use super::schema::{Config, GivenAudio, NumFrames, Reference, Scales, TwoStage, WeightSource};
 use super::tree::Tree;
 use crate::av::Av;
 use crate::models::upsampler::Upsampling;
@@ -73,14 +75,14 @@ fn check_request(config: &Config) -> Result<(), Fault> {
         return fail("request.images", format!("frame {image}"), why);
     }
     if let Some(why) = config.pipeline.spec().images_fault(r.images.len()) {
-        return fail("pipeline", config.pipeline.name().into(), why.into());
+        return fail("pipeline", config.pipeline.name().into(), why);
     }
     if let Some(why) = config.pipeline.spec().references_fault(r.reference_videos.len()) {
         return fail("pipeline", config.pipeline.name().into(), why);
     }
     if !r.reference_videos.is_empty() && config.doubles_frames() {
         let why = "reference videos are not supported with temporal_x2; remove temporal_x2 or request.reference_videos";
-        return fail("two_stage.upsample", "temporal_x2".into(), why.into());
+        return fail("two_stage.upsample", "temporal_x2".into(), why);
     }
     check_source(config)?;
     check_chain(config)?;
@@ -89,10 +91,10 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     }
     if r.audio.is_some() && !r.audio_latents.is_empty() {
         let why = "request.audio already provides the complete audio; remove request.audio or request.audio_latents";
-        return fail("request.audio_latents", format!("{} spans", r.audio_latents.len()), why.into());
+        return fail("request.audio_latents", format!("{} spans", r.audio_latents.len()), why);
     }
     if let Some(seconds) = r.audio.as_ref().and_then(|audio| audio.duration).filter(|seconds| *seconds <= 0.0) {
-        return fail("request.audio.duration", seconds.to_string(), "must be above 0".into());
+        return fail("request.audio.duration", seconds.to_string(), "must be above 0");
     }
     let rounds = config.dfr.temporal_rounds;
     if rounds > 0 && !config.pipeline.spec().has_rounds() {
@@ -105,76 +107,12 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     }
     let slots = config.conditioning.generated_keyframes;
     if slots > 0 && !config.pipeline.spec().generated_keyframes {
-        let why = format!(
-            "only the pipeline {} uses this key ({} generates its own keyframes); remove this key",
-            pipeline_names("or", |spec| spec.generated_keyframes),
-            pipeline_names("or", PipelineSpec::has_rounds)
-        );
+        let user = format!("only the pipeline {} uses ", pipeline_names("or", |spec| spec.generated_keyframes));
+        let other = format!(" ({} generates its own keyframes)", pipeline_names("or", PipelineSpec::has_rounds));
+        let why = remove(message![user, Setting::This, other]);
         return fail("conditioning.generated_keyframes", slots.to_string(), why);
     }
     Ok(())
-}
-
-fn check_source(config: &Config) -> Result<(), Fault> {
-    let (r, spec) = (&config.request, config.pipeline.spec());
-    let name = || spec.name.to_string();
-    match &r.video {
-        None if spec.video.is_some() => {
-            return fail("pipeline", name(), "needs a video: --video PATH, or request.video".into());
-        }
-        Some(path) if spec.video.is_none() => return fail("request.video", path.clone(), rejected_video()),
-        _ => {}
-    }
-    if spec.video.is_some() && !r.audio_latents.is_empty() {
-        let why = "the pipeline uses the sound of its input video; remove request.audio_latents".into();
-        return fail("request.audio_latents", format!("{} spans", r.audio_latents.len()), why);
-    }
-    let slots = config.conditioning.generated_keyframes;
-    if slots > 0 && (spec.video.is_some() || !spec.has_video()) {
-        let why = format!("the pipeline {} generates no keyframes; remove this key", name());
-        return fail("conditioning.generated_keyframes", slots.to_string(), why);
-    }
-    let seconds = r.num_frames.count().unwrap_or(1) as f64 / r.frame_rate;
-    let shown = |span: &Retake| match span.to {
-        Some(to) => format!("{} to {to} s", span.from),
-        None => format!("{} s to the end", span.from),
-    };
-    match (&r.retake, spec.video) {
-        (None, Some(VideoUse::Span)) => {
-            let why = "requires a time span: --retake FROM TO, or request.retake".into();
-            return fail("pipeline", name(), why);
-        }
-        (Some(span), Some(VideoUse::Span)) => {
-            let text = shown(span);
-            if span.to.is_some_and(|to| span.from >= to) {
-                return fail("request.retake", text, "is empty; to must be after from".into());
-            }
-            if span.from >= seconds {
-                return fail("request.retake", text, format!("starts after the end of the video at {seconds:.3} s"));
-            }
-            if !span.video && !span.audio {
-                return fail("request.retake", text, "regenerates nothing; set video or audio to true".into());
-            }
-            if span.from <= 0.0 && span.to.is_none() {
-                return fail("request.retake", text, "is the complete video; set the span to regenerate".into());
-            }
-        }
-        (Some(span), _) => {
-            let why = wrong_pipeline(spec, |spec| spec.video == Some(VideoUse::Span));
-            return fail("request.retake", shown(span), why);
-        }
-        (None, _) => {}
-    }
-    match (&r.extend, spec.video) {
-        (None, Some(VideoUse::Overlap)) => {
-            fail("pipeline", name(), "needs a duration: --extend SECONDS, or request.extend".into())
-        }
-        (Some(_), Some(VideoUse::Overlap)) | (None, _) => Ok(()),
-        (Some(extend), _) => {
-            let why = wrong_pipeline(spec, |spec| spec.video == Some(VideoUse::Overlap));
-            fail("request.extend", format!("{} s", extend.seconds), why)
-        }
-    }
 }
 
 fn check_sampling(config: &Config) -> Result<(), Fault> {
@@ -186,20 +124,22 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
     let schedule = config.sampler.schedule;
     if schedule != ScheduleKind::Beta && config.sampler.beta != BetaSchedule::default() {
         let BetaSchedule { alpha, beta, shift } = config.sampler.beta;
-        let why = "only the schedule beta has these parameters; remove them, or set sampler.schedule to beta".into();
+        let why = "only the schedule beta has these parameters; remove them, or set sampler.schedule to beta";
         return fail("sampler.beta", format!("alpha {alpha}, beta {beta}, shift {shift}"), why);
     }
     if config.sampler.sigmas.is_some() && schedule != ScheduleKind::Ltx2 {
-        let why = "sampler.sigmas already sets the noise levels; remove this key, or set sampler.steps instead of sampler.sigmas";
-        return fail("sampler.schedule", word(schedule), why.into());
+        let why = message![
+            "sampler.sigmas already sets the noise levels; remove ",
+            Setting::This,
+            ", or set sampler.steps instead of sampler.sigmas"
+        ];
+        return fail("sampler.schedule", word(schedule), why);
     }
     // `reference: diffusers` sets this key together with others; with any other reference, the user set it explicitly.
     let asked = config.sampler.sigma_shift == Reference::Diffusers && config.reference != Reference::Diffusers;
     if asked && schedule != ScheduleKind::Ltx2 {
-        let why = format!(
-            "sampler.schedule = {} does not depend on the number of tokens; remove this key or sampler.schedule",
-            word(schedule)
-        );
+        let why = format!("sampler.schedule = {} does not depend on the number of tokens", word(schedule));
+        let why = remove_one(why, "sampler.schedule");
         return fail("sampler.sigma_shift", "diffusers".into(), why);
     }
     if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
@@ -218,15 +158,17 @@ fn check_upsampling(config: &Config) -> Result<(), Fault> {
         return Ok(());
     }
     let in_time = asked.iter().filter(|upsampling| **upsampling == Upsampling::TemporalX2).count();
-    let why = match (in_time, asked.len() - in_time) {
+    let why: Message = match (in_time, asked.len() - in_time) {
         _ if !spec.has_two_stages() => format!(
             "the pipeline {} has only one stage; remove two_stage.upsample, or use a two-stage pipeline",
             spec.name
-        ),
+        )
+        .into(),
         _ if spec.has_rounds() => format!(
             "the pipeline {} always uses spatial_x2, then dfr.temporal_rounds; remove two_stage.upsample",
             spec.name
-        ),
+        )
+        .into(),
         (0, 0) => "must list at least one upsampling".into(),
         (2.., _) | (_, 2..) => "must list at most one spatial and one temporal upsampling".into(),
         _ => return Ok(()),
@@ -246,13 +188,13 @@ fn check_run(config: &Config) -> Result<(), Fault> {
         }
     }
     if let Some(gib) = config.runtime.memory_limit.filter(|gib| *gib <= 0.0) {
-        return fail("runtime.memory_limit", gib.to_string(), "must be more than 0 GiB".into());
+        return fail("runtime.memory_limit", gib.to_string(), "must be more than 0 GiB");
     }
     if let Err(why) = config.chip() {
         return fail("runtime.chip_file", config.runtime.chip_file.clone().unwrap_or_default(), why);
     }
     if let (Some(blocks), WeightSource::File) = (config.model.blocks, config.model.weights) {
-        let why = "only random weights allow fewer blocks; remove this key, or set model.weights to random".into();
+        let why = remove("only random weights allow fewer blocks").then(", or set model.weights to random");
         return fail("model.blocks", blocks.to_string(), why);
     }
     if let Some(lora) = config.model.loras.iter().find(|l| l.stages.iter().any(|s| !matches!(s, 1 | 2))) {
@@ -273,7 +215,7 @@ fn check_run(config: &Config) -> Result<(), Fault> {
 /// Checks the sampler options, and that no stage needs more than [`MAX_STEPS`] transformer evaluations.
 fn check_sampler(config: &Config) -> Result<(), Fault> {
     let (first, second) = config.samplers().map_err(|(key, value)| {
-        (key, value, "this sampler does not have this option; remove it, or choose another sampler.kind".to_string())
+        (key, value, "this sampler does not have this option; remove it, or choose another sampler.kind".into())
     })?;
     let listed = |sigmas: &[f64]| sigmas.strip_suffix(&[0.0]).unwrap_or(sigmas).len();
     let own = config.sampler.sigmas.as_deref().map(|sigmas| ("sampler.sigmas", listed(sigmas), &first));
@@ -297,9 +239,9 @@ fn check_guidance(config: &Config) -> Result<(), Fault> {
     let guidance = &config.guidance;
     if let Err((key, value)) = guidance.kind.guider(guidance.apg) {
         let why = "this guider does not have this option; remove it, or choose another guidance.kind";
-        return fail(key, value, why.into());
+        return fail(key, value, why);
     }
-    let (sampler, _) = config.samplers().map_err(|(key, value)| (key, value, String::new()))?;
+    let (sampler, _) = config.samplers().map_err(|(key, value)| (key, value, Message::default()))?;
     let streams = [
         ("guidance.video.skip", "guidance.video.by_sigma", &guidance.video),
         ("guidance.audio.skip", "guidance.audio.by_sigma", &guidance.audio),
@@ -314,11 +256,11 @@ fn check_guidance(config: &Config) -> Result<(), Fault> {
         if own.by_sigma.as_ref().is_some_and(Vec::is_empty)
             || bounds.iter().any(|at| at.sigma.is_nan() || at.sigma < 0.0)
         {
-            return fail(sigma_key, levels, "must have at least one entry, and no sigma below 0".into());
+            return fail(sigma_key, levels, "must have at least one entry, and no sigma below 0");
         }
         if let Some(at) = bounds.iter().find(|at| at.stg.is_some() && guidance.stg_streams == Reference::Diffusers) {
             let why = "not supported with guidance.stg_streams: diffusers; set guidance.stg_streams to official";
-            return fail(sigma_key, format!("stg at {}", at.sigma), why.into());
+            return fail(sigma_key, format!("stg at {}", at.sigma), why);
         }
         let skip = own.skip.into_iter().chain(bounds.iter().filter_map(|at| at.skip)).max().unwrap_or(0);
         let why = match skip {
@@ -327,7 +269,7 @@ fn check_guidance(config: &Config) -> Result<(), Fault> {
             _ if sampler.reads_negative() => "this sampler reads the prediction for the negative prompt at every step",
             _ => continue,
         };
-        return fail(skip_key, skip.to_string(), format!("{why}; remove this key, or choose another sampler.kind"));
+        return fail(skip_key, skip.to_string(), remove(why).then(", or choose another sampler.kind"));
     }
     Ok(())
 }

@@ -1,33 +1,41 @@
 //! Checks of chained clips, frame rate and motion speed.
 
-use super::legal::{FRAME_STEP, Fault, around, fail};
+use super::legal::{FRAME_STEP, Fault, around, fail, remove};
+use super::message::{Message, Setting, message};
 use super::schema::Config;
 
 pub(super) fn check_chain(config: &Config) -> Result<(), Fault> {
     let (r, name) = (&config.request, config.pipeline.name());
     let Some(chain) = &r.chain else { return Ok(()) };
-    let refused = |why: &str| fail("request.chain", name.into(), why.into());
+    let refused = |why: Message| fail("request.chain", name.into(), why);
     if !config.pipeline.spec().chain {
         return refused(
-            "this pipeline does not support chained clips; remove --chain, or use a pipeline that starts from a prompt or images",
+            "this pipeline does not support chained clips; remove --chain, or use a pipeline that starts from a prompt or images".into(),
         );
     }
     if r.num_frames.count().is_none() {
-        return refused("with chained clips, request.num_frames cannot be auto; set --seconds or a number of frames");
+        return refused(message![
+            "with chained clips, ",
+            Setting::NumFramesKey,
+            " cannot be auto; set ",
+            Setting::Seconds,
+            " or a number of frames"
+        ]);
     }
     if r.audio.is_some() || !r.audio_latents.is_empty() {
         return refused(
-            "chained clips generate their own audio; remove --chain, or request.audio and request.audio_latents",
+            "chained clips generate their own audio; remove --chain, or request.audio and request.audio_latents".into(),
         );
     }
     if !r.reference_videos.is_empty() {
         return refused(
-            "reference videos are not supported with chained clips; remove --chain or request.reference_videos",
+            "reference videos are not supported with chained clips; remove --chain or request.reference_videos".into(),
         );
     }
     if config.doubles_frames() {
         return refused(
-            "temporal_x2 is not supported with chained clips; remove --chain, or temporal_x2 from two_stage.upsample",
+            "temporal_x2 is not supported with chained clips; remove --chain, or temporal_x2 from two_stage.upsample"
+                .into(),
         );
     }
     for (key, frames) in [("request.chain.clip", chain.clip), ("request.chain.overlap", chain.overlap)] {
@@ -59,13 +67,13 @@ pub(super) fn outside(config: &Config, frames: usize) -> Option<usize> {
 pub(super) fn check_rates(config: &Config) -> Result<(), Fault> {
     let r = &config.request;
     if !(r.frame_rate.is_finite() && r.frame_rate > 0.0) {
-        return fail("request.frame_rate", r.frame_rate.to_string(), "must be above 0".into());
+        return fail("request.frame_rate", r.frame_rate.to_string(), "must be above 0");
     }
     if !(r.motion_speed.is_finite() && r.motion_speed > 0.0) {
-        return fail("request.motion_speed", r.motion_speed.to_string(), "must be above 0".into());
+        return fail("request.motion_speed", r.motion_speed.to_string(), "must be above 0");
     }
     if r.motion_speed != 1.0 && !config.pipeline.spec().motion_speed {
-        let why = format!("the pipeline {} does not use it; remove this key", config.pipeline.name());
+        let why = remove(format!("the pipeline {} does not use it", config.pipeline.name()));
         return fail("request.motion_speed", r.motion_speed.to_string(), why);
     }
     Ok(())

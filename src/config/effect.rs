@@ -4,6 +4,9 @@
 //! effect.
 
 use super::effect_facts::{Facts, Stream};
+use super::legal::{or_remove, remove, remove_one};
+use super::message::Setting::{NumFramesKey, This};
+use super::message::{Message, message};
 use super::pipeline::{Passes, PipelineSpec, VideoUse, rejected_video};
 use super::schema::{Bos, Reference, WeightSource, WeightType};
 use crate::media::ImageH264;
@@ -16,7 +19,7 @@ pub(super) struct Rule {
     pub(super) keys: &'static [&'static str],
     pub(super) scope: Scope,
     /// Returns why a key has no effect and what to change; `None` if the key has an effect.
-    pub(super) reason: fn(&Facts<'_>, &'static str) -> Option<String>,
+    pub(super) reason: fn(&Facts<'_>, &'static str) -> Option<Message>,
 }
 
 /// Origins of values that a rule checks; a value without effect from any other origin is accepted.
@@ -31,7 +34,7 @@ pub(super) enum Scope {
     Server,
 }
 
-type Reason = fn(&Facts<'_>, &'static str) -> Option<String>;
+type Reason = fn(&Facts<'_>, &'static str) -> Option<Message>;
 
 const fn request(keys: &'static [&'static str], reason: Reason) -> Rule {
     Rule { keys, scope: Scope::Run, reason }
@@ -50,35 +53,35 @@ pub(super) const RULES: &[Rule] = &[
     flags(&["model.vae"], |f, _| f.without_video()),
     flags(&["model.upsampler"], |f, _| {
         let spatial = f.config.upsamplings().iter().any(|kind| *kind != Upsampling::TemporalX2);
-        f.unless(spatial, "no stage uses spatial upsampling; use a two-stage pipeline, or remove this key")
+        f.unless(spatial, or_remove("no stage uses spatial upsampling; use a two-stage pipeline"))
     }),
     flags(&["model.temporal_upsampler"], |f, _| {
         let used = f.config.doubles_frames() || f.rounds() > 0;
         f.unless(
             used,
-            "no stage uses temporal upsampling; set two_stage.upsample or dfr.temporal_rounds too, or remove this key",
+            or_remove("no stage uses temporal upsampling; set two_stage.upsample or dfr.temporal_rounds too"),
         )
     }),
     flags(&["model.duration_head"], |f, _| {
         let auto = f.config.request.num_frames.count().is_none();
-        f.unless(auto, "request.num_frames is a number; set request.num_frames to auto, or remove this key")
+        f.unless(auto, or_remove(message![NumFramesKey, " is a number; set ", NumFramesKey, " to auto"]))
     }),
     server(&["model.decoder"], |f, _| match f.version {
         _ if !f.spec().generates_video => f.by_pipeline("decodes no video"),
         Version::V2_5 => None,
-        older => Some(format!("LTX-{older} has only one video decoder; remove this key")),
+        older => Some(remove(format!("LTX-{older} has only one video decoder"))),
     }),
     server(&["model.weights_seed"], |f, _| {
         let random = f.config.model.weights == WeightSource::Random;
-        f.unless(random, "the weights come from files; set model.weights to random, or remove this key")
+        f.unless(random, or_remove("the weights come from files; set model.weights to random"))
     }),
     request(&["model.loras"], |f, _| f.unused_lora()),
     request(&["model.lora_merge"], |f, _| {
-        f.unless(!f.config.model.loras.is_empty(), "there is no LoRA to merge; set model.loras too, or remove this key")
+        f.unless(!f.config.model.loras.is_empty(), or_remove("there is no LoRA to merge; set model.loras too"))
     }),
     // Request.
     flags(&["request.negative_prompt"], |f, _| {
-        let why = "no step reads the negative prompt; set guidance.video.cfg or guidance.audio.cfg, or remove this key";
+        let why = or_remove("no step reads the negative prompt; set guidance.video.cfg or guidance.audio.cfg");
         f.unless(f.reads_negative(), why)
     }),
     request(&["request.width", "request.height", "request.motion_speed"], |f, _| f.without_video()),
@@ -91,7 +94,7 @@ pub(super) const RULES: &[Rule] = &[
     request(&["request.chain"], |f, _| f.unused_chain()),
     flags(&["text.bos"], |f, _| {
         let forced = f.config.text.bos == Bos::Always && f.config.reference == Reference::Official;
-        f.unless(!forced, "prompts always begin with BOS if reference is official; remove this key")
+        f.unless(!forced, remove("prompts always begin with BOS if reference is official"))
     }),
     // Sampling.
     request(&["sampler.eta", "sampler.gamma", "sampler.noise_seed"], |f, key| f.unused_setting(key)),
@@ -99,15 +102,18 @@ pub(super) const RULES: &[Rule] = &[
     request(&["sampler.noise_order"], |f, _| {
         let draws = f.spec().has_two_stages() || f.appends();
         match f.spec().passes {
-            Passes::TwoAndRounds => f.by_pipeline("draws noise in the same order regardless of this key"),
+            Passes::TwoAndRounds => f.by_pipeline(message!["draws noise in the same order regardless of ", This]),
             _ => f.unless(
                 draws,
-                "without a second stage or appended tokens, noise is drawn in the same order regardless of this key; remove this key",
+                remove(message![
+                    "without a second stage or appended tokens, noise is drawn in the same order regardless of ",
+                    This
+                ]),
             ),
         }
     }),
     request(&["guidance.kind", "guidance.apg"], |f, _| {
-        let why = "classifier-free guidance is off; set guidance.video.cfg or guidance.audio.cfg, or remove this key";
+        let why = or_remove("classifier-free guidance is off; set guidance.video.cfg or guidance.audio.cfg");
         f.unless(f.streams().any(|s| f.guides_by_prompt(s)), why)
     }),
     request(&["guidance.video.cfg", "guidance.audio.cfg"], |f, key| {
@@ -126,7 +132,7 @@ pub(super) const RULES: &[Rule] = &[
     request(&["guidance.audio.stg_blocks"], |f, _| f.unused_blocks(Some(Stream::Audio))),
     request(&["guidance.stg_streams"], |f, _| f.unused_stg_streams()),
     request(&["guidance.video.skip", "guidance.audio.skip"], |f, key| {
-        let why = "there is only one step, which is never skipped; remove this key";
+        let why = remove("there is only one step, which is never skipped");
         let one = f.unless(f.config.sampler.steps > 1, why);
         f.unused_scale(key, |s| s.skip.is_some(), |at| at.skip.is_some()).or(one)
     }),
@@ -134,61 +140,57 @@ pub(super) const RULES: &[Rule] = &[
         f.unused_scale(key, |s| s.by_sigma.is_some(), |_| false).or_else(|| f.unused_level(key))
     }),
     server(&["guidance.rescale_scope"], |_, _| {
-        let why =
-            "each video is guided separately, even in a batch, so both values have the same effect; remove this key";
-        Some(why.into())
+        Some(remove("each video is guided separately, even in a batch, so both values have the same effect"))
     }),
     // Conditioning.
     request(&["conditioning.cross_timestep"], |f, _| {
-        let why =
-            "without input images, video or audio, both streams always have the same noise level; remove this key";
+        let why = remove("without input images, video or audio, both streams always have the same noise level");
         f.unless(f.is_conditioned(), why)
     }),
     request(&["conditioning.keyframe_span"], |f, _| {
         let later = f.config.request.images.iter().any(|image| image.frame > 0);
-        f.unless(later, "no conditioning image is after the first frame; remove this key")
+        f.unless(later, remove("no conditioning image is after the first frame"))
     }),
     request(&["conditioning.noising"], |f, _| match f.spec().passes {
-        Passes::TwoAndRounds => f.by_pipeline("starts its second stage in the same way regardless of this key"),
+        Passes::TwoAndRounds => f.by_pipeline(message!["starts its second stage in the same way regardless of ", This]),
         Passes::One => f.one_stage(),
         Passes::Two => {
-            let why = "no image and no audio latents have a strength below 1; remove this key";
+            let why = remove("no image and no audio latents have a strength below 1");
             f.unless(f.has_weak_conditions(), why)
         }
     }),
     request(&["conditioning.clean_prediction"], |f, _| match f.spec().passes {
-        Passes::TwoAndRounds => f.by_pipeline("uses each token's own noise level regardless of this key"),
+        Passes::TwoAndRounds => f.by_pipeline(message!["uses each token's own noise level regardless of ", This]),
         _ => {
-            let why = "no image, reference video or audio latents have a strength below 1; remove this key";
+            let why = remove("no image, reference video or audio latents have a strength below 1");
             let weak = f.config.request.reference_videos.iter().any(|video| video.strength < 1.0);
             f.unless(weak || f.has_weak_conditions(), why)
         }
     }),
     request(&["conditioning.given_stream"], |f, _| {
         let given = f.config.given_sound().is_some() || f.streams().any(|s| !f.is_made(s) && !f.is_absent(s));
-        f.unless(given, "neither the video nor the audio stream is given completely as input; remove this key")
+        f.unless(given, remove("neither the video nor the audio stream is given completely as input"))
     }),
     server(&["conditioning.first_frame_marker"], |f, _| match f.spec().passes {
-        Passes::TwoAndRounds => f.by_pipeline("marks the first frame regardless of this key"),
+        Passes::TwoAndRounds => f.by_pipeline(message!["marks the first frame regardless of ", This]),
         _ => f
             .without_video()
-            .or_else(|| f.unless(f.version == Version::V2_5, "only LTX-2.5 marks the first frame; remove this key")),
+            .or_else(|| f.unless(f.version == Version::V2_5, remove("only LTX-2.5 marks the first frame"))),
     }),
     request(&["conditioning.generated_keyframes"], |f, _| f.only_in(|spec| spec.generated_keyframes)),
     request(&["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"], |f, _| {
         let any = !f.config.request.reference_videos.is_empty();
-        f.unless(any, "there is no reference video; set request.reference_videos too, or remove this key")
+        f.unless(any, or_remove("there is no reference video; set request.reference_videos too"))
     }),
     request(&["conditioning.crf"], |f, _| {
         let off = f.config.conditioning.h264 == ImageH264::Off;
         let any = f.config.request.images.iter().any(|image| image.crf.is_none());
-        f.unless(!off, "conditioning.h264 is off; remove this key or conditioning.h264").or_else(|| {
-            f.unless(any, "no image uses it, because there are no images or each sets its own crf; remove this key")
-        })
+        f.unless(!off, remove_one("conditioning.h264 is off", "conditioning.h264"))
+            .or_else(|| f.unless(any, remove("no image uses it, because there are no images or each sets its own crf")))
     }),
     request(&["conditioning.h264"], |f, _| {
         let any = f.config.request.images.iter().any(|image| image.crf(&f.config.conditioning) > 0);
-        f.unless(any, "no image is encoded with H.264, because there are no images or their crf is 0; remove this key")
+        f.unless(any, remove("no image is encoded with H.264, because there are no images or their crf is 0"))
     }),
     // Stages.
     server(
@@ -199,25 +201,25 @@ pub(super) const RULES: &[Rule] = &[
     request(&["dfr.temporal_rounds"], |f, _| f.only_in(PipelineSpec::has_rounds)),
     request(&["dfr.sigmas"], |f, _| {
         f.only_in(PipelineSpec::has_rounds)
-            .or_else(|| f.unless(f.rounds() > 0, "dfr.temporal_rounds is 0; set it to 1 or 2, or remove this key"))
+            .or_else(|| f.unless(f.rounds() > 0, or_remove("dfr.temporal_rounds is 0; set it to 1 or 2")))
     }),
     server(&["vocoder.stage1_clamp"], |f, _| {
-        let why = "LTX-2.0's vocoder has only one stage; remove this key";
+        let why = remove("LTX-2.0's vocoder has only one stage");
         f.unless(f.version != Version::V2_0, why).or_else(|| f.given_sound())
     }),
     // Device.
     server(&["runtime.numerics"], |f, _| {
         f.unless(
             f.is_bf16(),
-            "this key affects only bf16 rounding, but runtime.dtype is f32; remove this key or runtime.dtype",
+            remove_one(message![This, " affects only bf16 rounding, but runtime.dtype is f32"], "runtime.dtype"),
         )
     }),
     server(&["runtime.positions"], |f, _| {
-        let why = "positions are always f32 if runtime.dtype is f32; remove this key or runtime.dtype";
+        let why = remove_one("positions are always f32 if runtime.dtype is f32", "runtime.dtype");
         f.without_video().or_else(|| f.unless(f.is_bf16(), why))
     }),
     server(&["runtime.activations"], |f, _| {
-        let why = "only int8 weights use this key; set runtime.weights to int8 too, or remove this key";
+        let why = or_remove(message!["only int8 weights use ", This, "; set runtime.weights to int8 too"]);
         f.unless(f.config.runtime.weights == WeightType::Int8, why)
     }),
     server(&["runtime.tiling"], |f, _| match f.spec().generates_video {
@@ -227,7 +229,7 @@ pub(super) const RULES: &[Rule] = &[
     server(&["runtime.memory_fraction", "runtime.visible_devices"], |f, _| f.on_other_platforms(Platform::Cuda)),
     server(&["runtime.distributed.devices_per_process"], |f, _| {
         let named = f.config.runtime.visible_devices.is_some();
-        let why = "runtime.visible_devices already selects the devices; remove this key or runtime.visible_devices";
+        let why = remove_one("runtime.visible_devices already selects the devices", "runtime.visible_devices");
         f.on_other_platforms(Platform::Cuda).or_else(|| f.unless(!named, why))
     }),
     server(&["runtime.libtpu_init_args"], |f, _| f.on_other_platforms(Platform::Tpu)),
@@ -237,7 +239,7 @@ pub(super) const RULES: &[Rule] = &[
             let alone = f.config.runtime.distributed.num_processes == Some(1);
             f.unless(
                 !alone,
-                "the run has only one process (runtime.distributed.num_processes); remove this key or num_processes",
+                remove_one("the run has only one process (runtime.distributed.num_processes)", "num_processes"),
             )
         },
     ),

@@ -1,6 +1,9 @@
 //! Conditions of the rules in [`effect`](super::effect): whether a run reads a key, and the reason if it does not.
 
 use super::check::ResolvedScales;
+use super::legal::{or_remove, remove, remove_one};
+use super::message::Setting::This;
+use super::message::{Message, message};
 use super::pipeline::{PipelineSpec, VideoUse, wrong_pipeline};
 use super::schema::{Config, Dtype, Reference, Scales, SigmaScales};
 use crate::media::ImageH264;
@@ -43,30 +46,30 @@ impl Facts<'_> {
         self.config.pipeline.spec()
     }
 
-    pub(super) fn unless(&self, has_effect: bool, why: &str) -> Option<String> {
+    pub(super) fn unless(&self, has_effect: bool, why: impl Into<Message>) -> Option<Message> {
         (!has_effect).then(|| why.into())
     }
 
     /// Returns the reason "the pipeline NAME `why`; remove this key".
-    pub(super) fn by_pipeline(&self, why: &str) -> Option<String> {
-        Some(format!("the pipeline {} {why}; remove this key", self.spec().name))
+    pub(super) fn by_pipeline(&self, why: impl Into<Message>) -> Option<Message> {
+        Some(remove(message![format!("the pipeline {} ", self.spec().name), why]))
     }
 
     /// Returns the reason for a key that only the pipelines with a property use; `None` if the run uses one of them.
-    pub(super) fn only_in(&self, uses: fn(&PipelineSpec) -> bool) -> Option<String> {
-        (!uses(self.spec())).then(|| format!("{}; remove this key", wrong_pipeline(self.spec(), uses)))
+    pub(super) fn only_in(&self, uses: fn(&PipelineSpec) -> bool) -> Option<Message> {
+        (!uses(self.spec())).then(|| remove(wrong_pipeline(self.spec(), uses)))
     }
 
-    pub(super) fn without_video(&self) -> Option<String> {
+    pub(super) fn without_video(&self) -> Option<Message> {
         if self.spec().has_video() { None } else { self.by_pipeline("makes no video") }
     }
 
-    pub(super) fn one_stage(&self) -> Option<String> {
+    pub(super) fn one_stage(&self) -> Option<Message> {
         if self.spec().has_two_stages() { None } else { self.by_pipeline("has only one stage") }
     }
 
-    pub(super) fn given_sound(&self) -> Option<String> {
-        let why = "request.audio is used as the sound track, so no audio is decoded; remove this key";
+    pub(super) fn given_sound(&self) -> Option<Message> {
+        let why = remove("request.audio is used as the sound track, so no audio is decoded");
         self.unless(self.config.given_sound().is_none(), why)
     }
 
@@ -79,20 +82,18 @@ impl Facts<'_> {
     }
 
     /// Returns the reason for a key that only the platform `own` reads, if a different platform is selected.
-    pub(super) fn on_other_platforms(&self, own: Platform) -> Option<String> {
+    pub(super) fn on_other_platforms(&self, own: Platform) -> Option<Message> {
         let platform = &self.config.runtime.platform;
         let is_other = matches!(self.config.platform(), Ok(Choice::Named(named)) if named != own);
         is_other.then(|| {
-            format!(
-                "only {} reads it, but runtime.platform is {platform}; remove this key or runtime.platform",
-                own.name()
-            )
+            let why = format!("only {} reads it, but runtime.platform is {platform}", own.name());
+            remove_one(why, "runtime.platform")
         })
     }
 
     /// Returns why the first LoRA that no stage uses has no effect; `None` if every LoRA is used. The reason contains
     /// no path, because servers keep paths private.
-    pub(super) fn unused_lora(&self) -> Option<String> {
+    pub(super) fn unused_lora(&self) -> Option<Message> {
         let last = if self.spec().has_two_stages() { 2 } else { 1 };
         let is_unused = |stages: &[u8]| !stages.iter().any(|stage| (1..=last).contains(stage));
         let at = self.config.model.loras.iter().position(|lora| is_unused(&lora.stages))?;
@@ -103,32 +104,34 @@ impl Facts<'_> {
                 "LoRA {number} is for stages {stages:?}, and the pipeline {name} has only stage 1; set stages to [1], or \
                  remove the LoRA"
             ),
-        })
+        }
+        .into())
     }
 
-    pub(super) fn unused_image(&self) -> Option<String> {
+    pub(super) fn unused_image(&self) -> Option<Message> {
         let r = &self.config.request;
         if let Some(why) = self.spec().images_fault(r.images.len()) {
-            return Some(why.into());
+            return Some(why);
         }
         let off = self.config.conditioning.h264 == ImageH264::Off;
         let at = r.images.iter().position(|image| off && image.crf.is_some_and(|crf| crf > 0))?;
         let crf = r.images[at].crf.unwrap_or_default();
         let why = "but conditioning.h264 is off; remove crf or conditioning.h264";
-        Some(format!("image {} has crf {crf}, {why}", at + 1))
+        Some(format!("image {} has crf {crf}, {why}", at + 1).into())
     }
 
-    pub(super) fn unused_chain(&self) -> Option<String> {
+    pub(super) fn unused_chain(&self) -> Option<Message> {
         if !self.spec().chain {
             return self.by_pipeline("does not support chained clips");
         }
         let (chain, frames) = (self.config.request.chain.as_ref()?, self.config.request.num_frames.count()?);
         if frames <= chain.clip {
-            return Some(format!(
+            let why = format!(
                 "{frames} frames fit in one clip of up to {}; remove request.chain, or generate a longer video or shorter clips \
                  (request.chain.clip)",
                 chain.clip
-            ));
+            );
+            return Some(why.into());
         }
         let step = chain.clip.saturating_sub(chain.overlap).max(1);
         let clips = 1 + frames.saturating_sub(chain.clip).div_ceil(step);
@@ -139,29 +142,28 @@ impl Facts<'_> {
                  the prompts in request.chain.prompts, or generate a longer video",
                 own + 1 - clips
             )
+            .into()
         })
     }
 
     /// Returns the reason for an option that the sampler does not accept.
-    pub(super) fn unused_setting(&self, key: &str) -> Option<String> {
+    pub(super) fn unused_setting(&self, key: &str) -> Option<Message> {
         match self.config.samplers() {
-            Err((refused, _)) if refused == key => {
-                Some("this sampler does not have this option; remove this key".into())
-            }
+            Err((refused, _)) if refused == key => Some(remove("this sampler does not have this option")),
             _ if key == "sampler.noise_seed" && self.config.sampler.eta == Some(0.0) => {
-                Some("sampler.eta is 0, so steps draw no noise; remove this key or sampler.eta".into())
+                Some(remove_one("sampler.eta is 0, so steps draw no noise", "sampler.eta"))
             }
             _ => None,
         }
     }
 
-    pub(super) fn unused_step_noise(&self) -> Option<String> {
+    pub(super) fn unused_step_noise(&self) -> Option<Message> {
         let (first, second) = self.config.samplers().ok()?;
         let second = self.spec().has_two_stages().then_some(second);
         let drawn = [Some(first), second].into_iter().flatten().any(|sampler| sampler.noises() > 0);
         let drawn = drawn && self.config.sampler.eta != Some(0.0);
         let rounds = self.rounds() > 0 && self.is_bf16();
-        let why = "no step draws noise; set sampler.kind to euler_ancestral or cfg_pp, or remove this key";
+        let why = or_remove("no step draws noise; set sampler.kind to euler_ancestral or cfg_pp");
         self.unless(drawn || rounds, why)
     }
 
@@ -193,9 +195,8 @@ impl Facts<'_> {
         r.images.iter().any(|image| image.strength < 1.0) || r.audio_latents.iter().any(|kept| kept.strength < 1.0)
     }
 
-    pub(super) fn unused_stage_audio(&self) -> Option<String> {
-        let why =
-            "with temporal_x2 in two_stage.upsample, the output always has the first stage's audio; remove this key";
+    pub(super) fn unused_stage_audio(&self) -> Option<Message> {
+        let why = remove("with temporal_x2 in two_stage.upsample, the output always has the first stage's audio");
         self.given_sound().or_else(|| self.unless(!self.config.doubles_frames(), why))
     }
 }
@@ -268,7 +269,7 @@ impl Facts<'_> {
         key: &str,
         is_own: impl Fn(&Scales) -> bool,
         is_at: impl Fn(&SigmaScales) -> bool,
-    ) -> Option<String> {
+    ) -> Option<Message> {
         let stream = Stream::of(key);
         // A stream without its own value inherits the other stream's value.
         let inherits = !is_own(self.own(stream.other()));
@@ -277,32 +278,28 @@ impl Facts<'_> {
             let name = stream.name();
             return Some(match (stream, self.config.given_sound()) {
                 (Stream::Audio, Some(_)) => {
-                    "request.audio is used as the sound track, so the audio stream has no guidance; remove this key"
-                        .into()
+                    remove("request.audio is used as the sound track, so the audio stream has no guidance")
                 }
                 _ if self.keeps_streams() => {
-                    format!("request.retake.{name} is false: the {name} is kept and has no guidance; remove this key")
+                    remove(format!("request.retake.{name} is false: the {name} is kept and has no guidance"))
                 }
-                _ => format!(
-                    "the pipeline {} generates no {name} that could be guided; remove this key",
-                    self.spec().name
-                ),
+                _ => remove(format!("the pipeline {} generates no {name} that could be guided", self.spec().name)),
             });
         }
         let replaced = users.all(|s| !self.by_sigma(s).is_empty() && self.by_sigma(s).iter().all(&is_at));
-        replaced.then(|| "by_sigma overrides this key at every noise level; remove this key or by_sigma".into())
+        replaced.then(|| remove_one(message!["by_sigma overrides ", This, " at every noise level"], "by_sigma"))
     }
 
     /// Returns why a modality scale in a `by_sigma` entry has no effect: the pipeline has only one stream.
-    pub(super) fn unused_level(&self, key: &str) -> Option<String> {
+    pub(super) fn unused_level(&self, key: &str) -> Option<Message> {
         let levels = self.own(Stream::of(key)).by_sigma.as_deref().unwrap_or_default();
         let modality = levels.iter().any(|level| level.modality.is_some());
         let name = self.spec().name;
         let why = format!("the pipeline {name} has only one stream; remove modality from the entries");
-        (!self.spec().has_video() && modality).then_some(why)
+        (!self.spec().has_video() && modality).then(|| why.into())
     }
 
-    pub(super) fn nothing_to_rescale(&self, key: &str) -> Option<String> {
+    pub(super) fn nothing_to_rescale(&self, key: &str) -> Option<Message> {
         let stream = Stream::of(key);
         let inherits = self.own(stream.other()).rescale.is_none();
         let off = f64::from(self.config.guidance.kind.off());
@@ -311,8 +308,8 @@ impl Facts<'_> {
         let mut users = Stream::BOTH.into_iter().filter(|s| self.is_made(*s) && (*s == stream || inherits));
         let guided = users.any(|s| self.levels(s).iter().any(is_guided));
         let name = stream.name();
-        let why = "is unguided: its cfg, stg and modality are off; enable one, or remove this key";
-        (!guided).then(|| format!("the {name} stream {why}"))
+        let why = "stream is unguided: its cfg, stg and modality are off; enable one";
+        (!guided).then(|| or_remove(format!("the {name} {why}")))
     }
 
     /// Returns the indices of the transformer blocks that STG perturbs in a stream.
@@ -333,15 +330,15 @@ impl Facts<'_> {
         runs && takes_part && self.has_stg(stream)
     }
 
-    pub(super) fn unused_stg(&self, key: &str) -> Option<String> {
+    pub(super) fn unused_stg(&self, key: &str) -> Option<Message> {
         if !self.perturbs(Stream::of(key))
             && let Some(why) = self.unused_scale(key, |s| s.stg.is_some(), |at| at.stg.is_some())
         {
             return Some(why);
         }
         if self.config.guidance.stg_streams == Reference::Diffusers && self.version == Version::V2_0 {
-            let why = "guidance.stg_streams is diffusers, which does not perturb LTX-2.0; set it to official, or remove this key";
-            return Some(why.into());
+            let why = "guidance.stg_streams is diffusers, which does not perturb LTX-2.0; set it to official";
+            return Some(or_remove(why));
         }
         let (block, preset) = match self.version {
             Version::V2_0 => (29, "ltx2_full_guidance"),
@@ -349,40 +346,39 @@ impl Facts<'_> {
             Version::V2_5 => (28, "ltx2_5"),
         };
         self.streams().all(|s| self.perturbed(s).is_empty()).then(|| {
-            format!(
+            or_remove(format!(
                 "guidance.stg_blocks is empty, so no block is perturbed; set guidance.stg_blocks too (the preset {preset} \
-                 has [{block}]), or remove this key"
-            )
+                 has [{block}])"
+            ))
         })
     }
 
-    pub(super) fn unused_blocks(&self, own: Option<Stream>) -> Option<String> {
+    pub(super) fn unused_blocks(&self, own: Option<Stream>) -> Option<Message> {
         let both = self.config.guidance.stg_streams == Reference::Diffusers;
         let any = self.streams().any(|s| self.perturbs(s));
         let perturbed = |s: Stream| self.perturbs(s) || (both && any);
         if let Some(stream) = own {
             let why = format!(
-                "guidance.{0}.stg is 0, so no block of this stream is perturbed; set guidance.{0}.stg too, or remove this key",
+                "guidance.{0}.stg is 0, so no block of this stream is perturbed; set guidance.{0}.stg too",
                 stream.name()
             );
-            return (!perturbed(stream)).then_some(why);
+            return (!perturbed(stream)).then(|| or_remove(why));
         }
-        let why = "guidance.video.stg and guidance.audio.stg are 0, so no block is perturbed; set one too, or remove this key";
+        let why = or_remove("guidance.video.stg and guidance.audio.stg are 0, so no block is perturbed; set one too");
         self.unless(any, why).or_else(|| {
             let used = self.streams().any(|s| perturbed(s) && self.own(s).stg_blocks.is_none());
-            self.unless(used, "every perturbed stream sets its own stg_blocks; remove this key")
+            self.unless(used, remove("every perturbed stream sets its own stg_blocks"))
         })
     }
 
-    pub(super) fn unused_stg_streams(&self) -> Option<String> {
+    pub(super) fn unused_stg_streams(&self) -> Option<Message> {
         let [video, audio] = Stream::BOTH.map(|s| self.perturbs(s));
-        let why =
-            "guidance.video.stg and guidance.audio.stg are 0, so nothing is perturbed; set one too, or remove this key";
+        let why = or_remove("guidance.video.stg and guidance.audio.stg are 0, so nothing is perturbed; set one too");
         self.unless(video || audio, why).or_else(|| {
             let same = video && audio && self.version != Version::V2_0;
             self.unless(
                 !same,
-                "STG is enabled in both streams, so both are perturbed regardless of this key; remove this key",
+                remove(message!["STG is enabled in both streams, so both are perturbed regardless of ", This]),
             )
         })
     }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use super::message::Message;
+
 /// Where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ValueOrigin {
@@ -50,6 +52,27 @@ impl fmt::Display for ValueOrigin {
     }
 }
 
+/// Where a tree of keys was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// Line of a file, counted from 1.
+    File { file: String, line: u64 },
+    /// Command-line argument, such as `--set sampler.steps=8` or `--width`.
+    Argument(String),
+    /// Field of a server request.
+    Field(String),
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Location::File { file, line } => write!(f, "{file}:{line}"),
+            Location::Argument(argument) => f.write_str(argument),
+            Location::Field(name) => write!(f, "request field '{name}'"),
+        }
+    }
+}
+
 /// Error while loading or checking a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -57,15 +80,15 @@ pub enum ConfigError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("{place}: {message}")]
     Syntax { place: String, message: String },
-    #[error("{place}: unknown key '{key}'; {hint}")]
-    UnknownKey { place: String, key: String, hint: String },
-    #[error("{place}: '{key}' must be {expected}, not {found}")]
-    WrongType { place: String, key: String, expected: String, found: String },
+    #[error("{location}: unknown key '{key}'; {hint}")]
+    UnknownKey { location: Location, key: String, hint: String },
+    #[error("{location}: '{key}' must be {expected}, not {found}")]
+    WrongType { location: Location, key: String, expected: String, found: String },
     #[error("{key} = {value} ({origin}): {why}")]
-    Value { key: &'static str, value: String, origin: ValueOrigin, why: String },
+    Value { key: &'static str, value: String, origin: ValueOrigin, why: Message },
     /// Two mutually exclusive keys that are set in the same place.
-    #[error("{place}: '{first}' and '{second}' are mutually exclusive; remove one")]
-    Both { place: String, first: &'static str, second: &'static str },
+    #[error("{origin}: '{first}' and '{second}' are mutually exclusive; remove one")]
+    Both { origin: ValueOrigin, first: &'static str, second: &'static str },
     #[error("{place}: circular 'extends': {chain}")]
     Cycle { place: String, chain: String },
     /// An input video that cannot be read.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::error::ConfigError;
+use super::error::{ConfigError, ValueOrigin};
 use super::experiment::{Cases, Experiment, OneOrMany};
 use super::validate::validate_experiment;
 use super::yaml::{self, Data, Node};
@@ -84,7 +84,10 @@ impl Written<'_> {
 
     /// Rejects mutually exclusive keys.
     fn check(&self, file: &Experiment) -> Result<(), ConfigError> {
-        let both = |first, second, node: &Node| Err(ConfigError::Both { place: self.place(node), first, second });
+        let both = |first, second, node: &Node| {
+            let origin = ValueOrigin::File { file: self.label.into(), line: node.line };
+            Err(ConfigError::Both { origin, first, second })
+        };
         if let (Some(_), Some(node)) = (self.node.get("config"), self.node.get("configs")) {
             return both("config", "configs", node);
         }

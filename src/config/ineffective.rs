@@ -12,6 +12,7 @@ use super::effect::{RULES, Rule, Scope};
 use super::effect_facts::Facts;
 use super::error::{ConfigError, ValueOrigin};
 use super::load::{BY_REFERENCE, Loaded};
+use super::message::Message;
 use super::presets::is_shipped;
 use super::schema::Config;
 use super::tree::{Tree, are_same};
@@ -26,7 +27,7 @@ const ALWAYS_CHECKED: [&str; 1] = ["two_stage.upsample"];
 struct Fault {
     key: &'static str,
     origin: ValueOrigin,
-    why: String,
+    why: Message,
 }
 
 /// Returns whether the user wrote the value of `key` on the command line, or in a file if the scope includes files.
@@ -45,7 +46,7 @@ impl Loaded {
     /// Returns an error for the first such value, with its key, origin, reason and fix.
     pub fn check_effect(&self) -> Result<(), ConfigError> {
         if let Some((path, value)) = self.find_set_in_section("serve") {
-            let why = format!("only ltx2 serve reads {path}; remove it");
+            let why = format!("only ltx2 serve reads {path}; remove it").into();
             return Err(ConfigError::Value { key: "serve", value, origin: ValueOrigin::Set, why });
         }
         self.first_fault(|_| true, &is_written)

@@ -1,4 +1,6 @@
-//! Valid sizes and frame counts, and the valid values nearest to an invalid one.
+//! Faults of configuration values, and the valid sizes and frame counts nearest to an invalid one.
+
+use super::message::{Message, Setting, message};
 
 /// Video frames per latent frame, except the first latent frame, which holds one video frame.
 pub(crate) const FRAME_STEP: usize = 8;
@@ -10,10 +12,25 @@ pub(crate) fn whole_frames(frames: usize) -> usize {
 }
 
 /// Key and value that failed a check, and the reason.
-pub(super) type Fault = (&'static str, String, String);
+pub(super) type Fault = (&'static str, String, Message);
 
-pub(super) fn fail(key: &'static str, value: String, why: String) -> Result<(), Fault> {
-    Err((key, value, why))
+pub(super) fn fail(key: &'static str, value: String, why: impl Into<Message>) -> Result<(), Fault> {
+    Err((key, value, why.into()))
+}
+
+/// Returns the reason "`why`; remove this key".
+pub(super) fn remove(why: impl Into<Message>) -> Message {
+    message![why, "; remove ", Setting::This]
+}
+
+/// Returns the reason "`why`, or remove this key", where `why` ends with another remedy.
+pub(super) fn or_remove(why: impl Into<Message>) -> Message {
+    message![why, ", or remove ", Setting::This]
+}
+
+/// Returns the reason "`why`; remove this key or `other`".
+pub(super) fn remove_one(why: impl Into<Message>, other: &'static str) -> Message {
+    remove(why).then(" or ").then(other)
 }
 
 /// Returns the valid values below and above an invalid one; valid values are positive and of the form `step * n +

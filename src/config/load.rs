@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::error::{ConfigError, ValueOrigin};
+use super::error::{ConfigError, Location, ValueOrigin};
 use super::overrides::CliOverrides;
 use super::pipeline::Pipeline;
 use super::presets::{defaults, preset_layers};
@@ -14,7 +14,7 @@ use super::schema::{Config, Mesh};
 use super::serve::Serve;
 use super::sidecar::Sidecar;
 use super::tree::Tree;
-use super::validate::{Place, accepts_text, validate};
+use super::validate::{accepts_text, in_file, validate};
 use super::yaml::{self, Data, Node};
 use super::{check, layout, legal, paths, presets, references, sidecar, source};
 use crate::models::presets::Preset;
@@ -220,8 +220,8 @@ fn read_chain(
     let root = yaml::parse(&text, &label)?;
     *found = found.take().or_else(|| Sidecar::of(&root, &label));
     let (mut node, is_sidecar) = sidecar::unwrap(root);
-    validate(&node, Place::File(&label))?;
-    reference_video::expand(&mut node, |line| Place::File(&label).at(line))?;
+    validate(&node, &in_file(&label))?;
+    reference_video::expand(&mut node, |line| ValueOrigin::File { file: label.clone(), line })?;
     paths::resolve(&mut node, &folder);
     let parent = match node.get("extends") {
         Some(Node { data: Data::Scalar(Value::String(parent)), line }) => Some((parent.clone(), *line)),
@@ -322,13 +322,13 @@ fn command_line(given: &CliOverrides) -> Result<Tree, ConfigError> {
     for pair in &given.set {
         let (path, value) = set_pair(pair)?;
         let mut own = Node::from_value(Tree::at(&path, value, &ValueOrigin::Set).to_value());
-        reference_video::expand(&mut own, |_| "--set".into())?;
+        reference_video::expand(&mut own, |_| ValueOrigin::Set)?;
         layer.merge(Tree::from_node(&own, &|_| ValueOrigin::Set));
     }
     let by_set = layer.clone();
     for flag in &given.flags {
         let tree = Tree::at(flag.path, flag.value.clone(), &ValueOrigin::Flag(flag.name));
-        validate(&Node::from_value(tree.to_value()), Place::Flag(&format!("--{}", flag.name)))?;
+        validate(&Node::from_value(tree.to_value()), &|_| Location::Argument(format!("--{}", flag.name)))?;
         if !(flag.yields && by_set.get(flag.path).is_some()) {
             layer.merge(tree);
         }
@@ -365,7 +365,8 @@ fn set_pair(pair: &str) -> Result<(String, Value), ConfigError> {
         other => other,
     };
     let fits = |value: &Value| {
-        validate(&Node::from_value(Tree::at(path, value.clone(), &ValueOrigin::Set).to_value()), Place::Flag(&place))
+        let node = Node::from_value(Tree::at(path, value.clone(), &ValueOrigin::Set).to_value());
+        validate(&node, &|_| Location::Argument(place.clone()))
     };
     match parsed {
         Ok(value) if fits(&value).is_ok() => Ok((path.to_string(), value)),
@@ -385,7 +386,7 @@ pub(super) fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
     for (text, file) in PAIRS {
         match (written(text), written(file)) {
             (Some(_), Some((_, origin))) => {
-                return Err(ConfigError::Both { place: origin.to_string(), first: text, second: file });
+                return Err(ConfigError::Both { origin, first: text, second: file });
             }
             (Some((_, origin)), None) => resets.push((file, Value::Null, origin)),
             (None, Some((_, origin))) => resets.push((text, "".into(), origin)),
@@ -395,8 +396,7 @@ pub(super) fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
     match (written("sampler.steps"), written("sampler.sigmas")) {
         (Some((_, origin)), None) => resets.push(("sampler.sigmas", Value::Null, origin)),
         (Some((steps, origin)), Some((sigmas, _))) if steps != check::steps_of(&sigmas) => {
-            let place = origin.to_string();
-            return Err(ConfigError::Both { place, first: "sampler.steps", second: "sampler.sigmas" });
+            return Err(ConfigError::Both { origin, first: "sampler.steps", second: "sampler.sigmas" });
         }
         (None, Some((sigmas, origin))) => resets.push(("sampler.steps", check::steps_of(&sigmas).into(), origin)),
         _ => {}

@@ -6,6 +6,7 @@
 
 mod check;
 mod check_chain;
+mod check_source;
 mod effect;
 mod effect_facts;
 mod error;
@@ -15,6 +16,7 @@ mod ineffective;
 mod layout;
 mod legal;
 mod load;
+mod message;
 mod naming;
 mod over;
 mod overrides;
@@ -32,7 +34,7 @@ mod tree;
 mod validate;
 mod yaml;
 
-pub use error::{ConfigError, ValueOrigin};
+pub use error::{ConfigError, Location, ValueOrigin};
 pub(crate) use experiment::{Case, Experiment};
 pub use experiment_file::read_experiment;
 pub(crate) use layout::{LayoutFile, LayoutSource, resolve_mesh};
@@ -40,6 +42,7 @@ pub use layout::{parse_mesh, read_layout_source};
 pub(crate) use legal::{FRAME_STEP, nearest_frames, whole_frames};
 pub(crate) use load::BY_REFERENCE;
 pub use load::{Loaded, load};
+pub use message::{Message, Setting};
 pub(crate) use naming::sidecar_path;
 pub use naming::{Job, output_paths};
 pub(crate) use over::RequestLayer;

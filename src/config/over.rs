@@ -2,11 +2,11 @@
 
 use serde_json::Value;
 
-use super::error::{ConfigError, ValueOrigin};
+use super::error::{ConfigError, Location, ValueOrigin};
 use super::load::{Length, Loaded, combine, expand_reference};
 use super::reference_video;
 use super::tree::{Tree, are_same};
-use super::validate::{Place, validate};
+use super::validate::validate;
 use super::yaml::Node;
 
 const FRAMES: &str = "request.num_frames";
@@ -75,9 +75,8 @@ impl RequestLayer {
 /// Validates a tree and converts its keys to canonical names.
 fn parse_field_tree(field: &str, tree: Value) -> Result<Tree, ConfigError> {
     let (origin, mut node) = (ValueOrigin::Field(field.into()), Node::from_value(tree));
-    let place = origin.to_string();
-    validate(&node, Place::Flag(&place))?;
-    reference_video::expand(&mut node, |_| place.clone())?;
+    validate(&node, &|_| Location::Field(field.into()))?;
+    reference_video::expand(&mut node, |_| origin.clone())?;
     Ok(Tree::from_node(&node, &|_| origin.clone()))
 }
 

@@ -4,6 +4,7 @@ use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::message::{Message, Setting, message};
 use crate::weights::Version;
 
 /// Pipeline of a run: determines the inputs and outputs.
@@ -264,45 +265,43 @@ impl PipelineSpec {
     }
 
     /// Returns an error message if the pipeline does not support this number of conditioning images.
-    pub(crate) fn images_fault(&self, images: usize) -> Option<&'static str> {
+    pub(crate) fn images_fault(&self, images: usize) -> Option<Message> {
         match self.images {
-            Support::Required if images == 0 => Some("needs an image: --image PATH FRAME STRENGTH, or request.images"),
+            Support::Required if images == 0 => Some(message!["needs an image: ", Setting::Images]),
             Support::Rejected if images > 0 && self.image_variant.is_some() => {
-                Some("images need --pipeline image_to_video, keyframes, or a two-stage pipeline")
+                Some(message!["images need ", Setting::Pipeline, " image_to_video, keyframes, or a two-stage pipeline"])
             }
-            Support::Rejected if images > 0 => Some("does not support images; remove them"),
+            Support::Rejected if images > 0 => Some("does not support images; remove them".into()),
             _ => None,
         }
     }
 
     /// Returns an error message if input audio is missing or not supported.
-    pub(crate) fn audio_fault(&self, is_given: bool) -> Option<String> {
+    pub(crate) fn audio_fault(&self, is_given: bool) -> Option<Message> {
         match self.audio {
-            Support::Required if !is_given => Some("needs input audio: --audio PATH, or request.audio".into()),
+            Support::Required if !is_given => Some(message!["needs input audio: ", Setting::Audio]),
             Support::Rejected if is_given => {
                 let names = |has_video| {
                     pipeline_names("or", |spec| spec.audio != Support::Rejected && spec.video.is_some() == has_video)
                 };
-                Some(format!(
-                    "input audio needs --pipeline {}, or {} of a video without sound",
-                    names(false),
-                    names(true)
-                ))
+                let listed = format!(" {}, or {} of a video without sound", names(false), names(true));
+                Some(message!["input audio needs ", Setting::Pipeline, listed])
             }
             _ => None,
         }
     }
 
     /// Returns an error message if the pipeline does not support this number of reference videos.
-    pub(crate) fn references_fault(&self, references: usize) -> Option<String> {
+    pub(crate) fn references_fault(&self, references: usize) -> Option<Message> {
         match self.reference_videos {
             Support::Required if references == 0 => {
-                Some("needs a reference video: --reference-video PATH, or request.reference_videos".into())
+                Some(message!["needs a reference video: ", Setting::ReferenceVideos])
             }
-            Support::Rejected if references > 0 => Some(format!(
-                "does not support reference videos; use --pipeline {} or another pipeline that starts from a prompt",
-                pipeline_names("or", |spec| spec.reference_videos == Support::Required)
-            )),
+            Support::Rejected if references > 0 => {
+                let names = pipeline_names("or", |spec| spec.reference_videos == Support::Required);
+                let names = format!(" {names} or another pipeline that starts from a prompt");
+                Some(message!["does not support reference videos; use ", Setting::Pipeline, names])
+            }
             _ => None,
         }
     }
@@ -319,14 +318,15 @@ pub(crate) fn pipeline_names(last: &str, has_property: impl Fn(&PipelineSpec) ->
 }
 
 /// Returns the error message for an input video that the pipeline rejects.
-pub(super) fn rejected_video() -> String {
+pub(super) fn rejected_video() -> Message {
     let names = pipeline_names("and", |spec| spec.video.is_some());
-    format!("only the pipelines {names} take a video; select one of them")
+    format!("only the pipelines {names} take a video; select one of them").into()
 }
 
 /// Returns the error message for a key that only the pipelines with a property use, but not the pipeline `own`.
-pub(super) fn wrong_pipeline(own: &PipelineSpec, uses: fn(&PipelineSpec) -> bool) -> String {
-    format!("only the pipeline {} uses this key, but the pipeline is {}", pipeline_names("or", uses), own.name)
+pub(super) fn wrong_pipeline(own: &PipelineSpec, uses: fn(&PipelineSpec) -> bool) -> Message {
+    let uses = format!("only the pipeline {} uses ", pipeline_names("or", uses));
+    message![uses, Setting::This, format!(", but the pipeline is {}", own.name)]
 }
 
 impl Pipeline {

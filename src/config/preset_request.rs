@@ -66,7 +66,7 @@ mod tests {
                 let r = &config.request;
                 assert_eq!(config.pipeline, *pipeline);
                 let faults = [
-                    pipeline.spec().images_fault(r.images.len()).map(String::from),
+                    pipeline.spec().images_fault(r.images.len()),
                     pipeline.spec().audio_fault(r.audio.is_some()),
                     pipeline.spec().references_fault(r.reference_videos.len()),
                 ];

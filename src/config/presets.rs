@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::error::{ConfigError, ValueOrigin};
 use super::schema::Config;
 use super::tree::Tree;
-use super::validate::{Place, validate};
+use super::validate::{in_file, validate};
 use super::yaml::{self, Data, Node};
 
 macro_rules! config {
@@ -157,7 +157,7 @@ pub(super) fn preset_layers(name: &'static str) -> Result<Vec<Tree>, ConfigError
 fn parse_preset(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
     let text = find(&CONFIGS, name).map_or("", |(_, text)| text);
     let node = yaml::parse(text, name)?;
-    validate(&node, Place::File(name))?;
+    validate(&node, &in_file(name))?;
     let parent = match node.get("extends") {
         Some(Node { data: Data::Scalar(Value::String(parent)), .. }) => find(&CONFIGS, parent),
         _ => None,

@@ -2,22 +2,22 @@
 
 use serde_json::{Value, json};
 
-use super::error::ConfigError;
+use super::error::{ConfigError, ValueOrigin};
 use super::yaml::{Data, Node};
 
 const LIST: &str = "reference_videos";
 const SINGLE: &str = "reference_video";
 
-/// Moves `request.reference_video` into `request.reference_videos`. `place` formats a line number for errors.
+/// Moves `request.reference_video` into `request.reference_videos`. `origin` returns the origin of a line.
 ///
 /// # Errors
 /// Returns an error if both keys are set.
-pub(super) fn expand(root: &mut Node, place: impl Fn(u64) -> String) -> Result<(), ConfigError> {
+pub(super) fn expand(root: &mut Node, origin: impl Fn(u64) -> ValueOrigin) -> Result<(), ConfigError> {
     let Some(Data::Map(request)) = entry(root, "request").map(|node| &mut node.data) else { return Ok(()) };
     let Some(found) = request.iter().position(|(name, _)| name == SINGLE) else { return Ok(()) };
     if request.iter().any(|(name, _)| name == LIST) {
-        let place = place(request[found].1.line);
-        return Err(ConfigError::Both { place, first: "request.reference_videos", second: "request.reference_video" });
+        let origin = origin(request[found].1.line);
+        return Err(ConfigError::Both { origin, first: "request.reference_videos", second: "request.reference_video" });
     }
     let (name, node) = &mut request[found];
     *name = LIST.into();
@@ -60,7 +60,8 @@ mod tests {
 
     fn expanded(text: &str) -> Result<Value, String> {
         let mut node = parse(text, "x.yml").expect("YAML");
-        expand(&mut node, |line| format!("x.yml:{line}")).map(|()| node.to_value()).map_err(|error| error.to_string())
+        let origin = |line| ValueOrigin::File { file: "x.yml".into(), line };
+        expand(&mut node, origin).map(|()| node.to_value()).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -90,7 +90,7 @@ fn take_scales(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
         for ((found, own), key) in found.iter_mut().zip([scales.downscale, scales.temporal]).zip(SCALES) {
             match (own, &found) {
                 (Some(own), Some((known, first))) if own != *known => {
-                    let why = format!("{first} has {known}; LoRAs with different scales cannot be combined");
+                    let why = format!("{first} has {known}; LoRAs with different scales cannot be combined").into();
                     return Err(ConfigError::Value {
                         key,
                         value: own.to_string(),
@@ -150,7 +150,7 @@ fn check_mask(merged: &Tree, video: &ReferenceVideo, encoded: usize, most: usize
     let info = probe_clip(Path::new(path), Path::new("ffmpeg")).map_err(ConfigError::Video)?;
     let fault = mask_group(info.frames.min(most), (encoded - 1) / FRAME_STEP + 1).err();
     let (value, origin) = (format!("attention_mask {path}"), merged.origin(VIDEOS));
-    fault.map_or(Ok(()), |why| Err(ConfigError::Value { key: VIDEOS, value, origin, why }))
+    fault.map_or(Ok(()), |why| Err(ConfigError::Value { key: VIDEOS, value, origin, why: why.into() }))
 }
 
 /// Returns the number of mask frames per latent frame of the reference; the first latent frame has one mask frame.

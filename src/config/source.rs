@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::error::{ConfigError, ValueOrigin};
 use super::legal::{FRAME_STEP, around, nearest_frames, whole_frames};
+use super::message::{Message, Setting, message};
 use super::pipeline::VideoUse;
 use super::presets::is_shipped;
 use super::schema::Config;
@@ -59,8 +60,8 @@ fn is_written(merged: &Tree, key: &str) -> bool {
     written && !of_other
 }
 
-fn fault(key: &'static str, value: impl ToString, merged: &Tree, why: String) -> ConfigError {
-    ConfigError::Value { key, value: value.to_string(), origin: merged.origin(key), why }
+fn fault(key: &'static str, value: impl ToString, merged: &Tree, why: impl Into<Message>) -> ConfigError {
+    ConfigError::Value { key, value: value.to_string(), origin: merged.origin(key), why: why.into() }
 }
 
 fn take_rate(merged: &mut Tree, config: &Config, rate: f64, origin: &ValueOrigin) -> Result<(), ConfigError> {
@@ -97,31 +98,36 @@ fn take_frames(
     let of_pipeline = ValueOrigin::Pipeline(config.pipeline.name());
     match (&config.request.extend, config.pipeline.spec().video) {
         (Some(extend), Some(VideoUse::Overlap)) => {
-            let fail = |why: String| Err(fault("request.extend", format!("{} s", extend.seconds), merged, why));
+            let fail = |why: Message| Err(fault("request.extend", format!("{} s", extend.seconds), merged, why));
             if !(extend.seconds.is_finite() && extend.seconds > 0.0) {
-                return fail("must be above 0; use --extend-at start to extend before the start".into());
+                return fail(message![
+                    "must be above 0; use ",
+                    Setting::ExtensionAtStart,
+                    " to extend before the start"
+                ]);
             }
             // Same limit as for `--seconds`: larger numbers of frames are not exact.
             if extend.seconds * rate >= 1e9 {
-                return fail(format!(
-                    "is too long: at {rate:.3} frames per second, a video would have more than 1e9 frames"
-                ));
+                let why =
+                    format!("is too long: at {rate:.3} frames per second, a video would have more than 1e9 frames");
+                return fail(why.into());
             }
             if extend.overlap % FRAME_STEP != 1 {
-                return fail(format!("overlap {} is not one more than a multiple of {FRAME_STEP}", extend.overlap));
+                let why = format!("overlap {} is not one more than a multiple of {FRAME_STEP}", extend.overlap);
+                return fail(why.into());
             }
             if info.frames < extend.overlap {
-                let why = format!(
-                    "the video has {} frames, fewer than request.extend.overlap = {}",
-                    info.frames, extend.overlap
-                );
-                return fail(why);
+                return fail(message![
+                    format!("the video has {} frames, fewer than ", info.frames),
+                    Setting::ExtensionOverlap,
+                    format!(" = {}", extend.overlap)
+                ]);
             }
             let added = (nearest_frames(extend.seconds * rate + 1.0, FRAME_STEP) - 1).max(FRAME_STEP);
             let frames = extend.overlap + added;
             // The number of frames in a sidecar follows from the extension in the same sidecar.
             if let Some(written) = written.filter(|written| *written != frames && !sidecar::holds(merged, key)) {
-                let why = format!("request.extend sets {frames} frames; remove it");
+                let why = message![Setting::ExtensionKey, format!(" sets {frames} frames; remove it")];
                 return Err(fault(key, written, merged, why));
             }
             merged.set(key, frames.into(), &of_pipeline);
@@ -145,11 +151,10 @@ fn take_frames(
                 let (frames, step) = (info.frames, config.frame_step());
                 if frames % step != 1 {
                     let (low, high) = around(frames, 1, step);
-                    let why = format!(
-                        "must be one more than a multiple of {step}; the nearest are {low} and {high}: pass --num-frames {low} to \
-                         use its first {low} frames, or repeat its last frame, e.g. ffmpeg -i IN -vf tpad=stop_mode=clone:stop={} OUT.mp4",
-                        high - frames
-                    );
+                    let rule = format!("must be one more than a multiple of {step}; the nearest are {low} and {high}");
+                    let cut = format!(" {low} to use its first {low} frames, or repeat its last frame");
+                    let pad = format!(", e.g. ffmpeg -i IN -vf tpad=stop_mode=clone:stop={} OUT.mp4", high - frames);
+                    let why = message![rule, ": pass ", Setting::NumFrames, cut, pad];
                     return Err(fault(key, frames, merged, why));
                 }
             }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use super::error::ConfigError;
+use super::error::{ConfigError, Location};
 use super::experiment::Experiment;
 use super::reference_video;
 use super::schema::Config;
@@ -29,38 +29,28 @@ pub fn experiment_schema() -> Value {
     json!({"$schema": root["$schema"], "$ref": "#/$defs/Experiment", "$defs": root["$defs"]})
 }
 
-/// Source of a tree, for error messages.
-#[derive(Clone, Copy)]
-pub(crate) enum Place<'a> {
-    /// File; nodes have line numbers.
-    File(&'a str),
-    /// Command-line argument, e.g. `--set` or `--width`.
-    Flag(&'a str),
+/// Returns the location of a line number of a tree.
+type Locate<'a> = &'a dyn Fn(u64) -> Location;
+
+/// Returns the locations of the lines of a file.
+pub(super) fn in_file(file: &str) -> impl Fn(u64) -> Location {
+    move |line| Location::File { file: file.into(), line }
 }
 
-impl Place<'_> {
-    pub(super) fn at(self, line: u64) -> String {
-        match self {
-            Place::File(file) => format!("{file}:{line}"),
-            Place::Flag(flag) => flag.to_string(),
-        }
-    }
-}
-
-/// Validates a configuration.
+/// Validates a configuration; `locate` returns the location of a line.
 ///
 /// # Errors
 /// Returns [`ConfigError::UnknownKey`] with the most similar key, or [`ConfigError::WrongType`] with the accepted
 /// values.
-pub(crate) fn validate(node: &Node, place: Place) -> Result<(), ConfigError> {
+pub(super) fn validate(node: &Node, locate: Locate) -> Result<(), ConfigError> {
     if matches!(node.data, Data::Scalar(Value::Null)) {
         return Ok(()); // An empty file.
     }
-    check(node, json_schema(), "", place)
+    check(node, json_schema(), "", locate)
 }
 
 pub(crate) fn validate_experiment(node: &Node, file: &str) -> Result<(), ConfigError> {
-    check(node, &json_schema()["$defs"]["Experiment"], "", Place::File(file))
+    check(node, &json_schema()["$defs"]["Experiment"], "", &in_file(file))
 }
 
 /// Returns whether a key accepts arbitrary text.
@@ -109,26 +99,26 @@ fn property<'a>(schema: &'a Value, key: &str) -> Option<&'a Value> {
     })
 }
 
-fn check(node: &Node, schema: &Value, path: &str, place: Place) -> Result<(), ConfigError> {
+fn check(node: &Node, schema: &Value, path: &str, locate: Locate) -> Result<(), ConfigError> {
     let options = alternatives(schema);
     match &node.data {
         Data::Map(entries) => {
             let Some(object) = options.iter().find(|s| types(s).contains(&"object")) else {
-                return Err(wrong(node, &options, path, place));
+                return Err(wrong(node, &options, path, locate));
             };
             let known = object["properties"].as_object();
             for (key, child) in entries {
                 let Some(inner) = property(object, key) else {
-                    return Err(unknown(key, known, path, place.at(child.line)));
+                    return Err(unknown(key, known, path, locate(child.line)));
                 };
-                check(child, inner, &join(path, key), place)?;
+                check(child, inner, &join(path, key), locate)?;
             }
             // Only list items have required keys; all other keys have defaults.
             let mut required = object["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
             match required.find(|r| node.get(r).is_none()) {
                 None => Ok(()),
                 Some(missing) => Err(ConfigError::WrongType {
-                    place: place.at(node.line),
+                    location: locate(node.line),
                     key: path.into(),
                     expected: format!("a map with the key '{missing}'"),
                     found: "a map without this key".into(),
@@ -137,16 +127,16 @@ fn check(node: &Node, schema: &Value, path: &str, place: Place) -> Result<(), Co
         }
         Data::List(items) => {
             let Some(list) = options.iter().find(|s| types(s).contains(&"array")) else {
-                return Err(wrong(node, &options, path, place));
+                return Err(wrong(node, &options, path, locate));
             };
             items
                 .iter()
                 .enumerate()
-                .try_for_each(|(i, item)| check(item, &list["items"], &format!("{path}[{i}]"), place))
+                .try_for_each(|(i, item)| check(item, &list["items"], &format!("{path}[{i}]"), locate))
         }
         Data::Scalar(value) => match options.iter().any(|s| fits(value, s)) {
             true => Ok(()),
-            false => Err(wrong(node, &options, path, place)),
+            false => Err(wrong(node, &options, path, locate)),
         },
     }
 }
@@ -198,7 +188,7 @@ fn describe(schema: &Value) -> String {
     types(schema).iter().map(name).collect::<Vec<_>>().join(" or ")
 }
 
-fn wrong(node: &Node, options: &[&Value], path: &str, place: Place) -> ConfigError {
+fn wrong(node: &Node, options: &[&Value], path: &str, locate: Locate) -> ConfigError {
     let mut expected: Vec<String> = options.iter().map(|s| describe(s)).collect();
     // Sort null last.
     expected.sort_by_key(|e| e == "null");
@@ -211,18 +201,18 @@ fn wrong(node: &Node, options: &[&Value], path: &str, place: Place) -> ConfigErr
     let numeric = matches!(&node.data, Data::Scalar(v) if v.is_number() || v.is_boolean());
     let quote = if numeric && expected.iter().any(|e| e.starts_with("text")) { " (quote it)" } else { "" };
     ConfigError::WrongType {
-        place: place.at(node.line),
+        location: locate(node.line),
         key: if path.is_empty() { "the file".into() } else { path.into() },
         expected: expected.join(" or "),
         found: format!("{found}{quote}"),
     }
 }
 
-fn unknown(key: &str, known: Option<&Map<String, Value>>, path: &str, place: String) -> ConfigError {
+fn unknown(key: &str, known: Option<&Map<String, Value>>, path: &str, location: Location) -> ConfigError {
     if path == "model" && key == "prompt_enhancer" {
         let hint =
             "prompt enhancement is not supported; write the enhanced prompt as request.prompt (docs/models.md)".into();
-        return ConfigError::UnknownKey { place, key: join(path, key), hint };
+        return ConfigError::UnknownKey { location, key: join(path, key), hint };
     }
     let names: Vec<&str> = known.into_iter().flat_map(|k| k.keys()).map(String::as_str).collect();
     let near = names.iter().map(|n| (strsim::jaro_winkler(n, key), *n)).max_by(|a, b| a.0.total_cmp(&b.0));
@@ -236,7 +226,7 @@ fn unknown(key: &str, known: Option<&Map<String, Value>>, path: &str, place: Str
             }
         },
     };
-    ConfigError::UnknownKey { place, key: join(path, key), hint }
+    ConfigError::UnknownKey { location, key: join(path, key), hint }
 }
 
 fn section_of(key: &str) -> Option<&'static str> {
@@ -250,7 +240,7 @@ mod tests {
     use crate::config::yaml::parse;
 
     fn message(text: &str) -> String {
-        validate(&parse(text, "x.yml").unwrap(), Place::File("x.yml")).unwrap_err().to_string()
+        validate(&parse(text, "x.yml").unwrap(), &in_file("x.yml")).unwrap_err().to_string()
     }
 
     #[test]

@@ -112,7 +112,7 @@ impl PipelineError {
 impl From<crate::request::RequestError> for PipelineError {
     fn from(error: crate::request::RequestError) -> Self {
         match error {
-            crate::request::RequestError::Usage(message) => PipelineError::Usage(message),
+            crate::request::RequestError::Key { .. } => PipelineError::Usage(error.to_string()),
             crate::request::RequestError::Sampling(error) => PipelineError::Sampling(error),
         }
     }

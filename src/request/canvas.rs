@@ -47,10 +47,11 @@ impl Canvas {
         let content = frames.saturating_sub(1);
         if content < compression {
             let least = compression + 1;
-            return Err(RequestError::Usage(format!(
-                "request.num_frames = {frames}: the pipeline dfr needs at least {least} frames, and pads videos of at most {} frames",
+            let why = format!(
+                "the pipeline dfr needs at least {least} frames, and pads videos of at most {} frames",
                 SEGMENTS[0] * compression
-            )));
+            );
+            return Err(RequestError::value("request.num_frames", frames, why));
         }
         let padding = |segment: usize| content.next_multiple_of(segment) - content;
         let [short, long] = SEGMENTS.map(|latents| latents * compression);

@@ -195,9 +195,8 @@ impl Condition {
     pub fn audio_span(kept: &config::AudioLatents) -> Result<Self, RequestError> {
         let (start, end) = (kept.start, kept.end.unwrap_or(f64::INFINITY));
         if start >= end {
-            let message =
-                format!("request.audio_latents: the span {start} to {end} s is empty; end must be after start");
-            return Err(RequestError::Usage(message));
+            let why = format!("the span {start} to {end} s is empty; end must be after start");
+            return Err(RequestError::key("request.audio_latents", why));
         }
         Ok(Condition {
             content: Content::AudioLatents { path: kept.path.clone().into() },
@@ -336,9 +335,10 @@ fn generated(count: usize, frames: usize) -> Result<Vec<usize>, RequestError> {
     let found: Vec<usize> = (1..=count).map(at).collect();
     if found.first() == Some(&0) || found.windows(2).any(|pair| pair[0] == pair[1]) {
         let most = frames.saturating_sub(2);
-        return Err(RequestError::Usage(format!(
-            "conditioning.generated_keyframes: {count} keyframes do not fit between the first and the last of {frames} frames; use at most {most}"
-        )));
+        let why = format!(
+            "{count} keyframes do not fit between the first and the last of {frames} frames; use at most {most}"
+        );
+        return Err(RequestError::key("conditioning.generated_keyframes", why));
     }
     Ok(found)
 }

@@ -38,12 +38,13 @@ impl DiffusionTiles {
         let [frames, rows, columns] = [0, 1, 2].map(|axis| grid.reach[axis] * grid.scale[axis]);
         let [frames, pixels] = [frames.next_multiple_of(8), rows.max(columns).next_multiple_of(32)];
         if tiling.frame_overlap < frames || tiling.overlap < pixels {
-            return Err(RequestError::Usage(format!(
-                "runtime.tiling: overlap {} or frame_overlap {} is smaller than the receptive field of the diffusion decoder \
+            let why = format!(
+                "overlap {} or frame_overlap {} is smaller than the receptive field of the diffusion decoder \
                  ({pixels} pixels, {frames} frames); set overlap to {pixels} and frame_overlap to {frames}, or set \
                  reference to diffusers, whose tiles need less overlap",
                 tiling.overlap, tiling.frame_overlap
-            )));
+            );
+            return Err(RequestError::key("runtime.tiling", why));
         }
         let axes = Self::axes(tiling, grid, |length, size, overlap, least| {
             let size = size.max(overlap + 1).max(2);

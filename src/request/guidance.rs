@@ -170,7 +170,7 @@ pub(super) fn all_scales(scales: Av<Scales>, steps: &Av<GuidanceSteps>) -> Av<Ve
 /// # Errors
 /// Returns an error if the guider does not accept an option.
 pub(super) fn guider(config: &Config) -> Result<Guider, RequestError> {
-    let fault = |(key, value)| RequestError::Usage(format!("{key} = {value}: this guider does not have this option"));
+    let fault = |(key, value): (_, String)| RequestError::value(key, value, "this guider does not have this option");
     config.guidance.kind.guider(config.guidance.apg).map_err(fault)
 }
 

@@ -25,6 +25,7 @@ pub use dfr::{Dfr, DfrForm};
 pub(crate) use diffusion_tiles::Blend;
 pub use diffusion_tiles::DiffusionTiles;
 pub use error::RequestError;
+pub(crate) use error::key_fault;
 pub use guidance::GuidanceTables;
 pub(crate) use guidance::branches;
 pub(crate) use resolve::{resolve_job, scheduler_mismatch_warning, sigmas};

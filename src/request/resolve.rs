@@ -63,25 +63,24 @@ fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result
     let multiple = sizes.token_multiple;
     if !r.max_sequence_length.is_multiple_of(multiple) {
         let low = (r.max_sequence_length / multiple).max(1) * multiple;
-        return Err(RequestError::Usage(format!(
-            "request.max_sequence_length = {}: must be a multiple of {multiple} (the least common multiple of the \
-             connectors' register counts); the nearest are {low} and {}",
-            r.max_sequence_length,
+        let why = format!(
+            "must be a multiple of {multiple} (the least common multiple of the connectors' register counts); the \
+             nearest are {low} and {}",
             low + multiple
-        )));
+        );
+        return Err(RequestError::value("request.max_sequence_length", r.max_sequence_length, why));
     }
     let marks = sizes.transformer.use_keyframes_abs_pos_embedding;
     if config.pipeline.spec().has_rounds() && !marks {
-        let why = "pipeline = dfr: this transformer has no marker for generated keyframes (keyframes_abs_pos_embedding); use \
-                   an LTX-2.5 transformer with this tensor, or another pipeline";
-        return Err(RequestError::Usage(why.into()));
+        let why = "this transformer has no marker for generated keyframes (keyframes_abs_pos_embedding); use an LTX-2.5 \
+                   transformer with this tensor, or another pipeline";
+        return Err(RequestError::value("pipeline", config.pipeline.name(), why));
     }
     let slots = config.conditioning.generated_keyframes;
     if slots > 0 && !marks {
-        return Err(RequestError::Usage(format!(
-            "conditioning.generated_keyframes = {slots}: this transformer has no marker for generated keyframes \
-             (keyframes_abs_pos_embedding); use an LTX-2.5 transformer with this tensor, or set 0"
-        )));
+        let why = "this transformer has no marker for generated keyframes (keyframes_abs_pos_embedding); use an LTX-2.5 \
+                   transformer with this tensor, or set 0";
+        return Err(RequestError::value("conditioning.generated_keyframes", slots, why));
     }
     Ok(())
 }
@@ -93,8 +92,8 @@ fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result
 pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
     let r = &config.request;
     let num_frames = r.num_frames.count().ok_or_else(|| {
-        let why = "request.num_frames: auto is only supported by `ltx2 generate`; pass a number of frames";
-        RequestError::Usage(why.into())
+        let why = "auto is only supported by `ltx2 generate`; pass a number of frames";
+        RequestError::key("request.num_frames", why)
     })?;
     let chain = Chain::of(config, num_frames);
     let num_frames = chain.as_ref().map_or(num_frames, |chain| chain.clip);
@@ -237,15 +236,15 @@ fn stg_blocks(
             blocks
         }));
     }
-    for ((stream, own), blocks) in Av::NAMES.zip(own).zip(blocks.as_ref()) {
+    let keys = Av { video: "guidance.video.stg_blocks", audio: "guidance.audio.stg_blocks" };
+    for ((key, own), blocks) in keys.zip(own).zip(blocks.as_ref()) {
         if let Some(bad) = blocks.iter().find(|b| **b >= layers) {
-            let stream = own.stg_blocks.as_ref().map_or(String::new(), |_| format!("{stream}."));
-            let message = format!(
-                "guidance.{stream}stg_blocks: {bad} is not a block of this model, which has {layers} blocks; use blocks from 0 to {}, \
-                 or disable STG",
+            let key = own.stg_blocks.as_ref().map_or("guidance.stg_blocks", |_| key);
+            let why = format!(
+                "{bad} is not a block of this model, which has {layers} blocks; use blocks from 0 to {}, or disable STG",
                 layers - 1
             );
-            return Err(RequestError::Usage(message));
+            return Err(RequestError::key(key, why));
         }
     }
     Ok(blocks)
@@ -262,7 +261,7 @@ fn cross_timestep(config: &Config) -> CrossTimestep {
 
 /// Returns the samplers of both passes.
 fn samplers(config: &Config) -> Result<(AnySampler, AnySampler), RequestError> {
-    let fault = |(key, value)| RequestError::Usage(format!("{key} = {value}: this sampler does not have this option"));
+    let fault = |(key, value): (_, String)| RequestError::value(key, value, "this sampler does not have this option");
     config.samplers().map_err(fault)
 }
 

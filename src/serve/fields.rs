@@ -2,10 +2,10 @@
 //!
 //! [`table`] has a row for each field. The module `request_fields` reads and normalises the fields of a body according
 //! to this table, `layer` merges them as a YAML layer over the server's configuration, which is then validated like any
-//! other configuration, and `faults` maps validation errors back to the client's field names.
+//! other configuration, and `errors` maps validation errors back to the client's field names.
 
 mod card;
-mod faults;
+mod errors;
 mod keys;
 mod layer;
 mod limits;
@@ -139,7 +139,7 @@ impl Fields {
         let loaded = self.laid(&given, endpoint, &mut warnings)?;
         // Only fields of this request are checked, not the fields that a remix inherits.
         let effect = loaded.check_request_effect(|field| given.uses_name(field));
-        effect.map_err(|error| faults::of_config(error, &given))?;
+        effect.map_err(|error| errors::config_error(error, &given))?;
         let (config, inputs) = self.request_config(&loaded.config);
         self.check(&loaded, &given)?;
         let expected = self.resolver.check(&loaded.config, self.serve(), &given)?;

@@ -42,8 +42,7 @@ const OF_OTHER_COMMANDS: [(&str, &[&str]); 9] = [
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("readable").map(|entry| entry.expect("an entry").path()) {
-        let is_test =
-            entry.file_stem().is_some_and(|stem| ["tests", "effects", "faults"].iter().any(|own| stem == *own));
+        let is_test = entry.file_stem().is_some_and(|stem| ["tests", "effects"].iter().any(|own| stem == *own));
         match entry.is_dir() {
             _ if is_test => {}
             true => sources(&entry, found),

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::faults::of_config;
+use super::errors::config_error;
 use super::read::invalid;
 use super::request_fields::{ENDS, RequestFields};
 use super::table::{FIELDS, Place};
@@ -21,7 +21,7 @@ impl Fields {
         endpoint: Endpoint,
         warnings: &mut Vec<String>,
     ) -> Result<Loaded, ApiError> {
-        let fault = |error| of_config(error, given);
+        let fault = |error| config_error(error, given);
         let mut layer = RequestLayer::default();
         if let Some(tree) = given.get("ltx2") {
             tree::check(tree)?;
@@ -96,7 +96,7 @@ impl Fields {
 
     /// Adds the paths of the input audio and videos to the layer.
     fn apply_files(&self, given: &RequestFields, layer: &mut RequestLayer) -> Result<(), ApiError> {
-        let fault = |error| of_config(error, given);
+        let fault = |error| config_error(error, given);
         self.apply_images(given, None, layer)?;
         if let Some(sound) = given.get("input_audio") {
             let mut own = sound.clone();
@@ -135,7 +135,9 @@ impl Fields {
                 any = true;
             }
         }
-        layer.set(&given.name("images"), "request.images", images.into()).map_err(|error| of_config(error, given))?;
+        layer
+            .set(&given.name("images"), "request.images", images.into())
+            .map_err(|error| config_error(error, given))?;
         Ok(any && frames.is_some())
     }
 
@@ -228,7 +230,7 @@ impl Fields {
         layer: &mut RequestLayer,
         warnings: &mut Vec<String>,
     ) -> Result<(), ApiError> {
-        let fault = |error| of_config(error, given);
+        let fault = |error| config_error(error, given);
         let mut sides = [None, None];
         if let Some(size) = given.get("size") {
             let field = given.name("size");
@@ -279,7 +281,7 @@ impl Fields {
                 warnings.push(format!("{frames} overrides {seconds}"));
             }
             let set = layer.set(&given.name("num_frames"), "request.num_frames", frames.clone());
-            return set.map_err(|error| of_config(error, given));
+            return set.map_err(|error| config_error(error, given));
         }
         if let Some(seconds) = seconds {
             layer.set_seconds(&given.name("seconds"), seconds);
@@ -299,7 +301,7 @@ fn span_keys(span: &Map<String, Value>) -> Value {
 
 /// Sets the time span of a retake, or the duration and overlap of an extension.
 fn apply_span(given: &RequestFields, pipeline: Pipeline, layer: &mut RequestLayer) -> Result<(), ApiError> {
-    let fault = |error| of_config(error, given);
+    let fault = |error| config_error(error, given);
     let flat = ["start", "end"].into_iter().filter_map(|name| Some((name, given.get(name)?)));
     let flat: Map<String, Value> = flat.map(|(name, value)| (name.into(), value.clone())).collect();
     match given.get("retake") {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::faults::of_media;
+use super::errors::media_error;
 use super::request_fields::RequestFields;
 use super::{Endpoint, Fields};
 use crate::config::{VideoUse, whole_frames};
@@ -56,7 +56,7 @@ impl Fields {
 
 /// Returns the size, number of frames and frame rate of an input video.
 pub(super) fn probed(video: &Path, given: &RequestFields) -> Result<ClipInfo, ApiError> {
-    probe_clip(video, Path::new("ffmpeg")).map_err(|error| of_media(&error, &given.name("input_video")))
+    probe_clip(video, Path::new("ffmpeg")).map_err(|error| media_error(&error, &given.name("input_video")))
 }
 
 /// Returns the end time of the first frame, in seconds, rounded up to the millisecond.

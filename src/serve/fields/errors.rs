@@ -1,0 +1,180 @@
+//! Converts errors of configurations, requests and input files into errors about request fields.
+
+use super::request_fields::{RequestFields, plain};
+use super::table::{FIELDS, Place};
+use crate::config::{ConfigError, Location, Setting, ValueOrigin};
+use crate::media;
+use crate::request::{RequestError, key_fault};
+use crate::serve::error::ApiError;
+
+/// Configuration keys that fields with [`Place::Own`] set, each with the field to which errors about the key refer.
+const OWN: [(&str, &str); 14] = [
+    ("request.width", "size"),
+    ("request.height", "size"),
+    ("request.num_frames", "num_frames"),
+    ("request.seed", "seed"),
+    ("request.negative_prompt", "negative_prompt"),
+    ("request.images", "images"),
+    ("request.audio", "input_audio"),
+    ("request.video", "input_video"),
+    ("request.reference_videos", "reference_videos"),
+    ("request.retake", "retake"),
+    ("request.extend", "seconds"),
+    ("model.loras", "lora"),
+    ("pipeline", "pipeline"),
+    ("request.audio.duration", "input_audio"),
+];
+
+/// Returns the name of the request field for a setting that an error mentions.
+fn field_name(setting: Setting) -> &'static str {
+    match setting {
+        Setting::This => "this field",
+        Setting::Pipeline => "pipeline",
+        Setting::Images => "input_reference or images",
+        Setting::Audio => "input_audio",
+        Setting::Video => "input_video",
+        Setting::ReferenceVideos => "reference_videos",
+        Setting::Span => "start and end, or retake",
+        Setting::SpanStart => "start",
+        Setting::SpanEnd => "end",
+        Setting::Extension | Setting::ExtensionKey | Setting::Seconds => "seconds",
+        Setting::ExtensionOverlap => "overlap",
+        Setting::ExtensionAtStart => "before: true",
+        Setting::NumFrames | Setting::NumFramesKey => "num_frames",
+    }
+}
+
+/// Returns the field that sets a configuration key, under the name that the client used; `None` if no field sets it.
+fn field_of(key: &str, given: &RequestFields) -> Option<String> {
+    let sides: &[&'static str] = match key {
+        "request.width" => &["width", "size"],
+        "request.height" => &["height", "size"],
+        "request.num_frames" => &["num_frames", "seconds"],
+        "request.images" => &["images", "input_reference"],
+        _ => &[],
+    };
+    if let Some(side) = sides.iter().find(|side| given.get(side).is_some()) {
+        return Some(given.name(side));
+    }
+    let by_row = FIELDS.iter().find(|spec| matches!(spec.place, Place::Keys(keys) if keys.contains(&key)));
+    let own = || OWN.iter().find(|(own, _)| *own == key).map(|(_, field)| *field);
+    by_row.map(|spec| spec.name).or_else(own).map(|field| given.name(field))
+}
+
+fn code(key: &str) -> &'static str {
+    match key {
+        "request.width" | "request.height" => "invalid_size",
+        _ => "invalid_value",
+    }
+}
+
+/// Converts a configuration error into an error about the field that caused it.
+pub(super) fn config_error(error: ConfigError, given: &RequestFields) -> ApiError {
+    match error {
+        ConfigError::Value { key, value, origin, why } => {
+            let field = match &origin {
+                ValueOrigin::Field(name) if name == "ltx2" => Some(format!("ltx2.{key}")),
+                ValueOrigin::Field(name) => Some(name.clone()),
+                _ => field_of(key, given),
+            };
+            let whose = match origin {
+                ValueOrigin::Field(_) | ValueOrigin::Reference(_) => "",
+                ValueOrigin::Video(_) => " (from the input video)",
+                _ => " (from the server's configuration)",
+            };
+            let is_file =
+                ["request.video", "request.images", "request.audio", "request.reference_videos", "model.loras"];
+            let has_value = !value.is_empty() && !is_file.contains(&key);
+            let name = field.clone().unwrap_or_else(|| key.into());
+            let set = if has_value { format!(" = {value}{whose}") } else { String::new() };
+            let message = format!("{name}{set}: {}", why.with_names(field_name));
+            ApiError { param: field, ..ApiError::new(400, code(key), message) }
+        }
+        ConfigError::UnknownKey { location, key, hint } => {
+            let is_in_tree = matches!(location, Location::Field(name) if name == "ltx2");
+            let field = if is_in_tree { format!("ltx2.{}", plain(&key)) } else { plain(&key) };
+            ApiError::field("unknown_field", field.clone(), format!("{field}: unknown key; {hint}"))
+        }
+        ConfigError::WrongType { location, key, expected, found } => {
+            let field = match location {
+                Location::Field(name) if name != "ltx2" => name,
+                _ => format!("ltx2.{}", plain(&key)),
+            };
+            let found: String = found.chars().take(80).filter(|c| !c.is_control()).collect();
+            ApiError::field(code(&key), field.clone(), format!("{field}: must be {expected}, not {found}"))
+        }
+        ConfigError::Both { first, second, .. } => {
+            let [first, second] = [first, second].map(|key| field_of(key, given).unwrap_or_else(|| key.into()));
+            let message = format!("{first} and {second} are mutually exclusive; remove one");
+            ApiError::field("invalid_value", first, message)
+        }
+        ConfigError::Video(error) => media_error(&error, &given.name("input_video")),
+        _ => ApiError::new(400, "invalid_value", "the fields conflict with the server's configuration"),
+    }
+}
+
+/// Converts an error about an input file, without revealing the file's path.
+pub(super) fn media_error(error: &media::Error, field: &str) -> ApiError {
+    let why = match error {
+        media::Error::Clip { reason, .. } | media::Error::Sound { reason, .. } => reason.clone(),
+        media::Error::FrameRate(rate) => {
+            format!("the frame rate {rate} is not between 0.01 and 1000 frames per second")
+        }
+        _ => "the file cannot be read".into(),
+    };
+    ApiError::field("invalid_value", field, format!("{field}: {why}"))
+}
+
+/// Converts the error of a request that the model cannot run.
+pub(super) fn request_error(error: &RequestError, given: &RequestFields) -> ApiError {
+    match error {
+        RequestError::Key { key, value, why } => {
+            let field = field_of(key, given);
+            let message = key_fault(field.as_deref().unwrap_or(key), value.as_deref(), why);
+            ApiError { param: field, ..ApiError::new(400, code(key), message) }
+        }
+        RequestError::Sampling(error) => ApiError::new(400, "invalid_value", error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{CliOverrides, load};
+
+    #[test]
+    fn messages_have_the_names_of_request_fields() {
+        let given = RequestFields::default();
+        let from = "(from the server's configuration)";
+        for (pair, want) in [
+            (
+                "pipeline=image_to_video",
+                format!("pipeline = image_to_video {from}: needs an image: input_reference or images"),
+            ),
+            ("pipeline=audio_to_video", format!("pipeline = audio_to_video {from}: needs input audio: input_audio")),
+            ("pipeline=in_context", format!("pipeline = in_context {from}: needs a reference video: reference_videos")),
+            ("pipeline=retake", format!("pipeline = retake {from}: needs a video: input_video")),
+            (
+                "request.images=[{path: a.png}]",
+                format!(
+                    "pipeline = text_to_video {from}: images need pipeline image_to_video, keyframes, or a two-stage \
+                     pipeline"
+                ),
+            ),
+            (
+                "conditioning.generated_keyframes=1",
+                format!(
+                    "conditioning.generated_keyframes = 1 {from}: only the pipeline distilled uses this field (dfr \
+                     generates its own keyframes); remove this field"
+                ),
+            ),
+        ] {
+            let overrides = CliOverrides { set: vec![pair.into()], ..CliOverrides::default() };
+            let error = load(&overrides).expect_err(pair);
+            assert_eq!(config_error(error, &given).message, want);
+        }
+        let error = request_error(&RequestError::value("request.max_sequence_length", 5, "must be 8"), &given);
+        assert_eq!(error.message, "max_sequence_length = 5: must be 8");
+        assert_eq!(error.param.as_deref(), Some("max_sequence_length"));
+    }
+}
