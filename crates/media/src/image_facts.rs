@@ -149,6 +149,7 @@ fn tiff_number(bytes: &[u8], tag: u16) -> Option<u32> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::edit_list::test_boxes::boxed;
     use super::*;
 
     #[test]
@@ -168,9 +169,6 @@ mod tests {
 
     #[test]
     fn heif_size_is_that_of_the_largest_item() {
-        fn boxed(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
-            [&(body.len() as u32 + 8).to_be_bytes()[..], name, body].concat()
-        }
         let size = |w: u8, h: u8| boxed(b"ispe", &[0, 0, 0, 0, 0, 0, 0, w, 0, 0, 0, h]);
         let file = |colour: &[u8]| {
             let all =
