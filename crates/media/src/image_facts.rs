@@ -86,13 +86,12 @@ impl Facts {
     /// Reads the metadata of the first image of a TIFF 6.0 file.
     fn from_tiff(bytes: &[u8]) -> Self {
         const SUBFILE: u16 = 254;
-        const ORIENTATION: u16 = 274;
         let is_reduced = tiff_number(bytes, SUBFILE).is_some_and(|kind| kind & 1 == 1);
-        let orientation = tiff_number(bytes, ORIENTATION).and_then(|code| u8::try_from(code).ok());
         Facts {
             fault: is_reduced
                 .then(|| "the first image is only a preview, as in raw photographs; convert the file to PNG".into()),
-            orientation: orientation.and_then(Orientation::from_exif),
+            // EXIF metadata has the layout of a TIFF file.
+            orientation: Orientation::from_exif_chunk(bytes),
             ..Facts::default()
         }
     }
