@@ -35,8 +35,9 @@ pub fn read_video(path: &Path, ffmpeg: &Path) -> Result<(Option<Frames>, Option<
     // Each PPM image contains its own size, and passthrough keeps the frame count. Without `-pix_fmt`, ffmpeg writes
     // two bytes per value for 10-bit video.
     let as_ppm = ["-an", "-fps_mode", "passthrough", "-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"];
-    let frames = decoded(path, ffmpeg, &as_ppm)?.map(|bytes| pixmaps(&bytes).ok_or_else(|| broken(path, "frames")));
-    let sound = decoded(path, ffmpeg, &["-vn", "-f", "wav", "-c:a", "pcm_f32le"])?;
+    let frames =
+        decoded(path, ffmpeg, &[], &as_ppm)?.map(|bytes| pixmaps(&bytes).ok_or_else(|| broken(path, "frames")));
+    let sound = decoded(path, ffmpeg, &[], &["-vn", "-f", "wav", "-c:a", "pcm_f32le"])?;
     let sound = sound.map(|bytes| parse_wav(&bytes).map_err(|_| broken(path, "samples")));
     Ok((frames.transpose()?, sound.transpose()?))
 }
@@ -49,34 +50,14 @@ fn broken(path: &Path, what: &str) -> Error {
     }
 }
 
-/// Returns ffmpeg's stdout for one stream of a file. `None`: the file has no such stream.
-pub(super) fn decoded(path: &Path, ffmpeg: &Path, how: &[&str]) -> Result<Option<Vec<u8>>> {
-    decode_with_input_args(path, ffmpeg, &[], how)
+/// Returns ffmpeg's stdout for one stream of a file, with ffmpeg arguments `before` the input. `None`: the file has no
+/// such stream.
+pub(super) fn decoded(path: &Path, ffmpeg: &Path, before: &[&str], how: &[&str]) -> Result<Option<Vec<u8>>> {
+    Ok(decode_with_messages(path, ffmpeg, before, how, u64::MAX)?.map(|(bytes, _)| bytes))
 }
 
-/// Like [`decoded`], with ffmpeg arguments `before` the input.
-pub(super) fn decode_with_input_args(
-    path: &Path,
-    ffmpeg: &Path,
-    before: &[&str],
-    how: &[&str],
-) -> Result<Option<Vec<u8>>> {
-    decode_limited(path, ffmpeg, before, how, u64::MAX)
-}
-
-/// Like [`decode_with_input_args`], with a limit on the output: stops ffmpeg and returns an error at more than `most`
-/// bytes.
-pub(super) fn decode_limited(
-    path: &Path,
-    ffmpeg: &Path,
-    before: &[&str],
-    how: &[&str],
-    most: u64,
-) -> Result<Option<Vec<u8>>> {
-    Ok(decode_with_messages(path, ffmpeg, before, how, most)?.map(|(bytes, _)| bytes))
-}
-
-/// Like [`decode_limited`], but also returns ffmpeg's messages.
+/// Like [`decoded`], but also returns ffmpeg's messages. If the output has more than `most` bytes, stops ffmpeg and
+/// returns an error.
 pub(super) fn decode_with_messages(
     path: &Path,
     ffmpeg: &Path,

@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
+use mp4_atom::{Atom, Elst, Header, Mdhd, Mvhd, ReadFrom, Tfdt, Tfhd, Tkhd};
+
 /// Maximum start time in seconds of a file's first stream if times are to count from 0. A file whose first stream
 /// starts later is treated as an excerpt of a longer recording, and times count from the start of that stream.
 const MAX_START_TIME: f64 = 60.0;
@@ -195,18 +197,15 @@ fn header(file: &mut File, at: u64, size: u64) -> io::Result<Option<([u8; 4], u6
     if at + 8 > size {
         return Ok(None);
     }
-    let mut head = [0; 16];
     file.seek(SeekFrom::Start(at))?;
-    let read = file.take(16).read(&mut head)?;
-    let short = u64::from(number(&head[..4]));
-    let (length, before) = match short {
-        0 => (size - at, 8),
-        1 if read == 16 => (u64::from_be_bytes(head[8..].try_into().expect("eight bytes")), 16),
-        _ => (short, 8),
+    let header = match Header::read_from(file) {
+        Err(mp4_atom::Error::Io(error)) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(error),
+        Err(_) => return Ok(None),
+        Ok(header) => header,
     };
-    let name = head[4..8].try_into().expect("four bytes");
-    let end = at.saturating_add(length);
-    Ok((length >= before).then_some((name, at + before, end)))
+    let body = file.stream_position()?;
+    let end = header.size.map_or(size, |length| body.saturating_add(length as u64));
+    Ok(Some((header.kind.into(), body, end)))
 }
 
 /// Parses a big-endian u32.
@@ -229,35 +228,43 @@ pub(super) fn within<'a>(bytes: &'a [u8], path: &[&[u8; 4]]) -> Option<&'a [u8]>
     path.iter().try_fold(bytes, |bytes, name| boxes(bytes).find(|(own, _)| own == name).map(|(_, body)| body))
 }
 
-/// Returns the ticks per second from an `mvhd` or `mdhd` box. The box version determines the width of the time fields.
-pub(super) fn timescale(header: &[u8]) -> Option<f64> {
-    let at = if header.first()? == &1 { 20 } else { 12 };
-    let ticks = number(header.get(at..at + 4)?);
-    (ticks > 0).then_some(f64::from(ticks))
+/// Decodes the box of type `T`; `path` lists the names of the boxes around it, from the outside in. `None`: the box is
+/// missing or damaged.
+///
+/// `T` must be a box without nested boxes: mp4-atom decodes these recursively, so a crafted file could overflow the
+/// stack, and one damaged or unknown box makes the outermost box unreadable.
+pub(super) fn decode_box<T: Atom>(bytes: &[u8], path: &[&[u8; 4]]) -> Option<T> {
+    let mut body = within(within(bytes, path)?, &[T::KIND.as_ref()])?;
+    T::decode_body(&mut body).ok()
 }
 
-/// Returns the duration of a track's media in ticks, from its `mdhd` box.
-fn duration(header: &[u8]) -> Option<u64> {
-    match header.first()? {
-        1 => Some(u64::from_be_bytes(header.get(24..32)?.try_into().ok()?)),
-        _ => header.get(16..20).map(|bytes| u64::from(number(bytes))),
-    }
+/// Returns the track with a handler (`vide` or `soun`) that is played: the first enabled one (`track_enabled`, ISO/IEC
+/// 14496-12, 8.3.2), or else the first. Tracks with commentary or another language are usually disabled.
+pub(super) fn played_track<'a>(movie: &'a [u8], handler: &[u8; 4]) -> Option<&'a [u8]> {
+    let is_own = |track: &[u8]| within(track, &[b"mdia", b"hdlr"]).and_then(|h| h.get(8..12)) == Some(handler);
+    let is_enabled = |track: &[u8]| decode_box::<Tkhd>(track, &[]).is_some_and(|header| header.enabled);
+    let tracks = || boxes(movie).filter(|(name, body)| *name == b"trak" && is_own(body)).map(|(_, body)| body);
+    tracks().find(|track| is_enabled(track)).or_else(|| tracks().next())
+}
+
+/// Returns the ticks per second as a divisor. `None`: damaged.
+pub(super) fn scale(timescale: u32) -> Option<f64> {
+    (timescale > 0).then_some(f64::from(timescale))
 }
 
 fn of_movie(movie: &[u8]) -> Option<Mp4Sound> {
-    let movie_scale = timescale(within(movie, &[b"mvhd"])?)?;
-    let is_sound = |track: &[u8]| within(track, &[b"mdia", b"hdlr"]).and_then(|h| h.get(8..12)) == Some(b"soun");
-    let tracks = || boxes(movie).filter(|(name, body)| *name == b"trak" && is_sound(body)).map(|(_, body)| body);
-    let track = tracks().find(|track| is_enabled(track)).or_else(|| tracks().next())?;
-    let ticks = timescale(within(track, &[b"mdia", b"mdhd"])?)?;
-    let listed = within(track, &[b"edts", b"elst"]).and_then(|list| edits_from_list(list, movie_scale, ticks));
-    let tagged = if listed.is_none() { edit_from_itunes_tag(movie, ticks) } else { None };
+    let movie_scale = scale(decode_box::<Mvhd>(movie, &[])?.timescale)?;
+    let track = played_track(movie, b"soun")?;
+    let media: Mdhd = decode_box(track, &[b"mdia"])?;
+    let timescale = scale(media.timescale)?;
+    let listed = decode_box(track, &[b"edts"]).and_then(|list| edits_from_list(&list, movie_scale, timescale));
+    let tagged = if listed.is_none() { edit_from_itunes_tag(movie, timescale) } else { None };
     let is_itunes = tagged.is_some();
     let Edits { edit, end, pieces } =
         listed.unwrap_or(Edits { edit: tagged.unwrap_or_default(), end: None, pieces: 0 });
-    let media = within(track, &[b"mdia", b"mdhd"]).and_then(duration).map(|media| media as f64 / ticks);
-    let is_rounded_end = end.zip(media).is_some_and(|(end, media)| (end - media).abs() <= 1.0 / movie_scale);
-    let (track, timescale) = (track_id(track)?, ticks);
+    let length = media.duration as f64 / timescale;
+    let is_rounded_end = end.is_some_and(|end| (end - length).abs() <= 1.0 / movie_scale);
+    let track = decode_box::<Tkhd>(track, &[])?.track_id;
     Some(Mp4Sound { track, edit, end, is_rounded_end, timescale, is_fragmented: false, zero: 0.0, is_itunes, pieces })
 }
 
@@ -270,43 +277,24 @@ struct Edits {
     pieces: usize,
 }
 
-/// Returns whether a track is enabled (`track_enabled`, ISO/IEC 14496-12, 8.3.2). Tracks with commentary or another
-/// language are usually disabled.
-fn is_enabled(track: &[u8]) -> bool {
-    within(track, &[b"tkhd"]).and_then(|head| head.get(3)).is_some_and(|flags| flags & 1 == 1)
-}
-
-fn track_id(track: &[u8]) -> Option<u32> {
-    let head = within(track, &[b"tkhd"])?;
-    let at = if head.first()? == &1 { 20 } else { 12 };
-    Some(number(head.get(at..at + 4)?))
-}
-
-/// Parses an edit list up to its first media segment and counts all media segments. The scales are the ticks per second
-/// of the movie and of the track. `None`: the list is empty.
-fn edits_from_list(list: &[u8], movie_scale: f64, track_scale: f64) -> Option<Edits> {
-    let (wide, width) = (list.first()? == &1, if list.first()? == &1 { 20 } else { 12 });
+/// Returns the edits of an edit list up to its first media segment, and counts all media segments. The scales are the
+/// ticks per second of the movie and of the track. `None`: the list is empty.
+fn edits_from_list(list: &Elst, movie_scale: f64, track_scale: f64) -> Option<Edits> {
     let mut edits = None;
-    for entry in list.get(8..)?.chunks_exact(width).take(number(list.get(4..8)?) as usize) {
-        let (length, start) = match wide {
-            true => (
-                u64::from_be_bytes(entry[..8].try_into().ok()?) as f64,
-                i64::from_be_bytes(entry[8..16].try_into().ok()?),
-            ),
-            false => (f64::from(number(entry)), i64::from(number(&entry[4..8]) as i32)),
-        };
+    for entry in &list.entries {
+        let length = entry.segment_duration as f64;
         let own: &mut Edits = edits.get_or_insert(Edits { edit: Edit::default(), end: None, pieces: 0 });
-        match (start < 0, own.pieces) {
-            (true, 0) => own.edit.silence += length / movie_scale,
-            (true, _) => {}
-            (false, 0) => {
+        match (entry.media_time, own.pieces) {
+            (None, 0) => own.edit.silence += length / movie_scale,
+            (None, _) => {}
+            (Some(start), 0) => {
                 own.edit.skip = start as f64 / track_scale;
                 // The end is rounded to ticks of the track, as ffmpeg does it.
                 let end = start as f64 + (length * track_scale / movie_scale).round();
                 own.end = (length > 0.0).then_some(end / track_scale);
                 own.pieces = 1;
             }
-            (false, _) => own.pieces += 1,
+            (Some(_), _) => own.pieces += 1,
         }
     }
     edits
@@ -330,9 +318,12 @@ fn edit_from_itunes_tag(movie: &[u8], rate: f64) -> Option<Edit> {
 /// Returns track IDs and start times (seconds) of the tracks of a fragmented movie. Reads fragments until it has found
 /// one of each track.
 fn fragment_times(path: &Path, movie: &[u8]) -> io::Result<Vec<(u32, f64)>> {
-    let scale = |track: &[u8]| Some((track_id(track)?, timescale(within(track, &[b"mdia", b"mdhd"])?)?));
+    let scale_of = |track: &[u8]| {
+        let media: Mdhd = decode_box(track, &[b"mdia"])?;
+        Some((decode_box::<Tkhd>(track, &[])?.track_id, scale(media.timescale)?))
+    };
     let scales: Vec<(u32, f64)> =
-        boxes(movie).filter(|(name, _)| *name == b"trak").filter_map(|(_, body)| scale(body)).collect();
+        boxes(movie).filter(|(name, _)| *name == b"trak").filter_map(|(_, body)| scale_of(body)).collect();
     let mut file = File::open(path)?;
     let size = file.metadata()?.len();
     let (mut at, mut times) = (0, Vec::new());
@@ -359,36 +350,43 @@ fn fragment_times(path: &Path, movie: &[u8]) -> io::Result<Vec<(u32, f64)>> {
 
 /// Returns the track ID and the start time (ticks) of a fragment. `None`: the fragment states no time.
 fn fragment_time(fragment: &[u8]) -> Option<(u32, u64)> {
-    let track = number(within(fragment, &[b"tfhd"])?.get(4..8)?);
-    let time = within(fragment, &[b"tfdt"])?;
-    let ticks = match time.first()? {
-        1 => u64::from_be_bytes(time.get(4..12)?.try_into().ok()?),
-        _ => u64::from(number(time.get(4..8)?)),
-    };
-    Some((track, ticks))
+    let time: Tfdt = decode_box(fragment, &[])?;
+    Some((decode_box::<Tfhd>(fragment, &[])?.track_id, time.base_media_decode_time))
+}
+
+#[cfg(test)]
+pub(super) mod test_boxes {
+    use mp4_atom::Encode;
+
+    pub(crate) fn encoded(atom: impl Encode) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        atom.encode(&mut bytes).expect("a box");
+        bytes
+    }
+
+    pub(crate) fn boxed(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
+        [&(body.len() as u32 + 8).to_be_bytes()[..], name, body].concat()
+    }
+
+    pub(crate) fn words(all: &[i32]) -> Vec<u8> {
+        all.iter().flat_map(|word| word.to_be_bytes()).collect()
+    }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::test_boxes::{boxed, encoded, words};
     use super::*;
-
-    fn boxed(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
-        [&(body.len() as u32 + 8).to_be_bytes()[..], name, body].concat()
-    }
-
-    fn words(all: &[i32]) -> Vec<u8> {
-        all.iter().flat_map(|word| word.to_be_bytes()).collect()
-    }
 
     /// Returns a `moov` body with one audio track and its edit list.
     fn movie_of(list: &[i32]) -> Vec<u8> {
         let handler = boxed(b"hdlr", &[&words(&[0, 0])[..], b"soun"].concat());
-        let media = boxed(b"mdia", &[boxed(b"mdhd", &words(&[0, 0, 0, 44100])), handler].concat());
+        let media = boxed(b"mdia", &[encoded(Mdhd { timescale: 44100, ..Mdhd::default() }), handler].concat());
         let list = boxed(b"edts", &boxed(b"elst", &words(list)));
-        let head = boxed(b"tkhd", &words(&[1, 0, 0, 7, 0]));
+        let head = encoded(Tkhd { track_id: 7, enabled: true, ..Tkhd::default() });
         let track = boxed(b"trak", &[head, media, list].concat());
-        [boxed(b"mvhd", &words(&[0, 0, 0, 1000])), track].concat()
+        [encoded(Mvhd { timescale: 1000, ..Mvhd::default() }), track].concat()
     }
 
     #[test]

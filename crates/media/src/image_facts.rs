@@ -86,13 +86,12 @@ impl Facts {
     /// Reads the metadata of the first image of a TIFF 6.0 file.
     fn from_tiff(bytes: &[u8]) -> Self {
         const SUBFILE: u16 = 254;
-        const ORIENTATION: u16 = 274;
         let is_reduced = tiff_number(bytes, SUBFILE).is_some_and(|kind| kind & 1 == 1);
-        let orientation = tiff_number(bytes, ORIENTATION).and_then(|code| u8::try_from(code).ok());
         Facts {
             fault: is_reduced
                 .then(|| "the first image is only a preview, as in raw photographs; convert the file to PNG".into()),
-            orientation: orientation.and_then(Orientation::from_exif),
+            // EXIF metadata has the layout of a TIFF file.
+            orientation: Orientation::from_exif_chunk(bytes),
             ..Facts::default()
         }
     }
@@ -149,6 +148,7 @@ fn tiff_number(bytes: &[u8], tag: u16) -> Option<u32> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::edit_list::test_boxes::boxed;
     use super::*;
 
     #[test]
@@ -168,9 +168,6 @@ mod tests {
 
     #[test]
     fn heif_size_is_that_of_the_largest_item() {
-        fn boxed(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
-            [&(body.len() as u32 + 8).to_be_bytes()[..], name, body].concat()
-        }
         let size = |w: u8, h: u8| boxed(b"ispe", &[0, 0, 0, 0, 0, 0, 0, w, 0, 0, 0, h]);
         let file = |colour: &[u8]| {
             let all =

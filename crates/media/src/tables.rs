@@ -4,7 +4,9 @@
 use std::io;
 use std::path::Path;
 
-use super::edit_list::{boxes, movie, number, timescale, within};
+use mp4_atom::{Colr, Ctts, Decode, Elst, Mdhd, Mvhd, Pasp, Stsz, StszSamples, Stts, Tkhd, Visual};
+
+use super::edit_list::{decode_box, movie, number, played_track, scale, within};
 
 /// Size of a video, and the presentation times of its frames in ticks, in ascending order.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,10 +31,8 @@ pub(super) fn of_file(path: &Path) -> io::Result<Option<Tables>> {
 /// Returns whether a track's matrix (ISO/IEC 14496-12, 8.3.2) swaps rows and columns. `None`: the rotation is not a
 /// multiple of 90 degrees.
 fn is_sideways(track: &[u8]) -> Option<bool> {
-    let head = within(track, &[b"tkhd"])?;
-    let at = if head.first() == Some(&1) { 52 } else { 40 };
-    let entry = |n: usize| Some(number(head.get(at + 4 * n..at + 4 * n + 4)?) as i32);
-    match [entry(0)?, entry(1)?, entry(3)?, entry(4)?] {
+    let matrix = decode_box::<Tkhd>(track, &[])?.matrix;
+    match [matrix.a, matrix.b, matrix.c, matrix.d] {
         [_, 0, 0, _] => Some(false),
         [0, _, _, 0] => Some(true),
         _ => None,
@@ -42,64 +42,59 @@ fn is_sideways(track: &[u8]) -> Option<bool> {
 /// Returns whether a codec's boxes specify non-square pixels or an HDR transfer function (ISO/IEC 14496-12, 12.1.4 and
 /// 12.1.5).
 fn is_unusual(codec: &[u8]) -> bool {
-    const HDR: [&[u8]; 2] = [&[0, 16], &[0, 18]];
-    let pixel = within(codec, &[b"pasp"]);
-    let colour = within(codec, &[b"colr"]).filter(|colour| colour.starts_with(b"nclx") || colour.starts_with(b"nclc"));
-    pixel.is_some_and(|sides| sides.get(..4) != sides.get(4..8))
-        || colour.and_then(|colour| colour.get(6..8)).is_some_and(|transfer| HDR.contains(&transfer))
-}
-
-/// Returns the video track that is shown: the first enabled one, or else the first.
-fn video_track(movie: &[u8]) -> Option<&[u8]> {
-    let is_video = |track: &[u8]| within(track, &[b"mdia", b"hdlr"]).and_then(|h| h.get(8..12)) == Some(b"vide");
-    let is_enabled =
-        |track: &[u8]| within(track, &[b"tkhd"]).and_then(|head| head.get(3)).is_some_and(|flags| flags & 1 == 1);
-    let tracks = || boxes(movie).filter(|(name, body)| name == b"trak" && is_video(body)).map(|(_, body)| body);
-    tracks().find(|track| is_enabled(track)).or_else(|| tracks().next())
+    let transfer = match decode_box(codec, &[]) {
+        Some(Colr::Nclx { transfer_characteristics, .. } | Colr::Nclc { transfer_characteristics, .. }) => {
+            transfer_characteristics
+        }
+        _ => 0,
+    };
+    matches!(transfer, 16 | 18) || decode_box(codec, &[]).is_some_and(|pixel: Pasp| pixel.h_spacing != pixel.v_spacing)
 }
 
 fn of_movie(movie: &[u8]) -> Option<Tables> {
     if within(movie, &[b"mvex"]).is_some() {
         return None;
     }
-    let track = video_track(movie)?;
-    let ticks = timescale(within(track, &[b"mdia", b"mdhd"])?)?;
+    let track = played_track(movie, b"vide")?;
+    let ticks = scale(decode_box::<Mdhd>(track, &[b"mdia"])?.timescale)?;
     let table = within(track, &[b"mdia", b"minf", b"stbl"])?;
     let described = within(table, &[b"stsd"])?;
     if number(described.get(4..8)?) != 1 {
         return None;
     }
-    // Skips the headers of the list and of its entry, and the first 24 bytes of the entry.
-    let size = |at: usize| described.get(at..at + 2).map(|b| usize::from(u16::from_be_bytes([b[0], b[1]])));
-    let (mut width, mut height) = (size(40)?, size(42)?);
-    // The codec's boxes follow the fields that all video codecs have.
-    if is_unusual(described.get(94..)?) {
+    // Skips the headers of the list and of its entry. The codec's boxes follow the fields that all video codecs have.
+    let mut entry = described.get(16..)?;
+    let visual = Visual::decode(&mut entry).ok()?;
+    if is_unusual(entry) {
         return None;
     }
+    let (mut width, mut height) = (usize::from(visual.width), usize::from(visual.height));
     if is_sideways(track)? {
         (width, height) = (height, width);
     }
     let mut times = shown(table)?;
     times.sort_unstable();
     let [first, .., last] = times[..] else { return None };
-    let scale = timescale(within(movie, &[b"mvhd"])?)?;
-    let cuts = within(track, &[b"edts", b"elst"]).is_some_and(|list| cuts(list, first, last, ticks / scale));
+    let ratio = ticks / scale(decode_box::<Mvhd>(movie, &[])?.timescale)?;
+    let cuts =
+        within(track, &[b"edts", b"elst"]).is_some() && cuts(&decode_box(track, &[b"edts"])?, first, last, ratio);
     (!cuts && width > 0 && height > 0).then_some(Tables { width, height, times, timescale: ticks as usize })
 }
 
 /// Returns the presentation times of the frames in storage order.
 fn shown(table: &[u8]) -> Option<Vec<i64>> {
-    let sizes = within(table, &[b"stsz"])?;
-    let count = number(sizes.get(8..12)?) as usize;
     // Each frame has an entry in the size table, so a damaged count cannot request more memory than the file is long.
-    sizes.get(12..)?.get(..count.checked_mul(4)?)?;
-    let delta = |entry: &[u8]| i64::from(number(entry));
-    // Offsets are signed regardless of the stated version: a frame may be shown before its decoding time.
-    let offset = |entry: &[u8]| i64::from(number(entry) as i32);
-    let deltas = runs(within(table, &[b"stts"])?, count, delta)?;
+    let StszSamples::Different { sizes } = decode_box::<Stsz>(table, &[])?.samples else { return None };
+    let stts: Stts = decode_box(table, &[])?;
+    let deltas = expanded(stts.entries.iter().map(|run| (run.sample_count, run.sample_delta.into())), sizes.len())?;
     let offsets = match within(table, &[b"ctts"]) {
-        Some(list) => runs(list, count, offset)?,
-        None => vec![0; count],
+        Some(_) => {
+            // Offsets are signed regardless of the stated version: a frame may be shown before its decoding time.
+            let ctts: Ctts = decode_box(table, &[])?;
+            let runs = ctts.entries.iter().map(|run| (run.sample_count, i64::from(run.sample_offset as i32)));
+            expanded(runs, sizes.len())?
+        }
+        None => vec![0; sizes.len()],
     };
     let mut end = 0;
     let starts = deltas.iter().map(|delta| {
@@ -110,33 +105,25 @@ fn shown(table: &[u8]) -> Option<Vec<i64>> {
 }
 
 /// Expands run-length encoded values to `count` frames. `None`: the runs do not add up to `count`.
-fn runs(list: &[u8], count: usize, value: impl Fn(&[u8]) -> i64) -> Option<Vec<i64>> {
+fn expanded(runs: impl Iterator<Item = (u32, i64)>, count: usize) -> Option<Vec<i64>> {
     let mut all = Vec::new();
-    for run in list.get(8..)?.chunks_exact(8).take(number(list.get(4..8)?) as usize) {
-        let length = number(run) as usize;
-        if length > count - all.len() {
+    for (length, value) in runs {
+        if length as usize > count - all.len() {
             return None;
         }
-        all.extend(std::iter::repeat_n(value(&run[4..]), length));
+        all.extend(std::iter::repeat_n(value, length as usize));
     }
     (all.len() == count).then_some(all)
 }
 
 /// Returns whether an edit list removes any of the frames between times `first` and `last`. `ratio` converts the
 /// movie's ticks to the track's ticks.
-fn cuts(list: &[u8], first: i64, last: i64, ratio: f64) -> bool {
-    let wide = list.first() == Some(&1);
-    let entries = list.get(8..).unwrap_or(&[]).chunks_exact(if wide { 20 } else { 12 });
-    let long = |b: &[u8]| b.iter().take(8).fold(0u64, |sum, byte| sum << 8 | u64::from(*byte));
-    let each = entries.map(|e| match wide {
-        true => (long(&e[..8]), long(&e[8..16]) as i64),
-        false => (u64::from(number(&e[..4])), i64::from(number(&e[4..8]) as i32)),
-    });
-    // An entry with start -1 only delays the entries that follow.
-    let edits: Vec<(u64, i64)> = each.filter(|(_, start)| *start >= 0).collect();
-    match edits[..] {
+fn cuts(list: &Elst, first: i64, last: i64, ratio: f64) -> bool {
+    // An entry without a media time only delays the entries that follow.
+    let edits = list.entries.iter().filter_map(|edit| Some((edit.segment_duration as f64, edit.media_time? as f64)));
+    match edits.collect::<Vec<_>>()[..] {
         [] => false,
-        [(length, start)] => start > first || (length > 0 && start as f64 + length as f64 * ratio <= last as f64),
+        [(length, start)] => start > first as f64 || (length > 0.0 && start + length * ratio <= last as f64),
         _ => true,
     }
 }
@@ -146,16 +133,9 @@ fn cuts(list: &[u8], first: i64, last: i64, ratio: f64) -> bool {
 mod tests {
     use ndarray::Array4;
 
+    use super::super::edit_list::test_boxes::{boxed, encoded, words};
     use super::*;
     use crate::{EncoderChoice, Frames, Mp4Options, write_mp4};
-
-    fn words(all: &[i32]) -> Vec<u8> {
-        all.iter().flat_map(|word| word.to_be_bytes()).collect()
-    }
-
-    fn boxed(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
-        [&(body.len() as u32 + 8).to_be_bytes()[..], name, body].concat()
-    }
 
     #[test]
     fn mp4_tables_give_size_and_frame_times_without_decoding() {
@@ -186,14 +166,13 @@ mod tests {
             boxed(b"ctts", &words(&[0, 3, 1, 1024, 1, 2048, 2, 512])),
         ];
         let handler = boxed(b"hdlr", &[&words(&[0, 0])[..], b"vide"].concat());
-        let header = boxed(b"mdhd", &words(&[0, 0, 0, 12288]));
+        let header = encoded(Mdhd { timescale: 12288, ..Mdhd::default() });
         let media = boxed(b"mdia", &[header, handler, boxed(b"minf", &boxed(b"stbl", &table.concat()))].concat());
         let with = |edits: &[i32]| {
             let list = boxed(b"edts", &boxed(b"elst", &words(&[&[0, edits.len() as i32 / 3][..], edits].concat())));
-            let head =
-                boxed(b"tkhd", &words(&[&[1][..], &[0; 9], &[1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30]].concat()));
+            let head = encoded(Tkhd { enabled: true, ..Tkhd::default() });
             let track = [head, media.clone(), if edits.is_empty() { Vec::new() } else { list }].concat();
-            of_movie(&[boxed(b"mvhd", &words(&[0, 0, 0, 1000])), boxed(b"trak", &track)].concat())
+            of_movie(&[encoded(Mvhd { timescale: 1000, ..Mvhd::default() }), boxed(b"trak", &track)].concat())
         };
         let all = with(&[]).unwrap();
         assert_eq!((all.width, all.height, all.timescale), (96, 64, 12288));
@@ -209,7 +188,7 @@ mod tests {
     fn rotation_matrix_swaps_width_and_height() {
         let track = |long: bool, [a, b, c, d]: [i32; 4]| {
             let before = if long { [words(&[1 << 24]), vec![0; 48]] } else { [words(&[0]), vec![0; 36]] }.concat();
-            boxed(b"tkhd", &[before, words(&[a, b, 0, c, d, 0, 0, 0, 1 << 30])].concat())
+            boxed(b"tkhd", &[before, words(&[a, b, 0, c, d, 0, 0, 0, 1 << 30, 0, 0])].concat())
         };
         let one = 1 << 16;
         for (matrix, sideways) in [

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::decode::{PLAIN_FILES, as_file, decode_with_input_args};
+use super::decode::{PLAIN_FILES, as_file, decoded};
 use super::edit_list::zero_of;
 use super::error::Result;
 
@@ -77,7 +77,7 @@ pub(super) fn video_start(path: &Path, ffmpeg: &Path, track: usize) -> Option<f6
     // Frames keep their own times, in ticks that are much shorter than a frame.
     let track = format!("0:{track}");
     let how = ["-map", &track, "-frames:v", "1", "-fps_mode", "passthrough", "-enc_time_base", "1/90000"];
-    first_time(decode_with_input_args(path, ffmpeg, &["-copyts"], &[&how[..], &["-f", "framecrc"]].concat()))
+    first_time(decoded(path, ffmpeg, &["-copyts"], &[&how[..], &["-f", "framecrc"]].concat()))
 }
 
 /// Returns the time in seconds of the first decoded sample of a track. `None`: ffmpeg does not report it.
@@ -94,7 +94,7 @@ pub(super) fn packet_start(path: &Path, ffmpeg: &Path, track: usize) -> Option<f
 fn start_of(path: &Path, ffmpeg: &Path, track: usize, codec: &str) -> Option<f64> {
     let track = format!("0:{track}");
     let how = ["-map", &track, "-frames:a", "1", "-c:a", codec, "-f", "framecrc"];
-    first_time(decode_with_input_args(path, ffmpeg, &[&PLAIN_FILES[..], &["-copyts"]].concat(), &how))
+    first_time(decoded(path, ffmpeg, &[&PLAIN_FILES[..], &["-copyts"]].concat(), &how))
 }
 
 /// Parses the time of the first row of a `framecrc` list. The third column has the time in ticks; the line `#tb 0:
