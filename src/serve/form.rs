@@ -4,7 +4,7 @@ mod brackets;
 mod json;
 mod multipart;
 #[cfg(test)]
-pub(in crate::serve) mod tests;
+mod tests;
 
 use std::path::PathBuf;
 

@@ -7,8 +7,7 @@ use serde_json::{Map, Value};
 
 use super::error::Failure;
 use super::id::VideoId;
-use crate::config::Config;
-use crate::pipeline::Phase;
+use super::job_config::JobConfig;
 
 /// An accepted request, which never changes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,7 +20,7 @@ pub struct Accepted {
     /// Model name that the client sent, or the server's default name.
     pub model: String,
     /// Configuration of the run, with one prompt and one seed. It refers to input files by their names in the store.
-    pub config: Config,
+    pub config: JobConfig,
     /// Size of the finished video; `None` if the model predicts its length, and in requests that an earlier release
     /// stored.
     #[serde(default)]
@@ -51,12 +50,12 @@ pub struct Accepted {
 impl Accepted {
     /// Returns the prompt.
     pub fn prompt(&self) -> &str {
-        self.config.request.prompt.as_deref().unwrap_or_default()
+        &self.config.summary().prompt
     }
 
     /// Returns the number of frames of the finished video; `None` if the model predicts it.
     pub fn num_frames(&self) -> Option<usize> {
-        self.expected.map(|video| video.num_frames).or_else(|| self.config.request.num_frames.count())
+        self.expected.map(|video| video.num_frames).or(self.config.summary().num_frames)
     }
 }
 
@@ -168,20 +167,6 @@ pub enum JobPhase {
     AudioDecoder,
     /// The video's files are being written.
     Encoding,
-}
-
-impl JobPhase {
-    /// Returns the stage that contains a pipeline phase.
-    pub fn of(phase: Phase) -> Self {
-        match phase.name() {
-            "text_encoder" | "connectors" => JobPhase::TextEncoder,
-            "upsampler" | "frame_upsampler" | "keyframe_upsampler" => JobPhase::Upsampler,
-            "refine" | "round" => JobPhase::Refine,
-            "video_decoder" | "diffusion_decoder" => JobPhase::VideoDecoder,
-            "audio_decoder" | "vocoder" => JobPhase::AudioDecoder,
-            _ => JobPhase::Denoise,
-        }
-    }
 }
 
 /// Progress of a running job. It is not stored on disk.

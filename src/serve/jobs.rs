@@ -30,8 +30,8 @@ use super::descriptors::is_exhausted;
 use super::error::ApiError;
 use super::id::VideoId;
 use super::job::{Accepted, Record, Snapshot, State};
+use super::settings::Settings;
 use super::store::{JobStore, Variant, is_full};
-use crate::config::Serve;
 
 /// The client that sends a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl Default for Pace {
 /// The jobs of a server, with their queue, their runs and their store.
 pub struct Jobs {
     store: Arc<dyn JobStore>,
-    settings: Serve,
+    settings: Settings,
     pace: Pace,
     index: Mutex<Index>,
     /// Notified when a job is no longer busy, when storing a new job succeeds or fails, and when the server drains.
@@ -263,7 +263,7 @@ impl Jobs {
                     };
                     let now = Instant::now();
                     entry.ended = Some(now);
-                    entry.deadline = now.checked_add(self.settings.keep.duration());
+                    entry.deadline = now.checked_add(self.settings.keep);
                 }
                 entry.record = Arc::new(record);
                 index.tell(id);

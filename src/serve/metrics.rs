@@ -51,12 +51,12 @@ struct StateLabel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
     outcome: String,
-    pipeline: &'static str,
+    pipeline: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PipelineLabel {
-    pipeline: &'static str,
+    pipeline: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -306,7 +306,7 @@ mod tests {
         let lora_switches = vec![Duration::from_secs(40)];
         metrics.device(&Figures { programs: 1, compiled, cached, checkpoints, resumed: 1, lora_switches, memory });
         metrics.device(&Figures { programs: 9, compiled, ..Figures::default() });
-        let outcome = Outcome { outcome: "completed".into(), pipeline: "text_to_video" };
+        let outcome = Outcome { outcome: "completed".into(), pipeline: "text_to_video".into() };
         metrics.jobs_ended.get_or_create(&outcome).inc();
         metrics.jobs.get_or_create(&StateLabel { state: "queued" }).set(8);
         let text = metrics.text(Now { connections: 7, usage: Usage { bytes: 1, free: 2 } });

@@ -8,11 +8,11 @@ use super::job::{Accepted, JobPhase, Progress, Snapshot, State};
 /// Returns the API object of a job's video. All of OpenAI's fields are always present.
 pub fn video(snapshot: &Snapshot) -> Value {
     let Snapshot { accepted, record, progress, queue_position } = snapshot;
-    let request = &accepted.config.request;
+    let config = accepted.config.summary();
     let (width, height, frames, fps) = match (&record.produced, accepted.expected) {
         (Some(made), _) => (made.width, made.height, Some(made.num_frames), made.fps),
         (None, Some(video)) => (video.width, video.height, Some(video.num_frames), video.fps),
-        (None, None) => (request.width, request.height, accepted.num_frames(), request.frame_rate),
+        (None, None) => (config.width, config.height, accepted.num_frames(), config.frame_rate),
     };
     let duration = frames.map(|frames| frames as f64 / fps);
     let id = accepted.id.as_str();
@@ -39,9 +39,9 @@ pub fn video(snapshot: &Snapshot) -> Value {
         "num_frames": frames,
         "fps": short(fps),
         "duration_s": duration.map(short),
-        "seed": request.seed,
-        "pipeline": accepted.config.pipeline.name(),
-        "steps": steps(accepted),
+        "seed": config.seed,
+        "pipeline": config.pipeline,
+        "steps": config.steps,
         "phase": phase(record.state, progress),
         "step": running.then_some(progress.step),
         "queue_position": queue_position,
@@ -131,12 +131,6 @@ fn seconds(accepted: &Accepted, duration: Option<f64>) -> String {
     accepted.seconds.clone().unwrap_or_else(|| format!("{:.0}", duration.unwrap_or_default().max(1.0)))
 }
 
-/// Returns the number of steps of the first denoising pass.
-fn steps(accepted: &Accepted) -> usize {
-    let sampler = &accepted.config.sampler;
-    sampler.sigmas.as_ref().map_or(sampler.steps, |levels| levels.iter().filter(|level| **level != 0.0).count())
-}
-
 /// Rounds a number to three decimal places.
 fn short(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
@@ -165,21 +159,17 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::config::Config;
     use crate::serve::id::Ids;
     use crate::serve::job::{Produced, Record};
+    use crate::serve::job_config::tests::job_config;
 
     fn snapshot(record: Record) -> Snapshot {
-        let mut config = Config::default();
-        config.request.prompt = Some("a fox".into());
-        config.request.width = 1280;
-        config.request.height = 704;
         let accepted = Accepted {
             id: Ids::behind(None).next().expect("an id"),
             created_at: 7,
             owner: "key".into(),
             model: "ltx2".into(),
-            config,
+            config: job_config(&json!({"prompt": "a fox", "width": 1280, "height": 704})),
             expected: None,
             fields: Map::new(),
             seconds: None,

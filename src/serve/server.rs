@@ -14,19 +14,18 @@ use tokio::sync::watch;
 use super::api::{self, App, STREAMS};
 use super::auth::Keys;
 use super::descriptors::Descriptors;
-use super::device::Device;
-use super::fields::Fields;
+use super::device::{Device, Order};
+use super::generator::Generator;
 use super::health::{Condition, Health};
 use super::id::Ids;
 use super::inputs::Inputs;
 use super::jobs::Jobs;
 use super::listen::{self, Connections, Limits};
 use super::metrics::{Metrics, ObservedDevice, ObservedStore, Pulse};
+use super::settings::Settings;
 use super::store::{FileStore, JobStore};
 use super::streams::Streams;
-use super::warm;
 use super::worker::{Factory, Status, Worker};
-use crate::config::{Drain, Loaded, Serve};
 
 /// Exit code of a server that has drained.
 const DRAINED: u8 = 0;
@@ -85,18 +84,24 @@ pub struct Server {
 
 impl Server {
     /// Starts a server: listens for connections, loads the stored jobs, and loads the model in the background.
+    /// `generator` creates the interface of the model for the server's store of input files; `factory` creates its
+    /// device.
     ///
     /// # Errors
-    /// Returns an error if the configuration cannot be served, the state folder is in use, or an address cannot be
-    /// bound.
-    pub fn start(loaded: Loaded, options: Options, factory: Factory) -> Result<Server, StartError> {
-        let serve = loaded.config.serve.clone();
-        let keys = Arc::new(keys(&serve, &options)?);
-        let wanted = address(&serve.listen, "serve.listen")?;
-        let figures = serve.metrics_listen.as_deref();
+    /// Returns an error if the settings are invalid, the state folder is in use, or an address cannot be bound.
+    pub fn start(
+        settings: Settings,
+        options: Options,
+        generator: impl FnOnce(Arc<Inputs>) -> Arc<dyn Generator>,
+        factory: Factory,
+    ) -> Result<Server, StartError> {
+        let keys = Arc::new(keys(&settings, &options)?);
+        let wanted = address(&settings.listen, "serve.listen")?;
+        let figures = settings.metrics_listen.as_deref();
         let figures = figures.map(|place| self::address(place, "serve.metrics_listen")).transpose()?;
         for (flag, place) in [("--listen", Some(wanted)), ("--metrics-listen", figures)] {
-            if let Some(place) = place.filter(|place| !place.ip().is_loopback() && !keys.needed() && !serve.insecure) {
+            if let Some(place) = place.filter(|place| !place.ip().is_loopback() && !keys.needed() && !settings.insecure)
+            {
                 let why = "other machines could use the server without a key; pass --api-key-file or --insecure";
                 return Err(StartError::Usage(format!("{flag} {place}: {why}")));
             }
@@ -115,7 +120,7 @@ impl Server {
         let (closing, connections_end) = watch::channel(false);
         let connections = Arc::<Connections>::default();
         let opened = Opened { keys, address, files, ending: streams_end, connections: Arc::clone(&connections) };
-        let app = Arc::new(open_app(loaded, &options, opened)?);
+        let app = Arc::new(open_app(settings, &options, opened, generator)?);
         let mut metrics_address = None;
         let mut listeners = Vec::new();
         if let Some(place) = figures {
@@ -128,13 +133,12 @@ impl Server {
             listeners.push(runtime.spawn(listen::serve(listener, router, options.limits, files, own, ends)));
         }
         let router = api::router(Arc::clone(&app)).map_err(StartError::Usage)?;
-        app.fields.warm_shapes().map_err(StartError::Usage)?;
+        let warm = app.generator.warm_up(&app.ids).map_err(StartError::Usage)?;
         let serving = listen::serve(listener, router, options.limits, files, connections, connections_end);
         listeners.push(runtime.spawn(serving));
-        // The warm-up batches are created by this call, before the device thread starts.
-        let worker = start_worker(&app, factory)?;
+        let worker = start_worker(&app, factory, warm)?;
         runtime.spawn(update_health(worker.status(), Arc::clone(&app.health)));
-        let state = state_folder(&serve)?;
+        let state = state_folder(app.settings.state.as_deref())?;
         Ok(Server { app, runtime, address, metrics_address, state, ending, closing, worker, listeners })
     }
 
@@ -155,7 +159,7 @@ impl Server {
 
     /// Returns the names of the served model.
     pub fn names(&self) -> &[String] {
-        &self.app.names
+        &self.app.model.names
     }
 
     /// Returns the number of API keys.
@@ -227,11 +231,11 @@ impl Server {
     /// whether the device is only compiling: stopping then loses no work, and the running video returns to the queue.
     pub fn end_unless_compiling(self, hurry: impl Fn() -> bool, compiles: impl Fn() -> bool) -> u8 {
         self.drain();
-        let until = Instant::now() + self.app.serve.drain_timeout.duration();
+        let until = Instant::now().checked_add(self.app.settings.drain_timeout);
         // Check both threads, because one may have failed while the other hangs.
         let mut compiles_since = None;
         while !self.worker.is_over() {
-            let is_left = self.app.serve.drain == Drain::Checkpoint && compiles();
+            let is_left = !self.app.settings.finish_at_shutdown && compiles();
             let since = *compiles_since.get_or_insert_with(Instant::now);
             if !is_left {
                 compiles_since = None;
@@ -242,7 +246,7 @@ impl Server {
                 self.runtime.shutdown_background();
                 return DRAINED;
             }
-            if hurry() || Instant::now() >= until {
+            if hurry() || until.is_some_and(|until| Instant::now() >= until) {
                 tracing::warn!("stopping without waiting for the running video; it resumes at the next start");
                 self.runtime.shutdown_background();
                 return CUT;
@@ -279,27 +283,32 @@ struct Opened {
 }
 
 /// Loads the stored jobs and creates the state that the endpoints share.
-fn open_app(loaded: Loaded, options: &Options, opened: Opened) -> Result<App, StartError> {
-    let serve = loaded.config.serve.clone();
-    let state = state_folder(&serve)?;
+fn open_app(
+    settings: Settings,
+    options: &Options,
+    opened: Opened,
+    generator: impl FnOnce(Arc<Inputs>) -> Arc<dyn Generator>,
+) -> Result<App, StartError> {
+    let state = state_folder(settings.state.as_deref())?;
     let files = FileStore::open(&state).map_err(StartError::io(format!("--state {}", state.display())))?;
     let (inputs, tmp) = (files.inputs(), files.temporaries());
-    let metrics = Metrics::new(api::platform(&loaded.config.runtime.platform), loaded.preset(), serve.queue);
-    let metrics = Arc::new(metrics);
+    let failed = StartError::io(format!("cannot create the folder of input files {}", inputs.display()));
+    let generator = generator(Arc::new(Inputs::open(inputs).map_err(failed)?));
+    let model = generator.model();
+    let metrics = Arc::new(Metrics::new(&model.platform, &model.preset, settings.queue));
     let pulse = Pulse::new(Arc::clone(&metrics));
     let store: Arc<dyn JobStore> = Arc::new(ObservedStore::new(Arc::new(files), Arc::clone(&pulse)));
-    let jobs = Jobs::open(Arc::clone(&store), serve.clone()).map_err(StartError::io("cannot load the stored jobs"))?;
+    let jobs =
+        Jobs::open(Arc::clone(&store), settings.clone()).map_err(StartError::io("cannot load the stored jobs"))?;
     let ids = Ids::behind(jobs.last_id().as_ref());
-    let failed = StartError::io(format!("cannot create the folder of input files {}", inputs.display()));
-    let inputs = Arc::new(Inputs::open(inputs).map_err(failed)?);
-    let fields = Arc::new(Fields::new(loaded.clone(), inputs, ids));
-    let [bodies, entries] = App::places(&serve);
+    let [bodies, entries] = App::places(&settings);
     Ok(App {
-        names: fields.model_names(),
-        loaded,
-        serve,
+        openapi: api::openapi(opened.keys.needed(), &generator.request_schema()),
+        settings,
         jobs,
-        fields,
+        ids,
+        generator,
+        model,
         store,
         tmp,
         keys: opened.keys,
@@ -319,8 +328,7 @@ fn open_app(loaded: Loaded, options: &Options, opened: Opened) -> Result<App, St
 }
 
 /// Starts the worker threads.
-fn start_worker(app: &Arc<App>, factory: Factory) -> Result<Worker, StartError> {
-    let warm = warm::orders(&app.fields).map_err(StartError::Usage)?;
+fn start_worker(app: &Arc<App>, factory: Factory, warm: Vec<Order>) -> Result<Worker, StartError> {
     let pulse = Arc::clone(&app.pulse);
     let observed = || -> Result<Box<dyn Device>, String> { Ok(Box::new(ObservedDevice::new(factory()?, pulse))) };
     Worker::start(&app.jobs, Box::new(observed), warm).map_err(StartError::io("cannot start threads"))
@@ -341,8 +349,8 @@ async fn update_health(mut status: watch::Receiver<Status>, health: Arc<Health>)
     }
 }
 
-fn keys(serve: &Serve, options: &Options) -> Result<Keys, StartError> {
-    Keys::open(serve.api_key_file.as_deref().map(Path::new), options.key.as_deref()).map_err(StartError::Usage)
+fn keys(settings: &Settings, options: &Options) -> Result<Keys, StartError> {
+    Keys::open(settings.api_key_file.as_deref().map(Path::new), options.key.as_deref()).map_err(StartError::Usage)
 }
 
 fn address(text: &str, key: &str) -> Result<SocketAddr, StartError> {
@@ -355,12 +363,13 @@ fn bind(runtime: &Runtime, address: SocketAddr) -> Result<TcpListener, StartErro
     runtime.block_on(TcpListener::bind(address)).map_err(StartError::io(format!("cannot listen on {address}")))
 }
 
-/// Returns the state folder: `serve.state` if it is set, otherwise `ltx2/serve` in the user's state folder.
+/// Returns the state folder: `state` (the setting `serve.state`) if it is set, otherwise `ltx2/serve` in the user's state
+/// folder.
 ///
 /// # Errors
-/// Returns an error if `serve.state` is not set and neither `XDG_STATE_HOME` nor `HOME` is an absolute path.
-pub fn state_folder(serve: &Serve) -> Result<PathBuf, StartError> {
-    if let Some(state) = &serve.state {
+/// Returns an error if `state` is not set and neither `XDG_STATE_HOME` nor `HOME` is an absolute path.
+pub fn state_folder(state: Option<&str>) -> Result<PathBuf, StartError> {
+    if let Some(state) = state {
         return std::path::absolute(state).map_err(StartError::io("--state"));
     }
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());

@@ -15,8 +15,8 @@ use super::guard::{SMALL_BODY, traceparent};
 use super::videos::{Id, answer};
 use super::{App, BODY_PATIENCE, blocking};
 use crate::serve::error::ApiError;
-use crate::serve::fields::{Endpoint, Source, source_video};
 use crate::serve::form::Form;
+use crate::serve::generator::{Endpoint, Source};
 use crate::serve::health::Condition;
 use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, Snapshot, State as JobState};
@@ -136,7 +136,7 @@ pub(super) async fn submit(
     }
     let traffic = request.extensions().get::<Arc<Traffic>>().cloned();
     if let Some(traffic) = &traffic {
-        let limit = app.serve.body_limit.0;
+        let limit = app.settings.body_limit;
         traffic.limit(limit);
         let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
         if length.is_some_and(|length| length.parse::<u64>().is_ok_and(|bytes| bytes > limit)) {
@@ -187,7 +187,7 @@ fn enter(
     let source = match kind {
         RequestKind::Remix(source) => Some(finished(app, caller, source)?),
         RequestKind::Edit | RequestKind::Extend => {
-            source_video(&form)?.map(|id| finished(app, caller, &id)).transpose()?
+            app.generator.source_video(&form)?.map(|id| finished(app, caller, &id)).transpose()?
         }
         RequestKind::Create | RequestKind::Sync => None,
     };
@@ -200,10 +200,10 @@ fn enter(
         (RequestKind::Extend, _) => Endpoint::Extend(file),
         _ => Endpoint::Create,
     };
-    let mut accepted = app.fields.accept(form, endpoint, caller)?;
+    let mut accepted = app.generator.accept(form, endpoint, caller, &app.ids)?;
     accepted.idempotency_key = key;
     accepted.traceparent = trace;
-    if app.serve.log_prompts {
+    if app.settings.log_prompts {
         tracing::info!("{}: {}", accepted.id, accepted.prompt());
     }
     let ticket = if waits { ticket.waits() } else { ticket };
@@ -216,7 +216,7 @@ fn enter(
 /// bytes need no reservation: on 1,024 connections they use at most 64 MiB.
 async fn room(app: &App, headers: &HeaderMap) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    let bytes = length.unwrap_or(app.serve.body_limit.0);
+    let bytes = length.unwrap_or(app.settings.body_limit);
     if bytes <= SMALL_BODY {
         return Ok(None);
     }
@@ -255,7 +255,8 @@ async fn read(app: &App, request: Request) -> Result<Form, ApiError> {
         "multipart/form-data" => {
             let form = Multipart::from_request(request, &()).await;
             let why = "the Content-Type has no boundary: send `multipart/form-data; boundary=…`";
-            Form::multipart(form.map_err(|_| ApiError::new(400, "invalid_multipart", why))?, &app.tmp, app.files).await
+            let form = form.map_err(|_| ApiError::new(400, "invalid_multipart", why))?;
+            Form::multipart(form, &app.tmp, app.files, &|name| app.generator.takes_file(name)).await
         }
         _ => {
             let why = "send the fields as application/json or multipart/form-data";

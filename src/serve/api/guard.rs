@@ -13,7 +13,6 @@ use tower_http::csrf::CsrfLayer;
 
 use super::App;
 use super::errors::Code;
-use crate::config::LogFormat;
 use crate::serve::access::Line;
 use crate::serve::error::ApiError;
 use crate::serve::jobs::Caller;
@@ -41,7 +40,7 @@ pub(super) async fn note(State(app): State<Arc<App>>, request: Request, next: Ne
     let traffic = request.extensions().get::<Arc<Traffic>>().cloned();
     if let Some(traffic) = &traffic {
         traffic.limit(SMALL_BODY);
-        traffic.at_least(app.serve.min_upload_rate.0);
+        traffic.at_least(app.settings.min_upload_rate);
     }
     let mut response = next.run(request).await;
     if let Ok(value) = HeaderValue::from_str(&id) {
@@ -63,7 +62,7 @@ pub(super) async fn note(State(app): State<Arc<App>>, request: Request, next: Ne
         job: about.map(|about| about.0.clone()),
         peer,
         traffic,
-        json: app.serve.log_format == LogFormat::Json,
+        json: app.settings.json_log,
     };
     response.extensions_mut().insert(Arc::new(line));
     response
@@ -110,7 +109,7 @@ pub(super) fn traceparent(headers: &HeaderMap) -> Option<String> {
 pub(super) async fn host(State((app, bound)): State<(Arc<App>, IpAddr)>, request: Request, next: Next) -> Response {
     let named = request.uri().authority().map(|authority| authority.as_str());
     let named = named.or_else(|| request.headers().get(header::HOST).and_then(|host| host.to_str().ok()));
-    match named.is_some_and(|named| is_own(named, bound, &app.serve.allow_host)) {
+    match named.is_some_and(|named| is_own(named, bound, &app.settings.allow_host)) {
         true => next.run(request).await,
         false => {
             let message = "the request's Host is not this server; the server's --allow-host option allows other hosts";

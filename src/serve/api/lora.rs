@@ -11,7 +11,7 @@ use super::App;
 use crate::serve::error::ApiError;
 
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    let adapters: Vec<Value> = app.serve.loras.keys().map(|name| json!({"nickname": name, "path": null})).collect();
+    let adapters: Vec<Value> = app.model.loras.iter().map(|name| json!({"nickname": name, "path": null})).collect();
     Json(json!({"loaded_adapters": adapters, "active": []}))
 }
 

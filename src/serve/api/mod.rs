@@ -21,22 +21,24 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::sync::{Semaphore, watch};
 
-pub(super) use probes::platform;
+pub(super) use openapi::build as openapi;
 pub(super) use router::{metrics_router, router};
 
 use super::auth::Keys;
 use super::descriptors::Descriptors;
 use super::error::ApiError;
-use super::fields::Fields;
+use super::generator::{Generator, ModelInfo};
 use super::health::Health;
+use super::id::Ids;
 use super::jobs::Jobs;
 use super::listen::Connections;
 use super::metrics::{Metrics, Pulse};
+use super::settings::Settings;
 use super::store::JobStore;
 use super::streams::Streams;
-use crate::config::{Loaded, Serve};
 
 /// Maximum number of open event streams.
 pub(super) const STREAMS: usize = 256;
@@ -49,10 +51,13 @@ const BODY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// State shared by all endpoints.
 pub(super) struct App {
-    pub(super) loaded: Loaded,
-    pub(super) serve: Serve,
+    pub(super) settings: Settings,
     pub(super) jobs: Arc<Jobs>,
-    pub(super) fields: Arc<Fields>,
+    pub(super) ids: Ids,
+    pub(super) generator: Arc<dyn Generator>,
+    pub(super) model: ModelInfo,
+    /// The OpenAPI document.
+    pub(super) openapi: Value,
     pub(super) store: Arc<dyn JobStore>,
     /// Folder for files that are being uploaded.
     pub(super) tmp: PathBuf,
@@ -62,8 +67,6 @@ pub(super) struct App {
     pub(super) health: Arc<Health>,
     pub(super) connections: Arc<Connections>,
     pub(super) bound: SocketAddr,
-    /// Names of the served model. Responses contain the first.
-    pub(super) names: Vec<String>,
     pub(super) created: u64,
     /// The process's limit of open files.
     pub(super) files: Descriptors,
@@ -80,8 +83,8 @@ pub(super) struct App {
 
 impl App {
     /// Creates the semaphores [`App::bodies`] and [`App::entries`].
-    pub(super) fn places(serve: &Serve) -> [Arc<Semaphore>; 2] {
-        let kib = usize::try_from(BODIES * serve.body_limit.0.div_ceil(1024)).unwrap_or(Semaphore::MAX_PERMITS);
+    pub(super) fn places(settings: &Settings) -> [Arc<Semaphore>; 2] {
+        let kib = usize::try_from(BODIES * settings.body_limit.div_ceil(1024)).unwrap_or(Semaphore::MAX_PERMITS);
         [kib.min(Semaphore::MAX_PERMITS), ENTRIES].map(|places| Arc::new(Semaphore::new(places)))
     }
 

@@ -1,24 +1,22 @@
 //! The OpenAPI document, generated from the route table.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::App;
 use super::routes::{Gives, ROUTES, Route, Takes};
-use crate::serve::fields::request_schema;
 
-pub(super) async fn document(State(app): State<Arc<App>>) -> Json<&'static Value> {
-    static OPEN: OnceLock<Value> = OnceLock::new();
-    static KEYED: OnceLock<Value> = OnceLock::new();
-    let has_keys = app.keys.needed();
-    Json(if has_keys { &KEYED } else { &OPEN }.get_or_init(|| build(has_keys)))
+pub(super) async fn document(State(app): State<Arc<App>>) -> Response {
+    Json(&app.openapi).into_response()
 }
 
-/// Builds the document. If `has_keys` is true, the document requires a bearer token.
-fn build(has_keys: bool) -> Value {
+/// Builds the document. If `has_keys` is true, the document requires a bearer token. `request` is the schema of the
+/// fields of a request.
+pub(in crate::serve) fn build(has_keys: bool, request: &Value) -> Value {
     let mut paths = Map::new();
     for route in ROUTES {
         let item = paths.entry(route.path).or_insert_with(|| json!({}));
@@ -34,7 +32,7 @@ fn build(has_keys: bool) -> Value {
         },
         "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {"schemas": schemas()},
+        "components": {"schemas": schemas(request)},
     });
     if has_keys {
         document["security"] = json!([{"key": []}]);
@@ -165,7 +163,7 @@ fn video() -> Value {
     })
 }
 
-fn schemas() -> Value {
+fn schemas(request: &Value) -> Value {
     let text = json!({"type": "string"});
     let maybe = |kind: &str| json!({"type": [kind, "null"]});
     let list = |name: &str| {
@@ -182,7 +180,7 @@ fn schemas() -> Value {
         })
     };
     json!({
-        "Create": request_schema(),
+        "Create": request,
         "Video": video(),
         "VideoList": list("Video"),
         "VideoDeleted": {
@@ -221,14 +219,15 @@ mod tests {
 
     #[test]
     fn references_resolve_and_operation_ids_are_unique() {
-        let document = build(true);
+        let request = json!({"type": "object"});
+        let document = build(true, &request);
         let text = document.to_string();
         for part in text.split("#/components/schemas/").skip(1) {
             let name: String = part.chars().take_while(char::is_ascii_alphanumeric).collect();
             assert!(document["components"]["schemas"].get(&name).is_some(), "{name}");
         }
         assert_eq!(document["security"], json!([{"key": []}]));
-        let open = build(false);
+        let open = build(false, &request);
         assert!(open.get("security").is_none() && open["components"].get("securitySchemes").is_none());
         let mut names: Vec<String> = ROUTES.iter().map(operation_id).collect();
         names.sort();

@@ -91,18 +91,12 @@ pub(super) async fn metrics(State(asked): State<Arc<App>>) -> Response {
 }
 
 pub(super) async fn version(State(app): State<Arc<App>>) -> Response {
-    let config = &app.loaded.config;
     let body = json!({
         "name": "ltx2",
         "version": env!("CARGO_PKG_VERSION"),
-        "platform": platform(&config.runtime.platform),
-        "model": app.names.first(),
-        "pipeline": config.pipeline.name(),
+        "platform": app.model.platform,
+        "model": app.model.names.first(),
+        "pipeline": app.model.pipeline,
     });
     Json(body).into_response()
-}
-
-/// Returns the name of a platform, or `plugin` if it is the path of a plugin, which clients must not see.
-pub(in crate::serve) fn platform(given: &str) -> &str {
-    if given.contains('/') { "plugin" } else { given }
 }

@@ -48,7 +48,7 @@ fn handler(route: &Route) -> MethodRouter<Arc<App>> {
 /// # Errors
 /// Returns an error if an origin in `serve.cors_origin` is invalid.
 pub(in crate::serve) fn router(app: Arc<App>) -> Result<Router, String> {
-    let origins = app.serve.cors_origin.clone();
+    let origins = app.settings.cors_origin.clone();
     let mut router = Router::new();
     for route in ROUTES {
         router = router.route(route.path, handler(route));

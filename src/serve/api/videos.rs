@@ -100,7 +100,7 @@ pub(super) fn queue_object(app: &App, running: &[Snapshot], waiting: &[Snapshot]
         "running": on_device,
         "stopping": stopping,
         "queued": ids(waiting),
-        "limit": app.serve.queue,
+        "limit": app.settings.queue,
         "eta_s": ends.map(|seconds| (seconds * 1000.0).round() / 1000.0),
     })
 }

@@ -11,16 +11,21 @@ use super::brackets::{Branch, root};
 use super::{FilePart, Form, MAX_FIELDS, MAX_PARTS, MAX_TEXT, check_text, invalid, shown, too_many};
 use crate::serve::descriptors::{Descriptors, busy};
 use crate::serve::error::ApiError;
-use crate::serve::fields::takes_file;
 use crate::serve::inputs::unkept;
 
 impl Form {
-    /// Parses a form and writes its files to the folder `tmp`.
+    /// Parses a form and writes its files to the folder `tmp`. `takes_file` returns whether a field with this name can
+    /// contain a file.
     ///
     /// # Errors
     /// Returns `invalid_multipart` if the form is malformed, 413 if it is too long, `invalid_value` if a field is
     /// invalid or a file is empty, and an error if the disk is full or too many files are open.
-    pub async fn multipart(mut body: Multipart, tmp: &Path, limit: Descriptors) -> Result<Form, ApiError> {
+    pub async fn multipart(
+        mut body: Multipart,
+        tmp: &Path,
+        limit: Descriptors,
+        takes_file: &(dyn Fn(&str) -> bool + Sync),
+    ) -> Result<Form, ApiError> {
         let (mut tree, mut parts, mut fields, mut files, mut text) = (Branch::default(), Vec::new(), 0, 0, 0);
         let mut hash = Sha256::new().chain_update(b"form\0");
         while let Some(field) = body.next_field().await.map_err(broken)? {

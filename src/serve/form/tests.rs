@@ -11,12 +11,12 @@ use crate::serve::descriptors::Descriptors;
 use crate::serve::error::ApiError;
 
 /// A form part: the text after `form-data; ` in its header, and its contents.
-pub(in crate::serve) type FormPart<'a> = (&'a str, &'a [u8]);
+type FormPart<'a> = (&'a str, &'a [u8]);
 
 const BOUNDARY: &str = "XbOuNdArY";
 
 /// Encodes form parts as a multipart body.
-pub(in crate::serve) fn body(boundary: &str, parts: &[FormPart]) -> Vec<u8> {
+fn body(boundary: &str, parts: &[FormPart]) -> Vec<u8> {
     let mut out = Vec::new();
     for (head, contents) in parts {
         out.extend_from_slice(format!("--{boundary}\r\nContent-Disposition: form-data; {head}\r\n\r\n").as_bytes());
@@ -28,19 +28,20 @@ pub(in crate::serve) fn body(boundary: &str, parts: &[FormPart]) -> Vec<u8> {
 }
 
 /// Parses a request body with this content type.
-pub(in crate::serve) fn read_bytes(content_type: &str, bytes: Vec<u8>) -> Result<Form, ApiError> {
+fn read_bytes(content_type: &str, bytes: Vec<u8>) -> Result<Form, ApiError> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {
         let request = Request::builder().method("POST").header("content-type", content_type);
         let request = request.body(Body::from(bytes)).expect("a request");
         let multipart = Multipart::from_request(request, &()).await;
         let multipart = multipart.map_err(|e| ApiError::new(400, "invalid_multipart", e.body_text()))?;
-        Form::multipart(multipart, &std::env::temp_dir(), Descriptors::of(u64::MAX)).await
+        let takes_file = |name: &str| name.starts_with("input_reference");
+        Form::multipart(multipart, &std::env::temp_dir(), Descriptors::of(u64::MAX), &takes_file).await
     })
 }
 
 /// Encodes form parts as a multipart body and parses the body.
-pub(in crate::serve) fn form(parts: &[FormPart]) -> Result<Form, ApiError> {
+fn form(parts: &[FormPart]) -> Result<Form, ApiError> {
     read_bytes(&format!("multipart/form-data; boundary={BOUNDARY}"), body(BOUNDARY, parts))
 }
 

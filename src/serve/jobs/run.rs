@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use super::Jobs;
 use super::index::{At, Index, Place, Run};
 use super::progress::Track;
-use crate::config::Drain;
 use crate::serve::device::{Moment, Order, Stop};
 use crate::serve::id::VideoId;
 use crate::serve::job::{Accepted, JobPhase, Record, State};
@@ -117,7 +116,7 @@ impl Jobs {
             None => {
                 let candidates: Vec<Candidate> =
                     places.iter().filter_map(|place| Some(index.waiting.get(place)?.candidate.clone())).collect();
-                let picked = schedule::pick(&candidates, &index.loaded, self.settings.max_batch.unwrap_or(1));
+                let picked = schedule::pick(&candidates, &index.loaded, self.settings.max_batch);
                 for n in schedule::overtaken(&picked) {
                     if let Some(waiting) = index.waiting.get_mut(&places[n]) {
                         waiting.candidate.overtaken += picked.len();
@@ -224,7 +223,7 @@ impl Jobs {
         if running.is_unwanted() {
             return ControlFlow::Break(Stop::Cancelled);
         }
-        if self.is_draining() && self.settings.drain == Drain::Checkpoint {
+        if self.is_draining() && !self.settings.finish_at_shutdown {
             return ControlFlow::Break(Stop::Draining);
         }
         ControlFlow::Continue(())

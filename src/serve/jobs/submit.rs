@@ -257,12 +257,10 @@ pub(super) fn enqueue(
 }
 
 fn candidate(accepted: &Accepted) -> Candidate {
-    let loras = &accepted.config.model.loras;
-    let names = loras.iter().map(|lora| serde_json::to_string(lora).unwrap_or_else(|error| error.to_string()));
     Candidate {
         shape: Arc::from(accepted.shape.as_str()),
         batch_key: Arc::from(accepted.batch_key.as_str()),
-        loras: Arc::from(names.collect::<Vec<_>>().join(" ")),
+        loras: Arc::from(accepted.config.summary().loras.as_str()),
         overtaken: 0,
     }
 }

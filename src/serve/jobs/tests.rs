@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Map;
+use serde_json::{Map, json};
 
 use super::*;
-use crate::config::Config;
 use crate::serve::id::Ids;
+use crate::serve::job_config::tests::job_config;
 use crate::serve::store::FileStore;
 
 const SEND: &str = "k";
@@ -19,8 +19,29 @@ struct Server {
 
 impl Server {
     fn open(folder: &std::path::Path) -> Self {
-        let mut settings = Serve::default();
-        settings.min_free.0 = 0;
+        let settings = Settings {
+            listen: "127.0.0.1:0".into(),
+            metrics_listen: None,
+            insecure: false,
+            api_key_file: None,
+            state: None,
+            allow_host: Vec::new(),
+            cors_origin: Vec::new(),
+            json_log: false,
+            log_prompts: false,
+            body_limit: 32 << 20,
+            min_upload_rate: 0,
+            sync_timeout: Duration::from_secs(600),
+            queue: 64,
+            queue_per_key: 32,
+            max_batch: 1,
+            max_shapes: 8,
+            keep: Duration::from_secs(24 * 3600),
+            disk: 20 << 30,
+            min_free: 0,
+            finish_at_shutdown: false,
+            drain_timeout: Duration::from_secs(30),
+        };
         // The clock agrees with `created_at` of the requests.
         let pace = Pace { clock: Arc::new(|| 100), ..Pace::default() };
         let store = FileStore::open(folder).expect("a store");
@@ -38,7 +59,7 @@ impl Server {
             created_at: 100,
             owner: String::new(),
             model: "nano".into(),
-            config: Config::default(),
+            config: job_config(&json!({})),
             expected: None,
             fields: Map::new(),
             seconds: None,

@@ -23,7 +23,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 struct Way {
     state: State,
-    pipeline: &'static str,
+    pipeline: String,
     created: Instant,
     /// When the job was started.
     begun: Option<Instant>,
@@ -106,7 +106,7 @@ impl Pulse {
     fn enter(&self, accepted: &Accepted, state: State, overhead: Duration) {
         let way = Way {
             state,
-            pipeline: accepted.config.pipeline.name(),
+            pipeline: accepted.config.summary().pipeline.clone(),
             created: Instant::now(),
             begun: None,
             written: None,
@@ -127,7 +127,7 @@ impl Pulse {
             }
             State::Completed | State::Failed if !before.is_terminal() => {
                 let outcome = record.failure.as_ref().map_or("completed", |failure| failure.code.as_str());
-                let outcome = Outcome { outcome: outcome.to_string(), pipeline: way.pipeline };
+                let outcome = Outcome { outcome: outcome.to_string(), pipeline: way.pipeline.clone() };
                 metrics.jobs_ended.get_or_create(&outcome).inc();
                 if let Some(written) = way.written.filter(|_| record.state == State::Completed) {
                     metrics.overhead_seconds.observe((way.overhead + written.elapsed()).as_secs_f64());
@@ -325,7 +325,7 @@ impl Device for ObservedDevice {
         metrics.busy_seconds.inc_by(seconds);
         metrics.batch_videos.observe(order.jobs.len() as f64);
         if result.is_ok() {
-            let pipeline = order.jobs.first().map_or("", |job| job.config.pipeline.name());
+            let pipeline = order.jobs.first().map(|job| job.config.summary().pipeline.clone()).unwrap_or_default();
             metrics.run_seconds.get_or_create(&PipelineLabel { pipeline }).observe(seconds);
         }
         let ids = order.jobs.iter().map(|job| job.id.clone());

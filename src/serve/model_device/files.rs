@@ -44,8 +44,9 @@ impl Inputs {
     }
 
     /// Returns the configuration of a job with the full paths of its input files.
-    pub(super) fn named(&self, job: &Accepted) -> Config {
-        let mut config = job.config.clone();
+    pub(super) fn named(&self, job: &Accepted) -> Result<Config, PipelineError> {
+        let invalid = |error| PipelineError::Input(format!("the configuration of {}: {error}", job.id));
+        let mut config: Config = job.config.parse().map_err(invalid)?;
         let request = &mut config.request;
         let images = request.images.iter_mut().map(|image| &mut image.path);
         let latents = request.audio_latents.iter_mut().map(|latents| &mut latents.path);
@@ -58,7 +59,7 @@ impl Inputs {
             }
         }
         config.output = Output { audio: config.output.audio, ..Output::default() };
-        config
+        Ok(config)
     }
 }
 

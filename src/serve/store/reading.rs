@@ -33,8 +33,8 @@ pub(super) fn stored(jobs: &Folder, path: &Path, name: &str) -> Result<(Stored, 
     let record = json(&folder, RECORD)?.unwrap_or_else(Record::queued);
     // If the record of the batch is damaged, the job runs alone, because the job itself is complete.
     let order = json(&folder, ORDER).ok().flatten().unwrap_or_default();
-    let produced =
-        (record.state == State::InProgress).then(|| produced(&folder, &path.join(name), accepted.config.output.audio));
+    let produced = (record.state == State::InProgress)
+        .then(|| produced(&folder, &path.join(name), accepted.config.summary().has_audio));
     let produced = produced.flatten();
     let bytes = folder.bytes();
     Ok((Stored { accepted, record, order, has_steps: folder.has_file(STEPS), produced }, bytes))

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use super::folder::Folder;
 use super::{FileStore, JobStore, Stored, Variant};
-use crate::config::Config;
 use crate::serve::id::{Ids, VideoId};
 use crate::serve::job::{Accepted, Record, State};
+use crate::serve::job_config::tests::job_config;
 
 /// A file system call, or a job state that clients know from this point on.
 #[derive(Clone, Debug, PartialEq)]
@@ -235,7 +235,7 @@ fn accepted(id: VideoId) -> Accepted {
         created_at: 1,
         owner: String::new(),
         model: "m".into(),
-        config: Config::default(),
+        config: job_config(&serde_json::json!({})),
         expected: None,
         fields: serde_json::Map::default(),
         seconds: None,
