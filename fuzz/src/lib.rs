@@ -36,8 +36,9 @@ use ltx2::pipeline::programs::configs::ModelConfigs;
 use ltx2::runtime::Target;
 use ltx2::sampling::sigmas::FlowMatch;
 use ltx2::serve::descriptors::Descriptors;
-use ltx2::serve::fields::{Endpoint, Fields};
+use ltx2::serve::fields::Fields;
 use ltx2::serve::form::Form;
+use ltx2::serve::generator::{Endpoint, Generator};
 use ltx2::serve::id::Ids;
 use ltx2::serve::inputs::Inputs;
 use ltx2::serve::jobs::Caller;
@@ -278,7 +279,7 @@ pub fn words(bytes: &[u8]) -> Read {
 
 /// Parses a JSON body as a server request.
 pub fn request(bytes: &[u8]) -> Read {
-    accept(|_| Ok(Form::json(bytes)?))
+    accept(|_, _| Ok(Form::json(bytes)?))
 }
 
 /// Parses a multipart form as a server request: a line with the content type, then the body.
@@ -290,11 +291,11 @@ pub fn form(bytes: &[u8]) -> Read {
     let end = bytes.iter().position(|byte| *byte == b'\n').ok_or("no type")?;
     let request =
         Request::post("/").header("content-type", &bytes[..end]).body(Body::from(bytes[end + 1..].to_vec()))?;
-    accept(|folder| {
+    accept(|fields, folder| {
         RUNTIME.with(|runtime| {
             runtime.block_on(async {
                 let body = Multipart::from_request(request, &()).await?;
-                Ok(Form::multipart(body, folder, Descriptors::raise()).await?)
+                Ok(Form::multipart(body, folder, Descriptors::raise(), &|name| fields.takes_file(name)).await?)
             })
         })
     })
@@ -304,7 +305,7 @@ pub fn form(bytes: &[u8]) -> Read {
 pub fn data_url(bytes: &[u8]) -> Read {
     let text = std::str::from_utf8(bytes)?;
     let fields = [("prompt", "a"), ("input_reference", text)].map(|(name, text)| (name.to_string(), text.into()));
-    accept(|_| Ok(Form { fields: fields.into_iter().collect(), ..Form::default() }))
+    accept(|_, _| Ok(Form { fields: fields.into_iter().collect(), ..Form::default() }))
 }
 
 /// Parses the query of the video list.
@@ -314,20 +315,20 @@ pub fn query(bytes: &[u8]) -> Read {
 }
 
 /// Accepts a form as a job; its file parts go to a folder.
-fn accept(form: impl FnOnce(&Path) -> Result<Form, Box<dyn Error>>) -> Read {
-    thread_local! { static SERVER: (Fields, tempfile::TempDir) = server() }
+fn accept(form: impl FnOnce(&Fields, &Path) -> Result<Form, Box<dyn Error>>) -> Read {
+    thread_local! { static SERVER: (Fields, Ids, tempfile::TempDir) = server() }
     let caller = Caller { name: String::new(), sees_all: true };
-    SERVER.with(|(fields, folder)| {
-        fields.accept(form(folder.path())?, Endpoint::Create, &caller)?;
+    SERVER.with(|(fields, ids, folder)| {
+        fields.accept(form(fields, folder.path())?, Endpoint::Create, &caller, ids)?;
         Ok(())
     })
 }
 
 /// Creates the request fields of a server that stores input files in its own folder.
-fn server() -> (Fields, tempfile::TempDir) {
+fn server() -> (Fields, Ids, tempfile::TempDir) {
     let given = CliOverrides { files: vec!["nano".into()], ..CliOverrides::default() };
     let folder = folder();
     let inputs = Inputs::open(folder.path().join("inputs")).expect("a folder");
-    let fields = Fields::new(load(&given).expect("a configuration"), Arc::new(inputs), Ids::behind(None));
-    (fields, folder)
+    let fields = Fields::new(load(&given).expect("a configuration"), Arc::new(inputs));
+    (fields, Ids::behind(None), folder)
 }

@@ -20,7 +20,8 @@ use crate::pjrt::limit_heaps;
 use crate::runtime::processes::Group;
 use crate::serve::health::Condition;
 use crate::serve::model_device::{factory_together, follow};
-use crate::serve::server::{CUT, Options, Server, StartError, state_folder};
+use crate::serve::server::{CUT, Options, StartError, state_folder};
+use crate::serve::start;
 use crate::temporaries;
 
 /// Interval at which the main thread checks for signals and the state of the server.
@@ -240,7 +241,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return print(&loaded.to_yaml());
     }
     log::form(loaded.config.serve.log_format);
-    let state = state_folder(&loaded.config.serve).map_err(usage)?;
+    let state = state_folder(loaded.config.serve.state.as_deref()).map_err(usage)?;
     loaded.config.serve.state = Some(state.to_string_lossy().into_owned());
     prepare_libtpu(&loaded.config);
     let config = loaded.config.clone();
@@ -270,7 +271,7 @@ fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
     let options = Options { key: std::env::var(KEY_VARIABLE).ok(), ..Options::default() };
     let (insecure, form) = (loaded.config.serve.insecure, loaded.config.serve.log_format);
     let factory = factory_together(loaded.config.clone(), loaded.sidecar().cloned(), group);
-    let server = Server::start(loaded, options, Box::new(factory)).map_err(usage)?;
+    let server = start(loaded, options, Box::new(factory)).map_err(usage)?;
     let keys = match (server.keys(), insecure) {
         (0, true) if !server.address().ip().is_loopback() => "no API key: anyone may use this server".into(),
         (0, _) => "no API key".into(),

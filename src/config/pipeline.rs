@@ -359,11 +359,6 @@ impl Pipeline {
         self.spec().has_two_stages()
     }
 
-    /// Returns whether the pipeline generates video, not only sound.
-    pub(crate) fn makes_frames(self) -> bool {
-        self.spec().generates_video
-    }
-
     /// Returns the extension of the pipeline's output files.
     pub fn extension(self) -> &'static str {
         if self.spec().has_video() { "mp4" } else { "wav" }

@@ -23,17 +23,19 @@ mod tests;
 mod tree;
 mod warm;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
+use super::device::Order;
 use super::error::ApiError;
 use super::form::Form;
+use super::generator::{Endpoint, Generator, ModelInfo};
 use super::id::{Ids, VideoId};
 use super::inputs::Inputs;
 use super::job::Accepted;
+use super::job_config::JobConfig;
 use super::jobs::Caller;
 use crate::config::{Config, Loaded, Pipeline, Serve, ServeSeed};
 use request_fields::RequestFields;
@@ -41,46 +43,12 @@ use resolve::Resolver;
 
 pub use card::{Card, Limits};
 pub use limits::Shape;
-pub(in crate::serve) use media::takes_file;
-pub use schema::request_schema;
 
 /// Converts requests into jobs for a server with this configuration and its limits (`config.serve`).
 pub struct Fields {
     loaded: Loaded,
     inputs: Arc<Inputs>,
-    ids: Ids,
     resolver: Resolver,
-}
-
-/// Finished job whose video an edit or extension uses as input.
-#[derive(Clone, Copy, Debug)]
-pub struct Source<'a> {
-    pub accepted: &'a Accepted,
-    /// Path of the job's MP4.
-    pub video: &'a Path,
-}
-
-/// Endpoint to which the fields were sent.
-#[derive(Clone, Copy, Debug)]
-pub enum Endpoint<'a> {
-    /// `POST /v1/videos` and `/v1/videos/sync`.
-    Create,
-    /// `POST /v1/videos/{id}/remix`, with the finished job that it repeats.
-    Remix(&'a Accepted),
-    /// `POST /v1/videos/edits`: a retake of the video of a finished job (see [`source_video`]) or of an uploaded video.
-    Edit(Option<Source<'a>>),
-    /// `POST /v1/videos/extensions`, which extends the video of a finished job or an uploaded video.
-    Extend(Option<Source<'a>>),
-}
-
-impl Endpoint<'_> {
-    fn origin(&self) -> Option<&VideoId> {
-        match self {
-            Endpoint::Create => None,
-            Endpoint::Remix(accepted) => Some(&accepted.id),
-            Endpoint::Edit(source) | Endpoint::Extend(source) => source.map(|source| &source.accepted.id),
-        }
-    }
 }
 
 /// Returns the id of the finished job whose video an edit or extension uses; `None` if the request uploads a video. The
@@ -88,7 +56,7 @@ impl Endpoint<'_> {
 ///
 /// # Errors
 /// Returns `video_not_found` if the text starts with `video_` but is not a valid id.
-pub fn source_video(form: &Form) -> Result<Option<VideoId>, ApiError> {
+fn source_video(form: &Form) -> Result<Option<VideoId>, ApiError> {
     let spec = table::find("input_video").map_or(&[][..], |spec| spec.aliases);
     let Some(value) = spec.iter().chain([&"input_video"]).find_map(|name| form.fields.get(*name)) else {
         return Ok(None);
@@ -106,73 +74,13 @@ pub fn source_video(form: &Form) -> Result<Option<VideoId>, ApiError> {
 
 impl Fields {
     /// Returns a converter for a server with the configuration `loaded`.
-    pub fn new(loaded: Loaded, inputs: Arc<Inputs>, ids: Ids) -> Self {
+    pub fn new(loaded: Loaded, inputs: Arc<Inputs>) -> Self {
         let resolver = Resolver::of(&loaded.config);
-        Fields { loaded, inputs, ids, resolver }
+        Fields { loaded, inputs, resolver }
     }
 
     fn serve(&self) -> &Serve {
         &self.loaded.config.serve
-    }
-
-    /// Converts a request into a job. Reads and writes files, which blocks: do not call it from async code.
-    ///
-    /// # Errors
-    /// Returns an error that contains the name of the invalid field as the client wrote it.
-    pub fn accept(&self, form: Form, endpoint: Endpoint, caller: &Caller) -> Result<Accepted, ApiError> {
-        let Form { fields, parts, body_sha256 } = form;
-        let mut given = RequestFields::read(fields)?;
-        self.keep_files(&mut given, parts, endpoint)?;
-        if let Some((name, named)) = given.take("lora") {
-            let loras = self.read_loras(&name, named)?;
-            given.put("lora", Some(name), loras);
-        }
-        given.expand_auto_duration()?;
-        if let Endpoint::Remix(accepted) = endpoint {
-            given = given.over(accepted);
-        }
-        let model = self.model_name(&given)?;
-        let seconds = given.get("seconds").map(|value| read::plain(value.as_f64().unwrap_or_default()).to_string());
-        self.draw_seed(&mut given)?;
-        let mut warnings = Vec::new();
-        self.fill_retake(&mut given, endpoint, &mut warnings)?;
-        let loaded = self.laid(&given, endpoint, &mut warnings)?;
-        // Only fields of this request are checked, not the fields that a remix inherits.
-        let effect = loaded.check_request_effect(|field| given.uses_name(field));
-        effect.map_err(|error| errors::config_error(error, &given))?;
-        let (config, inputs) = self.request_config(&loaded.config);
-        self.check(&loaded, &given)?;
-        let expected = self.resolver.check(&loaded.config, self.serve(), &given)?;
-        let id = self.ids.next().map_err(|_| {
-            ApiError::new(500, "internal", "cannot create an id: the system's random number generator failed")
-        })?;
-        let metadata = given.get("metadata").and_then(Value::as_object).cloned().unwrap_or_default();
-        let user = given.text("user").map(String::from);
-        let mut fields = kept(given.values);
-        if !matches!(endpoint, Endpoint::Create) {
-            // Record the pipeline that this endpoint implies, because a remix of the job uses another endpoint.
-            fields.insert("pipeline".into(), config.pipeline.name().into());
-        }
-        Ok(Accepted {
-            shape: keys::shape(&config),
-            batch_key: keys::batch(&config, &id),
-            id,
-            created_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-            owner: caller.name.clone(),
-            model,
-            config,
-            expected,
-            fields,
-            seconds,
-            user,
-            metadata,
-            warnings,
-            remixed_from: endpoint.origin().cloned(),
-            inputs,
-            body_sha256,
-            idempotency_key: None,
-            traceparent: None,
-        })
     }
 
     /// Returns the names by which clients may refer to the model. The first is the default.
@@ -258,8 +166,107 @@ impl Fields {
     }
 }
 
+impl Generator for Fields {
+    fn model(&self) -> ModelInfo {
+        let config = &self.loaded.config;
+        let platform = &config.runtime.platform;
+        ModelInfo {
+            names: self.model_names(),
+            preset: self.loaded.preset().into(),
+            pipeline: config.pipeline.name().into(),
+            // A path of a plugin is hidden from clients.
+            platform: if platform.contains('/') { "plugin".into() } else { platform.clone() },
+            loras: config.serve.loras.keys().cloned().collect(),
+        }
+    }
+
+    fn card(&self) -> Value {
+        json!(Fields::card(self))
+    }
+
+    fn request_schema(&self) -> Value {
+        schema::request_schema()
+    }
+
+    fn takes_file(&self, name: &str) -> bool {
+        media::takes_file(name)
+    }
+
+    fn source_video(&self, form: &Form) -> Result<Option<VideoId>, ApiError> {
+        source_video(form)
+    }
+
+    fn accept(&self, form: Form, endpoint: Endpoint, caller: &Caller, ids: &Ids) -> Result<Accepted, ApiError> {
+        let Form { fields, parts, body_sha256 } = form;
+        let mut given = RequestFields::read(fields)?;
+        self.keep_files(&mut given, parts, endpoint)?;
+        if let Some((name, named)) = given.take("lora") {
+            let loras = self.read_loras(&name, named)?;
+            given.put("lora", Some(name), loras);
+        }
+        given.expand_auto_duration()?;
+        if let Endpoint::Remix(accepted) = endpoint {
+            given = given.over(accepted);
+        }
+        let model = self.model_name(&given)?;
+        let seconds = given.get("seconds").map(|value| read::plain(value.as_f64().unwrap_or_default()).to_string());
+        self.draw_seed(&mut given)?;
+        let mut warnings = Vec::new();
+        self.fill_retake(&mut given, endpoint, &mut warnings)?;
+        let loaded = self.laid(&given, endpoint, &mut warnings)?;
+        // Only fields of this request are checked, not the fields that a remix inherits.
+        let effect = loaded.check_request_effect(|field| given.uses_name(field));
+        effect.map_err(|error| errors::config_error(error, &given))?;
+        let (config, inputs) = self.request_config(&loaded.config);
+        self.check(&loaded, &given)?;
+        let expected = self.resolver.check(&loaded.config, self.serve(), &given)?;
+        let id = ids.next().map_err(|_| {
+            ApiError::new(500, "internal", "cannot create an id: the system's random number generator failed")
+        })?;
+        let metadata = given.get("metadata").and_then(Value::as_object).cloned().unwrap_or_default();
+        let user = given.text("user").map(String::from);
+        let mut fields = kept(given.values);
+        if !matches!(endpoint, Endpoint::Create) {
+            // Record the pipeline that this endpoint implies, because a remix of the job uses another endpoint.
+            fields.insert("pipeline".into(), config.pipeline.name().into());
+        }
+        Ok(Accepted {
+            shape: keys::shape(&config),
+            batch_key: keys::batch(&config, &id),
+            id,
+            created_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            owner: caller.name.clone(),
+            model,
+            config: JobConfig::new(&config).map_err(unwritten)?,
+            expected,
+            fields,
+            seconds,
+            user,
+            metadata,
+            warnings,
+            remixed_from: endpoint.origin().cloned(),
+            inputs,
+            body_sha256,
+            idempotency_key: None,
+            traceparent: None,
+        })
+    }
+
+    fn warm_up(&self, ids: &Ids) -> Result<Vec<Order>, String> {
+        let order = |shape: &Shape| {
+            let accepted = self.warm(shape, ids).map_err(|error| format!("--warm {shape}: {error}"))?;
+            Ok(Order { jobs: vec![Arc::new(accepted)], steps: None, resume: false })
+        };
+        self.warm_shapes()?.iter().map(order).collect()
+    }
+}
+
 /// Returns the fields that a remix inherits: all except those that are only echoed in responses.
 fn kept(mut fields: Map<String, Value>) -> Map<String, Value> {
     fields.retain(|name, _| !matches!(name.as_str(), "user" | "metadata" | "model"));
     fields
+}
+
+fn unwritten(error: serde_json::Error) -> ApiError {
+    ApiError::new(500, "internal", format!("cannot store the job's configuration: {error}"))
 }

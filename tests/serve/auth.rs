@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use ltx2::config::{CliOverrides, load};
-use ltx2::serve::server::{Options, Server, StartError};
+use ltx2::serve::server::{Options, StartError};
 use serde_json::json;
 
 use crate::site::{Client, Site, body};
@@ -159,7 +159,7 @@ fn other_machines_require_a_key() {
         ];
         let set = own.iter().chain(keys).map(|key| format!("serve.{key}")).collect();
         let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
-        Server::start(loaded.expect("a configuration"), options, Box::new(|| Err("no device".into())))
+        ltx2::serve::start(loaded.expect("a configuration"), options, Box::new(|| Err("no device".into())))
     };
     let refused = start(&[], Options::default()).err().expect("refused");
     let StartError::Usage(message) = refused else { panic!("{refused}") };
@@ -202,7 +202,7 @@ fn metrics_address_has_the_same_access_rules() {
         let set = ["serve.listen=127.0.0.1:0", "serve.metrics_listen=0.0.0.0:0", &state];
         let set = set.iter().chain(more).map(ToString::to_string).collect();
         let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
-        Server::start(loaded.expect("a configuration"), Options::default(), Box::new(|| Err("no device".into())))
+        ltx2::serve::start(loaded.expect("a configuration"), Options::default(), Box::new(|| Err("no device".into())))
     };
     let refused = start(&[]).err().expect("refused");
     let StartError::Usage(message) = refused else { panic!("{refused}") };

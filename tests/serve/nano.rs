@@ -14,6 +14,7 @@ use ltx2::runtime::processes::{Group, Launch, Timeouts};
 use ltx2::serve::device::{Device, Made, Moment, Order, RunError, Stop};
 use ltx2::serve::id::Ids;
 use ltx2::serve::job::{Accepted, JobPhase, Produced};
+use ltx2::serve::job_config::JobConfig;
 use ltx2::serve::model_device::{factory_together, follow};
 use serde_json::{Map, Value};
 
@@ -72,7 +73,7 @@ impl Server {
             created_at: 0,
             owner: String::new(),
             model: "tiny".into(),
-            config,
+            config: JobConfig::new(&config).expect("JSON"),
             expected: None,
             fields: Map::new(),
             seconds: None,

@@ -172,7 +172,7 @@ fn replay_needs_no_loaded_model() {
         goes.recv().expect("the word to go on");
         Ok(Box::new(ScriptedDevice::new(Arc::default())) as Box<dyn Device>)
     };
-    let server = ltx2::serve::server::Server::start(loaded.expect("one"), Options::default(), Box::new(factory));
+    let server = ltx2::serve::start(loaded.expect("one"), Options::default(), Box::new(factory));
     let server = server.expect("a server");
     let send = |key: &str| {
         let mut client = Client::to(server.address()).with("idempotency-key", key);

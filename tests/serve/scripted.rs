@@ -17,6 +17,7 @@ use ltx2::serve::device::{Device, Figures, Made, Moment, Order, RunError, Stop, 
 use ltx2::serve::error::Failure;
 use ltx2::serve::id::{Ids, VideoId};
 use ltx2::serve::job::{Accepted, JobPhase, Produced, Snapshot};
+use ltx2::serve::job_config::JobConfig;
 use ltx2::serve::jobs::{Caller, Jobs, Pace, Submitted};
 use ltx2::serve::store::{FileStore, JobStore, Variant};
 use ltx2::serve::worker::{Status, Worker};
@@ -231,7 +232,7 @@ pub fn files() -> &'static [(Variant, Vec<u8>); 4] {
 
 /// Returns a substitute for the SHA-256 of a job's frames. It depends only on the request.
 pub fn frames_of(job: &Accepted) -> String {
-    hex::encode(Sha256::digest(format!("{} {}", job.prompt(), job.config.request.seed)))
+    hex::encode(Sha256::digest(format!("{} {}", job.prompt(), job.config.summary().seed)))
 }
 
 impl Made for ScriptedVideo {
@@ -267,7 +268,7 @@ impl Made for ScriptedVideo {
             media::write_atomically(&folder.join(variant.file()), &contents).map_err(full)?;
         }
         let (frames, samples) = (frames_of(&self.job), hex::encode(Sha256::digest(b"silence")));
-        let sidecar = json!({"seed": self.job.config.request.seed, "sha256": {"frames": frames, "samples": samples},
+        let sidecar = json!({"seed": self.job.config.summary().seed, "sha256": {"frames": frames, "samples": samples},
             "timings": {"total": 1.0}});
         let text = sidecar.to_string();
         media::write_atomically(&folder.join(Variant::Sidecar.file()), text.as_bytes()).map_err(full)?;
@@ -301,7 +302,7 @@ pub fn request(ids: &Ids, prompt: &str) -> Accepted {
         created_at: 1_800_000_000,
         owner: text("owner"),
         model: "scripted".into(),
-        config,
+        config: JobConfig::new(&config).expect("JSON"),
         expected: None,
         fields: serde_json::Map::from_iter([("prompt".to_string(), json!(prompt))]),
         seconds: None,
@@ -359,7 +360,7 @@ impl Server {
     }
 
     pub fn with(store: Arc<dyn JobStore>, settings: Serve, pace: Pace) -> Self {
-        let jobs = Jobs::open_at(store, settings, pace).expect("jobs");
+        let jobs = Jobs::open_at(store, (&settings).into(), pace).expect("jobs");
         Server::of(jobs, Vec::new())
     }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ltx2::config::{CliOverrides, load};
 use ltx2::serve::device::Device;
 use ltx2::serve::server::{Options, Server};
+use ltx2::serve::start;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -27,7 +28,7 @@ pub fn started(state: &Path, keys: &[&str], options: Options, device: impl Devic
     let set = set.chain([format!("serve.state={}", state.display())]).collect();
     let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
     let factory = Box::new(move || Ok(Box::new(device) as Box<dyn Device>));
-    let server = Server::start(loaded.expect("a configuration"), options, factory).expect("a server");
+    let server = start(loaded.expect("a configuration"), options, factory).expect("a server");
     server.wait_ready(Duration::from_secs(30)).expect("ready");
     server
 }

@@ -7,6 +7,8 @@ use super::{Endpoint, Fields, layer};
 use crate::config::{Config, Loaded, NumFrames, Pipeline, ValueOrigin, VideoUse};
 use crate::serve::error::ApiError;
 use crate::serve::form::Form;
+use crate::serve::generator::Generator;
+use crate::serve::id::Ids;
 use crate::serve::job::Accepted;
 use crate::serve::jobs::Caller;
 
@@ -80,14 +82,14 @@ impl Fields {
     ///
     /// # Errors
     /// Returns an error if no request can have this shape, or if an input file cannot be written.
-    pub fn warm(&self, shape: &Shape) -> Result<Accepted, ApiError> {
+    pub fn warm(&self, shape: &Shape, ids: &Ids) -> Result<Accepted, ApiError> {
         let made_up = |error| ApiError::new(500, "internal", format!("cannot create a warm-up file: {error}"));
         let mut fields = self.warm_fields(shape).map_err(made_up)?;
         fields.insert("seed".into(), 0.into());
         fields.insert("prompt".into(), "warm-up".into());
         fields.insert("pipeline".into(), shape.pipeline.name().into());
         let form = Form { fields, ..Form::default() };
-        self.accept(form, Endpoint::Create, &Caller { name: String::new(), sees_all: true })
+        self.accept(form, Endpoint::Create, &Caller { name: String::new(), sees_all: true }, ids)
     }
 
     /// Rejects a request without a prompt, or one that exceeds the server's limits.

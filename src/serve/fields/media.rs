@@ -26,7 +26,7 @@ const FORMS: &str = "send a file part, a data URL or base64";
 const MAX_REFERENCES: usize = 4;
 
 /// Returns whether a form field with this name, which may end with brackets, can contain a file.
-pub(in crate::serve) fn takes_file(name: &str) -> bool {
+pub(super) fn takes_file(name: &str) -> bool {
     let (root, member) = match name.split_once('[') {
         Some((root, rest)) => (root, rest.rsplit('[').next().unwrap_or_default().trim_end_matches(']')),
         None => (name, ""),

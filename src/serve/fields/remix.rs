@@ -73,7 +73,7 @@ impl RequestFields {
             return;
         }
         SIZE.iter().for_each(|name| below.cut(name));
-        let request = &source.config.request;
+        let request = source.config.summary();
         for (name, side) in [("width", request.width), ("height", request.height)] {
             if !self.says("size") && !self.says(name) && !self.says(&format!("ltx2.request.{name}")) {
                 below.fields.insert(name.into(), side.into());

@@ -93,7 +93,7 @@ fn members(members: &[(&str, Value)]) -> Value {
 
 /// Returns the schema of a request body, with every field under each of its names. Numbers, booleans, lists and objects
 /// are also accepted as text.
-pub fn request_schema() -> Value {
+pub(super) fn request_schema() -> Value {
     let mut properties = Map::new();
     for spec in &FIELDS {
         let mut schema = spec.schema();

@@ -6,20 +6,28 @@ mod taken;
 
 use std::sync::Arc;
 
+use axum::body::Body;
+use axum::extract::{FromRequest, Multipart};
+use axum::http::Request;
 use serde_json::{Value, json};
 
-use super::{Endpoint, Fields};
-use crate::config::{CliOverrides, load};
+use super::{Endpoint, Fields, Generator};
+use crate::config::{CliOverrides, Config, load};
+use crate::serve::descriptors::Descriptors;
 use crate::serve::error::ApiError;
-use crate::serve::form::{Form, tests as forms};
+use crate::serve::form::Form;
 use crate::serve::id::Ids;
 use crate::serve::inputs::Inputs;
 use crate::serve::job::Accepted;
 use crate::serve::jobs::Caller;
 
+/// A form part: the text after `form-data; ` in its header, and its contents.
+type FormPart<'a> = (&'a str, &'a [u8]);
+
 /// Converter for a server's configuration, with a temporary folder for input files.
 struct Server {
     fields: Fields,
+    ids: Ids,
     folder: tempfile::TempDir,
 }
 
@@ -29,12 +37,12 @@ impl Server {
         let given = CliOverrides { files: vec![file.into()], set, ..CliOverrides::default() };
         let folder = tempfile::tempdir().expect("a folder");
         let inputs = Inputs::open(folder.path().join("inputs")).expect("a folder").accepting_headers();
-        let fields = Fields::new(load(&given).expect("a configuration"), Arc::new(inputs), Ids::behind(None));
-        Server { fields, folder }
+        let fields = Fields::new(load(&given).expect("a configuration"), Arc::new(inputs));
+        Server { fields, ids: Ids::behind(None), folder }
     }
 
     pub(super) fn accept(&self, form: Form, endpoint: Endpoint) -> Result<Accepted, ApiError> {
-        self.fields.accept(form, endpoint, &Caller { name: "me".into(), sees_all: false })
+        self.fields.accept(form, endpoint, &Caller { name: "me".into(), sees_all: false }, &self.ids)
     }
 
     /// Converts a request, sent as JSON, into a job.
@@ -47,9 +55,28 @@ impl Server {
         let mut fields = Vec::new();
         body.as_object().expect("an object").iter().for_each(|(name, value)| flat(name, value, &mut fields));
         let heads: Vec<String> = fields.iter().map(|(name, _)| format!("name=\"{name}\"")).collect();
-        let parts: Vec<forms::FormPart> =
+        let parts: Vec<FormPart> =
             heads.iter().zip(&fields).map(|(head, (_, text))| (head.as_str(), text.as_bytes())).collect();
-        self.accept(forms::form(&parts)?, Endpoint::Create)
+        self.accept(self.read_form(&parts)?, Endpoint::Create)
+    }
+
+    /// Encodes form parts as a multipart body and parses the body.
+    fn read_form(&self, parts: &[FormPart]) -> Result<Form, ApiError> {
+        let mut body = Vec::new();
+        for (head, contents) in parts {
+            body.extend_from_slice(format!("--X\r\nContent-Disposition: form-data; {head}\r\n\r\n").as_bytes());
+            body.extend_from_slice(contents);
+            body.extend_from_slice(b"\r\n");
+        }
+        body.extend_from_slice(b"--X--\r\n");
+        let request = Request::post("/").header("content-type", "multipart/form-data; boundary=X");
+        let request = request.body(Body::from(body)).expect("a request");
+        let takes_file = |name: &str| self.fields.takes_file(name);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(async {
+            let body = Multipart::from_request(request, &()).await.expect("a form");
+            Form::multipart(body, &std::env::temp_dir(), Descriptors::raise(), &takes_file).await
+        })
     }
 
     /// Converts a request into a job and checks that JSON and a multipart form give the same job.
@@ -84,6 +111,17 @@ impl Server {
         let place = self.folder.path().display().to_string();
         assert!(!error.message.contains(&place) && !error.message.contains("--"), "{error:?}");
         (error.status, error.code, error.param)
+    }
+}
+
+trait ParsedConfig {
+    /// Returns the configuration of the job.
+    fn config(&self) -> Config;
+}
+
+impl ParsedConfig for Accepted {
+    fn config(&self) -> Config {
+        self.config.parse().expect("a configuration")
     }
 }
 
@@ -179,18 +217,18 @@ fn fields_set_their_configuration_keys() {
 #[test]
 fn missing_seed_is_random_unless_fixed() {
     let server = Server::new("nano", &[]);
-    let seed = |body: &Value| server.good(body).config.request.seed;
+    let seed = |body: &Value| server.good(body).config().request.seed;
     let drawn: Vec<u64> =
         (0..4).map(|_| seed(&json!({}))).chain([seed(&json!({"seed": -1})), seed(&json!({"seed": "-1"}))]).collect();
     assert!(drawn.iter().all(|seed| *seed < 1 << 53));
     assert!(drawn.windows(2).any(|pair| pair[0] != pair[1]));
     // A field overrides a YAML key, even if the field requests a random seed.
     let accepted = server.good(&json!({"seed": -1, "ltx2": {"request": {"seed": 5}}}));
-    assert_eq!(accepted.fields["seed"], accepted.config.request.seed);
+    assert_eq!(accepted.fields["seed"], accepted.config().request.seed);
     assert_eq!(accepted.warnings, ["seed overrides ltx2.request.seed"]);
     let accepted = server.good(&json!({}));
-    assert_eq!(accepted.fields["seed"], accepted.config.request.seed);
+    assert_eq!(accepted.fields["seed"], accepted.config().request.seed);
     let fixed = Server::new("nano", &["serve.seed=fixed", "request.seed=99"]);
-    assert_eq!(fixed.good(&json!({})).config.request.seed, 99);
-    assert_eq!(server.good(&json!({"ltx2": {"request": {"seed": 5}}})).config.request.seed, 5);
+    assert_eq!(fixed.good(&json!({})).config().request.seed, 99);
+    assert_eq!(server.good(&json!({"ltx2": {"request": {"seed": 5}}})).config().request.seed, 5);
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::super::job::Accepted;
 use super::super::store::{Variant, job_folder};
 use super::{Config, NumFrames, PipelineError};
-use crate::config::{Model, Output, Pipeline, Runtime};
+use crate::config::{Model, Output, Pipeline, Runtime, Support};
 
 /// The folder `inputs` in the state folder, which contains the input files of jobs.
 pub(super) struct Inputs(PathBuf);
@@ -44,8 +44,9 @@ impl Inputs {
     }
 
     /// Returns the configuration of a job with the full paths of its input files.
-    pub(super) fn named(&self, job: &Accepted) -> Config {
-        let mut config = job.config.clone();
+    pub(super) fn named(&self, job: &Accepted) -> Result<Config, PipelineError> {
+        let invalid = |error| PipelineError::Input(format!("the configuration of {}: {error}", job.id));
+        let mut config: Config = job.config.parse().map_err(invalid)?;
         let request = &mut config.request;
         let images = request.images.iter_mut().map(|image| &mut image.path);
         let latents = request.audio_latents.iter_mut().map(|latents| &mut latents.path);
@@ -58,7 +59,7 @@ impl Inputs {
             }
         }
         config.output = Output { audio: config.output.audio, ..Output::default() };
-        config
+        Ok(config)
     }
 }
 
@@ -78,11 +79,11 @@ pub(super) fn startup_config(config: &Config) -> Config {
     if plain.request.num_frames.count().is_none() {
         plain.request.num_frames = NumFrames::Count(1 + plain.frame_step());
     }
-    let needs_files = plain.pipeline.takes_video()
-        || matches!(plain.pipeline, Pipeline::ImageToVideo | Pipeline::Keyframes | Pipeline::AudioToVideo);
+    let spec = plain.pipeline.spec();
+    let needs_files = spec.video.is_some() || spec.images == Support::Required || spec.audio == Support::Required;
     let lacks_files = needs_files && plain.request.files().next().is_none();
     // A pipeline that generates no frames would read only a part of the model.
-    if lacks_files || !plain.pipeline.makes_frames() {
+    if lacks_files || !spec.generates_video {
         plain.pipeline = Pipeline::TextToVideo;
     }
     plain
@@ -91,8 +92,8 @@ pub(super) fn startup_config(config: &Config) -> Config {
 /// Rejects a configuration that does not generate exactly one video file.
 pub(super) fn check(config: &Config) -> Result<(), PipelineError> {
     let refused = |why: &str| Err(PipelineError::Usage(why.into()));
-    match (config.pipeline, &config.request.chain) {
-        (Pipeline::TextToAudio, _) => refused("pipeline: text_to_audio generates no video; use another pipeline"),
+    match (config.pipeline.spec().has_video(), &config.request.chain) {
+        (false, _) => refused("pipeline: text_to_audio generates no video; use another pipeline"),
         (_, Some(_)) => {
             refused("request.chain: the server cannot generate chained clips; remove this key, or use `ltx2 generate`")
         }

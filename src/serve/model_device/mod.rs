@@ -143,15 +143,15 @@ impl ModelDevice {
     ) -> Result<Prepared, PipelineError> {
         let started = Instant::now();
         let own = |accepted: &Accepted| {
-            let mut config = self.inputs.named(accepted);
+            let mut config = self.inputs.named(accepted)?;
             if self.together.are_several() {
                 files::local(&mut config, &self.session.config);
             }
             config.layout.clone_from(&self.session.config.layout);
             config.mesh.clone_from(&self.session.config.mesh);
-            config
+            Ok::<_, PipelineError>(config)
         };
-        let mut configs: Vec<Config> = order.jobs.iter().map(|job| own(job)).collect();
+        let mut configs = order.jobs.iter().map(|job| own(job)).collect::<Result<Vec<Config>, _>>()?;
         let Some(first) = order.jobs.first() else {
             return Err(PipelineError::Input("a batch needs at least one job".into()));
         };
@@ -163,7 +163,7 @@ impl ModelDevice {
             .map(|(index, accepted)| Job {
                 index,
                 prompt: accepted.prompt().into(),
-                seed: accepted.config.request.seed,
+                seed: accepted.config.summary().seed,
             })
             .collect();
         files::check(&configs[0])?;
@@ -277,7 +277,7 @@ impl ModelDevice {
         };
         let mut stopped = None;
         let mut client_message = |phase: Phase, step: usize, steps: usize| {
-            let stage = JobPhase::of(phase);
+            let stage = job_phase(phase);
             match self.together.decide(watch(Moment { stage, step, steps })) {
                 ControlFlow::Continue(()) => ControlFlow::Continue(()),
                 // After the denoising steps, finishing the video takes less time than repeating these steps would.
@@ -356,6 +356,18 @@ impl ModelDevice {
         };
         self.together.agree(&outcome).map_err(|error| RunError::Device(one_line(&error)))?;
         made
+    }
+}
+
+/// Returns the stage that contains a pipeline phase.
+fn job_phase(phase: Phase) -> JobPhase {
+    match phase {
+        Phase::TextEncoder | Phase::Connectors => JobPhase::TextEncoder,
+        Phase::Denoise => JobPhase::Denoise,
+        Phase::Upsampler => JobPhase::Upsampler,
+        Phase::Refine | Phase::Round => JobPhase::Refine,
+        Phase::VideoDecoder => JobPhase::VideoDecoder,
+        Phase::AudioDecoder => JobPhase::AudioDecoder,
     }
 }
 

@@ -5,12 +5,13 @@ use base64::engine::general_purpose::STANDARD;
 use ndarray::{Array2, Array4};
 use serde_json::{Value, json};
 
-use super::{Server, at};
+use super::{FormPart, ParsedConfig, Server, at};
 use crate::config::{ExtendAt, Pipeline};
 use crate::media::{Audio, EncoderChoice, Frames, Mp4Options, WavFormat, read_image, write_mp4, write_wav};
 use crate::serve::error::ApiError;
-use crate::serve::fields::{Endpoint, Shape, Source, source_video};
-use crate::serve::form::{Form, tests as forms};
+use crate::serve::fields::{Shape, source_video};
+use crate::serve::form::Form;
+use crate::serve::generator::{Endpoint, Source};
 use crate::serve::job::Accepted;
 
 fn image(name: &str) -> Vec<u8> {
@@ -49,8 +50,8 @@ fn form(
     let named = files.iter().map(|(name, _)| format!("name=\"{name}\"; filename=\"../a\""));
     let heads: Vec<String> = heads.chain(named).collect();
     let contents = fields.iter().map(|(_, text)| text.as_bytes()).chain(files.iter().map(|(_, bytes)| *bytes));
-    let parts: Vec<forms::FormPart> = heads.iter().map(String::as_str).zip(contents).collect();
-    server.accept(forms::form(&parts)?, endpoint)
+    let parts: Vec<FormPart> = heads.iter().map(String::as_str).zip(contents).collect();
+    server.accept(server.read_form(&parts)?, endpoint)
 }
 
 fn create(server: &Server, fields: &[(&str, &str)], files: &[(&str, &[u8])]) -> Result<Accepted, ApiError> {
@@ -62,8 +63,9 @@ fn image_encodings_give_the_same_job() {
     let (server, bytes) = (Server::new("nano", &[]), image("frame.png"));
     let url = data_url(&bytes);
     let first = create(&server, &[], &[("input_reference", &bytes)]).expect("a file");
-    assert_eq!((first.config.pipeline, first.inputs.len()), (Pipeline::ImageToVideo, 1));
-    let [given] = &first.config.request.images[..] else { panic!("one image") };
+    assert_eq!((first.config().pipeline, first.inputs.len()), (Pipeline::ImageToVideo, 1));
+    let config = first.config();
+    let [given] = &config.request.images[..] else { panic!("one image") };
     assert_eq!((&given.path, given.frame, given.strength), (&first.inputs[0], 0, 1.0));
     let stored = server.folder.path().join("inputs").join(&given.path);
     assert_eq!(read_image(&stored).expect("PNG"), read_image("tests/fixtures/images/frame.png".as_ref()).expect("PNG"));
@@ -88,13 +90,13 @@ fn image_encodings_give_the_same_job() {
     let list = r#"[{"file": "one", "frame": 8, "strength": 0.5, "crf": 20}, {"file": "two", "frame": 16}]"#;
     let defaults = [("images", list), ("image_cond_strength", "0.25"), ("image_crf", "0")];
     let accepted = create(&server, &defaults, &[("one", &bytes), ("two", &image("shapes.png"))]).expect("parts");
-    let told: Vec<_> = accepted.config.request.images.iter().map(|i| (i.frame, i.strength, i.crf)).collect();
+    let told: Vec<_> = accepted.config().request.images.iter().map(|i| (i.frame, i.strength, i.crf)).collect();
     assert_eq!(told, [(8, 0.5, Some(20)), (16, 0.25, Some(0))]);
     assert_eq!(accepted.inputs.len(), 2);
     // The frame `last` is resolved for any number of frames.
     let both = json!({"seed": 1, "seconds": 2, "input_reference": [
         {"content": url, "role": "last_frame"}, {"content": url, "role": "first_frame"}]});
-    let frames: Vec<usize> = server.good(&both).config.request.images.iter().map(|image| image.frame).collect();
+    let frames: Vec<usize> = server.good(&both).config().request.images.iter().map(|image| image.frame).collect();
     assert_eq!(frames, [48, 0]);
 }
 
@@ -151,7 +153,7 @@ fn audio_is_validated_by_its_contents() {
     let bytes = sound();
     let server = Server::new("nano", &["serve.pipelines=[audio_to_video]"]);
     let accepted = create(&server, &[], &[("input_audio", &bytes)]).expect("a WAV");
-    assert_eq!(accepted.config.pipeline, Pipeline::AudioToVideo);
+    assert_eq!(accepted.config().pipeline, Pipeline::AudioToVideo);
     assert_eq!(at(&accepted, "request.audio.path"), accepted.inputs[0]);
     let url = format!("data:audio/wav;base64,{}", STANDARD.encode(&bytes));
     let again = server.good(&json!({"seed": 1, "audio_reference": url}));
@@ -194,16 +196,16 @@ fn edits_and_extensions_use_the_uploaded_video() {
         form(&server, &[&[("prompt", "a"), ("seed", "1")], fields].concat(), &[("video", bytes)], Endpoint::Edit(None))
     };
     let accepted = edit(&[("start", "0.2"), ("end", "0.6")], &bytes).expect("a retake");
-    let r = &accepted.config.request;
+    let r = accepted.config().request;
     // The size of the input video overrides the size in the server's configuration.
     assert_eq!(
-        (accepted.config.pipeline, r.width, r.height, r.num_frames.count()),
+        (accepted.config().pipeline, r.width, r.height, r.num_frames.count()),
         (Pipeline::Retake, 128, 96, Some(25))
     );
     assert_eq!(r.video.as_ref(), accepted.inputs.first());
     assert_eq!(r.retake.as_ref().map(|span| (span.from, span.to, span.audio)), Some((0.2, Some(0.6), true)));
     let span = edit(&[("retake", r#"{"start": 0.5, "audio": false}"#)], &bytes).expect("a retake");
-    assert_eq!(span.config.request.retake.map(|span| (span.from, span.to, span.audio)), Some((0.5, None, false)));
+    assert_eq!(span.config().request.retake.map(|span| (span.from, span.to, span.audio)), Some((0.5, None, false)));
     let empty = edit(&[("start", "0.5"), ("end", "0.5")], &bytes).expect_err("an empty span");
     assert!(empty.message.ends_with("is empty; end must be after start"), "{empty}");
     for (fields, param) in [
@@ -222,12 +224,12 @@ fn edits_and_extensions_use_the_uploaded_video() {
     // largest supported number of frames.
     for (bytes, frames, warned) in [(&bytes, 25, 1), (&video(30, 96, 128), 25, 2)] {
         let accepted = edit(&[], bytes).expect("a retake without a span");
-        let r = &accepted.config.request;
+        let r = accepted.config().request;
         assert_eq!(r.retake.as_ref().map(|span| (span.from, span.to)), Some((0.042, None)));
         assert_eq!((r.num_frames.count(), accepted.num_frames()), (Some(frames), Some(frames)));
         assert_eq!(accepted.warnings.len(), warned, "{:?}", accepted.warnings);
         let again = Form::json(br#"{"prompt": "b"}"#).expect("JSON");
-        let again = server.accept(again, Endpoint::Remix(&accepted)).expect("a remix").config.request;
+        let again = server.accept(again, Endpoint::Remix(&accepted)).expect("a remix").config().request;
         assert_eq!((again.retake, again.num_frames), (r.retake.clone(), r.num_frames));
     }
     for bad in [&b"RIFF"[..], b"#EXTM3U", &bytes[..200], &video(2, 96, 128)[..64]] {
@@ -246,11 +248,11 @@ fn edits_and_extensions_use_the_uploaded_video() {
         )
     };
     let accepted = extend(&[("seconds", "1"), ("before", "true"), ("overlap", "9")]).expect("an extension");
-    assert_eq!(accepted.config.request.num_frames.count(), Some(9 + 24));
+    assert_eq!(accepted.config().request.num_frames.count(), Some(9 + 24));
     // The expected number of frames is that of the input video plus the added frames.
     assert_eq!(accepted.expected.map(|video| (video.width, video.height, video.num_frames)), Some((128, 96, 25 + 24)));
-    assert_eq!((accepted.config.pipeline, accepted.seconds.as_deref()), (Pipeline::Extend, Some("1")));
-    assert!(accepted.config.request.extend.is_some_and(|extend| extend.at == ExtendAt::Start));
+    assert_eq!((accepted.config().pipeline, accepted.seconds.as_deref()), (Pipeline::Extend, Some("1")));
+    assert!(accepted.config().request.extend.is_some_and(|extend| extend.at == ExtendAt::Start));
     for (fields, param) in [
         (&[][..], "seconds"),
         (&[("seconds", "1"), ("overlap", "24")], "seconds"),
@@ -280,20 +282,20 @@ fn finished_video_can_be_edited_and_remixed() {
     assert_eq!(source_video(&read(&json!({"video": "AAAA"}))), Ok(None));
     assert_eq!(source_video(&read(&json!({"video": "video_x"}))).expect_err("none").status, 404);
     let edited = server.accept(read(&body), Endpoint::Edit(Some(made))).expect("an edit");
-    assert_eq!((edited.config.pipeline, edited.remixed_from.as_ref()), (Pipeline::Retake, Some(&source.id)));
+    assert_eq!((edited.config().pipeline, edited.remixed_from.as_ref()), (Pipeline::Retake, Some(&source.id)));
     assert_eq!(edited.inputs.len(), 1);
 
     let remix = |source: &Accepted, body: Value| server.accept(read(&body), Endpoint::Remix(source));
     let remixed = remix(&source, json!({"prompt": "c"})).expect("a remix");
-    assert_eq!((remixed.prompt(), remixed.config.request.seed, remixed.config.sampler.steps), ("c", 5, 8));
+    assert_eq!((remixed.prompt(), remixed.config().request.seed, remixed.config().sampler.steps), ("c", 5, 8));
     assert_eq!((remixed.remixed_from.as_ref(), remixed.user, remixed.metadata.len()), (Some(&source.id), None, 0));
     assert_eq!(remixed.batch_key, source.batch_key);
     let other = remix(&source, json!({"prompt": "c", "seed": 9, "sigmas": [1, 0.5], "width": 64})).expect("a remix");
-    assert_eq!((other.config.request.seed, other.config.sampler.steps, other.config.request.width), (9, 2, 64));
+    assert_eq!((other.config().request.seed, other.config().sampler.steps, other.config().request.width), (9, 2, 64));
     let again = remix(&edited, json!({"prompt": "d", "start": 0.25})).expect("a remix of an edit");
     assert_eq!(
-        (again.config.pipeline, again.config.request.video),
-        (Pipeline::Retake, edited.config.request.video.clone())
+        (again.config().pipeline, again.config().request.video),
+        (Pipeline::Retake, edited.config().request.video.clone())
     );
     span_by_span(&server, made);
     std::fs::remove_file(server.folder.path().join("inputs").join(&edited.inputs[0])).expect("removed");
@@ -345,8 +347,9 @@ fn reference_videos_are_stored_with_their_masks() {
     let list = r#"[{"file": "clip", "strength": 0.5, "mask": "mask", "frames": 9}]"#;
     let size = [("reference_videos", list), ("size", "128x128"), ("num_frames", "25")];
     let accepted = create(&server, &size, &[("clip", &clip), ("mask", &mask)]).expect("references");
-    let [video] = &accepted.config.request.reference_videos[..] else { panic!("one video") };
-    assert_eq!((accepted.config.pipeline, video.strength, video.frames), (Pipeline::IcLora, 0.5, Some(9)));
+    let config = accepted.config();
+    let [video] = &config.request.reference_videos[..] else { panic!("one video") };
+    assert_eq!((config.pipeline, video.strength, video.frames), (Pipeline::IcLora, 0.5, Some(9)));
     assert_eq!(accepted.inputs.len(), 2);
     assert!(
         accepted.inputs.contains(&video.path)
@@ -372,8 +375,8 @@ fn every_video_pipeline_can_be_warmed_up() {
         (Pipeline::IcLora, 1),
     ] {
         let shape = Shape { width: 128, height: 128, num_frames: 25, pipeline };
-        let accepted = server.fields.warm(&shape).unwrap_or_else(|error| panic!("{shape}: {error}"));
-        assert_eq!(Shape::of(&accepted.config), Some(shape));
+        let accepted = server.fields.warm(&shape, &server.ids).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        assert_eq!(Shape::of(&accepted.config()), Some(shape));
         assert_eq!(accepted.inputs.len(), files, "{shape}");
     }
     // An extension that is too short is rejected, because it would be rounded up to another length.

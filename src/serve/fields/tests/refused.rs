@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::Server;
+use super::{ParsedConfig, Server};
 use crate::serve::fields::Endpoint;
 use crate::serve::form::Form;
 
@@ -237,7 +237,7 @@ fn server_limits_are_enforced() {
     let warm = ["serve.only_warm=true", "serve.warm=[128x96x25, 64x64x9]"];
     assert_eq!(of(&warm, json!({"num_frames": 9})), refused("shape_not_warm", "size"));
     let server = Server::new("nano", &warm);
-    assert_eq!(server.good(&json!({"seed": 1, "size": "64x64", "num_frames": 9})).config.request.width, 64);
+    assert_eq!(server.good(&json!({"seed": 1, "size": "64x64", "num_frames": 9})).config().request.width, 64);
     assert_eq!(of(&["reference=official"], json!({"num_frames": "auto"})), refused("invalid_value", "num_frames"));
     let auto = json!({"seed": 1, "num_frames": "auto"});
     let own = Server::new("nano", &[]);
@@ -245,7 +245,7 @@ fn server_limits_are_enforced() {
     assert_ne!(own.good(&auto).batch_key, own.good(&auto).batch_key, "each prompt has its own duration");
     assert_eq!(of(&[], json!({"num_frames": "auto", "size": "2048x1024"})), refused("too_large", "size"));
     // The server's own configuration may set more steps than the limit.
-    assert_eq!(Server::new("nano", &["serve.max_steps=10"]).good(&json!({"seed": 1})).config.sampler.steps, 20);
+    assert_eq!(Server::new("nano", &["serve.max_steps=10"]).good(&json!({"seed": 1})).config().sampler.steps, 20);
 }
 
 /// The errors contain the client's field names. Settings without effect in the server's own configuration are accepted.
@@ -279,7 +279,7 @@ fn remix_may_disable_guidance_of_its_source() {
     let body = json!({"prompt": "b", "guidance_scale": 1, "stg_scale": 0}).to_string();
     let form = Form::json(body.as_bytes()).expect("JSON");
     let made = server.accept(form, Endpoint::Remix(&source)).expect("accepted");
-    assert_eq!(made.config.guidance.video.cfg, Some(1.0));
+    assert_eq!(made.config().guidance.video.cfg, Some(1.0));
 }
 
 #[test]
@@ -287,8 +287,8 @@ fn distilled_model_rejects_steps_and_accepts_sigmas() {
     let server = Server::new("ltx2_distilled", &[]);
     assert_eq!(server.bad(&json!({"steps": 8})), (400, "invalid_value", Some("steps".into())));
     let accepted = server.good(&json!({"seed": 1}));
-    assert_eq!(accepted.config.sampler.sigmas.map(|sigmas| sigmas.len()), Some(9));
+    assert_eq!(accepted.config().sampler.sigmas.map(|sigmas| sigmas.len()), Some(9));
     let accepted = server.good(&json!({"seed": 1, "stage_1_sigmas": [1, 0.5], "stage_2_sigmas": "[0.9, 0.4, 0]"}));
-    assert_eq!((accepted.config.sampler.steps, accepted.config.two_stage.sigmas), (2, vec![0.9, 0.4, 0.0]));
+    assert_eq!((accepted.config().sampler.steps, accepted.config().two_stage.sigmas), (2, vec![0.9, 0.4, 0.0]));
     assert_eq!(server.bad(&json!({"size": "1504x1024"})), (400, "invalid_size", Some("size".into())));
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{Server, at};
+use super::{ParsedConfig, Server, at};
 use crate::config::{Decoder, Pipeline};
 use crate::serve::fields::Endpoint;
 use crate::serve::fields::table::FIELDS;
@@ -74,7 +74,7 @@ fn decoder_and_auto_duration_aliases_work() {
         (json!({"seed": 1, "use_diffusion_decoder": "false"}), Decoder::Conv),
         (json!({"seed": 1}), Decoder::Auto),
     ] {
-        assert_eq!(server.good(&body).config.model.decoder, decoder, "{body}");
+        assert_eq!(server.good(&body).config().model.decoder, decoder, "{body}");
     }
     for body in [json!({"seed": 1, "auto_duration": true}), json!({"seed": 1, "num_frames": "auto"})] {
         assert_eq!(server.good(&body).num_frames(), None, "{body}");
@@ -88,7 +88,7 @@ fn loras_are_selected_by_name() {
     ];
     let server = Server::new("nano_two_stage", &set);
     let of = |body: Value| {
-        let loras = server.good(&body).config.model.loras;
+        let loras = server.good(&body).config().model.loras;
         loras.into_iter().map(|lora| (lora.path, lora.strength, lora.stages)).collect::<Vec<_>>()
     };
     let style = ("tests/fixtures/lora/plain.safetensors".to_string(), 0.5, vec![1, 2]);
@@ -129,14 +129,14 @@ fn model_names_and_size_aliases_are_resolved() {
     assert_eq!(named.good(&json!({"seed": 1, "model": "sora-2"})).model, "sora-2");
     let large = Server::new("nano", &["serve.max_tokens=100000"]);
     let accepted = large.good(&json!({"seed": 1, "size": "1280x720"}));
-    assert_eq!((accepted.config.request.width, accepted.config.request.height), (1280, 704));
+    assert_eq!((accepted.config().request.width, accepted.config().request.height), (1280, 704));
     assert_eq!(accepted.warnings, ["size 1280x720 is an alias of 1280x704"]);
     // The map is merged over the default aliases, so they must be removed one by one.
     let set = ["serve.size_aliases={1280x720: null, 720x1280: null, small: 64x64}", "serve.max_tokens=100000"];
     let other = Server::new("nano", &set);
     assert_eq!(other.fields.card().size_aliases, [("small".to_string(), "64x64".to_string())].into());
     assert_eq!(other.bad(&json!({"size": "1280x720"})).1, "invalid_size");
-    assert_eq!(other.good(&json!({"seed": 1, "size": "small"})).config.request.width, 64);
+    assert_eq!(other.good(&json!({"seed": 1, "size": "small"})).config().request.width, 64);
     let frames = server.good(&json!({"seed": 1, "num_frames": 33, "seconds": 2}));
     assert_eq!(frames.warnings, ["num_frames overrides seconds"]);
 }
@@ -150,7 +150,7 @@ fn card_lists_pipelines_shapes_and_limits() {
     assert_eq!((&card["defaults"]["size"], &card["defaults"]["num_inference_steps"]), (&json!("128x96"), &json!(20)));
     assert_eq!((&card["limits"]["max_frames"], &card["limits"]["size_multiple"]), (&json!(289), &json!(32)));
     let two = server.good(&json!({"seed": 1, "pipeline": "two_stage", "size": "256x192"}));
-    assert_eq!(two.config.pipeline, Pipeline::TwoStage);
+    assert_eq!(two.config().pipeline, Pipeline::TwoStage);
     assert_eq!(server.bad(&json!({"pipeline": "two_stage", "size": "160x96"})).1, "invalid_size");
     let all = Server::new("nano", &["serve.warm=[none]"]);
     assert_eq!(all.fields.warm_shapes(), Ok(Vec::new()));
@@ -176,10 +176,10 @@ fn prompt_comes_only_from_the_request() {
     assert_eq!(error.code, "missing_prompt");
     let accepted = server.good(&json!({"seed": 1, "prompt": "mine"}));
     assert_eq!(accepted.prompt(), "mine");
-    assert_eq!(server.good(&json!({"seed": 1, "negative_prompt": "x"})).config.request.negative_prompt, "x");
+    assert_eq!(server.good(&json!({"seed": 1, "negative_prompt": "x"})).config().request.negative_prompt, "x");
     let empty = server.json(&json!({"prompt": "a", "negative_prompt": ""})).expect("an empty one");
-    assert_eq!(empty.config.request.negative_prompt, "");
-    assert_eq!((accepted.owner.as_str(), accepted.config.serve == Default::default()), ("me", true));
+    assert_eq!(empty.config().request.negative_prompt, "");
+    assert_eq!((accepted.owner.as_str(), accepted.config().serve == Default::default()), ("me", true));
 }
 
 /// If a request sets a YAML key and a field for the same setting, the field takes precedence, with a warning.
