@@ -221,18 +221,20 @@ fn mismatched_lora_error_has_file_key_and_shapes() {
     let gate = "diffusion_model.transformer_blocks.0.attn1.to_gate_logits";
     let (ga, gb) = (&format!("{gate}.lora_A.weight"), &format!("{gate}.lora_B.weight"));
     says(bad(&[(ga, [2, 24]), (gb, [4, 2])]), &[ga, "to_gate_logits.weight", "not a tensor", "another model version"]);
-    says(bad(&[("lora_unet_x.lora_down.weight", [2, 2])]), &["lora_unet_x", "diffusers", "Lightricks"]);
-    says(bad(&[("model.diffusion_model.x.lora_A.weight", [2, 2])]), &["does not begin with"]);
-    for (part, kind) in [
-        ("dora_scale", "DoRA"),
-        ("lora_magnitude_vector", "DoRA"),
-        ("hada_w1_a", "LoHa"),
-        ("lokr_w1", "LoKr"),
+    let flat = [("lora_unet_x.lora_down.weight", [2, 24]), ("lora_unet_x.lora_up.weight", [24, 2])];
+    says(bad(&flat), &["lora_unet_x", "not a module", "the nearest is `"]);
+    let [x_a, x_b] = ["A", "B"].map(|matrix| format!("model.diffusion_model.x.lora_{matrix}.weight"));
+    says(bad(&[(&x_a, [2, 24]), (&x_b, [24, 2])]), &["`x.weight`", "not a tensor", "the nearest is `"]);
+    for (part, said) in [
+        ("dora_scale", "24 rows and 24 columns"),
+        ("lora_magnitude_vector", "24 rows and 24 columns"),
+        ("hada_w1_a", "LoHa matrix without its counterpart"),
+        ("lokr_w1", "LoKr matrix without its counterpart"),
         ("lora_mid.weight", "LoCon"),
-        ("lora_B.bias", "bias"),
-        ("diff", "difference"),
+        ("lora_B.bias", "update of shape [2, 2]"),
+        ("diff", "updates the same weight as"),
     ] {
-        says(bad(&[(a, [2, 24]), (b, [24, 2]), (&format!("{q}.{part}"), [2, 2])]), &[part, kind, "only lora_A"]);
+        says(bad(&[(a, [2, 24]), (b, [24, 2]), (&format!("{q}.{part}"), [2, 2])]), &[part, said]);
     }
 }
 
@@ -252,9 +254,9 @@ fn unsupported_lora_metadata_is_rejected() {
     };
     opened(json!({"transformer.use_rslora": false, "transformer.alpha_pattern": {"^a.to_q": 1}})).expect("a LoRA");
     for (metadata, said) in [
-        (json!({"transformer.use_rslora": true}), "use_rslora, which is not supported"),
-        (json!({"use_dora": true}), "use_dora, which is not supported"),
-        (json!({"connectors.lora_bias": true}), "lora_bias, which is not supported"),
+        (json!({"transformer.use_qalora": true}), "use_qalora, which is not supported"),
+        (json!({"fan_in_fan_out": true}), "fan_in_fan_out, which is not supported"),
+        (json!({"connectors.modules_to_save": ["a"]}), "modules_to_save, which is not supported"),
         (json!({"transformer.alpha_pattern": {"blocks.[0-9]+": 1}}), "alpha_pattern `blocks.[0-9]+`"),
         (json!({"lora_alpha": "12"}), "the alpha \"12\", which is not a number"),
         (json!({"transformer.alpha_pattern": {"^a.to_q": [1]}}), "the alpha [1], which is not a number"),

@@ -6,7 +6,7 @@
 use super::{Checkpoint, Component, WeightsError};
 
 /// Prefix of the transformer and the connectors in a single file.
-const TRANSFORMER: &str = "model.diffusion_model.";
+pub(super) const TRANSFORMER: &str = "model.diffusion_model.";
 /// Prefix of the text projections in a single file.
 const PROJECTION: &str = "text_embedding_projection.";
 
@@ -203,6 +203,14 @@ fn statistics(key: &str) -> Option<String> {
         "std-of-means" => Some("latents_std".into()),
         _ => None,
     }
+}
+
+/// Returns Lightricks' name of a module of the transformer or the connectors, without a prefix: the inverse of
+/// [`SingleFileKeys::map`].
+pub(super) fn lightricks(component: Component, module: &str) -> String {
+    let rules = if component == Component::Connectors { CONNECTOR_SEGMENTS } else { TRANSFORMER_SEGMENTS };
+    let inverse: Vec<(&str, &str)> = rules.iter().map(|(from, to)| (*to, *from)).collect();
+    segments(module, &inverse)
 }
 
 fn segments(key: &str, rules: &[(&str, &str)]) -> String {

@@ -1,15 +1,15 @@
-//! LoRA files, which add `strength · (alpha / rank) · B·A` to weights of a model.
+//! Adapter files: LoRAs, which add `strength · (alpha / rank) · B·A` to weights of a model, and DoRAs, LoHas, LoKrs and
+//! differences.
 //!
-//! Two naming schemes are supported. diffusers and PEFT: `transformer.<module>.lora_A.weight [rank, in]` and
-//! `….lora_B.weight [out, rank]`. Lightricks and ComfyUI: `diffusion_model.<module>…` with the module names of
-//! Lightricks' single files. Older trainers write `lora_down` and `lora_up`, and a scalar `<module>.alpha`. diffusers
-//! stores alphas in the header.
+//! Names of tensors: the model's name of a module, in diffusers' or Lightricks' spelling, after the prefixes of diffusers
+//! (`transformer.`), Lightricks and ComfyUI (`diffusion_model.`) or PEFT (`base_model.model.`), or none; or with `_` in
+//! the place of `.`, as musubi-tuner writes it (`lora_unet_…`). An alpha is a tensor `<module>.alpha`, or is in the header
+//! (diffusers) or in `adapter_config.json` (PEFT).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::Component;
@@ -17,40 +17,20 @@ use super::checkpoint::{Checkpoint, TensorView};
 use super::error::WeightsError;
 use super::fingerprint;
 use super::hub::HubCache;
-use super::keys::SingleFileKeys;
 use super::merge_order::MergeOrder;
 use super::source::ModelSource;
 use super::unsupported;
+use keys::{FlatModules, Module, Role};
+use metadata::Metadata;
 
-/// Metadata key of diffusers' adapter configuration.
-const METADATA: &str = "lora_adapter_metadata";
+mod keys;
+mod metadata;
+mod update;
 
-/// A LoRA's update of one weight.
-#[derive(Clone, Debug)]
-pub struct Update {
-    /// `A`: `[rank, in]`.
-    pub(super) down: TensorView,
-    /// `B`: `[out, rank]`.
-    pub(super) up: TensorView,
-    rank: usize,
-    /// LoRA alpha; equal to the rank if the file contains no alpha.
-    alpha: f64,
-    /// Whether Lightricks' loader supports the naming scheme of the update's tensors.
-    official: bool,
-}
+pub use update::Update;
+pub(crate) use update::{Delta, Factor, Norms};
 
-impl Update {
-    /// Returns the factor of `B·A`. The official merge orders ignore alpha, as Lightricks' loader does, except for
-    /// naming schemes that this loader does not support.
-    pub(super) fn factor(&self, order: MergeOrder, strength: f64) -> f64 {
-        match matches!(order, MergeOrder::Official | MergeOrder::Official1) && self.official {
-            true => strength,
-            false => strength * self.alpha / self.rank as f64,
-        }
-    }
-}
-
-/// An open LoRA file.
+/// An open adapter file.
 #[derive(Debug)]
 pub struct LoraFile {
     path: PathBuf,
@@ -59,6 +39,10 @@ pub struct LoraFile {
     /// `model_version` in the file's header.
     version: Option<String>,
     updates: BTreeMap<(Component, String), Update>,
+    /// Updates of modules whose names have `_` in the place of `.`: the name, `weight` or `bias`, and the update.
+    flat: BTreeMap<(String, &'static str), Update>,
+    /// The same by the tensors of the model; set by [`LoraFile::check`].
+    resolved: OnceLock<BTreeMap<(Component, String), Update>>,
 }
 
 /// A LoRA file with its strength.
@@ -70,74 +54,56 @@ pub struct Lora {
     pub strength: f64,
 }
 
-/// Role of a tensor in an update, determined by the end of its name.
-#[derive(Clone, Copy)]
-enum Role {
-    Down,
-    Up,
-    Alpha,
-}
-
-const ROLES: [(&str, Role); 5] = [
-    (".lora_A.weight", Role::Down),
-    (".lora_down.weight", Role::Down),
-    (".lora_B.weight", Role::Up),
-    (".lora_up.weight", Role::Up),
-    (".alpha", Role::Alpha),
-];
-
-/// Name parts that identify unsupported adapter types.
-const OTHERS: [(&str, &str); 7] = [
-    (".lora_magnitude_vector", "a DoRA"),
-    (".dora_scale", "a DoRA"),
-    (".hada_", "a LoHa"),
-    (".lokr_", "a LoKr"),
-    (".lora_mid.", "a LoCon"),
-    (".oft_", "an OFT"),
-    (".lora_B.bias", "a LoRA with a bias"),
-];
-
-/// The tensors `A`, `B` and alpha of one weight that were found so far.
-type Parts = [Option<TensorView>; 3];
-
 impl LoraFile {
-    /// Opens a file, or `org/name` or `org/name/file` in the local Hugging Face cache. Reads only the header and the
-    /// alphas.
+    /// Opens a file or a folder that PEFT saved, or `org/name` or `org/name/file` in the local Hugging Face cache. Reads
+    /// only the header, the configuration and the alphas.
     ///
     /// # Errors
-    /// Returns an error if the file is missing, or if it contains anything but pairs of matrices of matching rank and
-    /// alphas.
+    /// Returns an error if the file is missing, or if it contains anything but complete updates.
     pub fn open(name: &str) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(&locate(name)?)?;
         let path = checkpoint.path().to_path_buf();
-        let metadata = Metadata::of(&checkpoint)?;
-        let mut found: BTreeMap<(Component, String), Parts> = BTreeMap::new();
+        let metadata = Metadata::read(&checkpoint)?;
+        let mut found: BTreeMap<Module, (&str, BTreeMap<Role, TensorView>)> = BTreeMap::new();
         for key in checkpoint.names() {
-            let (component, module, role) = place(key).map_err(|why| wrong(&path, key, why))?;
-            let part = &mut found.entry((component, module)).or_default()[role as usize];
-            if let Some(other) = part.replace(checkpoint.get_float(key)?) {
+            let (name, role) = keys::split(key).map_err(|why| wrong(&path, key, why))?;
+            let (_, parts) = found.entry(keys::module(name)).or_insert_with(|| (name, BTreeMap::new()));
+            // Alphas may be integers.
+            let view = if role == Role::Alpha { checkpoint.get(key)? } else { checkpoint.get_float(key)? };
+            if let Some(other) = parts.insert(role, view) {
                 return Err(wrong(&path, key, format!("updates the same weight as `{}`", other.key())));
             }
         }
-        let mut updates = BTreeMap::new();
-        for ((component, module), parts) in found {
-            let update = pair(&path, &module, parts, metadata.alpha(component, &module))?;
-            updates.insert((component, format!("{module}.weight")), update);
+        let (mut updates, mut flat) = (BTreeMap::new(), BTreeMap::new());
+        for (module, (name, parts)) in found {
+            let (component, own) = match &module {
+                Module::Named(component, own) => (*component, own),
+                Module::Flat(own) => (Component::Transformer, own),
+            };
+            for (tensor, update) in update::assemble(&path, name, parts, metadata.listed(component, [name, own]))? {
+                match &module {
+                    Module::Named(component, name) => {
+                        drop(updates.insert((*component, format!("{name}.{tensor}")), update))
+                    }
+                    Module::Flat(name) => drop(flat.insert((name.clone(), tensor), update)),
+                }
+            }
         }
-        if updates.is_empty() {
+        if updates.is_empty() && flat.is_empty() {
             return Err(wrong(&path, "lora_A", "is missing: the file contains no tensors"));
         }
         let meta = std::fs::metadata(&path).map_err(WeightsError::io(&path, "cannot read its size"))?;
         let whole = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
         let version = checkpoint.metadata(unsupported::VERSION).map(String::from);
-        Ok(LoraFile { identity: (whole, meta.len(), meta.modified().ok()), path, version, updates })
+        let identity = (whole, meta.len(), meta.modified().ok());
+        Ok(LoraFile { identity, path, version, updates, flat, resolved: OnceLock::new() })
     }
 
     /// Returns a warning if the merge order ignores alphas that would change the result.
     pub fn unused_alpha(&self, order: MergeOrder) -> Option<String> {
         let unused = |u: &&Update| u.factor(order, 1.0) != u.factor(MergeOrder::Exact, 1.0);
         let first = self.updates.values().find(unused)?;
-        let (path, key, alpha, rank) = (self.path.display(), first.down.key(), first.alpha, first.rank);
+        let (path, key, alpha, rank) = (self.path.display(), first.key(), first.alpha, first.divisor);
         Some(format!(
             "{path}: `{key}` has alpha {alpha} and rank {rank}; Lightricks' loader ignores alpha, so the LoRA is merged at \
              full strength; set model.lora_merge to diffusers or exact to multiply it by alpha / rank"
@@ -149,13 +115,16 @@ impl LoraFile {
         &self.path
     }
 
-    /// Iterates over all updated tensors: component and name.
+    /// Iterates over all updated tensors: component and name. Tensors whose names have `_` in the place of `.` are missing
+    /// before [`LoraFile::check`].
     pub fn targets(&self) -> impl Iterator<Item = (Component, &str)> {
-        self.updates.keys().map(|(component, name)| (*component, name.as_str()))
+        let all = self.updates.keys().chain(self.resolved.get().into_iter().flat_map(BTreeMap::keys));
+        all.map(|(component, name)| (*component, name.as_str()))
     }
 
     pub(crate) fn get(&self, component: Component, name: &str) -> Option<&Update> {
-        self.updates.get(&(component, name.to_string()))
+        let key = (component, name.to_string());
+        self.updates.get(&key).or_else(|| self.resolved.get()?.get(&key))
     }
 
     /// Returns a warning if the model is LTX-2.5 and the file does not state the model version that it was trained on.
@@ -174,50 +143,81 @@ impl LoraFile {
             let cure = "use a LoRA that was trained on this model version";
             transformer.check_header(&self.path, self.version.as_deref(), "is a LoRA", cure)?;
         }
-        for ((component, name), update) in &self.updates {
-            let fail = |view: &TensorView, reason: String| {
-                let version = model.version().map_or_else(|_| String::new(), |v| format!(" (LTX-{v})"));
-                let reason =
-                    format!("{reason} of {}{version}; is the LoRA for another model version?", model.path().display());
-                WeightsError::Lora { path: self.path.clone(), key: view.key().into(), reason }
-            };
+        let resolved = self.resolve(model)?;
+        for ((component, name), update) in self.updates.iter().chain(&resolved) {
             let checkpoint = model.checkpoint(*component)?;
-            let made = [update.up.shape()[0], update.down.shape()[1]];
+            let shape = update.shape();
             match checkpoint.shape(name) {
                 None => {
                     let reason =
-                        format!("updates `{name}` of shape {made:?}, which is not a tensor of the {component}");
-                    return Err(fail(&update.down, reason));
+                        format!("updates `{name}` of shape {shape:?}, which is not a tensor of the {component}");
+                    let near = keys::nearest(checkpoint.names(), name);
+                    return Err(self.mismatch(model, update, reason, near));
                 }
-                Some(shape) if shape != made => {
-                    let both = format!(
-                        "has shape {:?} and `{}` has {:?}",
-                        update.down.shape(),
-                        update.up.key(),
-                        update.up.shape()
-                    );
+                Some(own) if own != shape => {
                     let reason = format!(
-                        "{both}, which give an update of shape {made:?}, but `{name}` has shape {shape:?} in the {component}"
+                        "{}, giving an update of shape {shape:?}, but `{name}` has shape {own:?} in the {component}",
+                        update.shapes()
                     );
-                    return Err(fail(&update.down, reason));
+                    return Err(self.mismatch(model, update, reason, None));
                 }
                 Some(_) => {}
             }
         }
+        self.resolved.get_or_init(|| resolved);
         Ok(())
     }
-}
 
-/// Resolves a path, or a name in the local Hugging Face cache.
-pub(super) fn locate(name: &str) -> Result<PathBuf, WeightsError> {
-    match Path::new(name).exists() || !HubCache::is_name(name) {
-        true => Ok(PathBuf::from(name)),
-        false => HubCache::from_env().resolve(name),
+    /// Finds the model's tensors for the updates whose names have `_` in the place of `.`.
+    fn resolve(&self, model: &ModelSource) -> Result<BTreeMap<(Component, String), Update>, WeightsError> {
+        let mut resolved = BTreeMap::new();
+        if self.flat.is_empty() {
+            return Ok(resolved);
+        }
+        let modules = FlatModules::new(model)?;
+        for ((flat, tensor), update) in &self.flat {
+            let found: Vec<_> = modules.find(flat).into_iter().collect();
+            let [(component, module)] = found[..] else {
+                let names = |found: &(Component, String)| format!("{}.{tensor}", found.1);
+                let near = modules.nearest(flat).filter(|_| found.is_empty()).map(names);
+                let reason = match &found[..] {
+                    [one, other, ..] => format!("may update `{}` or `{}`", names(one), names(other)),
+                    _ => format!("updates `{flat}`, which is not a module"),
+                };
+                return Err(self.mismatch(model, update, reason, near.as_deref()));
+            };
+            let target = (*component, format!("{module}.{tensor}"));
+            let other = self.updates.get(&target).or_else(|| resolved.get(&target)).map(Update::key);
+            if let Some(other) = other {
+                return Err(wrong(&self.path, update.key(), format!("updates the same weight as `{other}`")));
+            }
+            resolved.insert(target, update.clone());
+        }
+        Ok(resolved)
+    }
+
+    /// Returns an error for an update that does not fit the model. `near`: the most similar tensor of the model.
+    fn mismatch(&self, model: &ModelSource, update: &Update, reason: String, near: Option<&str>) -> WeightsError {
+        let version = model.version().map_or_else(|_| String::new(), |v| format!(" (LTX-{v})"));
+        let near = near.map_or(String::new(), |near| format!("; the nearest is `{near}`"));
+        let path = model.path().display();
+        let reason = format!("{reason} of {path}{version}{near}; is the LoRA for another model version?");
+        wrong(&self.path, update.key(), reason)
     }
 }
 
-/// Returns the fingerprint of a LoRA: a hash of its header's metadata and its tensors. It does not depend on the file's
-/// path or modification time.
+/// Resolves a path, or a name in the local Hugging Face cache. Of a folder that PEFT saved, returns the weight file.
+pub(super) fn locate(name: &str) -> Result<PathBuf, WeightsError> {
+    let path = match Path::new(name).exists() || !HubCache::is_name(name) {
+        true => PathBuf::from(name),
+        false => HubCache::from_env().resolve(name)?,
+    };
+    let weights = path.join(metadata::PEFT_WEIGHTS);
+    Ok(if weights.is_file() { weights } else { path })
+}
+
+/// Returns the fingerprint of a LoRA: a hash of its header's metadata, PEFT's configuration and its tensors. It does not
+/// depend on the file's path or modification time.
 ///
 /// # Errors
 /// Returns an error if the file is missing or damaged.
@@ -228,138 +228,15 @@ pub fn lora_fingerprint(name: &str) -> Result<String, WeightsError> {
         .all_metadata()
         .iter()
         .for_each(|(key, value)| fingerprint::add_text(&mut hash, &format!("{key}={value}")));
+    if let Some(config) = Metadata::peft_bytes(checkpoint.path())? {
+        hash.update(config);
+    }
     fingerprint::hash_checkpoint(&checkpoint, &mut hash)?;
     Ok(format!("{}{}", fingerprint::SAMPLED, hex::encode(hash.finalize())))
 }
 
-/// Splits a tensor name into component, module and role.
-fn place(key: &str) -> Result<(Component, String, Role), String> {
-    let kind = OTHERS.iter().find(|(part, _)| key.contains(part)).map(|(_, kind)| *kind);
-    let whole = [".diff", ".diff_b"].iter().any(|end| key.ends_with(end)).then_some("a full weight difference");
-    if let Some(kind) = kind.or(whole) {
-        return Err(format!("is part of {kind}; only lora_A, lora_B and alpha of a LoRA are supported"));
-    }
-    let Some((module, role)) = ROLES.iter().find_map(|(end, role)| Some((key.strip_suffix(end)?, *role))) else {
-        return Err("is not part of a LoRA; only lora_A, lora_B (lora_down, lora_up) and alpha are supported".into());
-    };
-    match target(module) {
-        Some((component, module)) => Ok((component, module, role)),
-        None => {
-            Err("does not begin with `transformer.` or `connectors.` (diffusers) or `diffusion_model.` (Lightricks)"
-                .into())
-        }
-    }
-}
-
-/// Maps a module name of a file to a component and a module of the model.
-fn target(module: &str) -> Option<(Component, String)> {
-    if let Some(rest) = module.strip_prefix("transformer.") {
-        return Some((Component::Transformer, rest.to_string()));
-    }
-    if let Some(rest) = module.strip_prefix("connectors.") {
-        return Some((Component::Connectors, rest.to_string()));
-    }
-    let rest = module.strip_prefix("diffusion_model.").unwrap_or(module);
-    if rest.starts_with("text_embedding_projection.") {
-        return SingleFileKeys::new([]).map(rest);
-    }
-    let rest = module.strip_prefix("diffusion_model.")?;
-    SingleFileKeys::new([]).map(&format!("model.diffusion_model.{rest}"))
-}
-
-/// Combines two matrices into an update. Alpha is read from the file's alpha tensor or, if there is none, from the
-/// header.
-fn pair(path: &Path, module: &str, parts: Parts, listed: Option<f64>) -> Result<Update, WeightsError> {
-    let [down, up, own] = parts;
-    let (down, up) = match (down, up) {
-        (Some(down), Some(up)) => (down, up),
-        (Some(one), None) | (None, Some(one)) => {
-            return Err(wrong(
-                path,
-                one.key(),
-                "is a LoRA matrix without its counterpart; both lora_A and lora_B are required",
-            ));
-        }
-        (None, None) => return Err(wrong(path, module, "has an alpha but no matrices")),
-    };
-    let both = format!("has shape {:?} and `{}` has {:?}", down.shape(), up.key(), up.shape());
-    let (&[rank, _], &[_, inner]) = (down.shape(), up.shape()) else {
-        return Err(wrong(path, down.key(), format!("{both}; both must have two dimensions")));
-    };
-    if rank != inner || rank == 0 {
-        return Err(wrong(path, down.key(), format!("{both}; the ranks must be equal and greater than 0")));
-    }
-    let alpha = match own {
-        Some(view) => view.to_tensor()?.to_f32().iter().next().map(|alpha| f64::from(*alpha)),
-        None => listed,
-    };
-    let official = down.key().ends_with(".lora_A.weight") && !is_diffusers(down.key());
-    Ok(Update { down, up, rank, alpha: alpha.unwrap_or(rank as f64), official })
-}
-
 fn wrong(path: &Path, key: &str, reason: impl Into<String>) -> WeightsError {
     WeightsError::Lora { path: path.to_path_buf(), key: key.into(), reason: reason.into() }
-}
-
-/// Whether a key uses diffusers' naming scheme.
-fn is_diffusers(key: &str) -> bool {
-    key.starts_with("transformer.") || key.starts_with("connectors.")
-}
-
-/// The adapter configuration in diffusers' header.
-struct Metadata(Value);
-
-impl Metadata {
-    fn of(checkpoint: &Checkpoint) -> Result<Self, WeightsError> {
-        let fail = |reason: String| wrong(checkpoint.path(), METADATA, reason);
-        let Some(text) = checkpoint.metadata(METADATA) else { return Ok(Metadata(Value::Null)) };
-        let metadata = Metadata(serde_json::from_str(text).map_err(|e| fail(format!("is not JSON: {e}")))?);
-        for component in [Component::Transformer, Component::Connectors] {
-            for key in ["use_rslora", "use_dora", "lora_bias"] {
-                if metadata.get(component, key).and_then(Value::as_bool) == Some(true) {
-                    return Err(fail(format!("enables {key}, which is not supported")));
-                }
-            }
-            let alphas =
-                metadata.patterns(component).map(|(_, alpha)| alpha).chain(metadata.get(component, "lora_alpha"));
-            if let Some(alpha) = alphas.into_iter().find(|alpha| !alpha.is_number()) {
-                return Err(fail(format!("has the alpha {alpha}, which is not a number")));
-            }
-            let is_name = |c: char| c.is_alphanumeric() || "._-".contains(c);
-            if let Some((pattern, _)) = metadata.patterns(component).find(|(p, _)| !end(p).chars().all(is_name)) {
-                return Err(fail(format!(
-                    "has the unsupported alpha_pattern `{pattern}`; use the end of a module name"
-                )));
-            }
-        }
-        Ok(metadata)
-    }
-
-    fn get(&self, component: Component, key: &str) -> Option<&Value> {
-        let own = self.0.get(format!("{}.{key}", component.folder()));
-        own.or_else(|| self.0.get(key)).filter(|v| !v.is_null())
-    }
-
-    fn patterns(&self, component: Component) -> impl Iterator<Item = (&str, &Value)> {
-        let listed = self.get(component, "alpha_pattern").and_then(Value::as_object);
-        listed.into_iter().flatten().map(|(pattern, alpha)| (&pattern[..], alpha))
-    }
-
-    /// Returns a module's alpha: the value of the first pattern that matches the end of the module's name, or else the
-    /// default for all modules.
-    fn alpha(&self, component: Component, module: &str) -> Option<f64> {
-        let fits = |(pattern, _): &(&str, &Value)| {
-            let rest = module.strip_suffix(end(pattern));
-            rest.is_some_and(|rest| rest.is_empty() || (!pattern.starts_with('^') && rest.ends_with('.')))
-        };
-        let own = self.patterns(component).find(fits).map(|(_, alpha)| alpha);
-        own.or_else(|| self.get(component, "lora_alpha")).and_then(Value::as_f64)
-    }
-}
-
-/// Returns the name in a pattern; `^` marks a pattern that must match the complete name.
-fn end(pattern: &str) -> &str {
-    pattern.strip_prefix('^').unwrap_or(pattern)
 }
 
 /// Returns the updates that LoRAs with a strength other than 0 make to a tensor, each with its file and strength. Equal
@@ -376,7 +253,10 @@ pub fn differing<'a>(old: &'a [Lora], new: &'a [Lora]) -> std::collections::BTre
         .filter(|(component, name)| {
             let known = |loras: &[Lora]| -> Vec<_> {
                 let found = updates(loras, *component, name);
-                found.iter().map(|(file, _, strength)| (file.identity.clone(), strength.to_bits())).collect()
+                let identity = |(file, update, strength): &(&LoraFile, &Update, f64)| {
+                    (file.identity.clone(), strength.to_bits(), update.factor(MergeOrder::Exact, 1.0).to_bits())
+                };
+                found.iter().map(identity).collect()
             };
             known(old) != known(new)
         })

@@ -1,4 +1,7 @@
-//! Merges LoRA updates into weights, with the rounding of the reference implementations.
+//! Merges updates of adapters into weights: LoRAs with the rounding of the reference implementations, other kinds in f32
+//! as PEFT and LyCORIS merge them.
+
+use std::ops::Range;
 
 use half::{bf16, f16};
 use ndarray::linalg::general_mat_mul;
@@ -7,10 +10,13 @@ use rayon::prelude::*;
 
 use super::checkpoint::{TensorView, widen};
 use super::error::WeightsError;
-use super::lora::{LoraFile, Update};
+use super::lora::{Delta, LoraFile, Update};
 use super::merge_order::MergeOrder;
-use super::validate::{finite_tensor, read_finite};
+use super::validate::{finite_tensor, first_non_finite, read_finite};
 use ltx2_stablehlo::DType;
+use steps::Steps;
+
+mod steps;
 
 /// Rows per block: large enough that `A` is rarely reread, small enough to occupy all cores.
 const ROWS: usize = 128;
@@ -49,14 +55,14 @@ fn to_bf16(v: f32) -> f32 {
     bf16::from_f32(v).to_f32()
 }
 
-/// One update in f32: `factor * up * down`.
+/// One LoRA in f32: `factor * up * down`.
 struct Term {
     up: Array2<f32>,
     down: Array2<f32>,
     factor: f32,
 }
 
-/// The updates of a weight, with the rounding to apply.
+/// The LoRAs of a weight, with the rounding to apply.
 struct Sum {
     order: MergeOrder,
     terms: Vec<Term>,
@@ -65,16 +71,18 @@ struct Sum {
 }
 
 impl Sum {
+    /// Reads updates, all of which are LoRAs.
     fn new(order: MergeOrder, updates: &[(&LoraFile, &Update, f64)], round: Round) -> Result<Self, WeightsError> {
         let mut terms = Vec::new();
         for (i, (_, update, strength)) in updates.iter().enumerate() {
+            let Delta::LowRank { up, down } = &update.delta else { continue };
             let operands: Round = match order {
                 MergeOrder::Official => to_bf16,
                 MergeOrder::Diffusers => round,
-                MergeOrder::Official1 if update.up.dtype() == DType::BF16 => to_bf16,
+                MergeOrder::Official1 if up.dtype() == DType::BF16 => to_bf16,
                 MergeOrder::Official1 | MergeOrder::Exact => |v| v,
             };
-            let (mut up, down) = (matrix(&update.up)?.mapv(operands), matrix(&update.down)?.mapv(operands));
+            let (mut up, down) = (matrix(up)?.mapv(operands), matrix(down)?.mapv(operands));
             let mut factor = update.factor(order, *strength) as f32;
             // Here the factor is multiplied into `B` and the result is rounded. In the other cases the factor is
             // applied in the matmul or to its result.
@@ -122,71 +130,129 @@ impl Sum {
     }
 }
 
-/// Merges updates into the matrix `weight`. 8-bit floats are multiplied by `scales` (one, or one per row) and become
-/// bf16; f64 becomes f32.
+/// A weight as stored, in blocks of rows. Tensors other than matrices are matrices with their first dimension as rows.
+struct Blocks<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+    scales: Option<&'a [f32]>,
+    rows: usize,
+    columns: usize,
+}
+
+impl Blocks<'_> {
+    /// Returns the rows of block `i`.
+    fn range(&self, i: usize) -> Range<usize> {
+        i * ROWS..self.rows.min((i + 1) * ROWS)
+    }
+
+    /// Returns block `i` in f32, multiplied by the scales.
+    fn read(&self, i: usize) -> Array2<f32> {
+        let (rows, width) = (self.range(i), self.columns * self.dtype.size());
+        let mut values = widened(self.dtype, &self.bytes[rows.start * width..rows.end * width]);
+        if let Some(scales) = self.scales {
+            for (row, values) in values.chunks_exact_mut(self.columns.max(1)).enumerate() {
+                let scale = scales[if scales.len() == 1 { 0 } else { rows.start + row }];
+                values.iter_mut().for_each(|v| *v *= scale);
+            }
+        }
+        Array2::from_shape_vec((rows.len(), self.columns), values).expect("rows of columns values")
+    }
+
+    /// Computes a value for every block, in parallel, and returns the values in order.
+    fn map<T: Send>(&self, compute: impl Fn(usize) -> T + Send + Sync) -> Vec<T> {
+        (0..self.rows.div_ceil(ROWS)).into_par_iter().map(compute).collect()
+    }
+}
+
+/// How the updates of a weight are merged.
+enum Change {
+    Sum(Sum),
+    Steps(Steps),
+}
+
+/// Merges updates into `weight`. 8-bit floats are multiplied by `scales` (one, or one per row) and become bf16; f64 becomes
+/// f32. `order` applies to weights that only LoRAs update; other kinds are merged in f32, one update after another, and
+/// rounded once.
 ///
 /// # Errors
-/// Returns an error if a tensor is not a matrix or contains non-finite values.
+/// Returns an error if the shapes differ, if a tensor contains non-finite values, or if a merged value is not finite.
 pub fn merge(
     weight: &TensorView,
     scales: Option<&[f32]>,
     order: MergeOrder,
     updates: &[(&LoraFile, &Update, f64)],
 ) -> Result<Merged, WeightsError> {
-    let &[rows, inner] = weight.shape() else {
-        return Err(not_a_matrix(weight));
-    };
+    if let Some((_, update, _)) = updates.iter().find(|(_, update, _)| update.shape() != weight.shape()) {
+        return Err(misshaped(weight, format!("`{}` updates a tensor of shape {:?}", update.key(), update.shape())));
+    }
     let round: Round = match weight.dtype() {
         DType::F32 | DType::F64 => |v| v,
         DType::F16 => |v| f16::from_f32(v).to_f32(),
         _ => to_bf16,
     };
-    let sum = Sum::new(order, updates, round)?;
-    let width = inner * weight.dtype().size();
     let stored = read_finite(weight)?;
+    let (rows, columns) = (weight.shape().first().copied().unwrap_or(1), weight.shape().iter().skip(1).product());
+    let blocks = Blocks { dtype: weight.dtype(), bytes: &stored, scales, rows, columns };
+    let change = match updates.iter().all(|(_, update, _)| update.is_lora()) {
+        true => Change::Sum(Sum::new(order, updates, round)?),
+        false => Change::Steps(Steps::new(updates, &blocks)?),
+    };
     // Computes block `i` of the rows in f32.
-    let block = |i: usize| -> Vec<f32> {
-        let (first, count) = (i * ROWS, ROWS.min(rows - i * ROWS));
-        let bytes = &stored[first * width..(first + count) * width];
-        let mut values = vec![0f32; count * inner];
-        widen(weight.dtype(), bytes, &mut values);
-        if let Some(scales) = scales {
-            for (row, values) in values.chunks_exact_mut(inner.max(1)).enumerate() {
-                let scale = scales[if scales.len() == 1 { 0 } else { first + row }];
-                values.iter_mut().for_each(|v| *v *= scale);
-            }
+    let block = |i: usize| {
+        let mut values = blocks.read(i);
+        match &change {
+            Change::Sum(sum) => sum.add_to(values.view_mut(), blocks.range(i).start),
+            Change::Steps(steps) => steps.apply(&mut values, blocks.range(i)),
         }
-        sum.add_to(ArrayViewMut2::from_shape((count, inner), &mut values).expect("count rows of inner values"), first);
         values
     };
     let half = |round: fn(f32) -> u16| {
-        let mut words = vec![0u16; rows * inner];
-        let blocks = words.par_chunks_mut(ROWS * inner.max(1)).enumerate();
-        blocks.for_each(|(i, out)| out.iter_mut().zip(block(i)).for_each(|(out, v)| *out = round(v)));
+        let mut words = vec![0u16; rows * columns];
+        let parts = words.par_chunks_mut(ROWS * columns.max(1)).enumerate();
+        parts.for_each(|(i, out)| out.iter_mut().zip(block(i)).for_each(|(out, v)| *out = round(v)));
         words
     };
-    Ok(match weight.dtype() {
+    let merged = match weight.dtype() {
         DType::F32 | DType::F64 => {
-            let mut words = vec![0f32; rows * inner];
-            let blocks = words.par_chunks_mut(ROWS * inner.max(1)).enumerate();
-            blocks.for_each(|(i, out)| out.copy_from_slice(&block(i)));
+            let mut words = vec![0f32; rows * columns];
+            let parts = words.par_chunks_mut(ROWS * columns.max(1)).enumerate();
+            parts.for_each(|(i, out)| out.iter_mut().zip(block(i)).for_each(|(out, v)| *out = v));
             Merged::Single(words)
         }
         DType::F16 => Merged::Half(DType::F16, half(|v| f16::from_f32(v).to_bits())),
         _ => Merged::Half(DType::BF16, half(|v| bf16::from_f32(v).to_bits())),
-    })
+    };
+    match (first_non_finite(merged.dtype(), merged.as_ref()), updates.first()) {
+        (Some(_), Some((file, update, strength))) => Err(WeightsError::Lora {
+            path: file.path().to_path_buf(),
+            key: update.key().into(),
+            reason: format!(
+                "with strength {strength} gives values of `{}` that are not finite; check its alpha and the strength",
+                weight.key()
+            ),
+        }),
+        _ => Ok(merged),
+    }
 }
 
+/// Reads a matrix in f32.
 fn matrix(view: &TensorView) -> Result<Array2<f32>, WeightsError> {
     let values = finite_tensor(view)?.into_f32();
-    values.into_dimensionality::<Ix2>().map_err(|_| not_a_matrix(view))
+    values.into_dimensionality::<Ix2>().map_err(|_| misshaped(view, "LoRAs consist of matrices".into()))
 }
 
-fn not_a_matrix(view: &TensorView) -> WeightsError {
+fn misshaped(view: &TensorView, reason: String) -> WeightsError {
     WeightsError::UnsupportedShape {
         path: view.file().to_path_buf(),
         key: view.key().into(),
         got: view.shape().to_vec(),
-        reason: "LoRAs consist of matrices and update matrices".into(),
+        reason,
     }
+}
+
+/// Converts unaligned little-endian values to f32.
+fn widened(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let mut values = vec![0f32; bytes.len() / dtype.size()];
+    widen(dtype, bytes, &mut values);
+    values
 }

@@ -105,7 +105,8 @@ impl SingleFile {
 
 /// Whether a tensor name occurs only in LoRA files.
 fn is_lora_key(key: &str) -> bool {
-    [".lora_", ".lokr_", ".hada_", ".oft_"].iter().any(|part| key.contains(part))
+    let ends = [".diff", ".diff_b"].iter().any(|end| key.ends_with(end));
+    ends || [".lora_", ".lokr_", ".hada_", ".oft_"].iter().any(|part| key.contains(part))
 }
 
 /// The modules of a latent upsampler.

@@ -92,7 +92,9 @@ fn complete_shard_set_without_index_opens() {
 #[test]
 fn lora_file_as_model_is_identified() {
     let dir = TempDir::new().expect("dir");
-    for key in ["diffusion_model.transformer_blocks.0.attn1.to_q.lora_A.weight", "lora_unet_x.lora_down.weight"] {
+    for key in
+        ["diffusion_model.transformer_blocks.0.attn1.to_q.lora_A.weight", "lora_unet_x.lora_down.weight", "x.diff"]
+    {
         let file = put(dir.path().join("style.safetensors"), safetensors(&[(key, "BF16", &[4, 2])], Value::Null));
         fails(open(&file), &["style.safetensors", key, "is part of a LoRA, which is not a model", "--lora"]);
     }
