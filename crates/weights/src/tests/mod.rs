@@ -11,6 +11,7 @@ mod checkpoints;
 mod diffusion_decoder;
 mod fingerprint;
 mod foreign;
+mod gguf_model;
 mod ltx2_5;
 mod official;
 mod quantized;
