@@ -337,6 +337,11 @@ impl Checkpoint {
         }
     }
 
+    /// Returns the kind of model in a GGUF file, empty if the file does not state it. `None`: not a GGUF file.
+    pub(crate) fn architecture(&self) -> Option<&str> {
+        self.metadata(gguf::ARCHITECTURE)
+    }
+
     /// Returns a value of the files' free-form header metadata.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.shards.iter().find_map(|s| s.metadata.get(key).map(String::as_str))

@@ -10,6 +10,7 @@ mod checkpoint;
 mod component;
 mod error;
 pub mod fingerprint;
+mod gguf_model;
 mod hub;
 pub mod keys;
 pub mod lora;

@@ -15,7 +15,7 @@ use super::version::Version;
 use super::{Component, official_diffusion, official_vae};
 
 /// Keys that identify the text path of LTX-2.3, each with its value in LTX-2.3.
-const PROJECTION_FIRST: [(&str, bool); 4] = [
+pub(super) const PROJECTION_FIRST: [(&str, bool); 4] = [
     ("caption_proj_before_connector", true),
     ("caption_projection_first_linear", false),
     ("caption_projection_second_linear", false),

@@ -1,5 +1,5 @@
 //! A text encoder in a single file, as published for LTX-2.5: weights, the connectors' text projections, the
-//! tokenizer's files as byte tensors, and the configuration in the header.
+//! tokenizer's files as byte tensors, and the configuration in the header; or a GGUF file of Gemma 3.
 
 use std::path::{Path, PathBuf};
 
@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::checkpoint::{Checkpoint, TensorView};
 use super::component::Component;
 use super::error::WeightsError;
+use super::gguf_model;
 use super::keys::{self, SingleFileKeys};
 use super::unsupported::refuse_repack;
 
@@ -53,6 +54,9 @@ impl PackedTextEncoder {
     pub(super) fn open(path: &Path) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(path)?;
         refuse_repack(&checkpoint)?;
+        if let Some(config) = gguf_model::text_encoder_config(&checkpoint)? {
+            return Ok(PackedTextEncoder { checkpoint: gguf_model::text_encoder(checkpoint)?, config });
+        }
         let path = path.to_path_buf();
         let Some(text) = checkpoint.metadata(CONFIG) else {
             return Err(WeightsError::NoComponent { path, component: Component::TextEncoder });

@@ -10,7 +10,7 @@ use super::error::WeightsError;
 use super::keys::SingleFileKeys;
 use super::packed::PackedTextEncoder;
 use super::version::Version;
-use super::{official, official_keys, unsupported};
+use super::{gguf_model, official, official_keys, unsupported};
 
 /// One of Lightricks' files: a complete model or a single component.
 #[derive(Debug)]
@@ -41,7 +41,8 @@ impl SingleFile {
         let alone = part.filter(|c| {
             matches!(c, Component::LatentUpsampler | Component::TemporalUpsampler | Component::DurationHead)
         });
-        let text = checkpoint.metadata("config").or(alone.map(|_| "{}")).ok_or_else(|| {
+        let derived = gguf_model::transformer_config(&checkpoint)?.map(|config| config.to_string());
+        let text = checkpoint.metadata("config").or(derived.as_deref()).or(alone.map(|_| "{}")).ok_or_else(|| {
             let path = checkpoint.path().to_path_buf();
             if let Some(key) = checkpoint.names().find(|key| is_lora_key(key)) {
                 let reason = "is part of a LoRA, which is not a model; specify a model here, and the LoRA with --lora or model.loras";

@@ -9,6 +9,8 @@ use crate::error::WeightsError;
 /// Columns of a group: the only size in published files.
 pub(super) const GROUP: usize = 256;
 const QUARTER: usize = GROUP / 4;
+/// Columns whose sums are computed together.
+const LANES: usize = 16;
 
 /// The matrix of 4 columns. It is symmetric. Larger matrices are Kronecker products of it, normalized, and thus their
 /// own inverses.
@@ -39,22 +41,27 @@ impl Rotated {
         let mut result = [[0f32; QUARTER]; 4];
         for (half, values) in group.chunks_exact(2 * QUARTER).enumerate() {
             let (first, second) = values.split_at(QUARTER);
-            let mut sum = [0f32; QUARTER];
-            for (value, row) in first.iter().zip(&self.quarter) {
-                sum.iter_mut().zip(row).for_each(|(sum, factor)| *sum += value * factor);
-            }
-            let (mut plus, mut minus) = (sum, sum);
-            for (value, row) in second.iter().zip(&self.quarter) {
-                for ((plus, minus), factor) in plus.iter_mut().zip(&mut minus).zip(row) {
-                    let product = value * factor;
-                    *plus += product;
-                    *minus -= product;
+            // The sums of a few columns fit into registers.
+            for lanes in (0..QUARTER).step_by(LANES) {
+                let rows = || self.quarter.iter().map(|row| &row[lanes..lanes + LANES]);
+                let mut plus = [0f32; LANES];
+                for (value, row) in first.iter().zip(rows()) {
+                    plus.iter_mut().zip(row).for_each(|(sum, factor)| *sum += value * factor);
                 }
-            }
-            for (i, result) in result.iter_mut().enumerate() {
-                let [first, second] = [2 * half, 2 * half + 1].map(|row| H4[row][i]);
-                let sums = if first == second { &plus } else { &minus };
-                result.iter_mut().zip(sums).for_each(|(result, sum)| *result += first * sum);
+                let mut minus = plus;
+                for (value, row) in second.iter().zip(rows()) {
+                    for lane in 0..LANES {
+                        let product = value * row[lane];
+                        plus[lane] += product;
+                        minus[lane] -= product;
+                    }
+                }
+                for (i, result) in result.iter_mut().enumerate() {
+                    let [first, second] = [2 * half, 2 * half + 1].map(|row| H4[row][i]);
+                    let sums = if first == second { &plus } else { &minus };
+                    let result = result[lanes..lanes + LANES].iter_mut();
+                    result.zip(sums).for_each(|(result, sum)| *result += first * sum);
+                }
             }
         }
         group.copy_from_slice(result.as_flattened());

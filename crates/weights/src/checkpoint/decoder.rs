@@ -101,6 +101,29 @@ impl Decoder for ByRow {
     }
 }
 
+/// Values to which a number is added.
+#[derive(Debug)]
+pub(super) struct Shifted {
+    pub(super) inner: Arc<dyn Decoder>,
+    pub(super) number: f32,
+}
+
+impl Decoder for Shifted {
+    fn unit(&self) -> (usize, usize) {
+        self.inner.unit()
+    }
+
+    fn decode(&self, first: usize, codes: &[u8], values: &mut [f32]) -> Result<(), WeightsError> {
+        self.inner.decode(first, codes, values)?;
+        values.iter_mut().for_each(|value| *value += self.number);
+        Ok(())
+    }
+
+    fn operands(&self) -> Vec<&TensorView> {
+        self.inner.operands()
+    }
+}
+
 impl TensorView {
     /// Reads the values in a range of elements.
     pub(super) fn floats(&self, elements: std::ops::Range<usize>) -> Result<Vec<f32>, WeightsError> {

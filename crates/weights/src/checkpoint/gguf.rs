@@ -12,6 +12,8 @@ use ltx2_stablehlo::DType;
 
 /// First bytes of a GGUF file.
 pub(super) const MAGIC: &[u8] = b"GGUF";
+/// Metadata key of the kind of model.
+pub(super) const ARCHITECTURE: &str = "general.architecture";
 /// Metadata key prefix of the shapes of tensors that the writer had to reshape.
 const ORIGINAL_SHAPE: &str = "comfy.gguf.orig_shape.";
 /// Bytes read at a time.
@@ -204,6 +206,8 @@ pub(super) fn open(path: &Path, mut shard: Shard) -> Result<(Arc<Shard>, BTreeMa
     for _ in 0..tensors {
         infos.push(Info::read(&mut reader)?);
     }
+    // Its presence distinguishes GGUF files.
+    metadata.entry(ARCHITECTURE.to_string()).or_default();
     let number = |key: &str| metadata.get(key).and_then(|value: &String| value.parse::<u64>().ok());
     let alignment = number("general.alignment").unwrap_or(32);
     let bad = |reason: String| WeightsError::Gguf { path: path.to_path_buf(), reason };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Checkpoint;
-use super::decoder::{ByRow, Codes, Decoder};
+use super::decoder::{ByRow, Codes, Decoder, Shifted};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
 
@@ -56,6 +56,19 @@ impl Checkpoint {
         let columns = entry.columns();
         entry.view.decoder =
             Some(Arc::new(ByRow { start: entry.view.first, inner, columns, operand, apply: |v, s| v * s }));
+        self.put(name, entry);
+        Ok(())
+    }
+
+    /// Changes how a tensor is read: `number` is added to all values, which become f32.
+    ///
+    /// # Errors
+    /// Returns an error if the tensor is missing.
+    pub(crate) fn add_to_all(&mut self, name: &str, number: f32) -> Result<(), WeightsError> {
+        let mut entry = self.entry(name)?.clone();
+        let inner = entry.view.decoder.clone().unwrap_or_else(|| Arc::new(Codes::Plain(entry.view.dtype)));
+        let type_name = entry.type_name.clone();
+        entry.decode(&type_name, DType::F32, Arc::new(Shifted { inner, number }));
         self.put(name, entry);
         Ok(())
     }

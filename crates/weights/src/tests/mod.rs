@@ -12,6 +12,7 @@ mod checkpoints;
 mod diffusion_decoder;
 mod fingerprint;
 mod foreign;
+mod gguf_model;
 mod ltx2_5;
 mod official;
 mod quantized;

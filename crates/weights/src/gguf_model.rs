@@ -1,0 +1,195 @@
+//! Configurations and tensor names of GGUF files. The files have no configuration that this program could read: a
+//! transformer's is derived from its tensors, a text encoder's from llama.cpp's metadata.
+
+use serde_json::{Value, json};
+
+use super::checkpoint::Checkpoint;
+use super::error::WeightsError;
+
+/// Value of `general.architecture` of LTX's transformers.
+const TRANSFORMER: &str = "ltxv";
+const GEMMA_3: &str = "gemma3";
+const GEMMA_4: &str = "gemma4";
+
+/// Module names of llama.cpp's Gemma 3, and transformers' names.
+const MODULES: [(&str, &str); 15] = [
+    ("token_embd", "model.embed_tokens"),
+    ("output_norm", "model.norm"),
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+fn refused(file: &Checkpoint, architecture: &str, why: &str) -> WeightsError {
+    let reason = format!("is {architecture:?} in this GGUF file: {why}");
+    WeightsError::Config { path: file.path().to_path_buf(), key: "general.architecture".into(), reason }
+}
+
+/// Derives the `config` that a safetensors header would have. `None`: not a GGUF file.
+///
+/// # Errors
+/// Returns an error if the file is not LTX's transformer, or if its tensors have other forms than those of published
+/// models.
+pub(super) fn transformer_config(file: &Checkpoint) -> Result<Option<Value>, WeightsError> {
+    let Some(architecture) = file.architecture() else { return Ok(None) };
+    if !matches!(architecture, TRANSFORMER | "") {
+        let why = "it is not LTX's transformer (\"ltxv\"); specify a text encoder with `model.text_encoder` or \
+                   --text-encoder, and autoencoders as safetensors files";
+        return Err(refused(file, architecture, why));
+    }
+    let prefix = if file.contains("patchify_proj.weight") { "" } else { "model.diffusion_model." };
+    let key = |name: &str| format!("{prefix}{name}");
+    let size = |name: &str, axis: usize| {
+        let missing = || WeightsError::MissingTensor { path: file.path().to_path_buf(), key: key(name) };
+        file.shape(&key(name)).and_then(|shape| shape.get(axis)).copied().filter(|size| *size > 0).ok_or_else(missing)
+    };
+    let has = |name: &str| file.contains(&key(name));
+    let layers = |list: &str| {
+        let number =
+            |name: &str| name.strip_prefix(&key(list))?.strip_prefix('.')?.split('.').next()?.parse::<u64>().ok();
+        file.names().filter_map(number).max().map_or(0, |last| last.saturating_add(1))
+    };
+    // Models before LTX-2.3 have no gates; their number of heads is that of the published model.
+    let heads = |attention: &str, rows: usize, published: usize| {
+        let gates = file.shape(&key(&format!("{attention}.to_gate_logits.weight"))).and_then(|shape| shape.first());
+        let count = gates.copied().unwrap_or(published).max(1);
+        [count, rows / count]
+    };
+    let (width, audio_width) = (size("patchify_proj.weight", 0)?, size("audio_patchify_proj.weight", 0)?);
+    let [video, audio] =
+        [heads("transformer_blocks.0.attn1", width, 32), heads("transformer_blocks.0.audio_attn1", audio_width, 32)];
+    let first = !has("caption_projection.linear_1.weight");
+    let mut config = json!({
+        "in_channels": size("patchify_proj.weight", 1)?,
+        "out_channels": size("proj_out.weight", 0)?,
+        "num_attention_heads": video[0],
+        "attention_head_dim": video[1],
+        "cross_attention_dim": size("transformer_blocks.0.attn2.to_k.weight", 1)?,
+        "audio_in_channels": size("audio_patchify_proj.weight", 1)?,
+        "audio_out_channels": size("audio_proj_out.weight", 0)?,
+        "audio_num_attention_heads": audio[0],
+        "audio_attention_head_dim": audio[1],
+        "audio_cross_attention_dim": size("transformer_blocks.0.audio_attn2.to_k.weight", 1)?,
+        "num_layers": layers("transformer_blocks"),
+        "frequencies_precision": "float64",
+        "apply_gated_attention": has("transformer_blocks.0.attn1.to_gate_logits.weight"),
+        "cross_attention_adaln": has("prompt_adaln_single.linear.weight"),
+        "ff_bias": has("transformer_blocks.0.ff.net.0.proj.bias"),
+        "audio_ff_bias": has("transformer_blocks.0.audio_ff.net.0.proj.bias"),
+        "use_keyframes_abs_pos_embedding": has(super::place::KEYFRAMES),
+    });
+    if first {
+        for (key, value) in super::official::PROJECTION_FIRST {
+            config[key] = value.into();
+        }
+    } else {
+        config["caption_channels"] = size("caption_projection.linear_1.weight", 1)?.into();
+    }
+    let connector = "video_embeddings_connector.transformer_1d_blocks";
+    if has(&format!("{connector}.0.attn1.to_q.weight")) {
+        let audio_connector = "audio_embeddings_connector.transformer_1d_blocks";
+        let of = |list: &str| {
+            let attention = format!("{list}.0.attn1");
+            Ok::<_, WeightsError>(heads(&attention, size(&format!("{attention}.to_q.weight"), 0)?, 30))
+        };
+        let ([count, dim], [audio_count, audio_dim]) = (of(connector)?, of(audio_connector)?);
+        let gate = format!("{connector}.0.attn1.to_gate_logits.weight");
+        for (key, value) in [
+            ("connector_num_layers", json!(layers(connector))),
+            ("connector_num_attention_heads", json!(count)),
+            ("connector_attention_head_dim", json!(dim)),
+            ("audio_connector_num_layers", json!(layers(audio_connector))),
+            ("audio_connector_num_attention_heads", json!(audio_count)),
+            ("audio_connector_attention_head_dim", json!(audio_dim)),
+            ("connector_apply_gated_attention", json!(has(&gate))),
+        ] {
+            config[key] = value;
+        }
+    }
+    Ok(Some(json!({"transformer": config})))
+}
+
+/// Derives `config.json` of a Gemma 3 file. `None`: not a GGUF file.
+///
+/// # Errors
+/// Returns an error for other architectures, and if metadata is missing.
+pub(super) fn text_encoder_config(file: &Checkpoint) -> Result<Option<Value>, WeightsError> {
+    let Some(architecture) = file.architecture() else { return Ok(None) };
+    if architecture == GEMMA_4 {
+        let why = "GGUF files do not state the `gemma_version` that LTX-2.5 needs; use its \
+                   text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors, or the int8-convrot file beside it";
+        return Err(refused(file, architecture, why));
+    }
+    if architecture != GEMMA_3 {
+        let why = "the text encoder of LTX-2.0 and LTX-2.3 is Gemma 3 12B; use its GGUF file, or the folder of Google";
+        return Err(refused(file, architecture, why));
+    }
+    let number = |key: &str| {
+        let key = format!("{GEMMA_3}.{key}");
+        let number = file.metadata(&key).and_then(|text| text.parse::<f64>().ok());
+        let reason = "is missing in the GGUF metadata; use a file that llama.cpp has converted".to_string();
+        number.ok_or_else(|| WeightsError::Config { path: file.path().to_path_buf(), key, reason })
+    };
+    let whole = |key: &str| number(key).map(|number| number as u64);
+    let embeddings = file.shape("token_embd.weight").and_then(|shape| shape.first()).copied();
+    let missing = || WeightsError::MissingTensor { path: file.path().to_path_buf(), key: "token_embd.weight".into() };
+    let mut text = json!({
+        "model_type": "gemma3_text",
+        "vocab_size": embeddings.ok_or_else(missing)?,
+        "hidden_size": whole("embedding_length")?,
+        "intermediate_size": whole("feed_forward_length")?,
+        "num_hidden_layers": whole("block_count")?,
+        "num_attention_heads": whole("attention.head_count")?,
+        "num_key_value_heads": whole("attention.head_count_kv")?,
+        "head_dim": whole("attention.key_length")?,
+        // The metadata lacks it. In the 12B model, it is the size of a head.
+        "query_pre_attn_scalar": whole("attention.key_length")?,
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon")?,
+        "sliding_window": whole("attention.sliding_window")?,
+        "rope_theta": number("rope.freq_base")?,
+    });
+    if let Ok(factor) = number("rope.scaling.factor") {
+        text["rope_scaling"] = json!({"rope_type": "linear", "factor": factor});
+    }
+    Ok(Some(json!({"model_type": GEMMA_3, "text_config": text})))
+}
+
+/// Returns the name in transformers of a tensor of a Gemma 3 file. `None`: not a tensor of the text model.
+fn text_encoder_name(key: &str) -> Option<String> {
+    let (module, leaf) = key.rsplit_once('.')?;
+    let (layer, module) = match module.strip_prefix("blk.") {
+        Some(rest) => {
+            let (number, module) = rest.split_once('.')?;
+            (format!("model.layers.{number}."), module)
+        }
+        None => (String::new(), module),
+    };
+    let is_one = |(own, name): &&(&str, &str)| *own == module && layer.is_empty() == name.starts_with("model.");
+    let (_, name) = MODULES.iter().find(is_one)?;
+    Some(format!("{layer}{name}.{leaf}"))
+}
+
+/// Returns a file's tensors under transformers' names; other files' tensors are unchanged. llama.cpp stores norm weights
+/// with the 1 that Gemma 3 adds to them.
+///
+/// # Errors
+/// Returns an error if two tensors get the same name.
+pub(super) fn text_encoder(file: Checkpoint) -> Result<Checkpoint, WeightsError> {
+    if file.architecture().is_none() {
+        return Ok(file);
+    }
+    let mut renamed = file.renamed(|key| Some(text_encoder_name(key).unwrap_or_else(|| key.into())))?;
+    let norms: Vec<String> = renamed.names().filter(|name| name.ends_with("norm.weight")).map(String::from).collect();
+    norms.iter().try_for_each(|name| renamed.add_to_all(name, -1.0))?;
+    Ok(renamed)
+}
