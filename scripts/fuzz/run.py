@@ -24,9 +24,10 @@ ENOUGH = 0.8
 MODELS = "audio_vae connectors diffusion_decoder duration_head gemma3 gemma4 transformer upsampler video_vae vocoder".split()
 # Source files of each reader, fastest reader first.
 READERS = {
-    "query": ["src/serve/query.rs"], "mp4": ["crates/media/src/tables.rs", "crates/media/src/edit_list.rs"],
-    "data_url": ["src/serve/fields/media.rs"], "form": ["src/serve/form/multipart.rs", "src/serve/form/brackets.rs"],
-    "request": ["src/serve/form/json.rs", "src/serve/fields/read.rs", "src/serve/fields/request_fields.rs"],
+    "query": ["crates/server/src/query.rs"], "mp4": ["crates/media/src/tables.rs", "crates/media/src/edit_list.rs"],
+    "data_url": ["src/serve/fields/media.rs"],
+    "form": ["crates/server/src/form/multipart.rs", "crates/server/src/form/brackets.rs"],
+    "request": ["crates/server/src/form/json.rs", "src/serve/fields/read.rs", "src/serve/fields/request_fields.rs"],
     "words": ["crates/runtime/src/target.rs"], "layout": ["src/config/layout.rs"],
     "config": ["src/config/yaml.rs", "src/config/tree.rs", "src/config/load.rs"],
     "experiment": ["src/config/experiment.rs", "src/config/experiment_file.rs"], "index": ["crates/weights/src/checkpoint.rs"],

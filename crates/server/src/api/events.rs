@@ -1,0 +1,281 @@
+//! Server-sent events: a stream for one video, and a stream for all videos of the caller.
+//!
+//! | event | data |
+//! |---|---|
+//! | `video` | the complete video object: at the start of the stream, and at each state transition |
+//! | `progress` | id, progress, phase, step, steps, queue_position, eta_s |
+//! | `queue` | the object of `GET /v1/queue`: at the start of the stream, and when running or queued videos change |
+//! | `deleted` | the id of a removed video |
+//! | `shutdown` | an empty object: the server is shutting down |
+//!
+//! A client that reads slowly misses intermediate events but always receives the latest state.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use axum::Extension;
+use axum::body::{Body, Bytes};
+use axum::extract::{ConnectInfo, State};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::App;
+use super::guard::About;
+use super::videos::{Id, queue_object};
+use crate::error::ApiError;
+use crate::id::VideoId;
+use crate::job::{Progress, Snapshot, State as JobState};
+use crate::jobs::{Caller, ListQuery};
+use crate::listen::ended;
+use crate::objects;
+use crate::streams::{Client, Place, Refused};
+
+/// Makes clients wait 2,000 ms before they reconnect.
+const RETRY: &str = "retry: 2000\n\n";
+/// Interval between keep-alive comments, which prevent proxies from closing an idle connection.
+const COMMENT: Duration = Duration::from_secs(15);
+/// Minimum interval between two updates of a queue stream.
+const ROUND: Duration = Duration::from_millis(100);
+/// Page size for listing the videos that were created since the last update of a queue stream.
+const NEW: usize = 100;
+
+/// Sending end of an event stream. It counts against the limits in [`crate::streams`] until it is dropped.
+struct Stream {
+    app: Arc<App>,
+    to: mpsc::Sender<Result<Bytes, Infallible>>,
+    ending: watch::Receiver<bool>,
+    _place: Place,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.app.metrics.stream(-1);
+    }
+}
+
+/// What an event stream has to do next.
+enum Next {
+    Change,
+    /// The client disconnected, or the watched video was removed.
+    End,
+    Shutdown,
+}
+
+impl Stream {
+    /// Opens an event stream and returns it with its HTTP response. Fails if too many streams are open.
+    fn open(app: &Arc<App>, client: Client) -> Result<(Stream, Response), ApiError> {
+        let place = app.streams.enter(client).map_err(|refused| {
+            let (status, message) = match refused {
+                Refused::Full => (503, "too many event streams are open; retry later".into()),
+                Refused::Share(own) => {
+                    (429, format!("this client already has {own} open event streams; close some of them"))
+                }
+            };
+            ApiError::new(status, "too_many_streams", message).retry_after(5)
+        })?;
+        let (to, from) = mpsc::channel(4);
+        app.metrics.stream(1);
+        let stream = Stream { app: Arc::clone(app), to, ending: app.ending.clone(), _place: place };
+        let mut response = Body::from_stream(ReceiverStream::new(from)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        // Tells nginx not to buffer the response.
+        headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+        Ok((stream, response))
+    }
+
+    async fn write(&self, text: String) -> bool {
+        self.to.send(Ok(Bytes::from(text))).await.is_ok()
+    }
+
+    async fn event(&self, name: &str, data: &Value) -> bool {
+        let id = self.app.events.fetch_add(1, Ordering::Relaxed);
+        self.write(format!("id: {id}\nevent: {name}\ndata: {data}\n\n")).await
+    }
+
+    async fn shutdown(&self) {
+        self.event("shutdown", &json!({})).await;
+    }
+
+    /// Waits for a change of the watched value and sends keep-alive comments in the meantime.
+    async fn next<T>(&mut self, changes: &mut watch::Receiver<T>) -> Next {
+        loop {
+            let news = async {
+                tokio::select! {
+                    () = ended(&mut self.ending) => Next::Shutdown,
+                    () = self.to.closed() => Next::End,
+                    changed = changes.changed() => if changed.is_ok() { Next::Change } else { Next::End },
+                }
+            };
+            if let Ok(next) = tokio::time::timeout(COMMENT, news).await {
+                return next;
+            }
+            if !self.write(":\n\n".into()).await {
+                return Next::End;
+            }
+        }
+    }
+}
+
+pub(super) async fn of_video(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    Id(id): Id,
+) -> Result<Response, ApiError> {
+    let changes = app.jobs.watch(&caller, &id)?;
+    let (stream, mut response) = Stream::open(&app, Client::of(&caller, Some(peer)))?;
+    response.extensions_mut().insert(About(id.to_string()));
+    tokio::spawn(stream_video(stream, changes));
+    Ok(response)
+}
+
+/// Returns the values whose changes are reported by `video` events. Other changes are reported by `progress` events.
+fn milestone(snapshot: &Snapshot) -> (JobState, u32, usize) {
+    (snapshot.record.state, snapshot.record.attempts, snapshot.record.batch)
+}
+
+async fn stream_video(mut stream: Stream, mut changes: watch::Receiver<Snapshot>) {
+    let mut snapshot = changes.borrow_and_update().clone();
+    if !stream.write(RETRY.into()).await || !stream.event("video", &objects::video(&snapshot)).await {
+        return;
+    }
+    while !snapshot.record.state.is_terminal() {
+        match stream.next(&mut changes).await {
+            Next::Change => {}
+            Next::End => return,
+            Next::Shutdown => return stream.shutdown().await,
+        }
+        let now = changes.borrow_and_update().clone();
+        let sent = match milestone(&now) == milestone(&snapshot) {
+            true => stream.event("progress", &objects::progress(&now)).await,
+            false => stream.event("video", &objects::video(&now)).await,
+        };
+        if !sent {
+            return;
+        }
+        snapshot = now;
+    }
+}
+
+pub(super) async fn of_queue(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+) -> Result<Response, ApiError> {
+    let (stream, response) = Stream::open(&app, Client::of(&caller, Some(peer)))?;
+    tokio::spawn(stream_queue(stream, caller));
+    Ok(response)
+}
+
+/// State of a job in the last event that a stream sent about it.
+#[derive(Clone, PartialEq)]
+struct SentState {
+    milestone: (JobState, u32, usize),
+    progress: Progress,
+    position: Option<usize>,
+}
+
+impl SentState {
+    fn of(snapshot: &Snapshot) -> Self {
+        let Snapshot { progress, queue_position, .. } = snapshot;
+        SentState { milestone: milestone(snapshot), progress: progress.clone(), position: *queue_position }
+    }
+}
+
+/// State of a queue stream: the jobs in the events that it has sent.
+struct QueueState {
+    caller: Caller,
+    sent: BTreeMap<VideoId, SentState>,
+    /// Newest job about which an event was sent.
+    newest: Option<VideoId>,
+    queue: Value,
+}
+
+impl QueueState {
+    /// Returns the events that have occurred since the previous call.
+    fn round(&mut self, app: &App) -> Vec<(&'static str, Value)> {
+        let mut events = Vec::new();
+        let (running, waiting) = app.jobs.queue(&self.caller);
+        // Built from the same job lists as the other events, so that the queue contains only jobs that the client
+        // knows.
+        let mut queue = queue_object(app, &running, &waiting, app.jobs.stopping(&self.caller));
+        let mut now: BTreeMap<VideoId, Snapshot> =
+            running.into_iter().chain(waiting).map(|job| (job.accepted.id.clone(), job)).collect();
+        // Find the jobs that were both created and ended since the previous update.
+        let mut query = ListQuery { after: self.newest.clone(), limit: NEW, descending: false, state: None };
+        loop {
+            let page = app.jobs.list(&self.caller, &query);
+            query.after = page.jobs.last().map(|job| job.accepted.id.clone());
+            for job in page.jobs {
+                now.entry(job.accepted.id.clone()).or_insert(job);
+            }
+            if !page.has_more {
+                break;
+            }
+        }
+        let gone: Vec<VideoId> = self.sent.keys().filter(|id| !now.contains_key(id)).cloned().collect();
+        for id in gone {
+            self.sent.remove(&id);
+            match app.jobs.get(&self.caller, &id) {
+                Ok(ended) => events.push(("video", objects::video(&ended))),
+                Err(_) => events.push(("deleted", json!({"id": id}))),
+            }
+        }
+        for (id, job) in &now {
+            let sent = SentState::of(job);
+            match self.sent.get(id) {
+                Some(before) if *before == sent => continue,
+                Some(before) if before.milestone == sent.milestone => events.push(("progress", objects::progress(job))),
+                _ => events.push(("video", objects::video(job))),
+            }
+            if !job.record.state.is_terminal() {
+                self.sent.insert(id.clone(), sent);
+            }
+        }
+        self.newest = now.into_keys().next_back().max(self.newest.take());
+        let eta = queue["eta_s"].take();
+        if queue != self.queue {
+            self.queue = queue.clone();
+            queue["eta_s"] = eta;
+            events.push(("queue", queue));
+        }
+        events
+    }
+}
+
+async fn stream_queue(mut stream: Stream, caller: Caller) {
+    let mut changes = stream.app.jobs.version();
+    changes.mark_unchanged();
+    let newest = ListQuery { after: None, limit: 1, descending: true, state: None };
+    let newest = stream.app.jobs.list(&caller, &newest).jobs.first().map(|job| job.accepted.id.clone());
+    let mut board = QueueState { caller, sent: BTreeMap::new(), newest, queue: Value::Null };
+    if !stream.write(RETRY.into()).await {
+        return;
+    }
+    loop {
+        let since = Instant::now();
+        let events = board.round(&stream.app);
+        let took = since.elapsed();
+        for (name, data) in events {
+            if !stream.event(name, &data).await {
+                return;
+            }
+        }
+        // Limits updates to ten per second, and to fewer if a long queue makes an update slow.
+        tokio::time::sleep(ROUND.max(20 * took)).await;
+        match stream.next(&mut changes).await {
+            Next::Change => {}
+            Next::End => return,
+            Next::Shutdown => return stream.shutdown().await,
+        }
+    }
+}

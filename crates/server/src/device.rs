@@ -1,0 +1,110 @@
+//! Interface of the devices that run jobs. A device is either a model on PJRT devices or a scripted device for tests.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::error::Failure;
+use super::job::{Accepted, JobPhase, Produced};
+
+/// A batch of jobs for a device. The jobs differ only in prompt and seed.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// Jobs of the batch, in the order of the videos.
+    pub jobs: Vec<Arc<Accepted>>,
+    /// Path of the step checkpoint. `None`: no checkpoint is written.
+    pub steps: Option<PathBuf>,
+    /// Whether to resume from the checkpoint that an interrupted run left.
+    pub resume: bool,
+}
+
+/// Progress of a run: its stage, completed steps and total steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Moment {
+    /// Current stage.
+    pub stage: JobPhase,
+    /// Number of finished steps of the stage.
+    pub step: usize,
+    /// Number of steps of the stage.
+    pub steps: usize,
+}
+
+/// Reason why a run is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// All jobs of the batch are cancelled. The device discards the checkpoint.
+    Cancelled,
+    /// The server is shutting down. The device keeps a checkpoint.
+    Draining,
+}
+
+/// Progress callback. It returns whether the run continues.
+pub type Watch<'a> = &'a mut dyn FnMut(Moment) -> ControlFlow<Stop>;
+
+/// Why a run produced no videos.
+#[derive(Debug)]
+pub enum RunError {
+    /// The progress callback stopped the run.
+    Stopped(Stop),
+    /// The job failed; other jobs can run.
+    Job(Failure),
+    /// The device failed and cannot run other jobs.
+    Device(String),
+}
+
+/// Measurements of a device. Counts and durations start at the previous call of [`Device::figures`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Figures {
+    /// Number of programs that are loaded now.
+    pub programs: usize,
+    /// Number of programs compiled.
+    pub compiled: u64,
+    /// Number of programs loaded from the compile cache.
+    pub cached: u64,
+    /// Number of step checkpoints written.
+    pub checkpoints: u64,
+    /// Number of runs resumed from a checkpoint.
+    pub resumed: u64,
+    /// Duration of each change of the merged LoRAs.
+    pub lora_switches: Vec<Duration>,
+    /// Memory measurements: name of the device, kind of measurement, and value in bytes.
+    pub memory: Vec<(String, &'static str, u64)>,
+}
+
+/// A device with a loaded model. One thread owns it.
+pub trait Device {
+    /// Compiles and loads the programs for the shape of a batch, and runs them at least once.
+    ///
+    /// # Errors
+    /// Returns an error if the shape does not fit in memory (the message describes the memory plan), or if the device
+    /// fails.
+    fn warm(&mut self, order: &Order) -> Result<(), RunError>;
+
+    /// Generates the videos of a batch, in the order of its jobs. Reports progress to `watch`.
+    ///
+    /// # Errors
+    /// See [`RunError`].
+    fn run(&mut self, order: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError>;
+
+    /// Unloads the programs of a shape.
+    fn evict(&mut self, shape: &str);
+
+    /// Returns the device's measurements; counts and durations start at the previous call.
+    fn figures(&mut self) -> Figures;
+}
+
+/// A generated video that has not been written. It uses no device memory.
+pub trait Made: Send {
+    /// Writes `video.mp4`, `video.json`, `thumb.jpg`, `sprite.jpg` and, if the video has audio, `audio.wav` to a
+    /// folder. Each file is written under a temporary name and then renamed. Can be called again after a failure.
+    ///
+    /// # Errors
+    /// Returns `storage_full` if the disk is full, `out_of_files` if the process is out of file descriptors, and
+    /// `internal` otherwise.
+    fn write(&mut self, folder: &Path) -> Result<Produced, Failure>;
+
+    /// Saves the results of a video that cannot be written (frames, audio samples and latents) in `folder`, under one
+    /// of the names in [`KEPT`](super::store::KEPT), and logs the path.
+    fn keep(&mut self, folder: &Path);
+}
