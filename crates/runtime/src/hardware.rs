@@ -1,5 +1,7 @@
 //! Detects this machine's hardware without loading a plugin.
 
+#![allow(unsafe_code)] // Calls the CUDA driver.
+
 use std::ffi::{CStr, c_char, c_int};
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! Selects the hardware of a run: `--platform auto | cpu | cuda | tpu | PATH.so`.
 
+#![allow(unsafe_code)] // Loads libraries.
+
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
