@@ -49,7 +49,7 @@ SHARDS := 60
 SHARD ?= $(shell expr $$(date +%s) / 86400 % $(SHARDS))/$(SHARDS)
 mutants: debug
 	LTX2_REQUIRE=cpu cargo mutants --workspace --in-place --no-shuffle --shard $(SHARD) --output target \
-		-- --locked --lib --test host --test it -- --skip structure:: --skip circles::
+		-- --locked --lib --test host --test it -- --skip source_rules::
 
 # All held-out prompts of the toy model; `make test` has some of them.
 test-nano: plugin-cpu

@@ -7,7 +7,6 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod circles;
 mod config;
 mod constants;
 mod experiments;
@@ -18,7 +17,7 @@ mod names;
 mod programs;
 mod reference;
 mod reliability;
-mod structure;
+mod source_rules;
 mod thresholds;
 
 fn main() -> std::process::ExitCode {

@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 //! A loaded plugin is never unloaded.
 
+#![allow(unsafe_code)] // Calls C.
+
 #[allow(dead_code, unreachable_pub)] // Generated.
 mod abi;
 mod attributes;

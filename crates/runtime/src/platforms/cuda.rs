@@ -1,5 +1,7 @@
 //! NVIDIA GPUs.
 
+#![allow(unsafe_code)] // Calls the CUDA driver.
+
 use std::ffi::{CStr, c_char, c_int};
 use std::fs;
 use std::path::{Path, PathBuf};

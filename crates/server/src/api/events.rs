@@ -18,9 +18,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use axum::Extension;
-use axum::body::{Body, Bytes};
 use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderValue, header};
+use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -37,8 +37,8 @@ use crate::listen::ended;
 use crate::objects;
 use crate::streams::{Client, Place, Refused};
 
-/// Makes clients wait 2,000 ms before they reconnect.
-const RETRY: &str = "retry: 2000\n\n";
+/// How long clients wait before they reconnect.
+const RETRY: Duration = Duration::from_secs(2);
 /// Interval between keep-alive comments, which prevent proxies from closing an idle connection.
 const COMMENT: Duration = Duration::from_secs(15);
 /// Minimum interval between two updates of a queue stream.
@@ -49,7 +49,7 @@ const NEW: usize = 100;
 /// Sending end of an event stream. It counts against the limits in [`crate::streams`] until it is dropped.
 struct Stream {
     app: Arc<App>,
-    to: mpsc::Sender<Result<Bytes, Infallible>>,
+    to: mpsc::Sender<Result<Event, Infallible>>,
     ending: watch::Receiver<bool>,
     _place: Place,
 }
@@ -83,44 +83,35 @@ impl Stream {
         let (to, from) = mpsc::channel(4);
         app.metrics.stream(1);
         let stream = Stream { app: Arc::clone(app), to, ending: app.ending.clone(), _place: place };
-        let mut response = Body::from_stream(ReceiverStream::new(from)).into_response();
+        let events = Sse::new(ReceiverStream::new(from)).keep_alive(KeepAlive::new().interval(COMMENT));
+        let mut response = events.into_response();
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         // Tells nginx not to buffer the response.
         headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
         Ok((stream, response))
     }
 
-    async fn write(&self, text: String) -> bool {
-        self.to.send(Ok(Bytes::from(text))).await.is_ok()
+    /// Sends an event. Returns whether the client is connected.
+    async fn send(&self, event: Event) -> bool {
+        self.to.send(Ok(event)).await.is_ok()
     }
 
     async fn event(&self, name: &str, data: &Value) -> bool {
         let id = self.app.events.fetch_add(1, Ordering::Relaxed);
-        self.write(format!("id: {id}\nevent: {name}\ndata: {data}\n\n")).await
+        self.send(Event::default().id(id.to_string()).event(name).data(data.to_string())).await
     }
 
     async fn shutdown(&self) {
         self.event("shutdown", &json!({})).await;
     }
 
-    /// Waits for a change of the watched value and sends keep-alive comments in the meantime.
+    /// Waits for a change of the watched value.
     async fn next<T>(&mut self, changes: &mut watch::Receiver<T>) -> Next {
-        loop {
-            let news = async {
-                tokio::select! {
-                    () = ended(&mut self.ending) => Next::Shutdown,
-                    () = self.to.closed() => Next::End,
-                    changed = changes.changed() => if changed.is_ok() { Next::Change } else { Next::End },
-                }
-            };
-            if let Ok(next) = tokio::time::timeout(COMMENT, news).await {
-                return next;
-            }
-            if !self.write(":\n\n".into()).await {
-                return Next::End;
-            }
+        tokio::select! {
+            () = ended(&mut self.ending) => Next::Shutdown,
+            () = self.to.closed() => Next::End,
+            changed = changes.changed() => if changed.is_ok() { Next::Change } else { Next::End },
         }
     }
 }
@@ -145,7 +136,7 @@ fn milestone(snapshot: &Snapshot) -> (JobState, u32, usize) {
 
 async fn stream_video(mut stream: Stream, mut changes: watch::Receiver<Snapshot>) {
     let mut snapshot = changes.borrow_and_update().clone();
-    if !stream.write(RETRY.into()).await || !stream.event("video", &objects::video(&snapshot)).await {
+    if !stream.send(Event::default().retry(RETRY)).await || !stream.event("video", &objects::video(&snapshot)).await {
         return;
     }
     while !snapshot.record.state.is_terminal() {
@@ -258,7 +249,7 @@ async fn stream_queue(mut stream: Stream, caller: Caller) {
     let newest = ListQuery { after: None, limit: 1, descending: true, state: None };
     let newest = stream.app.jobs.list(&caller, &newest).jobs.first().map(|job| job.accepted.id.clone());
     let mut board = QueueState { caller, sent: BTreeMap::new(), newest, queue: Value::Null };
-    if !stream.write(RETRY.into()).await {
+    if !stream.send(Event::default().retry(RETRY)).await {
         return;
     }
     loop {

@@ -1,15 +1,10 @@
-//! Rules of the repository that span files: module dependencies point down, MLIR is only written in one place, and C is
-//! only called in one place.
+//! Rules of the repository's sources that the compiler does not check: where MLIR is written, documented items, readable
+//! signatures, and tests that run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::support::needs;
-
-/// Modules of the root crate from top to bottom; a module may only use modules of later lines. Those of other crates
-/// are kept in order by the workspace.
-const LAYERS: &[&[&str]] =
-    &[&["cli"], &["tune", "serve"], &["perf"], &["pipeline"], &["request"], &["config"], &["sampling"], &["quality"]];
 
 fn sources(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -24,40 +19,10 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn module(path: &Path) -> String {
-    let relative = path.strip_prefix("src").expect("inside src");
-    let first = relative.components().next().expect("a name").as_os_str().to_string_lossy().into_owned();
-    first.trim_end_matches(".rs").to_string()
-}
-
 /// Returns a file's code without comment lines.
 fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).expect("readable");
     text.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
-}
-
-#[needs(nothing)]
-fn modules_depend_only_on_lower_layers() {
-    let layer = |name: &str| LAYERS.iter().position(|l| l.contains(&name));
-    let mut wrong = Vec::new();
-    let mut seen = 0;
-    for path in sources(Path::new("src")) {
-        let from = module(&path);
-        let Some(level) = layer(&from) else {
-            assert!(from == "main" || from == "lib", "module '{from}' is in no layer");
-            continue;
-        };
-        for used in code(&path).split("crate::").skip(1) {
-            let name: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-            let Some(target) = layer(&name) else { continue };
-            seen += 1;
-            if target <= level && name != from {
-                wrong.push(format!("{}: {from} uses {name}", path.display()));
-            }
-        }
-    }
-    assert!(seen > 50, "the test reads the sources: {seen} arrows seen");
-    assert!(wrong.is_empty(), "arrows that point up:\n{}", wrong.join("\n"));
 }
 
 /// Folders that write MLIR.
@@ -80,19 +45,6 @@ fn only_builder_and_kernel_modules_write_mlir() {
         }
     }
     assert!(wrong.is_empty(), "MLIR outside of {WRITE_MLIR:?}:\n{}", wrong.join("\n"));
-}
-
-#[needs(nothing)]
-fn unsafe_code_is_used_only_to_call_c() {
-    let mut wrong = Vec::new();
-    for path in [sources(Path::new("src")), sources(Path::new("crates"))].concat() {
-        // CUDA queries the driver's library for devices.
-        let allowed = path.starts_with("crates/pjrt") || path.ends_with("runtime/src/platforms/cuda.rs");
-        if !allowed && code(&path).contains("unsafe ") {
-            wrong.push(path.display().to_string());
-        }
-    }
-    assert!(wrong.is_empty(), "unsafe where no C is called: {wrong:?}");
 }
 
 /// Returns statements that substitute a default although the call cannot fail or no default makes sense.
@@ -185,27 +137,6 @@ fn arguments_are_not_heterogeneous_tuples_or_arrays() {
     }
     assert!(seen > 5, "the test reads the signatures: {seen} arrays seen");
     assert!(wrong.is_empty(), "arguments without a name for each thing:\n{}", wrong.join("\n"));
-}
-
-/// Files that may be longer: tables that cannot be split sensibly.
-const TABLES: [(&str, &str); 2] = [
-    ("crates/pjrt/src/abi.rs", "the C interface, generated from its header"),
-    ("src/config/schema.rs", "every key of the YAML, with its description and default"),
-];
-
-#[needs(nothing)]
-fn files_have_at_most_500_lines() {
-    let mut long = Vec::new();
-    for path in ["src", "crates", "tests", "examples"].iter().flat_map(|folder| sources(Path::new(folder))) {
-        let lines = fs::read_to_string(&path).expect("readable").lines().count();
-        if lines > 500 {
-            long.push((path.display().to_string(), lines));
-        }
-    }
-    let is_table = |(path, _): &(String, usize)| TABLES.iter().any(|(table, _)| table == path);
-    let (tables, others): (Vec<_>, Vec<_>) = long.into_iter().partition(is_table);
-    assert_eq!(others, [], "files of more than one concept");
-    assert_eq!(tables.len(), TABLES.len(), "no longer longer than others: {tables:?} are");
 }
 
 /// A file without a `mod` item, or a test that is not registered with the harness, would never run.
