@@ -16,7 +16,7 @@ use crate::pipeline::programs::component::{Scalars, run_component};
 use crate::pipeline::programs::configs::ModelConfigs;
 use crate::pipeline::programs::executor::Executor;
 use crate::pipeline::programs::parameters::check_files;
-use crate::pipeline::programs::program_table::{ProgramKind, TABLE};
+use crate::pipeline::programs::{PROGRAMS, ProgramKind};
 use crate::runtime::{Engine, platform};
 
 /// Runs one component. Its input tensors come from a safetensors file and are named like the arguments of the reference
@@ -71,8 +71,8 @@ pub(crate) struct Args {
 }
 
 fn components() -> impl TypedValueParser<Value = ProgramKind> {
-    let alone = TABLE.iter().filter_map(|row| Some((row, row.alone.as_ref()?)));
-    let values = alone.map(|(row, alone)| PossibleValue::new(row.kind.flag()).help(alone.help));
+    let value = |kind: ProgramKind, help| PossibleValue::new(kind.flag()).help(help);
+    let values = PROGRAMS.iter().filter_map(|program| Some(value(program.kind, program.single_run.as_ref()?.help)));
     PossibleValuesParser::new(values).try_map(|name| ProgramKind::named(&name))
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let placed = Config { model, ..placed };
     let (origin, weights) = origin::of_run(&placed)?;
     let configs = ModelConfigs::from(origin);
-    check_files(&configs, &weights, [args.component.row().part])?;
+    check_files(&configs, &weights, [args.component.declaration().component])?;
     let options = setup::engine_options(&placed);
     options.watchdog.report_aborts();
     let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, Some(devices))?;

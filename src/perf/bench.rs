@@ -80,7 +80,7 @@ impl ValueEnum for BenchTarget {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(match self {
-            BenchTarget::Program(kind) => PossibleValue::new(kind.flag()).help(kind.row().help),
+            BenchTarget::Program(kind) => PossibleValue::new(kind.flag()).help(kind.declaration().help),
             BenchTarget::EndToEnd => PossibleValue::new("end-to-end").help(
                 "Complete request from prompt to frames and audio samples on the host; MP4 writing is timed separately",
             ),

@@ -8,7 +8,7 @@ use crate::nn::Layout;
 use crate::pipeline::Result;
 use crate::pipeline::programs::build::ProgramKind;
 use crate::pipeline::programs::call::Call;
-use crate::pipeline::programs::calls::PassSpec;
+use crate::pipeline::programs::denoise::PassSpec;
 use crate::pipeline::programs::executor::{Executor, Inputs};
 use crate::pipeline::runner::Runner;
 use crate::pipeline::stages::batch::{Batch, DrawOrder};

@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
+use std::time::Instant;
 
-use super::error::PipelineError;
+use super::error::{PipelineError, Result};
 use super::model::Model;
 use super::plan::memory::Planned;
-use super::programs::configs::ProgramSettings;
-use super::programs::executor::Executor;
-use super::programs::program_table::ProgramKind;
+use super::programs::ProgramKind;
+use super::programs::call::Call;
+use super::programs::configs::ModelConfigs;
+use super::programs::executor::{Executor, Inputs};
 use super::stages::denoise_loop::DenoiseLoop;
 use crate::media::{ImageH264, RoundTrip};
 use crate::models::Network;
@@ -18,6 +20,7 @@ use crate::nn::Build;
 use crate::request::{Request, UpsamplingStep};
 use crate::runtime::ShardedTensor;
 use crate::sampling::denoise::DenoiseShape;
+use crate::tensor::Tensor;
 
 /// A model, its devices, and the options with which its programs are built.
 pub struct Runner {
@@ -41,10 +44,11 @@ pub struct Runner {
 /// Everything that a cached network depends on, except the model's files.
 #[derive(PartialEq, Eq, Hash)]
 pub(super) struct NetworkKey {
-    pub program: ProgramKind,
-    pub build: Build,
-    pub settings: ProgramSettings,
-    pub sizes: NetworkSizes,
+    program: ProgramKind,
+    build: Build,
+    /// The only setting of the model's configurations on which a program depends.
+    vocoder_clamp: bool,
+    sizes: NetworkSizes,
 }
 
 /// Sizes that a network depends on.
@@ -91,6 +95,50 @@ impl Runner {
             written: HashMap::new(),
             tables: BTreeMap::new(),
         }
+    }
+
+    /// Returns the network of `program` for the devices of this runner. Networks are cached, because building a program
+    /// with many blocks takes as long as one or two denoising steps. `sizes`: all values that the program depends on,
+    /// except for the model and the build.
+    pub(super) fn network(
+        &mut self,
+        program: ProgramKind,
+        sizes: impl Into<NetworkSizes>,
+        write: impl Fn(&Model, &Build) -> Result<Network>,
+    ) -> Result<Rc<Network>> {
+        let (build, vocoder_clamp) = (self.build.clone(), self.model.configs.vocoder_clamp);
+        let key = NetworkKey { program, build, vocoder_clamp, sizes: sizes.into() };
+        if let Some(known) = self.written.get(&key) {
+            return Ok(known.clone());
+        }
+        let since = Instant::now();
+        let network = self.executor.accepted(program.name(), &self.build, |build| write(&self.model, build))?;
+        tracing::debug!(program = program.name(), seconds = since.elapsed().as_secs_f64(), "built the program");
+        Ok(self.written.entry(key).or_insert(Rc::new(network)).clone())
+    }
+
+    /// Prepares the call of a network whose inputs are all on the host.
+    pub(super) fn call(
+        &mut self,
+        program: ProgramKind,
+        network: &Network,
+        given: impl IntoIterator<Item = (String, Tensor)>,
+    ) -> Result<Call<'static>> {
+        Call::new(&mut self.executor, program.name(), network, Inputs::default(), given)
+    }
+
+    /// Prepares the call of a program whose only input is a tensor of rank `N`. `write` builds the network for the
+    /// dimensions of this tensor.
+    pub(super) fn call_on<const N: usize>(
+        &mut self,
+        program: ProgramKind,
+        input: &str,
+        tensor: Tensor,
+        write: impl Fn(&ModelConfigs, [usize; N], &Build) -> Result<Network>,
+    ) -> Result<Call<'static>> {
+        let dims = std::array::from_fn(|i| tensor.shape()[i]);
+        let network = self.network(program, dims, |model, build| write(&model.configs, dims, build))?;
+        self.call(program, &network, [(input.into(), tensor)])
     }
 
     /// Applies a memory plan to all following runs.

@@ -27,15 +27,14 @@ const FOREIGN: [&str; 10] = [
 ];
 
 /// Source files whose text is only shown by these commands, so that they may mention flags that `generate` lacks.
-const OF_OTHER_COMMANDS: [(&str, &[&str]); 10] = [
+const OF_OTHER_COMMANDS: [(&str, &[&str]); 9] = [
     // `generate` runs this on a model.
     ("src/cli/check.rs", &["check", "generate"]),
     ("src/serve", &["serve"]),
     ("src/tune", &["experiment", "why", "compile", "bench"]),
     ("src/perf", &["bench", "compile", "profile"]),
-    ("src/pipeline/programs/component", &["run"]),
-    ("src/pipeline/programs/component_inputs.rs", &["run"]),
-    ("src/pipeline/programs/transformer_inputs.rs", &["run"]),
+    ("src/pipeline/programs/component.rs", &["run"]),
+    ("src/pipeline/programs/transformer.rs", &["run"]),
     ("src/pipeline/programs/build.rs", &["compile", "bench"]),
     ("src/pipeline/programs/compile.rs", &["compile"]),
     ("src/config/serve.rs", &["serve"]),

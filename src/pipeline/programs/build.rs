@@ -4,42 +4,44 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
+use super::PROGRAMS;
+pub use super::ProgramKind;
 use super::configs::ModelConfigs;
 use super::parameters::check_files;
-use super::program_spec::ProgramSpec;
-pub use super::program_table::ProgramKind;
-use super::program_table::{ProgramRow, Runs, Sizes, TABLE};
 use crate::av::Av;
 use crate::config::{Config, Job, Noise, WeightSource};
 use crate::hlo::Program;
 use crate::models::Network;
+use crate::models::pixels::Pixels;
 use crate::models::upsampler::Upsampling;
 use crate::nn::{Build, Override};
 use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::phase::Phase;
 use crate::pipeline::plan::loras::differ_by_pass;
 use crate::pipeline::plan::origin::{Origin, Weights};
 use crate::pipeline::stages::batch::{decoder_draws, draws, videos_at_once};
 use crate::request::{self, ModelSizes, Request, Shapes};
 use crate::runtime::{device_bytes, noise};
+use crate::sampling::denoise::DenoiseShape;
 use crate::weights::{Component, WeightsError};
 
 /// A request and a model, from which programs are built.
 pub struct Programs {
-    configs: ModelConfigs,
-    sizes: ModelSizes,
+    pub(super) configs: ModelConfigs,
+    pub(super) sizes: ModelSizes,
     /// Request of the first pass.
-    first: Request,
-    second: Option<Request>,
+    pub(super) first: Request,
+    pub(super) second: Option<Request>,
     /// Upsampling steps between the two passes.
-    upsample: Vec<Upsampling>,
-    rounds: Option<Rounds>,
+    pub(super) upsample: Vec<Upsampling>,
+    pub(super) rounds: Option<Rounds>,
     /// Request with the size of the finished video.
-    output: Request,
-    keyframes: bool,
+    pub(super) output: Request,
+    pub(super) keyframes: bool,
     /// Whether decoders return frames as floats instead of bytes.
     values: bool,
     /// Whether the diffusion decoder decodes the video.
-    diffusion: bool,
+    pub(super) diffusion: bool,
     /// Minimum number of videos per program call.
     rows: usize,
     /// Whether LoRAs give each of the two passes its own transformer weights.
@@ -48,13 +50,39 @@ pub struct Programs {
 }
 
 /// Temporal rounds after the two passes (pipeline `dfr`).
-struct Rounds {
+pub(super) struct Rounds {
     /// Request of the second pass, with the number of frames before the last round.
-    before: Request,
+    pub(super) before: Request,
     /// Request of the largest tile of the last round.
     tile: Request,
     /// Total number of tiles of all rounds.
     tiles: usize,
+}
+
+/// A run, and the sizes for which one of its programs is built.
+pub(super) struct ProgramSpec<'a> {
+    pub(super) run: &'a Programs,
+    /// Request with the sizes of the program.
+    pub(super) request: &'a Request,
+    pub(super) shapes: Shapes,
+    pub(super) shape: DenoiseShape,
+    pub(super) build: &'a Build,
+}
+
+impl ProgramSpec<'_> {
+    pub(super) fn batch(&self) -> usize {
+        self.shape.batch
+    }
+
+    /// Returns the number of prompts in the batch, including negative prompts.
+    pub(super) fn prompts(&self) -> usize {
+        self.batch() * self.request.prompts().max(self.run.last().prompts())
+    }
+
+    /// Returns the format in which a decoder returns the frames of a complete video.
+    pub(super) fn pixels(&self) -> Pixels {
+        if self.run.values { Pixels::Values } else { Pixels::Bytes }
+    }
 }
 
 impl Programs {
@@ -65,61 +93,55 @@ impl Programs {
     /// Returns an error if the model does not exist or does not support the sizes of the request.
     pub fn of(config: &Config, layers: Option<usize>) -> Result<Self> {
         let origin = Origin::of(config)?;
-        let (configs, origin) = (ModelConfigs::from(origin.clone()).for_run(config), origin.describe()?);
-        let full = configs.sizes()?;
+        let (mut configs, origin) = (ModelConfigs::from(origin.clone()).for_run(config), origin.describe()?);
+        let mut sizes = configs.sizes()?;
         let diffusion = configs.decodes_by_diffusion()?;
-        let mut request = request::resolve_job(config, &full, &Job { index: 0, prompt: String::new(), seed: 0 })?;
+        let mut request = request::resolve_job(config, &sizes, &Job { index: 0, prompt: String::new(), seed: 0 })?;
         configs.check_fit()?;
         config.upsamplings().iter().try_for_each(|upsampling| configs.check_upsampling(*upsampling))?;
-        let of = |configs, sizes, request: Request| {
-            let (first, second) = request.passes();
-            let last = second.as_ref().unwrap_or(&first);
-            let output = match &request.dfr {
-                Some(_) => Request { num_frames: request.output_frames(), conditions: Av::default(), ..last.clone() },
-                None => last.clone(),
-            };
-            let rounds = request.dfr.as_ref().and_then(|dfr| {
-                let tile = dfr.largest_tile(last)?;
-                let rounds = dfr.rounds();
-                let frames = rounds.last()?.canvas.frames.div_ceil(2);
-                let before = Request { num_frames: frames, conditions: Av::default(), ..last.clone() };
-                Some(Rounds { before, tile, tiles: rounds.iter().map(|round| round.tiles.len()).sum() })
-            });
-            let keyframes = request.dfr.is_some();
-            let upsample = request.refine.map_or(Vec::new(), |refine| refine.upsample);
-            let (values, rows) = (false, 1);
-            let own_by_pass = second.is_some() && differ_by_pass(&config.model);
-            Programs {
-                configs,
-                sizes,
-                first,
-                second,
-                upsample,
-                rounds,
-                output,
-                keyframes,
-                values,
-                diffusion,
-                rows,
-                own_by_pass,
-                origin,
+        if let Some(layers) = layers {
+            let all = sizes.transformer.num_layers;
+            if layers == 0 || layers > all {
+                return Err(PipelineError::Usage(format!(
+                    "--layers {layers}: this model has {all} blocks; use 1 to {all}"
+                )));
             }
+            configs = configs.cut(layers);
+            // The amount of work does not depend on which block STG perturbs.
+            for blocks in request.stg_blocks.as_mut() {
+                blocks.iter_mut().for_each(|b| *b = (*b).min(layers - 1));
+                blocks.dedup();
+            }
+            sizes = configs.sizes()?;
+        }
+        let (first, second) = request.passes();
+        let last = second.as_ref().unwrap_or(&first);
+        let output = match &request.dfr {
+            Some(_) => Request { num_frames: request.output_frames(), conditions: Av::default(), ..last.clone() },
+            None => last.clone(),
         };
-        let Some(layers) = layers else { return Ok(of(configs, full, request)) };
-        let all = full.transformer.num_layers;
-        if layers == 0 || layers > all {
-            return Err(PipelineError::Usage(format!(
-                "--layers {layers}: this model has {all} blocks; use 1 to {all}"
-            )));
-        }
-        let configs = configs.cut(layers);
-        // The amount of work does not depend on which block STG perturbs.
-        for blocks in request.stg_blocks.as_mut() {
-            blocks.iter_mut().for_each(|b| *b = (*b).min(layers - 1));
-            blocks.dedup();
-        }
-        let sizes = configs.sizes()?;
-        Ok(of(configs, sizes, request))
+        let rounds = request.dfr.as_ref().and_then(|dfr| {
+            let tile = dfr.largest_tile(last)?;
+            let rounds = dfr.rounds();
+            let frames = rounds.last()?.canvas.frames.div_ceil(2);
+            let before = Request { num_frames: frames, conditions: Av::default(), ..last.clone() };
+            Some(Rounds { before, tile, tiles: rounds.iter().map(|round| round.tiles.len()).sum() })
+        });
+        Ok(Programs {
+            configs,
+            sizes,
+            first,
+            keyframes: request.dfr.is_some(),
+            upsample: request.refine.map_or(Vec::new(), |refine| refine.upsample),
+            rounds,
+            output,
+            values: false,
+            diffusion,
+            rows: 1,
+            own_by_pass: second.is_some() && differ_by_pass(&config.model),
+            second,
+            origin,
+        })
     }
 
     /// Sets whether the run dumps intermediate tensors, for which decoders return floats.
@@ -159,7 +181,7 @@ impl Programs {
     /// # Errors
     /// Returns an error if the model's configuration is invalid.
     pub fn stacked(&self, kind: ProgramKind) -> Result<Vec<usize>> {
-        match kind.row().part {
+        match kind.declaration().component {
             Component::TextEncoder => Ok(self.configs.text_encoder()?.stacks()),
             _ => Ok(vec![self.layers()]),
         }
@@ -202,36 +224,30 @@ impl Programs {
     }
 
     /// Returns whether latents are upsampled between the two passes: in time if `in_time` is set, otherwise in space.
-    fn upsamples(&self, in_time: bool) -> bool {
+    pub(super) fn upsamples(&self, in_time: bool) -> bool {
         self.upsample.iter().any(|upsampling| (*upsampling == Upsampling::TemporalX2) == in_time)
+    }
+
+    /// Returns the request of the last pass.
+    pub(super) fn last(&self) -> &Request {
+        self.second.as_ref().unwrap_or(&self.first)
+    }
+
+    /// Returns the request of the second pass. If the run has one pass, returns what it lacks.
+    pub(super) fn second_pass(&self) -> std::result::Result<&Request, &'static str> {
+        self.second.as_ref().ok_or("a two-stage pipeline")
+    }
+
+    /// Returns the request of the largest tile of the last temporal round. If the run has no rounds, returns what it
+    /// lacks.
+    pub(super) fn largest_tile(&self) -> std::result::Result<&Request, &'static str> {
+        let rounds = self.rounds.as_ref().ok_or("the pipeline dfr with dfr.temporal_rounds of 1 or 2")?;
+        Ok(&rounds.tile)
     }
 
     /// Returns the programs that a run of this request executes.
     pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
-        let two_passes = self.second.is_some();
-        let [temporal, spatial] = [true, false].map(|in_time| self.upsamples(in_time));
-        let first = &self.first;
-        let images = first.has_images() || first.given_frames().is_some() || first.references().next().is_some();
-        let sound = self.first.has_sound();
-        let (keyframes, rounds) = (self.keyframes, self.rounds.is_some());
-        let (diffusion, tiled) = (self.diffusion, self.first.tiling.is_some());
-        let (decoded, makes_sound) = (self.first.decodes_video(), !self.first.given().audio);
-        let runs = move |row: &&ProgramRow| match row.runs {
-            Runs::Always => true,
-            Runs::TwoPasses => two_passes,
-            Runs::Spatial => spatial,
-            Runs::Temporal => temporal,
-            Runs::Keyframes => keyframes,
-            Runs::Rounds => rounds,
-            Runs::Images => images,
-            Runs::GivenSound => sound,
-            Runs::OwnSound => makes_sound,
-            Runs::ByConvolution => decoded && !diffusion,
-            Runs::ByDiffusion => decoded && diffusion,
-            Runs::ByDiffusionTiles => decoded && diffusion && tiled,
-            Runs::Alone => false,
-        };
-        TABLE.iter().filter(runs).map(|row| row.kind)
+        PROGRAMS.iter().filter(|program| (program.runs)(self)).map(|program| program.kind)
     }
 
     /// Builds the programs that draw the starting noise of each pass and the diffusion decoder's noise. Returns none if
@@ -251,7 +267,7 @@ impl Programs {
 
     #[cfg(test)]
     fn components(&self) -> BTreeSet<Component> {
-        self.kinds().map(|kind| kind.row().part).collect()
+        self.kinds().map(|kind| kind.declaration().component).collect()
     }
 
     /// Compares the parameters that a program reads with the headers of the weight files. Does nothing if the model has
@@ -260,7 +276,7 @@ impl Programs {
         let (Origin::Files(source), WeightSource::File) = (self.configs.origin(), config.model.weights) else {
             return Ok(());
         };
-        let part = kind.row().part;
+        let part = kind.declaration().component;
         match source.checkpoint(part) {
             Err(WeightsError::NoWeights { .. }) => Ok(()),
             Err(error) => Err(error.into()),
@@ -277,38 +293,15 @@ impl Programs {
     /// Returns an error if a run of the request does not have this program, or if the model, the sizes or the layout
     /// are not suitable for it.
     pub fn network(&self, kind: ProgramKind, build: &Build) -> Result<Network> {
-        let row = kind.row();
-        let needs = match row.runs {
-            Runs::TwoPasses if self.second.is_none() => Some("a two-stage pipeline"),
-            Runs::Spatial if !self.upsamples(false) => Some("two stages with spatial upsampling between them"),
-            Runs::Temporal if !self.upsamples(true) => {
-                Some("two stages with temporal upsampling (temporal_x2) between them")
-            }
-            Runs::Keyframes if !self.keyframes => Some("the pipeline dfr"),
-            _ => None,
-        };
-        if let Some(needs) = needs {
-            return Err(PipelineError::Usage(format!("program '{}' needs {needs}", row.name)));
-        }
-        let last = self.second.as_ref().unwrap_or(&self.first);
-        let request = match (row.sizes, &self.rounds) {
-            (Sizes::First, _) | (Sizes::BeforeRound, None) => &self.first,
-            (Sizes::Last, _) => last,
-            (Sizes::BeforeRound, Some(rounds)) => &rounds.before,
-            (Sizes::Tile, Some(rounds)) => &rounds.tile,
-            (Sizes::Tile, None) => {
-                let why = format!("program '{}' needs the pipeline dfr with dfr.temporal_rounds of 1 or 2", row.name);
-                return Err(PipelineError::Usage(why));
-            }
-            (Sizes::Output, _) => &self.output,
-        };
+        let program = kind.declaration();
+        let request = (program.request)(self)
+            .map_err(|needs| PipelineError::Usage(format!("program '{}' needs {needs}", program.name)))?;
         let shapes = Shapes::of(&self.sizes, request)?;
         let at_once = videos_at_once(&build.layout);
-        let of_sound = matches!(kind, ProgramKind::AudioDecoder | ProgramKind::Vocoder);
+        let of_sound = program.phase == Phase::AudioDecoder;
         let rows = if of_sound { at_once } else { at_once.max(self.rows) };
         let shape = request.denoise_shape(&self.sizes, &shapes, rows);
-        let (configs, sizes, upsample, float_frames) = (&self.configs, &self.sizes, &self.upsample, self.values);
-        (row.write)(&ProgramSpec { configs, sizes, request, last, upsample, float_frames, shapes, shape, build })
+        (program.network)(&ProgramSpec { run: self, request, shapes, shape, build })
     }
 }
 

@@ -20,6 +20,7 @@ use crate::pjrt::{CompiledMemory, Error};
 use crate::runtime::{
     CompileKey, CompileOutcome, Compiled, EngineOptions, ModuleStore, OpenTarget, RuntimeError, StoredModule, Target,
 };
+use crate::weights::Component;
 
 /// Number of transformer blocks that are compiled if the program with all blocks does not fit in device memory.
 const REDUCED: usize = 2;
@@ -428,7 +429,8 @@ impl Job<'_> {
     fn reduced(&self, shortage: Shortage) -> Result<Compilation> {
         let shortage =
             if shortage.fitting.is_empty() { Shortage { fitting: self.fitting()?, ..shortage } } else { shortage };
-        if !self.options.kind.has_blocks() || self.options.layers.is_some_and(|n| n <= REDUCED) {
+        let has_blocks = self.options.kind.declaration().component == Component::Transformer;
+        if !has_blocks || self.options.layers.is_some_and(|n| n <= REDUCED) {
             return Err(PipelineError::TooLarge(shortage.to_string()));
         }
         let build = self.build(self.config)?;

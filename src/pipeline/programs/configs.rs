@@ -1,31 +1,26 @@
-//! Component configurations of a model, and the program of each component.
+//! Component configurations of a model.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::av::Av;
 use crate::config::{Bos, Config, Decoder, Pipeline, Reference};
-use crate::hlo::DType;
-use crate::models::connectors::{self, ConnectorsConfig};
-use crate::models::diffusion_decoder::{self, DiffusionDecoderConfig, FeatureGrid, FeatureTile};
-use crate::models::duration_head::{self, DurationHeadConfig};
+use crate::models::connectors::ConnectorsConfig;
+use crate::models::diffusion_decoder::{DiffusionDecoderConfig, FeatureGrid};
+use crate::models::duration_head::DurationHeadConfig;
 use crate::models::families;
-use crate::models::pixels::Pixels;
 use crate::models::presets::Preset;
 use crate::models::text_encoder::TextEncoder;
 use crate::models::tokenizer::{BosRule, TokenizerRules};
 use crate::models::transformer::TransformerConfig;
-use crate::models::upsampler::{self, UpsamplerConfig, Upsampling};
+use crate::models::upsampler::{UpsamplerConfig, Upsampling};
 use crate::models::video_vae::VideoVaeConfig;
-use crate::models::vocoder::{self, VocoderConfig};
-use crate::models::{ConfigError, Network, audio_vae, video_vae};
-use crate::nn::Build;
+use crate::models::vocoder::VocoderConfig;
+use crate::models::{ConfigError, audio_vae, video_vae};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::plan::origin::Origin;
-use crate::request::{DiffusionTiles, ModelSizes, Tiling, UpsamplingStep};
-use crate::tensor::Tensor;
+use crate::request::{DiffusionTiles, ModelSizes, Tiling};
 use crate::weights::{Component, ModelSource};
 
 /// Configurations of a model's components. Each configuration is read when it is needed, so that a model that lacks
@@ -36,7 +31,7 @@ pub struct ModelConfigs {
     /// Number of transformer blocks to use. `None`: all.
     layers: Option<usize>,
     /// Whether a two-stage vocoder clamps the output of its first stage.
-    vocoder_clamp: bool,
+    pub(in crate::pipeline) vocoder_clamp: bool,
     /// Whether to follow Lightricks' code instead of diffusers. Lightricks' code prefers the diffusion decoder, and
     /// divides videos into different tiles.
     official: bool,
@@ -44,13 +39,6 @@ pub struct ModelConfigs {
     bos: BosRule,
     decoder: Decoder,
     pipeline: Pipeline,
-}
-
-/// Settings that change the program of a component, in addition to the component's configuration.
-#[derive(PartialEq, Eq, Hash)]
-pub(in crate::pipeline) struct ProgramSettings {
-    layers: Option<usize>,
-    vocoder_clamp: bool,
 }
 
 impl From<Origin> for ModelConfigs {
@@ -68,7 +56,7 @@ impl From<Origin> for ModelConfigs {
 }
 
 /// Every method returns an error if a component's configuration is missing, or if one of its keys is unknown, invalid
-/// or not supported. Methods that build programs also return an error if a size is not supported.
+/// or not supported.
 impl ModelConfigs {
     /// Returns the configurations of a model whose files are on this machine.
     pub fn of(source: &Arc<ModelSource>) -> Self {
@@ -84,12 +72,16 @@ impl ModelConfigs {
         &self.origin
     }
 
-    fn read<T>(&self, part: Component, parse: impl Fn(&Value) -> std::result::Result<T, ConfigError>) -> Result<T> {
+    pub(super) fn read<T>(
+        &self,
+        part: Component,
+        parse: impl Fn(&Value) -> std::result::Result<T, ConfigError>,
+    ) -> Result<T> {
         parse(&self.origin.json(part)?).map_err(|e| self.wrong(part, e))
     }
 
     /// Returns an error for a component's invalid configuration, with the file or preset that contains it.
-    fn wrong(&self, part: Component, source: ConfigError) -> PipelineError {
+    pub(super) fn wrong(&self, part: Component, source: ConfigError) -> PipelineError {
         let mut place = self.origin.config_place(part);
         if !place.ends_with(part.config_file()) {
             place = format!("{} ({})", place.display(), part.folder()).into();
@@ -160,38 +152,18 @@ impl ModelConfigs {
         Ok(self.read(Component::Vocoder, VocoderConfig::from_json)?.with_clamp(self.vocoder_clamp))
     }
 
-    fn upsampler(&self) -> Result<UpsamplerConfig> {
-        self.read(Component::LatentUpsampler, UpsamplerConfig::from_json)
-    }
-
-    fn temporal_upsampler(&self) -> Result<UpsamplerConfig> {
-        self.read(Component::TemporalUpsampler, |json| UpsamplerConfig::from_json(json)?.in_time())
+    /// Returns the configuration of the latent upsampler or of the temporal upsampler.
+    pub(super) fn upsampler(&self, part: Component) -> Result<UpsamplerConfig> {
+        self.read(part, |json| match part {
+            Component::TemporalUpsampler => UpsamplerConfig::from_json(json)?.in_time(),
+            _ => UpsamplerConfig::from_json(json),
+        })
     }
 
     /// Returns the kind of upsampling (axes and factor) that an upsampler performs. `None`: it is none of the kinds in
     /// [`Upsampling`].
     pub(crate) fn upsampling(&self, part: Component) -> Result<Option<Upsampling>> {
         Ok(self.read(part, UpsamplerConfig::from_json)?.upsampling())
-    }
-
-    /// Returns the program of an upsampling step, for `batch` videos whose latents have `channels` channels.
-    ///
-    /// # Errors
-    /// Returns an error that quotes the upsampler's file if the upsampler does not perform the kind of upsampling (axes
-    /// and factor) that the step requires, or if the shape of its output is not the one that the step requires.
-    pub(crate) fn upsampling_program(
-        &self,
-        step: &UpsamplingStep,
-        [batch, channels]: [usize; 2],
-        b: &Build,
-    ) -> Result<Network> {
-        self.check_upsampling(step.upsampling)?;
-        let part = upsampler_of(step.upsampling);
-        let c = if part == Component::TemporalUpsampler { self.temporal_upsampler()? } else { self.upsampler()? };
-        let ([f, h, w], [to_f, to_h, to_w]) = (step.from, step.to);
-        let fits = c.check_fit([channels, f, h, w], [channels, to_f, to_h, to_w]);
-        fits.map_err(|why| self.wrong_upsampler(part, &why))?;
-        Ok(upsampler::program(&c, [batch, f, h, w], b)?)
     }
 
     /// Checks that the model's upsampler, if any, performs the kind of upsampling `asked`.
@@ -204,7 +176,7 @@ impl ModelConfigs {
         c.check_kind(asked).map_err(|why| self.wrong_upsampler(part, &why))
     }
 
-    fn wrong_upsampler(&self, part: Component, why: &str) -> PipelineError {
+    pub(super) fn wrong_upsampler(&self, part: Component, why: &str) -> PipelineError {
         PipelineError::Input(format!("{}: {why}", self.origin.config_place(part).display()))
     }
 
@@ -262,10 +234,6 @@ impl ModelConfigs {
         self.read(Component::DiffusionDecoder, DiffusionDecoderConfig::from_json)
     }
 
-    pub(in crate::pipeline) fn program_settings(&self) -> ProgramSettings {
-        ProgramSettings { layers: self.layers, vocoder_clamp: self.vocoder_clamp }
-    }
-
     /// Returns whether the diffusion decoder decodes the video; false if the run generates no frames.
     ///
     /// # Errors
@@ -302,67 +270,8 @@ impl ModelConfigs {
         Ok(ModelSizes::new(self.transformer()?, &self.connectors()?, &vae, &audio))
     }
 
-    /// Returns the program of the text encoder, which maps prompts `[rows, tokens]` to `prompt_embeds`: projected
-    /// embeddings if `projected` is set, otherwise the hidden states of all layers.
-    pub fn text_encoder_program(&self, rows: usize, tokens: usize, projected: bool, b: &Build) -> Result<Network> {
-        let encoder = self.text_encoder()?;
-        let connectors = projected.then(|| self.connectors()).transpose()?;
-        if let Some(c) = &connectors {
-            c.check_states(encoder.hidden_states()).map_err(|e| self.wrong(Component::Connectors, e))?;
-        }
-        Ok(encoder.program(connectors.as_ref(), rows, tokens, b)?)
-    }
-
-    /// Returns the program of the connectors, which map prompt embeddings to the text contexts of both streams.
-    pub(crate) fn connectors_program(
-        &self,
-        rows: usize,
-        tokens: usize,
-        input: connectors::Input,
-        b: &Build,
-    ) -> Result<Network> {
-        Ok(connectors::program(&self.connectors()?, rows, tokens, input, b)?)
-    }
-
-    /// Returns the program of the duration head, which maps text contexts of `tokens` tokens to the duration (seconds)
-    /// of each prompt's video.
-    pub(crate) fn duration_head_program(&self, rows: usize, tokens: Av<usize>, b: &Build) -> Result<Network> {
-        Ok(duration_head::program(&self.duration_head()?, rows, tokens, b)?)
-    }
-
     pub(crate) fn duration_head(&self) -> Result<DurationHeadConfig> {
         self.read(Component::DurationHead, DurationHeadConfig::from_json)
-    }
-
-    /// Returns the tables that are inputs of the connectors, by input name.
-    pub(crate) fn connectors_inputs(&self, tokens: usize) -> Result<Vec<(String, Tensor)>> {
-        Ok(connectors::host_inputs(&self.connectors()?, tokens))
-    }
-
-    /// Returns the program of the video decoder, which maps latents `[b, c, f, h, w]` to frames in the format `pixels`.
-    pub(crate) fn video_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
-        let c = self.read(Component::Vae, |json| VideoVaeConfig::from_json(json)?.decoder())?;
-        let [n, _, f, h, w] = dims;
-        Ok(video_vae::decoder_program(&c, [n, f, h, w], pixels, b)?)
-    }
-
-    /// Returns the program of the diffusion decoder, which maps latents `[b, c, f, h, w]` and noise to frames in the
-    /// format `pixels`.
-    pub(crate) fn diffusion_decoder_program(&self, dims: [usize; 5], pixels: Pixels, b: &Build) -> Result<Network> {
-        let [n, _, f, h, w] = dims;
-        Ok(diffusion_decoder::program(&self.diffusion_decoder()?, [n, f, h, w], pixels, b)?)
-    }
-
-    /// Returns the program of the diffusion decoder's first part, which maps latents `[b, c, f, h, w]` to features. The
-    /// second part decodes the features tile by tile.
-    pub(crate) fn diffusion_features_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
-        Ok(diffusion_decoder::features_program(&self.diffusion_decoder()?, [n, f, h, w], b)?)
-    }
-
-    /// Returns the program of the diffusion decoder's second part, which maps a tile of the features, and noise, to
-    /// frames. `shape`: shape of the latents, `[b, f, h, w]`.
-    pub(crate) fn diffusion_tile_program(&self, shape: [usize; 4], tile: &FeatureTile, b: &Build) -> Result<Network> {
-        Ok(diffusion_decoder::tile_program(&self.diffusion_decoder()?, shape, tile, b)?)
     }
 
     /// Returns the tiles in which the diffusion decoder decodes a video.
@@ -383,43 +292,6 @@ impl ModelConfigs {
             true => DiffusionTiles::official(tiling, grid)?,
             false => DiffusionTiles::diffusers(tiling, grid),
         })
-    }
-
-    /// Returns the program of the video encoder, which maps frames `[b, c, f, h, w]` to latents.
-    pub(crate) fn video_encoder_program(&self, dims: [usize; 5], b: &Build) -> Result<Network> {
-        let c = self.read(Component::Vae, |json| VideoVaeConfig::from_json(json)?.encoder())?;
-        let [n, _, f, h, w] = dims;
-        Ok(video_vae::encoder_program(&c, [n, f, h, w], b)?)
-    }
-
-    /// Returns the program of the audio encoder, which maps a mel spectrogram `[b, channels, frames, bins]` to latents.
-    pub(crate) fn audio_encoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
-        let [n, _, frames, bins] = dims;
-        Ok(audio_vae::encoder_program(&self.audio_vae()?, [n, frames, bins], b)?)
-    }
-
-    /// Returns the program of the audio decoder, which maps latents `[b, c, l, m]` to a mel spectrogram.
-    pub(crate) fn audio_decoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
-        let [n, _, l, m] = dims;
-        Ok(audio_vae::decoder_program(&self.audio_vae()?, [n, l, m], b)?)
-    }
-
-    /// Returns the program of the vocoder, which maps a mel spectrogram `[b, channels, frames, bins]` to audio samples.
-    /// The vocoder always computes in f32, because the rounding errors of bf16 are audible.
-    pub fn vocoder_program(&self, dims: [usize; 4], b: &Build) -> Result<Network> {
-        Ok(vocoder::vocoder_program(&self.vocoder()?, dims, &b.with_dtype(DType::F32))?)
-    }
-
-    /// Returns the program of the latent upsampler, which maps un-normalised latents `[b, c, f, h, w]` to latents with
-    /// more rows and columns, or with more frames.
-    pub(crate) fn upsampler_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
-        Ok(upsampler::program(&self.upsampler()?, [n, f, h, w], b)?)
-    }
-
-    /// Returns the program of the temporal upsampler, which maps un-normalised latents `[b, c, f, h, w]` to latents
-    /// with more frames.
-    pub(crate) fn temporal_upsampler_program(&self, [n, _, f, h, w]: [usize; 5], b: &Build) -> Result<Network> {
-        Ok(upsampler::program(&self.temporal_upsampler()?, [n, f, h, w], b)?)
     }
 
     /// Returns the length of a component's latent statistics, which the host reads and no program declares. `None`: the
@@ -443,7 +315,7 @@ pub(crate) fn bos_rule(config: &Config) -> BosRule {
 }
 
 /// Returns the component that performs this kind of upsampling.
-fn upsampler_of(upsampling: Upsampling) -> Component {
+pub(super) fn upsampler_of(upsampling: Upsampling) -> Component {
     match upsampling {
         Upsampling::TemporalX2 => Component::TemporalUpsampler,
         Upsampling::SpatialX2 | Upsampling::SpatialX1_5 => Component::LatentUpsampler,

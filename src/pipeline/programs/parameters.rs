@@ -1,7 +1,7 @@
 //! Lists the parameters of a model's components and compares them with the files.
 
 use super::configs::ModelConfigs;
-use super::program_table::{ProgramKind, TABLE};
+use super::{PROGRAMS, ProgramKind};
 use crate::hlo::{DType, Type};
 use crate::nn::{Axis, Build, Init, Param, Source};
 use crate::pipeline::error::Result;
@@ -17,12 +17,12 @@ pub fn parameters(configs: &ModelConfigs, part: Component) -> Result<Vec<Param>>
     let build = Build::new(DType::F32);
     let component = part.folder();
     let mut params: Vec<Param> = Vec::new();
-    for row in TABLE.iter().filter(|row| row.part == part) {
-        let Some(alone) = row.alone.as_ref() else { continue };
-        if row.kind == ProgramKind::VideoDecoder && !configs.has_video_decoder()? {
+    for program in PROGRAMS.iter().filter(|program| program.component == part) {
+        let Some(single) = &program.single_run else { continue };
+        if program.kind == ProgramKind::VideoDecoder && !configs.has_video_decoder()? {
             continue;
         }
-        params.extend((alone.smallest)(configs, &build)?.params.into_iter().filter(|p| p.component == component));
+        params.extend((single.smallest)(configs, &build)?.params.into_iter().filter(|p| p.component == component));
     }
     if let Some(length) = configs.statistics_length(part)? {
         // The values in a model with random weights.

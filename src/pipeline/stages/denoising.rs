@@ -24,7 +24,7 @@ use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::phase::Phase;
 use crate::pipeline::plan::options::RunOptions;
 use crate::pipeline::programs::build::ProgramKind;
-use crate::pipeline::programs::calls::PassSpec;
+use crate::pipeline::programs::denoise::PassSpec;
 use crate::pipeline::programs::executor::Executor;
 use crate::request::{Noising, Request, Shapes};
 use crate::runtime::watchdog::at_steps;
@@ -55,7 +55,7 @@ pub(crate) const SECOND: Names = Names {
 
 impl Names {
     fn phase(&self) -> Phase {
-        self.denoise.row().phase
+        self.denoise.declaration().phase
     }
 
     /// Returns the names for a tile of a DFR round. `around`: number of steps before and after this tile, over all

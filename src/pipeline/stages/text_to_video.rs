@@ -27,7 +27,7 @@ use crate::pipeline::output::partial_results::{self, Named};
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::phase::{Phase, Watch};
 use crate::pipeline::plan::options::RunOptions;
-use crate::pipeline::programs::program_table::ProgramKind;
+use crate::pipeline::programs::ProgramKind;
 use crate::pipeline::runner::Runner;
 use crate::request::{Assembly, RefinePass, Request, Shapes, keyframe_step, upsampling_steps};
 use crate::runtime::Outputs;

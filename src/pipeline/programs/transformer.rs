@@ -1,34 +1,61 @@
-//! Converts the arguments of the reference implementation's transformer to inputs of the transformer program.
+//! One forward pass of the transformer, on the arguments of the reference implementation.
 
 use ndarray::{Array1, Array4, Axis as Dim, Ix4};
 
-use super::component_inputs::{Named, Ready, ReferenceArguments};
-use super::configs::ModelConfigs;
+use super::{
+    Build, Component, ModelConfigs, Named, Network, Phase, PipelineError, ProgramDeclaration, ProgramKind, Ready,
+    ReferenceArguments, Result, SingleRun,
+};
 use crate::av::Av;
 use crate::hlo::DType;
-use crate::models::Network;
 use crate::models::transformer::{self, CrossTimestep, ForwardShape, TransformerConfig, tables};
-use crate::nn::Build;
-use crate::pipeline::error::{PipelineError, Result};
 use crate::request::coordinate_grids;
 use crate::sampling::latents::VideoShape;
 use crate::tensor::Tensor;
 
-/// Names of the scalar arguments of the reference implementation, and `cross_timestep`, which the reference does not
-/// have.
-pub(in crate::pipeline) const SCALARS: &[&str] = &[
-    "num_frames",
-    "height",
-    "width",
-    "fps",
-    "audio_num_frames",
-    "use_cross_timestep",
-    "cross_timestep",
-    "isolate_modalities",
-    "stg_blocks",
-];
+/// No run executes the program; a run denoises with the programs of `denoise.rs`.
+pub(super) const TRANSFORMER: ProgramDeclaration = ProgramDeclaration {
+    kind: ProgramKind::Transformer,
+    name: "transformer",
+    help: "One forward pass on the reference implementation's arguments",
+    component: Component::Transformer,
+    phase: Phase::Denoise,
+    runs: |_| false,
+    request: |run| Ok(&run.first),
+    network: |spec| {
+        let forward = ForwardShape {
+            batch: spec.batch() * spec.shape.branches.len(),
+            tokens: spec.shape.tokens,
+            text: Av::both(spec.request.max_sequence_length),
+            text_channels: spec.shape.text_channels,
+            cross: CrossTimestep::Own,
+            stg_blocks: spec.shape.stg_blocks.clone(),
+            keyframes: spec.shape.keyframes,
+            ..ForwardShape::default()
+        };
+        Ok(transformer::program(&spec.run.sizes.transformer, &forward, spec.build)?)
+    },
+    single_run: Some(SingleRun {
+        help: "`hidden_states`, `encoder_hidden_states`, `timestep` … to `video`, `audio`",
+        // Those of the reference implementation, and `cross_timestep`, which the reference does not have.
+        scalars: &[
+            "num_frames",
+            "height",
+            "width",
+            "fps",
+            "audio_num_frames",
+            "use_cross_timestep",
+            "cross_timestep",
+            "isolate_modalities",
+            "stg_blocks",
+        ],
+        inputs: reference_inputs,
+        smallest,
+    }),
+};
 
-pub(in crate::pipeline) fn transformer(given: &mut ReferenceArguments) -> Result<Ready> {
+/// Converts the arguments of the reference implementation to inputs of the program.
+fn reference_inputs(given: &mut ReferenceArguments) -> Result<Ready> {
     let c = &given.configs.transformer()?;
     let mut take =
         |names: Av<&'static str>| names.try_map(|name| given.ranked(name, 3).map(|tensor| (name.to_string(), tensor)));
@@ -75,7 +102,7 @@ pub(in crate::pipeline) fn transformer(given: &mut ReferenceArguments) -> Result
 }
 
 /// Builds the smallest transformer program that declares all parameters.
-pub(in crate::pipeline) fn smallest(configs: &ModelConfigs, build: &Build) -> Result<Network> {
+fn smallest(configs: &ModelConfigs, build: &Build) -> Result<Network> {
     let c = configs.transformer()?;
     let text_channels = match c.use_prompt_embeddings {
         true => Av::both(c.caption_channels),
