@@ -124,10 +124,11 @@ def encoded(dtype, values):
     return b"".join(number[2:] if dtype == "BF16" else number for number in numbers)
 
 
-def lora(name, modules, rank, dtype, down="lora_A", up="lora_B", alpha=None, metadata=None):
+def lora(name, modules, rank, dtype, down="lora_A.weight", up="lora_B.weight", alpha=None, metadata=None, more=lambda *shape: {}):
     tensors = []
     for key, (rows, columns) in modules.items():
-        tensors += [(f"{key}.{down}.weight", dtype, [rank, columns]), (f"{key}.{up}.weight", dtype, [rows, rank])]
+        shapes = {down: [rank, columns], up: [rows, rank], **more(rows, columns)}
+        tensors += [(f"{key}.{end}", dtype, shape) for end, shape in shapes.items()]
         tensors += [(f"{key}.alpha", "F32", [])] if alpha else []
     header, data = ({"__metadata__": metadata} if metadata else {}), b""
     for key, kind, shape in tensors:
@@ -145,7 +146,13 @@ def loras():
     lora("diffusers", DIFFUSERS, 2, "BF16", metadata=metadata)
     lora("official", OFFICIAL, 1, "F32")
     # Older trainers' names, with alphas.
-    lora("older", OLDER, 3, "F16", "lora_down", "lora_up", alpha=1.5)
+    older = ("lora_down.weight", "lora_up.weight")
+    lora("older", OLDER, 3, "F16", *older, alpha=1.5)
+    flat = {"lora_unet_" + key.removeprefix("diffusion_model.").replace(".", "_"): shape for key, shape in OFFICIAL.items()}
+    lora("dora", flat, 2, "F32", *older, alpha=1, more=lambda rows, columns: {"dora_scale": [1, columns]})
+    second = lambda rows, columns: {"hada_w2_a": [rows, 2], "hada_w2_b": [2, columns], "diff_b": [rows]}
+    lora("loha", DIFFUSERS, 2, "F32", "hada_w1_b", "hada_w1_a", more=second)
+    lora("lokr", OFFICIAL, 1, "BF16", "lokr_w1_b", "lokr_w1_a", alpha=2, more=lambda rows, columns: {"lokr_w2": [1, 1]})
 
 
 loras()

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::*;
 
+mod adapters;
 mod checkpoints;
 mod diffusion_decoder;
 mod fingerprint;
