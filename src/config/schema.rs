@@ -141,7 +141,7 @@ pub enum WeightSource {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Lora {
-    /// Safetensors file.
+    /// Safetensors file, or a folder that PEFT saved.
     pub path: String,
     /// Factor by which the weight update is multiplied.
     #[serde(default = "one")]

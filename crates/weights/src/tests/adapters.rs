@@ -255,7 +255,8 @@ fn damaged_adapters_are_refused_with_file_and_key() {
         fails(checked, &[&["bad.safetensors", shapes[0].0], parts].concat());
     };
     let same = |_: &mut Tensors| {};
-    let (down, up): ((&str, &[usize]), (&str, &[usize])) = (("a.lora_A.weight", &[2, 6]), ("a.lora_B.weight", &[4, 2]));
+    let [down, up, scalar]: [(&str, &[usize]); 3] =
+        [("a.lora_A.weight", &[2, 6]), ("a.lora_B.weight", &[4, 2]), ("a.alpha", &[])];
     for (shapes, parts) in [
         (&[down][..], &["without its counterpart"][..]),
         (&[("a.hada_w1_a", &[4, 2]), ("a.hada_w1_b", &[2, 6])], &["LoHa", "hada_w2"]),
@@ -292,9 +293,7 @@ fn damaged_adapters_are_refused_with_file_and_key() {
     let alpha = |value: f32| move |all: &mut Tensors| all.get_mut("a.alpha").unwrap().2 = value.to_le_bytes().to_vec();
     refused(&[("a.alpha", &[]), down, up], &alpha(f32::NAN), &["NaN", "not a finite number"]);
     refused(&[("a.alpha", &[]), down, up], &alpha(f32::INFINITY), &["not a finite number"]);
-    let huge = |all: &mut Tensors| all.get_mut("a.alpha").unwrap().2 = f32::MAX.to_le_bytes().to_vec();
-    let (alpha, huge_alpha): ((&str, &[usize]), &dyn Fn(&mut Tensors)) = (("a.alpha", &[]), &huge);
-    refused(&[down, up, alpha], huge_alpha, &["with strength 2 gives values of `a.weight` that are not finite"]);
+    refused(&[down, up, scalar], &alpha(f32::MAX), &["with strength 2 gives values of `a.weight` that are not finite"]);
     let nan = |all: &mut Tensors| all.get_mut("a.lokr_w1").unwrap().2[..4].copy_from_slice(&f32::NAN.to_le_bytes());
     refused(&[("a.lokr_w1", &[2, 2]), ("a.lokr_w2", &[2, 3])], &nan, &["NaN"]);
 }
