@@ -1,6 +1,6 @@
 //! Default XLA options of every compile. The user's flags override them.
 
-use super::platforms::{Flags, NO_HLO_SHARDING_V3, PlatformSpec, spec, spec_by_name};
+use super::platforms::{Flags, PlatformSpec, spec, spec_by_name};
 use ltx2_pjrt::discover::Platform;
 use ltx2_pjrt::{Client, OptionValue};
 use ltx2_stablehlo::Program;
@@ -33,43 +33,42 @@ impl Toolchain {
 
     /// Returns the plugin's release if it is one that this project's programs were tested with.
     pub fn tested_release(&self) -> Option<&'static str> {
-        (self.spec().tested_release?)(&self.version)
+        (self.spec().release?)(&self.version).ok()
     }
 
-    /// Whether the platform's plugins are tested by release, and this one is not a tested release.
+    /// Whether compiling depends on the plugin's release, and this release is not tested.
     pub fn is_untested(&self) -> bool {
-        self.spec().tested_release.is_some() && self.tested_release().is_none()
+        self.spec().release.is_some_and(|release| release(&self.version).is_err())
     }
 }
 
 impl std::fmt::Display for Toolchain {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match (self.spec().version_text)(&self.version) {
-            Some(text) => f.write_str(&text),
+        let spec = self.spec();
+        match spec.release.map(|release| release(&self.version)) {
+            Some(release) => write!(f, "{} {}", spec.wheels[0].package, release.map_or_else(|text| text, String::from)),
             None => write!(f, "{} {}", self.platform, self.version.lines().next().unwrap_or_default()),
         }
     }
 }
 
-/// Default options that only affect speed, compile messages or tracing. If a plugin rejects one of them, the program is
-/// compiled without it. This can change results only as much as another plugin version can: the compiler may select
-/// kernels that add in a different order.
-fn speed_only() -> impl Iterator<Item = &'static str> {
-    let platforms = Platform::ALL.into_iter().flat_map(|platform| spec(platform).speed_flags).copied();
-    // Only suppresses a warning.
-    platforms.chain([NO_HLO_SHARDING_V3.0])
-}
+/// Keeps the roundings that the program specifies: CUDA otherwise deletes f32 -> bf16 -> f32 pairs.
+const EXCESS_PRECISION: &str = "xla_allow_excess_precision";
 
-/// Whether a default option only affects speed, compile messages or tracing.
+/// Whether a default option only affects speed, compile messages or tracing. If a plugin rejects such an option, the
+/// program is compiled without it. This can change results only as much as another plugin version can: the compiler may
+/// select kernels that add in a different order.
 pub(super) fn is_speed_only(option: &str) -> bool {
-    speed_only().any(|name| name == option)
+    let mut needed = Platform::ALL.into_iter().flat_map(|platform| (spec(platform).result_flags)());
+    option != EXCESS_PRECISION && needed.all(|(name, _)| name != option)
 }
 
 /// Returns the default options for compiling a program.
 pub fn defaults(toolchain: &Toolchain, program: &Program) -> Flags {
-    // Keeps the roundings that the program specifies: CUDA otherwise deletes f32 -> bf16 -> f32 pairs.
-    let mut flags = vec![("xla_allow_excess_precision", OptionValue::Bool(false))];
-    flags.extend((toolchain.spec().flags)(&toolchain.kind, &toolchain.version, program));
+    let spec = toolchain.spec();
+    let mut flags = vec![(EXCESS_PRECISION, OptionValue::Bool(false))];
+    flags.extend((spec.result_flags)());
+    flags.extend((spec.speed_flags)(&toolchain.kind, &toolchain.version, program));
     flags
 }
 
@@ -122,7 +121,6 @@ mod tests {
         let numbers =
             ["xla_allow_excess_precision", "xla_cpu_experimental_ynn_fusion_type", "xla_gpu_deterministic_ops"];
         assert_eq!(needed, numbers.each_ref());
-        assert!(speed_only().all(|name| all.contains(name)), "every listed option is a default");
     }
 
     /// Checks the flag instead of a program's results, because only CUDA's compiler removes an explicit rounding (f32

@@ -69,17 +69,13 @@ pub enum PlatformError {
     /// Several processes were requested on a platform that supports only one.
     #[error(
         "platform {} runs in one process only; use {} for several processes, or pass --num-processes 1",
-        .0.name(), of_several_processes()
+        .0.name(),
+        alternatives(Platform::ALL.into_iter().rev().filter(|each| !spec(*each).has_one_process).map(Platform::name))
     )]
     OneProcess(Platform),
     /// `auto` found no platform that works; contains the reason for each platform.
     #[error("no usable platform: {0}; run `ltx2 plugin install cpu` for a plugin that runs on any machine")]
     None(String),
-}
-
-fn of_several_processes() -> String {
-    let several = Platform::ALL.into_iter().rev().filter(|platform| !spec(*platform).has_one_process);
-    alternatives(several.map(Platform::name))
 }
 
 /// Describes a platform's hardware on this machine; the error says why there is none. Loads no plugin.

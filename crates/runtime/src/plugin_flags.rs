@@ -1,7 +1,7 @@
 //! Flags that plugins read from the environment. An unknown flag makes a plugin end the process.
 
 use super::checksummed_file::sha256;
-use super::platforms::{TopologyArguments, spec};
+use super::platforms::spec;
 use ltx2_pjrt::discover::{Kind, Platform};
 use ltx2_pjrt::{Attributes, Client, ClientOptions, CompileOptions, Error, Plugin, Topology};
 use ltx2_stablehlo::{Builder, DType, Type};
@@ -44,9 +44,10 @@ pub(super) fn identity() -> Option<String> {
 pub(super) fn parse(plugin: &Plugin) {
     let parsed = match plugin.kind() {
         None => Client::new(plugin, &ClientOptions::Named(Attributes::new())).map(drop),
-        Some(Kind::Supported(platform)) => {
-            spec(platform).probe_topology.map_or(Ok(()), |probe| compile(plugin, probe()))
-        }
+        Some(Kind::Supported(platform)) => spec(platform).probe_topology.map_or(Ok(()), |probe| {
+            let (topology, options) = probe();
+            compile(plugin, &topology, &options)
+        }),
         Some(Kind::Unsupported(_)) => Ok(()),
     };
     if let Err(error) = parsed {
@@ -54,11 +55,11 @@ pub(super) fn parse(plugin: &Plugin) {
     }
 }
 
-fn compile(plugin: &Plugin, probe: TopologyArguments) -> Result<(), Error> {
+fn compile(plugin: &Plugin, topology: &str, options: &Attributes) -> Result<(), Error> {
     let builder = Builder::new("flags");
     let x = builder.argument("x", Type::new(DType::F32, vec![2]));
     let program = builder.finish(&[("x", &x)]).expect("a program of one argument is valid");
-    Topology::new(plugin, &probe.name, &probe.options)?.compile(&program.text, &CompileOptions::single()).map(drop)
+    Topology::new(plugin, topology, options)?.compile(&program.text, &CompileOptions::single()).map(drop)
 }
 
 /// Extracts the plugin's messages about its flags, with the variable's name, from the output of a process that ended;

@@ -29,18 +29,12 @@ pub struct Target {
 
 /// The target text is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("invalid target '{target}': {why}; use {}, e.g. {}", syntax(), examples())]
+#[error("invalid target '{target}': {why}; use {}, e.g. {}",
+    alternatives(Platform::ALL.map(|platform| (spec(platform).target_syntax)())),
+    Platform::ALL.map(|platform| spec(platform).target_example).join(", "))]
 pub struct UnknownTarget {
     target: String,
     why: String,
-}
-
-fn syntax() -> String {
-    alternatives(Platform::ALL.map(|platform| (spec(platform).target_syntax)()))
-}
-
-fn examples() -> String {
-    Platform::ALL.map(|platform| spec(platform).target_example).join(", ")
 }
 
 impl FromStr for Target {
@@ -271,8 +265,8 @@ impl Target {
                 refused: Refused::default(),
             });
         };
-        let arguments = topology(&self.devices);
-        let topology = Topology::new(&plugin, &arguments.name, &arguments.options)?;
+        let (name, options) = topology(&self.devices);
+        let topology = Topology::new(&plugin, &name, &options)?;
         let described = topology.devices()?;
         let stated = described.first().and_then(|d| match d.attributes.get("device_memory_bytes_limit") {
             Some(Value::Int(bytes)) => Some(*bytes),

@@ -2,7 +2,7 @@
 
 use prost::Message as _;
 
-use super::{NO_HLO_SHARDING_V3, PlatformSpec, Wheel, wheel};
+use super::{PlatformSpec, Wheel, wheel};
 use ltx2_nn::Lowering;
 use ltx2_pjrt::{ClientOptions, CpuOptions, OptionValue};
 
@@ -28,12 +28,12 @@ pub(super) fn spec() -> PlatformSpec {
         target_example: "cpu:8",
         target_dimensions: &[1],
         lowering: |_| Lowering::cpu(),
-        flags: |_, _, _| {
+        result_flags: || {
             // Limit the YNN library to individual matmuls, because its fusions change results: sums depend on the
             // number of rows, a GELU fused into a matmul uses a different polynomial from XLA's, and which operations
             // are fused depends on whether the samples' matmuls are adjacent in the program.
             let products = OptionValue::Text("LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT".into());
-            vec![NO_HLO_SHARDING_V3, ("xla_cpu_experimental_ynn_fusion_type", products)]
+            vec![("xla_cpu_experimental_ynn_fusion_type", products)]
         },
         machine: Some(machine),
         writes_cache_in_background: false,

@@ -6,9 +6,9 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{Flags, NO_HLO_SHARDING_V3, PlatformSpec, TargetDevices, TopologyArguments, Wheel, wheel};
+use super::{Flags, NO_HLO_SHARDING_V3, PlatformSpec, TargetDevices, Wheel, wheel};
 use ltx2_nn::Lowering;
-use ltx2_pjrt::{ClientOptions, OptionValue, Value, with_sources};
+use ltx2_pjrt::{Attributes, ClientOptions, OptionValue, Value, with_sources};
 use ltx2_stablehlo::Program;
 use ltx2_xla_analysis::{Chip, Links};
 
@@ -35,8 +35,10 @@ pub(super) fn spec() -> PlatformSpec {
             topology(&TargetDevices { name, target_config, shape, slices: 1, vm_bounds: None })
         }),
         lowering: |_| Lowering::cuda(),
-        flags,
-        speed_flags: SPEED_FLAGS,
+        // Selects the first applicable kernel instead of the fastest measured one, so that a recompiled program gives
+        // bitwise identical results.
+        result_flags: || vec![("xla_gpu_deterministic_ops", OptionValue::Bool(true))],
+        speed_flags,
         // A kernel launched from a CUDA graph does not report its operation, so this sets a minimum graph size that no
         // graph reaches. (Compile options cannot clear the list of commands that graphs may contain.)
         trace_flags: || vec![("xla_gpu_graph_min_graph_size", OptionValue::Int(i64::from(i32::MAX)))],
@@ -44,27 +46,18 @@ pub(super) fn spec() -> PlatformSpec {
     }
 }
 
-fn topology(devices: &TargetDevices) -> TopologyArguments {
+fn topology(devices: &TargetDevices) -> (String, Attributes) {
     let options =
         [("target_config", devices.target_config.clone().unwrap_or_default()), ("topology", devices.shape_text())];
     let options = options.map(|(name, value)| (name.to_string(), Value::Text(value)));
-    TopologyArguments { name: devices.name.clone().unwrap_or_default(), options: options.into() }
+    (devices.name.clone().unwrap_or_default(), options.into())
 }
-
-const SPEED_FLAGS: &[&str] = &[
-    "xla_gpu_force_conv_nhwc",
-    "xla_gpu_enable_triton_gemm",
-    "xla_gpu_enable_latency_hiding_scheduler",
-    "xla_gpu_experimental_parallel_collective_overlap_limit",
-    "xla_gpu_collective_permute_mode",
-    "xla_gpu_graph_min_graph_size",
-];
 
 /// Permute size in bytes from which a copy engine is assumed to be faster than NCCL's kernel. Measured: 37 us against
 /// NCCL's 31 us at 4 MiB, 58 us against 83 us at 16 MiB (`ltx2 bench --micro`, H100s).
 const COPY_ENGINE_BYTES: usize = 8 << 20;
 
-fn flags(_: &str, _: &str, program: &Program) -> Flags {
+fn speed_flags(_: &str, _: &str, program: &Program) -> Flags {
     let on = OptionValue::Bool(true);
     let mut flags = vec![NO_HLO_SHARDING_V3];
     flags.extend([
@@ -72,9 +65,6 @@ fn flags(_: &str, _: &str, program: &Program) -> Flags {
         ("xla_gpu_force_conv_nhwc", on.clone()),
         // cuBLAS fuses bias and GELU into the matmul; Triton's matmuls leave them to separate kernels.
         ("xla_gpu_enable_triton_gemm", OptionValue::Bool(false)),
-        // Selects the first applicable kernel instead of the fastest measured one, so that a recompiled program gives
-        // bitwise identical results.
-        ("xla_gpu_deterministic_ops", on.clone()),
     ]);
     if program.devices() > 1 {
         // Overlap the transfers of keys and values with the computation of the queries, and with each other.

@@ -33,7 +33,7 @@ pub fn spec_by_name(name: &str) -> PlatformSpec {
 pub type Flags = Vec<(&'static str, OptionValue)>;
 
 /// Shardy programs in text form do not use HLO sharding v3; without this option, each compile prints a warning.
-pub(crate) const NO_HLO_SHARDING_V3: (&str, OptionValue) = ("xla_enable_hlo_sharding_v3", OptionValue::Bool(false));
+const NO_HLO_SHARDING_V3: (&str, OptionValue) = ("xla_enable_hlo_sharding_v3", OptionValue::Bool(false));
 
 with_defaults! {
     /// Properties of a platform. The defaults apply to plugins of unsupported platforms.
@@ -43,11 +43,9 @@ with_defaults! {
         pub description: &'static str = "",
         /// Wheels that make up the plugin (Linux, x86-64).
         pub wheels: &'static [Wheel] = &[],
-        /// Describes this machine's hardware; the error says why there is none. Loads no plugin, so it neither hangs
-        /// nor crashes on a machine without the hardware.
+        /// Describes this machine's hardware, without loading a plugin; the error says why there is none.
         pub hardware: fn() -> Result<String, String> = || Ok(String::new()),
-        /// Returns the kinds of this machine's devices, as the plugin reports them. `None`: not known without the
-        /// plugin.
+        /// Returns the device kinds of this machine's devices. `None`: known only to the plugin.
         pub device_kinds: Option<fn() -> Result<Vec<String>, String>> = None,
         /// Returns a warning for each library or program that a plugin file needs but will not find.
         pub missing_libraries: fn(&Path) -> Vec<String> = |_| Vec::new(),
@@ -77,24 +75,23 @@ with_defaults! {
         /// counts the devices per host, and kernels are selected at compile time if the devices are present.
         pub targets_gpus: bool = false,
         /// Describes a target's topology to the plugin. `None`: a client compiles, for its own devices.
-        pub(crate) topology: Option<fn(&TargetDevices) -> TopologyArguments> = None,
+        pub(crate) topology: Option<fn(&TargetDevices) -> (String, Attributes)> = None,
         /// Returns a topology to compile for, without devices, to make the plugin parse its flags. `None`: the flags are
         /// not checked before the plugin starts.
-        pub(crate) probe_topology: Option<fn() -> TopologyArguments> = None,
+        pub(crate) probe_topology: Option<fn() -> (String, Attributes)> = None,
 
         /// Returns the lowering for a device kind.
         pub lowering: fn(&str) -> Lowering = |_| Lowering::default(),
         /// Returns the pinned plugin's platform version as far as compiling depends on it.
         pub(crate) pinned_version: fn() -> String = String::new,
-        /// Returns the plugin release for a platform version if this project's programs were tested with it. `None`:
-        /// compiling does not depend on the release.
-        pub(crate) tested_release: Option<fn(&str) -> Option<&'static str>> = None,
-        /// Describes a plugin by its platform version. `None`: by the platform's name and the version's first line.
-        pub(crate) version_text: fn(&str) -> Option<String> = |_| None,
-        /// Returns the default compile options for a device kind, a platform version and a program.
-        pub(crate) flags: fn(&str, &str, &Program) -> Flags = |_, _, _| vec![NO_HLO_SHARDING_V3],
-        /// Default options that only affect speed or tracing.
-        pub(crate) speed_flags: &'static [&'static str] = &[],
+        /// Returns the plugin release of a platform version; for a release that this project's programs were not tested
+        /// with, an error that describes it. `None`: compiling does not depend on the release.
+        pub(crate) release: Option<fn(&str) -> Result<&'static str, String>> = None,
+        /// Returns the default compile options that results depend on.
+        pub(crate) result_flags: fn() -> Flags = Vec::new,
+        /// Returns the other default compile options for a device kind, a platform version and a program. They only
+        /// affect speed and messages.
+        pub(crate) speed_flags: fn(&str, &str, &Program) -> Flags = |_, _, _| vec![NO_HLO_SHARDING_V3],
         /// Returns the options that are added for programs that are traced.
         pub(crate) trace_flags: fn() -> Flags = Vec::new,
         /// Environment variable, besides `XLA_FLAGS`, from which the plugin reads flags.
@@ -105,7 +102,7 @@ with_defaults! {
         pub(crate) machine: Option<fn(&[u8]) -> Vec<u8>> = None,
         /// Whether compiled code depends on the coordinates of the devices, which determine its routing.
         pub(crate) routes_by_coordinates: bool = false,
-        /// Whether device memory tiles the last dimensions of arrays, so that a piece of an array is not contiguous.
+        /// Whether memory tiles the last dimensions of arrays, so that a piece of an array is not contiguous.
         pub(crate) tiles_memory: bool = false,
         /// Whether executables take long to serialize, so that by default they are written after the first run.
         pub(crate) writes_cache_in_background: bool = true,
@@ -127,12 +124,6 @@ pub struct Options {
     pub node: Option<Node>,
     /// Time limit for the trial load of a new plugin file; `None`: the default.
     pub trial: Option<Duration>,
-}
-
-/// Arguments with which a plugin creates a topology.
-pub(crate) struct TopologyArguments {
-    pub(crate) name: String,
-    pub(crate) options: Attributes,
 }
 
 /// Devices of a compile target.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Flags, PlatformSpec, TargetDevices, TopologyArguments, Wheel, wheel};
+use super::{Flags, PlatformSpec, TargetDevices, Wheel, wheel};
 use ltx2_nn::Lowering;
 use ltx2_pjrt::{Attributes, OptionValue, Value};
 use ltx2_stablehlo::Program;
@@ -28,13 +28,11 @@ pub(super) fn spec() -> PlatformSpec {
         target_dimensions: &[2, 3],
         target_chip: Some(is_tpu),
         topology: Some(topology),
-        probe_topology: Some(|| TopologyArguments { name: "v5e:2x2".into(), options: Attributes::new() }),
+        probe_topology: Some(|| ("v5e:2x2".into(), Attributes::new())),
         lowering: Lowering::tpu,
         pinned_version: Libtpu::pinned_version,
-        tested_release: Some(|version| Libtpu::of(version).release()),
-        version_text: |version| Some(format!("libtpu {}", Libtpu::of(version))),
-        flags,
-        speed_flags: SPEED_FLAGS,
+        release: Some(|version| Libtpu::of(version).release().ok_or_else(|| Libtpu::of(version).to_string())),
+        speed_flags,
         flags_variable: Some("LIBTPU_INIT_ARGS"),
         routes_by_coordinates: true,
         tiles_memory: true,
@@ -46,27 +44,14 @@ fn is_tpu(chip: &Chip) -> bool {
     matches!(chip.links, Links::Torus { .. })
 }
 
-fn topology(devices: &TargetDevices) -> TopologyArguments {
+fn topology(devices: &TargetDevices) -> (String, Attributes) {
     let slices = (devices.slices > 1).then(|| ("num_slices".into(), Value::Int(devices.slices as i64)));
     let bounds = devices.vm_bounds.clone().map(|own| ("chips_per_host_bounds".into(), Value::Ints(own)));
     let name = devices.name.as_deref().unwrap_or_default();
-    let options = slices.into_iter().chain(bounds).collect();
-    TopologyArguments { name: format!("{name}:{}", devices.shape_text()), options }
+    (format!("{name}:{}", devices.shape_text()), slices.into_iter().chain(bounds).collect())
 }
 
-const SPEED_FLAGS: &[&str] = &[
-    "xla_tpu_dot_dot_fusion",
-    "xla_enable_async_all_gather",
-    "xla_tpu_enable_async_collective_fusion",
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
-    "xla_tpu_enable_async_collective_fusion_multiple_steps",
-    "xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions",
-    "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call",
-    "xla_tpu_overlap_compute_collective_tc",
-    "xla_tpu_enable_sparse_core_collective_offload_all_gather",
-];
-
-fn flags(kind: &str, version: &str, _: &Program) -> Flags {
+fn speed_flags(kind: &str, version: &str, _: &Program) -> Flags {
     let libtpu = Libtpu::of(version);
     let (on, fused) = (OptionValue::Bool(true), OptionValue::Bool(libtpu.fuses_gathers(kind)));
     // Fusing one matmul into another crashes libtpu 0.0.42 on v6e if heads are sharded 8 ways.
