@@ -10,6 +10,7 @@ use super::{print, tell};
 use crate::pjrt::discover::{self, Kind, PLUGIN_VARIABLE, Platform, PluginFile};
 use crate::pjrt::{Client, Device, Error, Plugin, Value};
 use crate::runtime::platform::{self, Choice};
+use crate::runtime::platforms;
 use crate::runtime::trial::{self, Purpose};
 
 /// Arguments of `ltx2 doctor`.
@@ -65,15 +66,11 @@ impl From<&PluginFile> for PluginReport {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    const PLATFORMS: [Platform; 3] = [Platform::Cpu, Platform::Cuda, Platform::Tpu];
     if let Ok(name) = std::env::var(PROBE) {
-        let kind = PLATFORMS
-            .into_iter()
-            .find(|kind| kind.name() == name)
-            .with_context(|| format!("{PROBE}: unknown platform '{name}'"))?;
+        let kind = Platform::named(&name).with_context(|| format!("{PROBE}: unknown platform '{name}'"))?;
         return print(&serde_json::to_string(&examine(kind))?);
     }
-    let mut platforms: Vec<PlatformReport> = PLATFORMS.into_iter().map(probe).collect();
+    let mut platforms: Vec<PlatformReport> = Platform::ALL.into_iter().rev().map(probe).collect();
     // A plugin whose file name does not identify a platform is found for every platform.
     let mut foreign: Vec<PlatformReport> =
         platforms.iter_mut().filter_map(|one| one.foreign.take()).map(|b| *b).collect();
@@ -128,7 +125,8 @@ fn failed(kind: Platform, why: String) -> PlatformReport {
 
 /// Returns the report of a plugin for unsupported hardware.
 fn unsupported(name: &str, plugin: PluginReport) -> PlatformReport {
-    let why = format!("{name} is not supported: use cpu, cuda or tpu");
+    let names = Platform::ALL.into_iter().rev().map(Platform::name);
+    let why = format!("{name} is not supported: use {}", platforms::alternatives(names));
     PlatformReport { platform: name.into(), plugin: Some(plugin), missing: vec![why], ..PlatformReport::default() }
 }
 
@@ -164,11 +162,11 @@ impl PlatformReport {
 }
 
 fn examine(kind: Platform) -> PlatformReport {
-    let name = kind.name();
+    let (name, spec) = (kind.name(), platforms::spec(kind));
     let mut report = PlatformReport { platform: name.into(), ..PlatformReport::default() };
     let hardware = platform::hardware(kind);
     match &hardware {
-        Ok(text) if kind != Platform::Cpu => report.hardware = Some(text.clone()),
+        Ok(text) if !spec.is_host => report.hardware = Some(text.clone()),
         Ok(_) => {}
         Err(reason) => report.missing.push(reason.clone()),
     }
@@ -179,8 +177,8 @@ fn examine(kind: Platform) -> PlatformReport {
     };
     report.plugin = Some(found.into());
     let is_neutral = Kind::of_file(&found.path).is_none();
-    // Skips loading libtpu (half a gigabyte) if there are no TPU chips.
-    if Platform::of_file(&found.path) != Some(Platform::Tpu) || hardware.is_ok() {
+    let own = Platform::of_file(&found.path);
+    if own.is_none_or(|own| platforms::spec(own).loads_without_hardware) || hardware.is_ok() {
         match trial::load(&found.path, None, Purpose::Run) {
             Ok(plugin) => match plugin.kind() {
                 Some(Kind::Unsupported(own)) => {
@@ -193,7 +191,7 @@ fn examine(kind: Platform) -> PlatformReport {
                 Some(own) if own != Kind::Supported(kind) => {
                     return report.without(found, &format!("is a plugin for {}", own.name()), None);
                 }
-                None if kind != Platform::Cpu => {
+                None if !spec.is_host => {
                     return report.without(found, &format!("is not a plugin for {name}"), None);
                 }
                 _ => report.plugin = Some(loaded(found, &plugin)),
@@ -207,9 +205,7 @@ fn examine(kind: Platform) -> PlatformReport {
             Err(error) => report.missing.push(error.to_string()),
         }
     }
-    if kind == Platform::Cuda {
-        report.missing.extend(platform::missing_for_cuda(&found.path));
-    }
+    report.missing.extend((spec.missing_libraries)(&found.path));
     match report.plugin.as_ref().is_some_and(|plugin| plugin.api_version.is_some()) && hardware.is_ok() {
         true => start(kind, report, found),
         false => report,
@@ -228,16 +224,17 @@ fn loaded(file: &PluginFile, plugin: &Plugin) -> PluginReport {
 /// Creates a client and adds its devices to the report. The client may report a platform other than `kind`: a plugin
 /// without TPU or GPU extensions is not necessarily a CPU plugin.
 fn start(kind: Platform, mut report: PlatformReport, found: &PluginFile) -> PlatformReport {
+    let is_host = platforms::spec(kind).is_host;
     let opened = platform::open(&Choice::File(found.path.clone()), None).map_err(|e| e.to_string());
     match opened.and_then(|(_, client)| describe(&mut report, &client).map_err(|e| e.to_string())) {
-        Ok(()) => match report.platform_name.clone().filter(|own| kind == Platform::Cpu && own != kind.name()) {
+        Ok(()) => match report.platform_name.clone().filter(|own| is_host && own != kind.name()) {
             Some(own) => {
                 let foreign = report.plugin.take().map(|plugin| unsupported(&own, plugin));
                 return report.without(found, &format!("is a plugin for {own}"), foreign);
             }
             None => report.works = true,
         },
-        Err(error) if kind == Platform::Cpu && Kind::of_file(&found.path).is_none() => {
+        Err(error) if is_host && Kind::of_file(&found.path).is_none() => {
             return report.without_broken(found, error);
         }
         Err(error) => report.missing.push(error),

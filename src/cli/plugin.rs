@@ -9,14 +9,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use zip::ZipArchive;
 
 use self::index::Index;
 use self::settings::Settings;
 use super::{print, tell};
 use crate::media::sync_folder;
-use crate::pjrt::discover;
-use crate::runtime::plugins::{Wheel, wheels};
+use crate::pjrt::discover::{self, Platform};
+use crate::runtime::platforms::{Wheel, spec};
 use crate::runtime::sha256_file;
 use crate::temporaries;
 
@@ -39,21 +40,16 @@ pub(crate) enum Action {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Install {
     /// Platform of the plugin
+    #[arg(value_parser = platforms())]
     pub(crate) platform: Platform,
     /// Folder to install plugins in [default: ./plugins in a checkout, else ~/.local/share/ltx2/plugins]
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
 }
 
-/// Platform that has a plugin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Platform {
-    /// CPU of the host
-    Cpu,
-    /// NVIDIA GPUs (CUDA 13, driver 580 or newer; about 3 GB unpacked)
-    Cuda,
-    /// Cloud TPU
-    Tpu,
+fn platforms() -> impl TypedValueParser<Value = Platform> {
+    let values = Platform::ALL.iter().rev().map(|one| PossibleValue::new(one.name()).help(spec(*one).description));
+    PossibleValuesParser::new(values).map(|name| Platform::named(&name).expect("a possible value"))
 }
 
 /// File in a plugin's folder that lists the installed wheels; written last.
@@ -61,16 +57,11 @@ const STAMP: &str = "installed.txt";
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let Action::Install(install) = &args.action;
-    let kind = match install.platform {
-        Platform::Cpu => discover::Platform::Cpu,
-        Platform::Cuda => discover::Platform::Cuda,
-        Platform::Tpu => discover::Platform::Tpu,
-    };
     let folder = match &install.dir {
         Some(folder) => folder.clone(),
         None => default_folder()?,
     };
-    print(&format!("{}\n", install_plugin(kind, &folder)?.display()))
+    print(&format!("{}\n", install_plugin(install.platform, &folder)?.display()))
 }
 
 /// Returns `./plugins` in a checkout of this project, otherwise the user's data folder.
@@ -84,10 +75,10 @@ fn default_folder() -> Result<PathBuf> {
 }
 
 /// Installs a platform's plugin below `folder` unless its pinned version is installed. Returns the plugin file.
-pub(crate) fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<PathBuf> {
+pub(crate) fn install_plugin(kind: Platform, folder: &Path) -> Result<PathBuf> {
     let target = folder.join(kind.name());
-    let stamp: String =
-        wheels(kind).iter().map(|w| format!("{}=={} sha256:{}\n", w.package, w.version, w.sha256)).collect();
+    let wheels = spec(kind).wheels;
+    let stamp: String = wheels.iter().map(|w| format!("{}=={} sha256:{}\n", w.package, w.version, w.sha256)).collect();
     let is_current = || fs::read_to_string(target.join(STAMP)).is_ok_and(|text| text == stamp);
     if !is_current() {
         fs::create_dir_all(folder).with_context(|| format!("{}: cannot create the folder", folder.display()))?;
@@ -107,8 +98,8 @@ pub(crate) fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<
         let fresh = work.path().join("new");
         fs::create_dir(&fresh)?;
         let index = Index::new(Settings::read()?)?;
-        for (n, wheel) in wheels(kind).iter().enumerate() {
-            tell(format_args!("[{}/{}] {} {}", n + 1, wheels(kind).len(), wheel.package, wheel.version));
+        for (n, wheel) in wheels.iter().enumerate() {
+            tell(format_args!("[{}/{}] {} {}", n + 1, wheels.len(), wheel.package, wheel.version));
             unpack(&download(&index, wheel, work.path())?, &fresh)?;
         }
         fs::write(fresh.join(STAMP), &stamp)?;
@@ -124,7 +115,7 @@ pub(crate) fn install_plugin(kind: discover::Platform, folder: &Path) -> Result<
     installed(kind, &target)
 }
 
-fn installed(kind: discover::Platform, target: &Path) -> Result<PathBuf> {
+fn installed(kind: Platform, target: &Path) -> Result<PathBuf> {
     discover::in_folder(kind, target)
         .with_context(|| format!("{}: contains no plugin file; delete the folder and install again", target.display()))
 }
@@ -132,7 +123,7 @@ fn installed(kind: discover::Platform, target: &Path) -> Result<PathBuf> {
 /// Locks a platform's plugin in a folder until the returned file is dropped or the process ends; waits while another
 /// install holds the lock. Returns `None` on shared file systems without locks: concurrent installs then duplicate each
 /// other's work.
-fn lock_install(folder: &Path, kind: discover::Platform) -> Result<Option<File>> {
+fn lock_install(folder: &Path, kind: Platform) -> Result<Option<File>> {
     let path = folder.join(format!(".{}.lock", kind.name()));
     let file = File::create(&path).with_context(|| format!("{}: cannot write", path.display()))?;
     if let Err(TryLockError::WouldBlock) = file.try_lock() {
@@ -222,10 +213,10 @@ mod tests {
         let file = target.join("lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so");
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(&file, "x").unwrap();
-        let wheel = wheels(discover::Platform::Cpu)[0];
+        let wheel = spec(Platform::Cpu).wheels[0];
         let stamp = format!("{}=={} sha256:{}\n", wheel.package, wheel.version, wheel.sha256);
         fs::write(target.join(STAMP), stamp).unwrap();
-        assert_eq!(install_plugin(discover::Platform::Cpu, folder.path()).unwrap(), file);
+        assert_eq!(install_plugin(Platform::Cpu, folder.path()).unwrap(), file);
         assert_eq!(fs::read_to_string(&file).unwrap(), "x");
     }
 

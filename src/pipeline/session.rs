@@ -161,7 +161,7 @@ impl Devices {
         let count = engine.devices().len();
         let toolchain = engine.toolchain();
         let chip = setup::chip(config, &toolchain.kind);
-        let decides = config.layout == AUTO && count > 1 && engine.platform() != "cpu";
+        let decides = config.layout == AUTO && count > 1 && !engine.spec().is_host;
         if let (Err(why), true) = (&chip, decides) {
             tracing::warn!("layouts are ranked by received bytes instead of predicted time: {why}");
         }
@@ -206,7 +206,7 @@ fn check_mesh_use(config: &Config, build: &Build, engine: &Engine) -> Result<()>
         )));
     }
     let (slices, named) = (engine.slices(), config.slices()?);
-    if engine.platform() == "tpu" && slices != named {
+    if engine.spec().has_slices && slices != named {
         return Err(PipelineError::Usage(format!(
             "the devices belong to {slices} slice(s), but the mesh has dcn.data = {named}: pass --mesh dcn.data={slices},…"
         )));

@@ -19,6 +19,7 @@ use crate::config::{
 };
 use crate::pipeline::programs::build::ProgramKind;
 use crate::pjrt::discover::Platform;
+use crate::runtime::platforms::spec;
 use crate::runtime::{CompileKey, platform};
 
 /// Returns the label of a case from its layout, mesh and flags. If there is a report, the label has the layout and mesh
@@ -156,7 +157,7 @@ fn measurement(
     command.extend(["--platform".to_string(), target.platform().name().into()]);
     command.extend(settings(case, file)?);
     let ahead = match config.compile_cache() {
-        Some(cache) if target.platform() == Platform::Cuda => {
+        Some(cache) if spec(target.platform()).targets_gpus => {
             let words = ["-q", "compile", "--json", "-", "--program", ProgramKind::Denoise.flag(), "--target"];
             let mut command = Vec::from(words.map(str::to_string));
             command.extend([target.to_string(), "--save".into(), cache.display().to_string()]);
@@ -189,14 +190,11 @@ fn gpu_workers() -> Vec<Variable> {
 
 /// Checks that the devices of a case are present. GPUs must be of the same kind: a measurement on another kind would
 /// not be that of the target.
-fn check_present(kind: Platform, device_kind: &str) -> std::result::Result<(), String> {
-    match kind {
-        Platform::Cpu => Ok(()),
-        Platform::Cuda => match platform::cuda_devices()? {
-            here if here.iter().all(|name| name == device_kind) => Ok(()),
-            here => Err(format!("the target's devices are {device_kind}, but this machine has {}", here.join(", "))),
-        },
-        kind => platform::hardware(kind).map(|_| ()),
+fn check_present(platform: Platform, device_kind: &str) -> std::result::Result<(), String> {
+    let Some(list) = spec(platform).device_kinds else { return platform::hardware(platform).map(|_| ()) };
+    match list()? {
+        here if here.iter().all(|name| name == device_kind) => Ok(()),
+        here => Err(format!("the target's devices are {device_kind}, but this machine has {}", here.join(", "))),
     }
 }
 

@@ -20,7 +20,7 @@ use ltx2::pipeline::plan::origin::Weights;
 use ltx2::pipeline::programs::build::Programs;
 use ltx2::pipeline::programs::configs::ModelConfigs;
 use ltx2::pipeline::programs::executor::Executor;
-use ltx2::runtime::{Engine, EngineOptions, RandomProgram, Toolchain, compile_options, random_programs};
+use ltx2::runtime::{Engine, EngineOptions, RandomProgram, Toolchain, compile_options, platforms, random_programs};
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::Branch;
 use ltx2::tensor::Tensor;
@@ -117,7 +117,7 @@ fn random_values_do_not_depend_on_parameter_layout() {
             ..Config::default()
         };
         let placed = config.placement(2).expect("a layout");
-        let lowering = Lowering { attention: Kernel::Plain, ..Lowering::of(platform, "") };
+        let lowering = Lowering { attention: Kernel::Plain, ..(platforms::spec_by_name(platform).lowering)("") };
         let build = Build { layout: placed, lowering, ..Build::new(DType::F32) };
         let network = denoise(&c, &shape, &build).expect("builds");
         let values = drawn(3, &network, &client);
@@ -146,11 +146,8 @@ fn sharded_random_weights_need_no_collectives() {
         mesh: Some(ltx2::config::parse_mesh("fsdp=2,context=2").expect("a mesh")),
         ..Config::default()
     };
-    let build = Build {
-        layout: layout.placement(4).expect("a layout"),
-        lowering: Lowering::of("cpu", ""),
-        ..Build::new(DType::F32)
-    };
+    let build =
+        Build { layout: layout.placement(4).expect("a layout"), lowering: Lowering::cpu(), ..Build::new(DType::F32) };
     let configs = ModelConfigs::of_preset(Preset::named("nano").expect("a preset"));
     let network = configs.text_encoder_program(2, 128, true, &build).expect("builds");
     let ids: Vec<i32> = client.devices().iter().map(ltx2::pjrt::Device::id).collect();

@@ -84,7 +84,7 @@ fn rope_is_one_fusion_with_the_specified_roundings() {
     // fusion does not reduce the bytes read.)
     for (numerics, rounded) in [(Numerics::Default, 0), (Numerics::Official, 3)] {
         for dims in ROPES {
-            let module = compiled(&rope(dims, numerics, Lowering::of("cuda", "")));
+            let module = compiled(&rope(dims, numerics, Lowering::cuda()));
             let all: Vec<Instruction> = module.instructions().collect();
             let count = |opcode: &str| all.iter().filter(|i| i.opcode == opcode).count();
             assert_eq!(count("fusion"), 1, "{numerics:?} {dims:?}");
@@ -104,7 +104,7 @@ fn windowed_attention_is_one_kernel_per_decoder_block() {
         let rule = Rule { axis: Axis::Height, mesh_axes: vec!["context".into()], place: "rows.yml:1".into() };
         let mesh = Mesh::new(&[("context", cards)]);
         let layout = Layout::new(mesh, vec![rule], vec![], vec![], ContextParallelPolicy::default()).unwrap();
-        let build = Build { layout, lowering: Lowering::of("cuda", ""), ..Build::new(DType::BF16) };
+        let build = Build { layout, lowering: Lowering::cuda(), ..Build::new(DType::BF16) };
         let network = diffusion_decoder::program(&config, latents, Pixels::Values, &build).unwrap();
         let module = compiled_for(&network, cards);
         let all: Vec<Instruction> = module.instructions().collect();

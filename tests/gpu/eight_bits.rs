@@ -18,7 +18,7 @@ fn quantized_transformer_on_one_gpu_agrees_with_the_cpu() {
     let (inputs, results) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
     let all = cases("transformer");
     // One case per generation; unrolled layers, as in CUDA programs.
-    let lowering = Lowering { unroll_layers: true, ..Lowering::of("cpu", "") };
+    let lowering = Lowering { unroll_layers: true, ..Lowering::cpu() };
     for name in ["transformer/tiny_b", "transformer/tiny_2_3_perturbed", "transformer/tiny_v2_5"] {
         let case = all.iter().find(|case| case.name == name).expect("a case");
         let given: Vec<_> = case.inputs.iter().map(|(name, tensor)| (name.clone(), tensor.clone())).collect();

@@ -72,7 +72,7 @@ impl Decoder {
     }
 
     fn video(&self, client: &Client, dtype: DType, attention: Kernel, layout: Layout) -> Tensor {
-        let build = Build { layout, lowering: Lowering { attention, ..Lowering::of("cuda", "") }, ..Build::new(dtype) };
+        let build = Build { layout, lowering: Lowering { attention, ..Lowering::cuda() }, ..Build::new(dtype) };
         let network = program(&self.config, self.latents, Pixels::Values, &build).expect("builds");
         let calls = network.program.text.matches("__gpu$xla.gpu.triton").count();
         assert_eq!(calls, if attention == FUSED && dtype == DType::BF16 { 6 } else { 0 }, "{attention:?}");

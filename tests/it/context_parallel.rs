@@ -52,7 +52,7 @@ fn policy(kind: ContextParallelKind, outer: ContextParallelKind) -> ContextParal
 
 /// Builds independent layers that compute in `dtype` with f32 inputs and results; the names of layer 0 end in `0`.
 fn network(layers: &[Layer], layout: Layout, kernel: Kernel, dtype: DType) -> Network {
-    let lowering = Lowering { attention: kernel, ..Lowering::of("cpu", "") };
+    let lowering = Lowering { attention: kernel, ..Lowering::cpu() };
     let p = Params::new("attention", "transformer", &Build { layout, lowering, ..Build::new(DType::F32) });
     let results = layers.iter().enumerate().map(|(n, layer)| {
         let input = |name: &str, i: usize| -> Value {

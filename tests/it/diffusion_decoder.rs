@@ -69,7 +69,7 @@ fn decoded_video_matches_reference() {
 #[needs(cpu)]
 fn cuda_lowering_matches_reference() {
     let case = &cases("diffusion-decoder")[0];
-    let lowering = Lowering { mixed_precision_dot: false, ..Lowering::of("cuda", "") };
+    let lowering = Lowering { mixed_precision_dot: false, ..Lowering::cuda() };
     let distance = case.distance("video", &decode(&cpu(8), case, &Build { lowering, ..Build::new(DType::F32) }));
     eprintln!("{distance:.1e}");
     assert!(distance <= 1e-4, "{distance:e}");
@@ -80,7 +80,7 @@ fn cuda_lowering_matches_reference() {
 #[needs(cpu)]
 fn tpu_lowering_matches_reference() {
     let case = &cases("diffusion-decoder")[0];
-    let forms = Lowering::of("tpu", "TPU v6 lite");
+    let forms = Lowering::tpu("TPU v6 lite");
     let lowering = Lowering { mixed_precision_dot: false, attention: Kernel::Plain, ..forms };
     let one = Build { lowering, ..Build::new(DType::F32) };
     let distance = case.distance("video", &decode(&cpu(8), case, &one));

@@ -75,7 +75,7 @@ fn bf16_error_is_close_to_that_of_the_reference() {
 #[needs(cpu)]
 fn unrolled_layers_match_reference() {
     let mut case = named("gemma4_b");
-    let lowering = Lowering { mixed_precision_dot: false, ..Lowering::of("cuda", "") };
+    let lowering = Lowering { mixed_precision_dot: false, ..Lowering::cuda() };
     let got = encode(&cpu(8), &mut case, true, &Build { lowering, ..Build::new(DType::F32) });
     let distance = distance(&case, &got, &case.outputs["projected"]);
     eprintln!("{distance:.1e}");

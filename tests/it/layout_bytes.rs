@@ -101,7 +101,7 @@ fn compile(engine: &Engine, layout: &str, mesh: &str) -> Compiled {
 fn build(layout: &str, mesh: &str) -> Build {
     let mesh = Some(parse_mesh(mesh).expect("a mesh"));
     let layout = Config { layout: layout.into(), mesh, ..Config::default() }.placement(8).expect("a layout");
-    Build { layout, lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) }
+    Build { layout, lowering: Lowering::cpu(), ..Build::new(DType::F32) }
 }
 
 /// Number of runs and bytes by kind.

@@ -89,7 +89,7 @@ fn case(name: &str) -> Case {
 }
 
 fn build(dtype: DType) -> Build {
-    Build { lowering: Lowering::of("cpu", ""), ..Build::new(dtype) }
+    Build { lowering: Lowering::cpu(), ..Build::new(dtype) }
 }
 
 fn run(executor: &mut Executor, case: &Case, configs: &ModelConfigs, build: &Build) -> Vec<(String, Tensor)> {
@@ -177,7 +177,7 @@ fn eight_bit_weights_are_quantized_after_merging() {
     let source = model(&case.model);
     let modules = [("transformer_blocks.0.ff.net.0.proj", "transformer_blocks.0.ff.net.0.proj")];
     let file = of_modules(&dir.path().join("a.safetensors"), &source, "transformer", &modules);
-    let lowering = Lowering { unroll_layers: true, ..Lowering::of("cpu", "") };
+    let lowering = Lowering { unroll_layers: true, ..Lowering::cpu() };
     let narrow = Build { lowering, quantization: Quantization::Fp8, ..Build::new(DType::BF16) };
     let wide = Build { quantization: Quantization::None, ..narrow.clone() };
     let results = |build: &Build, strength: f64| {

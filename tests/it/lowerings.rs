@@ -42,7 +42,7 @@ fn official_rope_matches_reference_bitwise() {
         });
         // One lowering for the audio size; all in the full test.
         for form in forms.into_iter().skip(if full() { 0 } else { 2 * turn }) {
-            let lowering = Lowering { rope: form, ..Lowering::of("cpu", "") };
+            let lowering = Lowering { rope: form, ..Lowering::cpu() };
             let network = rope(dims, Numerics::Official, lowering);
             let executable = engine.compile("rope", &network.program).expect("compiles");
             let given: BTreeMap<&str, _> = [
@@ -65,14 +65,14 @@ fn official_rope_matches_reference_bitwise() {
 #[needs(cpu)]
 fn cuda_and_tpu_lowerings_match_the_cpu_lowering() {
     let client = cpu(8);
-    let plain = Lowering::of("cpu", "");
+    let plain = Lowering::cpu();
     let here = |forms: Lowering| Lowering {
         mixed_precision_dot: false,
         batch_invariant: true,
         attention: Kernel::Plain,
         ..forms
     };
-    let (cuda, tpu) = (here(Lowering::of("cuda", "")), here(Lowering::of("tpu", "TPU v5")));
+    let (cuda, tpu) = (here(Lowering::cuda()), here(Lowering::tpu("TPU v5")));
     let forms = [("cuda", cuda), ("tpu", tpu)];
     // Both for the transformer; the full test runs the other programs and four cases too.
     for (component, folder, chosen) in [
@@ -115,7 +115,7 @@ fn program_is_rebuilt_without_a_rejected_kernel() {
     };
     let with = |attention_may_be_rejected| {
         let attention = Kernel::Mosaic(Tpu::of("TPU v5"));
-        let lowering = Lowering { attention, attention_may_be_rejected, ..Lowering::of("cpu", "") };
+        let lowering = Lowering { attention, attention_may_be_rejected, ..Lowering::cpu() };
         Build { lowering, ..Build::new(DType::F32) }
     };
     let mut executor = Executor::new(Engine::new(cpu(1), quick()), Weights::Random(1));

@@ -21,7 +21,7 @@ const SPREADS: f64 = 1.5;
 const MEAN_SPREADS: f64 = 1.1;
 
 fn build(dtype: DType, numerics: Numerics) -> Build {
-    Build { numerics, lowering: Lowering::of("cpu", ""), ..Build::new(dtype) }
+    Build { numerics, lowering: Lowering::cpu(), ..Build::new(dtype) }
 }
 
 fn run(

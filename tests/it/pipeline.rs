@@ -163,7 +163,7 @@ fn denoising_program_has_step_and_layer_loops() {
     let client = cpu(8);
     let config = std::fs::read_to_string("tests/fixtures/models/tiny_b/transformer/config.json").expect("a file");
     let c = TransformerConfig::from_json(&serde_json::from_str(&config).expect("JSON")).expect("valid");
-    let build = Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) };
+    let build = Build { lowering: Lowering::cpu(), ..Build::new(DType::F32) };
     let (tokens, channels) = (Av { video: 24, audio: 7 }, Av::both(c.caption_channels));
     let shape = DenoiseShape::plain(vec![Branch::Conditional, Branch::Negative], tokens, 12, channels);
     let network = denoise(&c, &shape, &build).expect("builds");

@@ -31,7 +31,7 @@ const INTEGERS: Quantization = Quantization::Int8 { activations: true };
 const FAR: f64 = 0.01;
 
 fn build(dtype: DType, quantization: Quantization) -> Build {
-    let lowering = Lowering { unroll_layers: true, ..Lowering::of("cpu", "") };
+    let lowering = Lowering { unroll_layers: true, ..Lowering::cpu() };
     Build { lowering, quantization, ..Build::new(dtype) }
 }
 
@@ -199,7 +199,7 @@ fn only_linear_layers_of_blocks_are_quantized() {
 
 /// Loops over equal layers, as on TPU.
 fn looped(dtype: DType, quantization: Quantization) -> Build {
-    Build { lowering: Lowering::of("cpu", ""), quantization, ..Build::new(dtype) }
+    Build { lowering: Lowering::cpu(), quantization, ..Build::new(dtype) }
 }
 
 /// The first block and the last five have separate loops and stacks.

@@ -29,7 +29,7 @@ fn blocks() -> Build {
 }
 
 fn one() -> Build {
-    Build { lowering: Lowering::of("cpu", ""), ..Build::new(DType::F32) }
+    Build { lowering: Lowering::cpu(), ..Build::new(DType::F32) }
 }
 
 fn with_conv3d(build: Build, conv3d: Conv3dLowering) -> Build {

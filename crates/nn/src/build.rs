@@ -175,35 +175,40 @@ pub enum RopeForm {
 }
 
 impl Lowering {
-    /// Returns the lowering for a PJRT platform name (`cpu`, `cuda`, `tpu` …) and device kind (`TPU v6 lite` …).
-    pub fn of(platform: &str, kind: &str) -> Self {
-        match platform {
-            // The CPU runtime does not support bf16 dots with f32 results above a certain size.
-            "cpu" => Lowering { mixed_precision_dot: false, batch_invariant: true, ..Lowering::default() },
+    /// Returns the lowering for CPUs.
+    pub fn cpu() -> Self {
+        // The CPU runtime does not support bf16 dots with f32 results above a certain size.
+        Lowering { mixed_precision_dot: false, batch_invariant: true, ..Lowering::default() }
+    }
+
+    /// Returns the lowering for NVIDIA GPUs.
+    pub fn cuda() -> Self {
+        Lowering {
+            attention: Kernel::Cudnn { required: false },
+            sequence_unit: 8,
+            text_stacks: StackOrder::TokensHeads,
+            fuse_epilogues: true,
+            integer_sums: true,
+            rope: RopeForm::Reversal,
+            pads_by_index: true,
+            unroll_layers: true,
+            ..Lowering::default()
+        }
+    }
+
+    /// Returns the lowering for TPUs of a device kind (`TPU v6 lite` …).
+    pub fn tpu(kind: &str) -> Self {
+        Lowering {
             // The TPU compiler takes minutes for each conv3d.
-            "tpu" => Lowering {
-                conv3d: Conv3dLowering::Taps,
-                attention: Kernel::Mosaic(Tpu::of(kind)),
-                min_integer_rows: 1024,
-                rope: RopeForm::Product,
-                windows: WindowForm::Features,
-                text_stacks: StackOrder::NarrowTokensLast,
-                // With the default tiles of 8 rows, XLA would copy the stacked weights before every execution.
-                stack_tiles: (kind == "TPU7x").then_some("T(16,128)(2,1)"),
-                ..Lowering::default()
-            },
-            "cuda" => Lowering {
-                attention: Kernel::Cudnn { required: false },
-                sequence_unit: 8,
-                text_stacks: StackOrder::TokensHeads,
-                fuse_epilogues: true,
-                integer_sums: true,
-                rope: RopeForm::Reversal,
-                pads_by_index: true,
-                unroll_layers: true,
-                ..Lowering::default()
-            },
-            _ => Lowering::default(),
+            conv3d: Conv3dLowering::Taps,
+            attention: Kernel::Mosaic(Tpu::of(kind)),
+            min_integer_rows: 1024,
+            rope: RopeForm::Product,
+            windows: WindowForm::Features,
+            text_stacks: StackOrder::NarrowTokensLast,
+            // With the default tiles of 8 rows, XLA would copy the stacked weights before every execution.
+            stack_tiles: (kind == "TPU7x").then_some("T(16,128)(2,1)"),
+            ..Lowering::default()
         }
     }
 

@@ -30,6 +30,11 @@ impl Platform {
         }
     }
 
+    /// Returns the platform with this name.
+    pub fn named(name: &str) -> Option<Platform> {
+        Platform::ALL.into_iter().find(|platform| platform.name() == name)
+    }
+
     /// Returns path patterns of the plugin file, relative to Python's site-packages or to a folder that `ltx2 plugin
     /// install` wrote.
     const fn patterns(self) -> &'static [&'static str] {
@@ -58,6 +63,11 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Returns the platform with this name if it is supported.
+    pub(crate) fn named(name: &'static str) -> Kind {
+        Platform::named(name).map_or(Kind::Unsupported(name), Kind::Supported)
+    }
+
     /// Returns `cpu`, `cuda`, `tpu`, `rocm` …
     pub const fn name(self) -> &'static str {
         match self {
@@ -68,18 +78,15 @@ impl Kind {
 
     /// Guesses the hardware of a plugin from the names of its file and of its package folder in `jax_plugins`.
     pub fn of_file(path: &Path) -> Option<Kind> {
+        /// Parts of names, in order of precedence, with the platform that they indicate.
+        const PARTS: [(&str, &str); 5] =
+            [("rocm", "rocm"), ("tpu", "tpu"), ("cuda", "cuda"), ("gpu", "cuda"), ("cpu", "cpu")];
         let package =
             path.parent().filter(|folder| folder.parent().is_some_and(|above| above.ends_with("jax_plugins")));
         let names = [Some(path), package].into_iter().flatten().filter_map(Path::file_name);
         let names: Vec<String> = names.map(|name| name.to_string_lossy().to_lowercase()).collect();
-        let has = |part| names.iter().any(|name| name.contains(part));
-        match () {
-            () if has("rocm") => Some(Kind::Unsupported("rocm")),
-            () if has("tpu") => Some(Kind::Supported(Platform::Tpu)),
-            () if has("cuda") || has("gpu") => Some(Kind::Supported(Platform::Cuda)),
-            () if has("cpu") => Some(Kind::Supported(Platform::Cpu)),
-            () => None,
-        }
+        let found = PARTS.into_iter().find(|(part, _)| names.iter().any(|name| name.contains(part)));
+        found.map(|(_, platform)| Kind::named(platform))
     }
 }
 

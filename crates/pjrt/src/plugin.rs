@@ -116,7 +116,7 @@ impl Plugin {
             return None;
         }
         let is_rocm = self.attributes().is_ok_and(|stated| stated.contains_key("rocm_version"));
-        Some(if is_rocm { Kind::Unsupported("rocm") } else { Kind::Supported(Platform::Cuda) })
+        Some(if is_rocm { Kind::named("rocm") } else { Kind::Supported(Platform::Cuda) })
     }
 
     /// Returns the plugin's attributes, such as `stablehlo_current_version`.

@@ -8,10 +8,10 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
 use super::checksummed_file::{self, json, sha256};
+use super::platforms::spec_by_name;
 use ltx2_pjrt::{
     Client, CompileOptions, Device, DeviceDescription, Error, Executable, LoadedExecutable, NO_HUGEPAGE_TEXT, Plugin,
     Topology,
@@ -111,7 +111,8 @@ impl Cache {
     fn device(&self, id: i64) -> String {
         let known = self.devices.iter().find(|d| i64::from(d.id) == id);
         let process = known.map_or(0, |d| d.process_index);
-        let coords = known.and_then(|d| d.attributes.get("coords")).filter(|_| self.platform == "tpu");
+        let coords = known.and_then(|d| d.attributes.get("coords"));
+        let coords = coords.filter(|_| spec_by_name(&self.platform).routes_by_coordinates);
         coords.map_or(format!("{id}@{process}"), |place| format!("{id}@{process} {place}"))
     }
 }
@@ -124,45 +125,16 @@ pub(super) fn device_kind(
     devices: &[DeviceDescription],
 ) -> Result<String, CacheError> {
     let kind = devices.first().map(|d| d.kind.clone()).unwrap_or_default();
-    Ok(match platform {
-        "cpu" => format!("{kind} {}", &sha256(&cpu_machine(&topology.serialize()?))[..16]),
-        _ => kind,
+    Ok(match spec_by_name(platform).machine {
+        Some(machine) => format!("{kind} {}", &sha256(&machine(&topology.serialize()?))[..16]),
+        None => kind,
     })
-}
-
-/// Returns the part of a serialized CPU topology that compiled code depends on: target triple, processor and features,
-/// but not the number of virtual devices. Returns the complete topology if that part is not found.
-fn cpu_machine(topology: &[u8]) -> Vec<u8> {
-    let machine = TopologyProto::decode(topology).ok().and_then(|t| CpuTopologyProto::decode(&*t.specific?.value).ok());
-    machine.and_then(|t| t.machine).unwrap_or_else(|| topology.to_vec())
-}
-
-/// `xla.PjRtTopologyDescriptionProto`, only the fields that are used.
-#[derive(prost::Message)]
-struct TopologyProto {
-    #[prost(message, optional, tag = "9")]
-    specific: Option<AnyProto>,
-}
-
-/// `google.protobuf.Any`.
-#[derive(prost::Message)]
-struct AnyProto {
-    #[prost(bytes = "vec", tag = "2")]
-    value: Vec<u8>,
-}
-
-/// `xla.CpuTopologyProto`, only the fields that are used.
-#[derive(prost::Message)]
-struct CpuTopologyProto {
-    #[prost(bytes = "vec", optional, tag = "5")]
-    machine: Option<Vec<u8>>,
 }
 
 /// Hashes compile options, including those that the platform's compiler reads from the environment.
 pub(super) fn fingerprint(platform: &str, options: &CompileOptions) -> String {
     let mut given = options.to_proto();
-    let own = (platform == "tpu").then_some("LIBTPU_INIT_ARGS");
-    for variable in std::iter::once("XLA_FLAGS").chain(own) {
+    for variable in std::iter::once("XLA_FLAGS").chain(spec_by_name(platform).flags_variable) {
         let value = std::env::var_os(variable).unwrap_or_default();
         match value.to_str() {
             Some(text) => given.extend(text.replacen(NO_HUGEPAGE_TEXT, "", 1).into_bytes()),
@@ -273,22 +245,5 @@ mod tests {
         };
         assert_eq!(read(identity(&["0@0"])), Ok(b"code".to_vec()));
         assert_eq!(read(identity(&["1@0"])), Err("the entry belongs to another program, plugin or device".into()));
-    }
-
-    #[test]
-    fn cpu_kind_ignores_the_number_of_devices() {
-        let topology = |devices: &[u8], machine: &[u8]| {
-            // Field 1 is the device list.
-            let devices = devices.iter().flat_map(|id| [0x0a, 2, 0x18, *id]);
-            let value = devices.chain(CpuTopologyProto { machine: Some(machine.to_vec()) }.encode_to_vec()).collect();
-            TopologyProto { specific: Some(AnyProto { value }) }.encode_to_vec()
-        };
-        let one = cpu_machine(&topology(&[0], b"znver4"));
-        assert_eq!(one, b"znver4");
-        assert_eq!(cpu_machine(&topology(&[0, 1], b"znver4")), one);
-        assert_ne!(cpu_machine(&topology(&[0], b"skylake")), one);
-        for other in [TopologyProto { specific: None }.encode_to_vec(), b"what is this".to_vec()] {
-            assert_eq!(cpu_machine(&other), other);
-        }
     }
 }

@@ -77,7 +77,7 @@ impl Refused {
             Err(error) => error,
         };
         let Some(option) = refused(&error, &options, given) else { return Err(of_flags(error, &given.xla_flags)) };
-        if let Some(release) = toolchain.tested_libtpu() {
+        if let Some(release) = toolchain.tested_release() {
             return Err(RuntimeError::Option { release, option, source: error });
         }
         if !flags::is_speed_only(&option) {

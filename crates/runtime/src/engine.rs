@@ -13,6 +13,7 @@ use super::error::{During, RuntimeError};
 use super::executable::{Executable, ExecutableOrigin, Outputs};
 use super::flags::Toolchain;
 use super::gather;
+use super::platforms::PlatformSpec;
 use super::process_locks::ProcessLock;
 use super::processes::Group;
 use super::sharded_tensor::{Replicate, Shard, ShardedTensor, shards};
@@ -150,11 +151,9 @@ impl Engine {
         self.devices.all()
     }
 
-    /// Whether programs may run while another thread uploads parameters. Not on CUDA: on the first run of a program
-    /// from the compile cache, cuDNN restores its kernels by capturing a stream, and concurrent transfers then cause
-    /// errors, hangs or crashes (seen with jax-cuda13-pjrt 0.11.2 on an H200).
-    pub fn can_run_during_transfers(&self) -> bool {
-        self.platform() != "cuda"
+    /// Returns the properties of the platform.
+    pub fn spec(&self) -> PlatformSpec {
+        self.toolchain.spec()
     }
 
     /// Returns the devices of this process.
@@ -232,7 +231,7 @@ impl Engine {
         let turn = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| EntryLock::at(entry.path()));
         let writing = turn.as_ref().map(EntryLock::wait);
         let absent = entry.as_ref().filter(|entry| turn.is_some() && !entry.path().exists());
-        let behind = self.options.write_behind.unwrap_or(self.platform() != "cpu");
+        let behind = self.options.write_behind.unwrap_or(self.spec().writes_cache_in_background);
         // No lock between processes if the entry is written after the first run: two processes could wait for each
         // other's run.
         let claim = absent.filter(|_| !behind).and_then(|entry| ProcessLock::wait(name, entry.path()));

@@ -1,6 +1,7 @@
-//! Default XLA options of every compile, by platform, each with its reason. The user's flags override them.
+//! Default XLA options of every compile. The user's flags override them.
 
-use super::plugins::Libtpu;
+use super::platforms::{Flags, PlatformSpec, spec, spec_by_name};
+use ltx2_pjrt::discover::Platform;
 use ltx2_pjrt::{Client, OptionValue};
 use ltx2_stablehlo::Program;
 
@@ -25,134 +26,55 @@ impl Toolchain {
         }
     }
 
-    /// Returns the libtpu release if it is one that this project's programs were tested with.
-    pub fn tested_libtpu(&self) -> Option<&'static str> {
-        Some(&self.version).filter(|_| self.platform == "tpu").and_then(|version| Libtpu::of(version).release())
+    /// Returns the properties of the platform.
+    pub fn spec(&self) -> PlatformSpec {
+        spec_by_name(&self.platform)
+    }
+
+    /// Returns the plugin's release if it is one that this project's programs were tested with.
+    pub fn tested_release(&self) -> Option<&'static str> {
+        (self.spec().release?)(&self.version).ok()
+    }
+
+    /// Whether compiling depends on the plugin's release, and this release is not tested.
+    pub fn is_untested(&self) -> bool {
+        self.spec().release.is_some_and(|release| release(&self.version).is_err())
     }
 }
 
 impl std::fmt::Display for Toolchain {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.platform.as_str() {
-            "tpu" => write!(f, "libtpu {}", Libtpu::of(&self.version)),
-            other => write!(f, "{other} {}", self.version.lines().next().unwrap_or_default()),
+        let spec = self.spec();
+        match spec.release.map(|release| release(&self.version)) {
+            Some(release) => write!(f, "{} {}", spec.wheels[0].package, release.map_or_else(|text| text, String::from)),
+            None => write!(f, "{} {}", self.platform, self.version.lines().next().unwrap_or_default()),
         }
     }
 }
 
-/// Default options that affect speed, compile messages or tracing. If a plugin rejects one of them, the program is
-/// compiled without it. This can change results only as much as another plugin version can: the compiler may select
-/// kernels that add in a different order.
-const SPEED_ONLY: [&str; 16] = [
-    // Only suppresses a warning.
-    "xla_enable_hlo_sharding_v3",
-    "xla_gpu_force_conv_nhwc",
-    "xla_gpu_enable_triton_gemm",
-    "xla_gpu_enable_latency_hiding_scheduler",
-    "xla_gpu_experimental_parallel_collective_overlap_limit",
-    "xla_gpu_collective_permute_mode",
-    "xla_gpu_graph_min_graph_size",
-    "xla_tpu_dot_dot_fusion",
-    "xla_enable_async_all_gather",
-    "xla_tpu_enable_async_collective_fusion",
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
-    "xla_tpu_enable_async_collective_fusion_multiple_steps",
-    "xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions",
-    "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call",
-    "xla_tpu_overlap_compute_collective_tc",
-    "xla_tpu_enable_sparse_core_collective_offload_all_gather",
-];
+/// Keeps the roundings that the program specifies: CUDA otherwise deletes f32 -> bf16 -> f32 pairs.
+const EXCESS_PRECISION: &str = "xla_allow_excess_precision";
 
-/// Whether the option only affects speed, compile messages or tracing; see [`SPEED_ONLY`].
+/// Whether a default option only affects speed, compile messages or tracing. If a plugin rejects such an option, the
+/// program is compiled without it. This can change results only as much as another plugin version can: the compiler may
+/// select kernels that add in a different order.
 pub(super) fn is_speed_only(option: &str) -> bool {
-    SPEED_ONLY.contains(&option)
+    let mut needed = Platform::ALL.into_iter().flat_map(|platform| (spec(platform).result_flags)());
+    option != EXCESS_PRECISION && needed.all(|(name, _)| name != option)
 }
-
-/// Permute size in bytes from which a copy engine is assumed to be faster than NCCL's kernel. Measured: 37 us against
-/// NCCL's 31 us at 4 MiB, 58 us against 83 us at 16 MiB (`ltx2 bench --micro`, H100s).
-const COPY_ENGINE_BYTES: usize = 8 << 20;
 
 /// Returns the default options for compiling a program.
-pub fn defaults(toolchain: &Toolchain, program: &Program) -> Vec<(&'static str, OptionValue)> {
-    let platform = toolchain.platform.as_str();
-    let on = OptionValue::Bool(true);
-    // Keeps the roundings that the program specifies: CUDA otherwise deletes f32 -> bf16 -> f32 pairs.
-    let mut flags = vec![("xla_allow_excess_precision", OptionValue::Bool(false))];
-    if platform != "tpu" {
-        // Shardy programs in text form do not use HLO sharding v3; without this option, each compile prints a warning.
-        flags.push(("xla_enable_hlo_sharding_v3", OptionValue::Bool(false)));
-    }
-    match platform {
-        "cpu" => {
-            // Limit the YNN library to individual matmuls, because its fusions change results: sums depend on the
-            // number of rows, a GELU fused into a matmul uses a different polynomial from XLA's, and which operations
-            // are fused depends on whether the samples' matmuls are adjacent in the program.
-            let products = OptionValue::Text("LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT".into());
-            flags.push(("xla_cpu_experimental_ynn_fusion_type", products));
-        }
-        "tpu" => flags.extend(of_tpu(Libtpu::of(&toolchain.version), &toolchain.kind)),
-        "cuda" => {
-            flags.extend([
-                // Otherwise 3D convolutions are compiled channels-first, and cuDNN transposes every tensor twice.
-                ("xla_gpu_force_conv_nhwc", on.clone()),
-                // cuBLAS fuses bias and GELU into the matmul; Triton's matmuls leave them to separate kernels.
-                ("xla_gpu_enable_triton_gemm", OptionValue::Bool(false)),
-                // Selects the first applicable kernel instead of the fastest measured one, so that a recompiled program
-                // gives bitwise identical results.
-                ("xla_gpu_deterministic_ops", on.clone()),
-            ]);
-            if program.devices() > 1 {
-                // Overlap the transfers of keys and values with the computation of the queries, and with each other.
-                flags.extend([
-                    ("xla_gpu_enable_latency_hiding_scheduler", on),
-                    ("xla_gpu_experimental_parallel_collective_overlap_limit", OptionValue::Int(2)),
-                ]);
-            }
-            if program.smallest_permute.is_some_and(|bytes| bytes >= COPY_ENGINE_BYTES) {
-                // The option applies to all permutes of a program. Those of ring attention are large; those of a
-                // decoder's halo exchange are not. Unlike NCCL's kernels, copy engines also leave the multiprocessors
-                // free for concurrent work.
-                let engines = OptionValue::Text("COLLECTIVES_PEER_MEMORY".into());
-                flags.push(("xla_gpu_collective_permute_mode", engines));
-            }
-        }
-        _ => {}
-    }
-    flags
-}
-
-fn of_tpu(libtpu: Libtpu, kind: &str) -> Vec<(&'static str, OptionValue)> {
-    let (on, fused) = (OptionValue::Bool(true), OptionValue::Bool(libtpu.fuses_gathers(kind)));
-    // Fusing one matmul into another crashes libtpu 0.0.42 on v6e if heads are sharded 8 ways.
-    let mut flags = vec![("xla_tpu_dot_dot_fusion", OptionValue::Bool(false))];
-    // Overlap all-gathers of sharded weights with computation. All of these are off by default.
-    flags.extend([
-        ("xla_enable_async_all_gather", on.clone()),
-        ("xla_tpu_enable_async_collective_fusion", on.clone()),
-        ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", fused),
-        ("xla_tpu_enable_async_collective_fusion_multiple_steps", on.clone()),
-        // Without this option, gathers overlap only with matmuls: a fifth of the bytes that the layout `fsdp-ulysses`
-        // gathers then do not overlap with computation.
-        ("xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions", on.clone()),
-        // Lets the attention kernel overlap with gathers, as matmuls do.
-        ("xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call", on.clone()),
-        ("xla_tpu_overlap_compute_collective_tc", on.clone()),
-    ]);
-    if !libtpu.fuses_gathers(kind) && kind.starts_with("TPU v6") {
-        // On v6e, the SparseCores run the gathers concurrently with the computation; on TPU7x they do so by default.
-        flags.push(("xla_tpu_enable_sparse_core_collective_offload_all_gather", on));
-    }
+pub fn defaults(toolchain: &Toolchain, program: &Program) -> Flags {
+    let spec = toolchain.spec();
+    let mut flags = vec![(EXCESS_PRECISION, OptionValue::Bool(false))];
+    flags.extend((spec.result_flags)());
+    flags.extend((spec.speed_flags)(&toolchain.kind, &toolchain.version, program));
     flags
 }
 
 /// Returns the options that are added to [`defaults`] for programs that are traced.
-pub fn trace_options(platform: &str) -> Vec<(&'static str, OptionValue)> {
-    match platform {
-        // A kernel launched from a CUDA graph does not report its operation, so this sets a minimum graph size that no
-        // graph reaches. (Compile options cannot clear the list of commands that graphs may contain.)
-        "cuda" => vec![("xla_gpu_graph_min_graph_size", OptionValue::Int(i64::from(i32::MAX)))],
-        _ => Vec::new(),
-    }
+pub fn trace_options(platform: &str) -> Flags {
+    (spec_by_name(platform).trace_flags)()
 }
 
 #[cfg(test)]
@@ -199,14 +121,13 @@ mod tests {
         let numbers =
             ["xla_allow_excess_precision", "xla_cpu_experimental_ynn_fusion_type", "xla_gpu_deterministic_ops"];
         assert_eq!(needed, numbers.each_ref());
-        assert!(SPEED_ONLY.iter().all(|name| all.contains(name)), "every listed option is a default");
     }
 
     /// Checks the flag instead of a program's results, because only CUDA's compiler removes an explicit rounding (f32
     /// to bf16 to f32) without the flag.
     #[test]
     fn explicit_roundings_are_kept_on_every_platform() {
-        for platform in ["cpu", "cuda", "tpu"] {
+        for platform in Platform::ALL.map(Platform::name) {
             let toolchain = Toolchain { platform: platform.into(), ..Toolchain::default() };
             let flag =
                 defaults(&toolchain, &passes(1)).into_iter().find(|(name, _)| *name == "xla_allow_excess_precision");

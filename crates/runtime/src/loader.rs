@@ -122,8 +122,7 @@ impl<'a> Upload<'a> {
             // Other tensors are converted on the host, or rejected there.
             Ok::<_, RuntimeError>(found.filter(|t| t.dtype == param.ty.dtype && t.dtype.is_float() && t.shape == shape))
         };
-        // TPU memory tiles the last dimensions, so a piece of a tensor is not a contiguous range of device memory.
-        let is_tiled = layout.is_some() || engine.platform() == "tpu";
+        let is_tiled = layout.is_some() || engine.spec().tiles_memory;
         let outer = match &param.source {
             Source::View { key, shape, strides } => match by_rows(param, shape, strides).filter(|_| !is_tiled) {
                 // `PIECE / 2`, because the shards copied out of a piece need as much memory again.

@@ -26,7 +26,7 @@ pub struct PeakMatmul {
 
 /// Times a matmul of random matrices: 8192³ in bf16, or 1024³ in f32 on CPU.
 pub fn peak_matmul(engine: &Engine, runs: usize) -> Result<PeakMatmul, RuntimeError> {
-    let (size, dtype) = if engine.platform() == "cpu" { (1024, DType::F32) } else { (8192, DType::BF16) };
+    let (size, dtype) = if engine.spec().is_host { (1024, DType::F32) } else { (8192, DType::BF16) };
     let ty = Type::new(dtype, [size, size]);
     let b = Builder::new("matmul");
     let [x, y] = ["x", "y"].map(|name| b.argument(name, ty.clone()));

@@ -1,15 +1,14 @@
 //! Selects the hardware of a run: `--platform auto | cpu | cuda | tpu | PATH.so`.
 
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
 
-pub use super::hardware::{cuda_devices, hardware};
+pub use super::platforms::{Options, cuda_devices};
+use super::platforms::{alternatives, spec, spec_by_name};
 use super::trial::{self, Purpose};
 use ltx2_pjrt::discover::{self, PLUGIN_VARIABLE, Platform, Search};
-use ltx2_pjrt::{Attributes, Client, ClientOptions, CpuOptions, CudaOptions, Error, Node, Plugin};
+use ltx2_pjrt::{Client, Error, Plugin};
 
 /// Environment variable that, if 1, allows a multi-process run on CPU as a rehearsal; the CPU plugin cannot communicate
 /// between processes.
@@ -33,11 +32,12 @@ impl FromStr for Choice {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "auto" => Ok(Choice::Auto),
-            "cpu" => Ok(Choice::Named(Platform::Cpu)),
-            "cuda" => Ok(Choice::Named(Platform::Cuda)),
-            "tpu" => Ok(Choice::Named(Platform::Tpu)),
             file if file.contains('/') || file.ends_with(".so") => Ok(Choice::File(file.into())),
-            other => Err(format!("unknown platform '{other}'; use auto, cpu, cuda, tpu or a plugin file PATH.so")),
+            name => Platform::named(name).map(Choice::Named).ok_or_else(|| {
+                let names = Platform::ALL.into_iter().rev().map(Platform::name);
+                let known = ["auto"].into_iter().chain(names).chain(["a plugin file PATH.so"]);
+                format!("unknown platform '{name}'; use {}", alternatives(known))
+            }),
         }
     }
 }
@@ -67,24 +67,20 @@ pub enum PlatformError {
         reason: String,
     },
     /// Several processes were requested on a platform that supports only one.
-    #[error("platform cpu runs in one process only; use cuda or tpu for several processes, or pass --num-processes 1")]
-    OneProcess,
+    #[error(
+        "platform {} runs in one process only; use {} for several processes, or pass --num-processes 1",
+        .0.name(),
+        alternatives(Platform::ALL.into_iter().rev().filter(|each| !spec(*each).has_one_process).map(Platform::name))
+    )]
+    OneProcess(Platform),
     /// `auto` found no platform that works; contains the reason for each platform.
     #[error("no usable platform: {0}; run `ltx2 plugin install cpu` for a plugin that runs on any machine")]
     None(String),
 }
 
-/// Options of all platforms; each platform reads only its own.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Options {
-    /// Number of virtual CPU devices; `None`: 1.
-    pub cpu_devices: Option<usize>,
-    /// Options of the CUDA plugin: memory, allocator and visible devices.
-    pub cuda: CudaOptions,
-    /// Identity of this process in a multi-process run; `None` in a single process.
-    pub node: Option<Node>,
-    /// Time limit for the trial load of a new plugin file; `None`: the default.
-    pub trial: Option<Duration>,
+/// Describes a platform's hardware on this machine; the error says why there is none. Loads no plugin.
+pub fn hardware(platform: Platform) -> Result<String, String> {
+    (spec(platform).hardware)()
 }
 
 /// Opens a platform. `cpu_devices` is the number of virtual devices on CPU (`None`: 1).
@@ -101,9 +97,9 @@ pub fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, Client),
         Choice::Auto => None,
     };
     let mut options = options.clone();
-    if known == Some(Platform::Cpu) && options.node.is_some() {
-        if !is_rehearsal("cpu") {
-            return Err(PlatformError::OneProcess);
+    if let Some(platform) = known.filter(|platform| spec(*platform).has_one_process && options.node.is_some()) {
+        if !is_rehearsal(platform.name()) {
+            return Err(PlatformError::OneProcess(platform));
         }
         tracing::warn!("{REHEARSAL} is set: each process computes all of the work on its own virtual devices");
         options.node = None;
@@ -167,7 +163,7 @@ pub fn check_flags(choice: &Choice, options: &Options) -> Result<(), PlatformErr
 /// The processes register, compare their programs, share a compile cache and end together as on other platforms, but
 /// exchange no tensors.
 pub fn is_rehearsal(platform: &str) -> bool {
-    platform == Platform::Cpu.name() && std::env::var(REHEARSAL).is_ok_and(|value| value == "1")
+    spec_by_name(platform).has_one_process && std::env::var(REHEARSAL).is_ok_and(|value| value == "1")
 }
 
 fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
@@ -182,8 +178,8 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
     }
     let mut passed = Vec::new();
     for platform in Platform::ALL {
-        if platform == Platform::Cpu && options.node.is_some() {
-            passed.push("cpu: supports only one process".into());
+        if spec(platform).has_one_process && options.node.is_some() {
+            passed.push(format!("{}: supports only one process", platform.name()));
             continue;
         }
         let hardware = match hardware(platform) {
@@ -213,7 +209,8 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
 /// Starts a plugin file, with the options of its platform if the platform is known.
 fn start_file(path: &Path, platform: Option<Platform>, options: &Options) -> Result<(Plugin, Client), Error> {
     let plugin = trial::load(path, options.trial, Purpose::Run)?;
-    let client = Client::among(&plugin, &client_options(platform, options), options.node.as_ref())?;
+    let spec = platform.map(spec).unwrap_or_default();
+    let client = Client::among(&plugin, &(spec.client_options)(options), options.node.as_ref())?;
     Ok((plugin, client))
 }
 
@@ -221,9 +218,7 @@ fn start_file(path: &Path, platform: Option<Platform>, options: &Options) -> Res
 fn start(platform: Platform, search: &Search, options: &Options) -> Result<(Plugin, Client), Error> {
     let mut passed = Vec::new();
     for found in &search.found {
-        if platform == Platform::Cuda {
-            missing_for_cuda(&found.path).iter().for_each(|line| tracing::warn!("{line}"));
-        }
+        (spec(platform).missing_libraries)(&found.path).iter().for_each(|line| tracing::warn!("{line}"));
         match start_file(&found.path, Some(platform), options) {
             Ok(opened) => {
                 passed.iter().for_each(|error| tracing::warn!("skipped a plugin: {error}"));
@@ -233,58 +228,6 @@ fn start(platform: Platform, search: &Search, options: &Options) -> Result<(Plug
         }
     }
     Err(passed.into_iter().next().unwrap_or_else(|| search.not_found()))
-}
-
-fn client_options(platform: Option<Platform>, options: &Options) -> ClientOptions {
-    match platform {
-        Some(Platform::Cpu) => {
-            ClientOptions::Cpu(CpuOptions { devices: Some(options.cpu_devices.unwrap_or(1)), asynchronous: None })
-        }
-        Some(Platform::Cuda) => ClientOptions::Cuda(options.cuda.clone()),
-        Some(Platform::Tpu) | None => ClientOptions::Named(Attributes::new()),
-    }
-}
-
-/// Returns a warning for each library or program that the CUDA plugin needs but will not find. Searches the wheels next
-/// to the plugin, the system's library path and `PATH`.
-pub fn missing_for_cuda(plugin: &Path) -> Vec<String> {
-    // site-packages/jax_plugins/xla_cuda13/xla_cuda_plugin.so
-    let site = plugin.ancestors().nth(3).map(|site| site.join("nvidia")).unwrap_or_default();
-    let is_next_to = |file: &str, folder: &str| {
-        let packages = fs::read_dir(&site).into_iter().flatten().flatten();
-        packages.map(|package| package.path().join(folder).join(file)).any(|path| path.exists())
-    };
-    // SAFETY: these are NVIDIA's libraries; loading one runs only its initializers, and the plugin loads it right
-    // after.
-    let loads = |file: &str| unsafe { libloading::Library::new(file) }.map(std::mem::forget).is_ok();
-    let programs = || std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect::<Vec<_>>();
-    let runs = |file: &str| {
-        programs().iter().chain([&PathBuf::from("/usr/local/cuda/bin")]).any(|folder| folder.join(file).exists())
-    };
-    let pieces = [
-        (
-            "cuDNN",
-            "libcudnn.so.9",
-            "attention and convolutions need it",
-            is_next_to("libcudnn.so.9", "lib") || loads("libcudnn.so.9"),
-        ),
-        (
-            "NCCL",
-            "libnccl.so.2",
-            "several devices need it for collectives",
-            is_next_to("libnccl.so.2", "lib") || loads("libnccl.so.2"),
-        ),
-        ("ptxas", "ptxas", "compiling needs it", is_next_to("ptxas", "bin") || runs("ptxas")),
-    ];
-    let missing = pieces.into_iter().filter(|(.., found)| !found);
-    missing
-        .map(|(name, file, why, _)| {
-            format!(
-                "{name} ({file}) not found next to {} or on the system: {why}; run `ltx2 plugin install cuda`",
-                plugin.display()
-            )
-        })
-        .collect()
 }
 
 #[cfg(test)]
@@ -310,26 +253,6 @@ mod tests {
         if lacks_accelerators && named_plugin().is_none() {
             assert_eq!(of("auto"), Some(Platform::Cpu));
         }
-    }
-
-    #[test]
-    fn cuda_libraries_are_searched_next_to_the_plugin() {
-        let site = tempfile::tempdir().unwrap();
-        let plugin = site.path().join("jax_plugins/xla_cuda13/xla_cuda_plugin.so");
-        let give = |path: &str| {
-            let path = site.path().join("nvidia").join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, "").unwrap();
-        };
-        give("nccl/lib/libnccl.so.2");
-        give("cu13/bin/ptxas");
-        // The machine may have a system-wide cuDNN.
-        for line in missing_for_cuda(&plugin) {
-            assert!(line.starts_with("cuDNN (libcudnn.so.9) not found next to"), "{line}");
-            assert!(line.ends_with("; run `ltx2 plugin install cuda`"), "{line}");
-        }
-        give("cudnn/lib/libcudnn.so.9");
-        assert_eq!(missing_for_cuda(&plugin), Vec::<String>::new());
     }
 
     #[test]

@@ -1,24 +1,26 @@
 //! Flags that plugins read from the environment. An unknown flag makes a plugin end the process.
 
 use super::checksummed_file::sha256;
+use super::platforms::spec;
 use ltx2_pjrt::discover::{Kind, Platform};
-use ltx2_pjrt::{Attributes, Client, ClientOptions, CompileOptions, Error, Plugin, Topology, Value};
+use ltx2_pjrt::{Attributes, Client, ClientOptions, CompileOptions, Error, Plugin, Topology};
 use ltx2_stablehlo::{Builder, DType, Type};
-use ltx2_xla_analysis::Chip;
 
 const XLA: &str = "XLA_FLAGS";
-const LIBTPU: &str = "LIBTPU_INIT_ARGS";
-/// Environment variables that plugins parse.
-const VARIABLES: [&str; 3] = [XLA, LIBTPU, "TF_XLA_FLAGS"];
 
 /// Phrases in the messages that XLA and libtpu print before they end the process because of a flag.
 const FAULTS: [&str; 5] =
     ["Unknown flag", "Unknown command line flag", "Illegal value", "Couldn't interpret value", "to read flags for"];
 
-/// Returns those of [`VARIABLES`] that are set to a non-empty value, with their values.
+/// Returns the environment variables that plugins parse and that are set to a non-empty value, with their values.
 fn given() -> impl Iterator<Item = (&'static str, String)> {
     let value = |name| Some(std::env::var_os(name)?.to_string_lossy().trim().to_string());
-    VARIABLES.into_iter().filter_map(move |name| Some((name, value(name).filter(|text| !text.is_empty())?)))
+    let own = Platform::ALL.into_iter().filter_map(|platform| spec(platform).flags_variable);
+    [XLA]
+        .into_iter()
+        .chain(own)
+        .chain(["TF_XLA_FLAGS"])
+        .filter_map(move |name| Some((name, value(name).filter(|text| !text.is_empty())?)))
 }
 
 /// Whether the environment sets any flags.
@@ -42,14 +44,11 @@ pub(super) fn identity() -> Option<String> {
 pub(super) fn parse(plugin: &Plugin) {
     let parsed = match plugin.kind() {
         None => Client::new(plugin, &ClientOptions::Named(Attributes::new())).map(drop),
-        Some(Kind::Supported(Platform::Tpu)) => compile(plugin, "v5e:2x2", &Attributes::new()),
-        Some(Kind::Supported(Platform::Cuda)) => {
-            let config = Chip::all().iter().find_map(|chip| chip.target_config.clone()).unwrap_or_default();
-            let options = [("target_config", config), ("topology", "1x1x1".into())];
-            let options = options.map(|(name, value)| (name.to_string(), Value::Text(value)));
-            compile(plugin, "gpu", &options.into())
-        }
-        Some(_) => Ok(()),
+        Some(Kind::Supported(platform)) => spec(platform).probe_topology.map_or(Ok(()), |probe| {
+            let (topology, options) = probe();
+            compile(plugin, &topology, &options)
+        }),
+        Some(Kind::Unsupported(_)) => Ok(()),
     };
     if let Err(error) = parsed {
         eprintln!("{error}");
@@ -81,7 +80,7 @@ pub(super) fn fault(printed: &str) -> Option<String> {
     Some(match () {
         () if first.contains(XLA) => words,
         () if first.contains("command line flag") || first.contains("Illegal value") => {
-            format!("{LIBTPU} or runtime.libtpu_init_args: {words}")
+            format!("LIBTPU_INIT_ARGS or runtime.libtpu_init_args: {words}")
         }
         () => format!("{}: {words}", given().map(|(name, _)| name).next().unwrap_or(XLA)),
     })

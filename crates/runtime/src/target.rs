@@ -10,15 +10,11 @@ use super::checksummed_file::sha256;
 use super::compile::{EngineOptions, Refused, compile_options};
 use super::error::RuntimeError;
 use super::flags::Toolchain;
-use super::platform::hardware;
-use super::plugins::Libtpu;
+use super::platforms::{Options, TargetDevices, alternatives, spec};
 use super::trial::{self, Purpose};
 use ltx2_base::failpoint;
 use ltx2_pjrt::discover::{self, Platform};
-use ltx2_pjrt::{
-    Attributes, Client, ClientOptions, CompileOptions, CpuOptions, CudaOptions, Error, Executable, LoadedExecutable,
-    Plugin, Topology, Value,
-};
+use ltx2_pjrt::{Client, CompileOptions, CudaOptions, Error, Executable, LoadedExecutable, Plugin, Topology, Value};
 use ltx2_stablehlo::Program;
 use ltx2_xla_analysis::{Chip, Links};
 
@@ -26,31 +22,19 @@ use ltx2_xla_analysis::{Chip, Links};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     platform: Platform,
-    /// Chip name as the compiler knows it; `None` for CPU.
-    name: Option<String>,
     /// Chip figures for predicting times.
     chip: Option<Chip>,
-    /// XLA's description of a GPU; `None` for other platforms.
-    target_config: Option<String>,
-    /// TPU: chips along each dimension. GPU: partitions, hosts, devices per host. CPU: number of virtual devices.
-    shape: Vec<usize>,
-    /// Number of TPU slices of that shape, connected by a network.
-    slices: usize,
-    /// Chips of a VM along each dimension, if they differ from libtpu's default of 2x2x1.
-    vm_bounds: Option<Vec<i64>>,
+    devices: TargetDevices,
 }
 
 /// The target text is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("invalid target '{target}': {why}; use tpu:CHIP:AxB or tpu:CHIP:AxBxC (append :N for N slices; CHIP is one of {chips}), cuda:h200:PARTITIONSxHOSTSxDEVICES or cpu:DEVICES, e.g. tpu:v6e:2x4, cuda:h200:1x1x4, cpu:8", chips = tpus())]
+#[error("invalid target '{target}': {why}; use {}, e.g. {}",
+    alternatives(Platform::ALL.map(|platform| (spec(platform).target_syntax)())),
+    Platform::ALL.map(|platform| spec(platform).target_example).join(", "))]
 pub struct UnknownTarget {
     target: String,
     why: String,
-}
-
-fn tpus() -> String {
-    let tpus = Chip::all().iter().filter(|c| matches!(c.links, Links::Torus { .. }));
-    tpus.map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 impl FromStr for Target {
@@ -70,46 +54,45 @@ impl Target {
     /// XLA.
     pub fn of(text: &str, chip: Option<&Chip>) -> Result<Self, UnknownTarget> {
         let fail = |why: String| Err(UnknownTarget { target: text.into(), why });
-        let parts: Vec<&str> = text.split(':').collect();
-        let shape = |text: &str| -> Option<Vec<usize>> {
-            text.split('x').map(|n| n.parse().ok().filter(|n| (1..=4096).contains(n))).collect()
+        let mut parts: Vec<&str> = text.split(':').collect();
+        let Some(platform) = Platform::named(parts[0]) else {
+            return fail(format!("unknown platform '{}'", parts[0]));
         };
-        let (parts, slices) = match parts.as_slice() {
-            [shape @ .., count] if parts.len() == 4 && parts[0] == "tpu" => {
-                match count.parse().ok().filter(|n| (1..=256).contains(n)) {
-                    Some(n) => (shape, n),
-                    None => return fail(format!("'{count}' is not a valid number of slices")),
-                }
-            }
-            all => (all, 1),
-        };
-        let (platform, name, shape) = match parts {
-            ["cpu", n] => (Platform::Cpu, None, shape(n).filter(|s| s.len() == 1)),
-            ["cuda", name, s] => (Platform::Cuda, Some(*name), shape(s).filter(|s| s.len() == 3)),
-            ["tpu", name, s] => (Platform::Tpu, Some(*name), shape(s).filter(|s| (2..=3).contains(&s.len()))),
-            [other, ..] if !["cpu", "cuda", "tpu"].contains(other) => {
-                return fail(format!("unknown platform '{other}'"));
-            }
+        let spec = spec(platform);
+        let mut slices = 1;
+        if let Some(count) = parts.get(3).filter(|_| spec.has_slices && parts.len() == 4) {
+            slices = match count.parse().ok().filter(|n| (1..=256).contains(n)) {
+                Some(n) => n,
+                None => return fail(format!("'{count}' is not a valid number of slices")),
+            };
+            parts.pop();
+        }
+        let (name, shape) = match (parts.as_slice(), spec.target_chip) {
+            ([_, shape], None) => (None, *shape),
+            ([_, name, shape], Some(_)) => (Some(*name), *shape),
             _ => return fail("unrecognized form".into()),
         };
-        let of_platform = |c: &&Chip| matches!(c.links, Links::Torus { .. }) == (platform == Platform::Tpu);
         let own = chip.filter(|c| name == Some(c.name.as_str()));
-        let named = own.or_else(|| Chip::named(name?).ok()).filter(of_platform);
-        let shape = match (named, name, shape) {
-            (None, Some(name), _) => return fail(format!("unknown chip '{name}'")),
-            (.., None) => return fail(format!("'{}' is not a valid shape", parts.last().unwrap_or(&""))),
-            (.., Some(shape)) => shape,
+        let named = own.or_else(|| Chip::named(name?).ok());
+        let named = named.filter(|c| spec.target_chip.is_some_and(|is_own| is_own(c)));
+        if let (Some(name), None) = (name, named) {
+            return fail(format!("unknown chip '{name}'"));
+        }
+        let sizes = shape.split('x').map(|n| n.parse().ok().filter(|n| (1..=4096).contains(n)));
+        let sizes: Option<Vec<usize>> = sizes.collect();
+        let Some(shape) = sizes.filter(|sizes| spec.target_dimensions.contains(&sizes.len())) else {
+            return fail(format!("'{shape}' is not a valid shape"));
         };
-        let target_config = named.and_then(|c| c.target_config.clone());
-        if platform == Platform::Cuda && target_config.is_none() {
+        let target_config = named.and_then(|c| c.target_config.clone()).filter(|_| spec.targets_gpus);
+        if spec.targets_gpus && target_config.is_none() {
             return fail(format!(
                 "the chip file of '{}' has no target_config, which XLA needs for compiling",
                 parts[1]
             ));
         }
         let vm_bounds = name.and_then(|name| vm_bounds(name, &shape));
-        let (name, chip) = (name.map(String::from), chip.or(named).cloned());
-        Ok(Target { platform, name, chip, target_config, shape, slices, vm_bounds })
+        let devices = TargetDevices { name: name.map(String::from), target_config, shape, slices, vm_bounds };
+        Ok(Target { platform, chip: chip.or(named).cloned(), devices })
     }
 }
 
@@ -125,9 +108,9 @@ fn vm_bounds(chip: &str, shape: &[usize]) -> Option<Vec<i64>> {
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.platform.name())?;
-        self.name.iter().try_for_each(|name| write!(f, "{name}:"))?;
-        f.write_str(&self.shape_text())?;
-        if self.slices > 1 { write!(f, ":{}", self.slices) } else { Ok(()) }
+        self.devices.name.iter().try_for_each(|name| write!(f, "{name}:"))?;
+        f.write_str(&self.devices.shape_text())?;
+        if self.slices() > 1 { write!(f, ":{}", self.slices()) } else { Ok(()) }
     }
 }
 
@@ -207,15 +190,15 @@ impl Target {
 
     /// Returns the number of slices, which are connected by a network.
     pub fn slices(&self) -> usize {
-        self.slices
+        self.devices.slices
     }
 
     /// Returns the chip's figures, with the target's number of devices per host; `None` for a CPU target without a chip
     /// file.
     pub fn chip(&self) -> Option<Chip> {
         let mut chip = self.chip.clone()?;
-        if let (Platform::Cuda, Links::Switch { devices_per_host, .. }, Some(&n)) =
-            (self.platform, &mut chip.links, self.shape.last())
+        if let (true, Links::Switch { devices_per_host, .. }, Some(&n)) =
+            (spec(self.platform).targets_gpus, &mut chip.links, self.devices.shape.last())
         {
             *devices_per_host = n;
         }
@@ -226,19 +209,15 @@ impl Target {
     /// alone; loads no plugin. The compiler is the pinned plugin release, whose platform version is known only for
     /// libtpu.
     pub fn described(&self) -> (Toolchain, usize, Option<i64>) {
-        let name = self.name.as_deref().unwrap_or_default();
+        let name = self.devices.name.as_deref().unwrap_or_default();
         let own = self.chip.as_ref().filter(|chip| chip.name == name).or_else(|| Chip::named(name).ok());
         let kind =
             own.and_then(|chip| chip.device_kinds.first().cloned()).unwrap_or_else(|| self.platform.name().into());
-        let version = if self.platform == Platform::Tpu { Libtpu::pinned_version() } else { String::new() };
+        let version = (spec(self.platform).pinned_version)();
         let per_chip = own.and_then(|chip| chip.devices_per_chip).unwrap_or(1);
-        let count = self.shape.iter().product::<usize>() * self.slices * per_chip;
+        let count = self.devices.shape.iter().product::<usize>() * self.slices() * per_chip;
         let capacity = own.into_iter().chain(&self.chip).map(|chip| chip.capacity).min();
         (Toolchain { platform: self.platform.name().into(), kind, version }, count, capacity)
-    }
-
-    fn shape_text(&self) -> String {
-        self.shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
     }
 
     fn plugin(&self) -> Result<Plugin, Error> {
@@ -250,11 +229,13 @@ impl Target {
     /// are then selected at compile time. Otherwise does the same as [`Target::open`].
     pub fn open_present(&self) -> Result<OpenTarget, Error> {
         let absent = self.open()?;
-        if self.platform != Platform::Cuda || hardware(Platform::Cuda).is_err() {
+        let spec = spec(self.platform);
+        if !spec.targets_gpus || (spec.hardware)().is_err() {
             return Ok(absent);
         }
-        let options = CudaOptions { preallocate: Some(false), ..CudaOptions::default() };
-        let client = Client::new(&self.plugin()?, &ClientOptions::Cuda(options))?;
+        let cuda = CudaOptions { preallocate: Some(false), ..CudaOptions::default() };
+        let options = (spec.client_options)(&Options { cuda, ..Options::default() });
+        let client = Client::new(&self.plugin()?, &options)?;
         let here = client.devices();
         if here.len() < absent.devices.len() || here.iter().any(|d| d.kind() != absent.device_kind) {
             return Ok(absent);
@@ -269,43 +250,23 @@ impl Target {
     /// Returns an error if there is no plugin or it does not support the topology.
     pub fn open(&self) -> Result<OpenTarget, Error> {
         let plugin = self.plugin()?;
-        let attributes = |values: &[(&str, &str)]| -> Attributes {
-            values.iter().map(|(k, v)| ((*k).to_string(), Value::Text((*v).to_string()))).collect()
+        let spec = spec(self.platform);
+        let Some(topology) = spec.topology else {
+            let options = Options { cpu_devices: self.devices.shape.first().copied(), ..Options::default() };
+            let client = Client::new(&plugin, &(spec.client_options)(&options))?;
+            return Ok(OpenTarget {
+                target: self.clone(),
+                vms: 1,
+                devices: client.devices().iter().map(ltx2_pjrt::Device::id).collect(),
+                device_kind: client.devices().first().map(|d| d.kind().to_owned()).unwrap_or_default(),
+                capacity: self.chip.as_ref().map(|c| c.capacity),
+                stated_capacity: None,
+                compiler: Compiler::Client(client),
+                refused: Refused::default(),
+            });
         };
-        let shape = self.shape_text();
-        let chip = self.name.as_deref().unwrap_or_default();
-        let topology = match self.platform {
-            Platform::Cpu => {
-                let options = CpuOptions { devices: self.shape.first().copied(), ..CpuOptions::default() };
-                let client = Client::new(&plugin, &ClientOptions::Cpu(options))?;
-                let devices = client.devices().iter().map(ltx2_pjrt::Device::id).collect();
-                let device_kind = client.devices().first().map(|d| d.kind().to_owned()).unwrap_or_default();
-                let capacity = self.chip.as_ref().map(|c| c.capacity);
-                let compiler = Compiler::Client(client);
-                let (target, refused) = (self.clone(), Refused::default());
-                let stated_capacity = None;
-                return Ok(OpenTarget {
-                    target,
-                    vms: 1,
-                    devices,
-                    device_kind,
-                    capacity,
-                    stated_capacity,
-                    compiler,
-                    refused,
-                });
-            }
-            Platform::Cuda => {
-                let config = self.target_config.as_deref().unwrap_or_default();
-                let options = attributes(&[("target_config", config), ("topology", &shape)]);
-                Topology::new(&plugin, chip, &options)?
-            }
-            Platform::Tpu => {
-                let slices = (self.slices > 1).then(|| ("num_slices".into(), Value::Int(self.slices as i64)));
-                let bounds = self.vm_bounds.clone().map(|own| ("chips_per_host_bounds".into(), Value::Ints(own)));
-                Topology::new(&plugin, &format!("{chip}:{shape}"), &slices.into_iter().chain(bounds).collect())?
-            }
-        };
+        let (name, options) = topology(&self.devices);
+        let topology = Topology::new(&plugin, &name, &options)?;
         let described = topology.devices()?;
         let stated = described.first().and_then(|d| match d.attributes.get("device_memory_bytes_limit") {
             Some(Value::Int(bytes)) => Some(*bytes),
@@ -357,11 +318,8 @@ impl OpenTarget {
     pub(super) fn device_identity(&self) -> Result<String, CacheError> {
         let topology = self.topology()?;
         let kind = device_kind(self.target.platform.name(), &topology, &topology.devices()?)?;
-        Ok(match (self.target.platform, &self.target.vm_bounds) {
-            (Platform::Cuda, _) => {
-                let config = self.target.target_config.as_deref().unwrap_or_default();
-                format!("{kind} {}", &sha256(config.as_bytes())[..16])
-            }
+        Ok(match (&self.target.devices.target_config, &self.target.devices.vm_bounds) {
+            (Some(config), _) => format!("{kind} {}", &sha256(config.as_bytes())[..16]),
             (_, Some(bounds)) => format!("{kind} {bounds:?}"),
             _ => kind,
         })
@@ -394,7 +352,7 @@ mod tests {
 
     #[test]
     fn single_vm_slices_set_vm_bounds() {
-        let bounds = |text: &str| text.parse::<Target>().expect(text).vm_bounds;
+        let bounds = |text: &str| text.parse::<Target>().expect(text).devices.vm_bounds;
         for (text, one_vm) in [("tpu:v5e:2x4", [2, 4, 1]), ("tpu:v6e:2x4", [2, 4, 1]), ("tpu:v6e:4x2:2", [4, 2, 1])] {
             assert_eq!(bounds(text), Some(one_vm.to_vec()), "{text}");
         }
@@ -409,10 +367,10 @@ mod tests {
     fn target_is_described_without_loading_a_plugin() {
         let described = |text: &str| {
             let (toolchain, count, capacity) = text.parse::<Target>().expect(text).described();
-            (toolchain.platform.clone(), toolchain.kind.clone(), toolchain.tested_libtpu(), count, capacity)
+            (toolchain.platform.clone(), toolchain.kind.clone(), toolchain.tested_release(), count, capacity)
         };
         let capacity = |name: &str| Some(Chip::named(name).expect(name).capacity);
-        let release = Libtpu::of(&Libtpu::pinned_version()).release();
+        let release = spec(Platform::Tpu).wheels.first().map(|wheel| wheel.version);
         let tpu = |kind: &str, count, chip| ("tpu".into(), kind.into(), release, count, capacity(chip));
         assert_eq!(described("tpu:v6e:2x4:2"), tpu("TPU v6 lite", 16, "v6e"));
         assert_eq!(described("tpu:tpu7x:2x2x1"), tpu("TPU7x", 8, "tpu7x"));

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::checksummed_file::{replace, sha256, sha256_file};
-use super::hardware::hardware;
+use super::platforms::spec;
 use super::plugin_flags;
 use ltx2_base::failpoint;
 use ltx2_pjrt::discover::Platform;
@@ -108,7 +108,7 @@ fn load_here(path: &Path, purpose: Purpose) -> Result<Plugin, Error> {
             return Ok(());
         }
         let missing = |reason| Error::NoHardware { platform: Platform::Tpu.name(), reason };
-        hardware(Platform::Tpu).map(drop).map_err(missing)
+        (spec(Platform::Tpu).hardware)().map(drop).map_err(missing)
     };
     let plugin = Plugin::load_if(path, check)?;
     // The plugin may have been loaded earlier for compiling.

@@ -16,9 +16,6 @@ use ltx2_xla_analysis::Chip;
 const LONG: f64 = 60.0;
 /// Fraction of a chip's bf16 peak that every program is assumed to reach, even in f32.
 const MIN_UTILIZATION: f64 = 0.05;
-/// Assumed matmul FLOP/s of devices without a chip file: a CPU core, and an accelerator.
-const SLOW_CPU: f64 = 1e9;
-const SLOW_DEVICE: f64 = 1e12;
 
 /// Predicted and measured execution times of a program, in seconds per model evaluation.
 #[derive(Debug)]
@@ -34,7 +31,7 @@ impl Pace {
     /// Predicts the time of a program from its FLOPs; the prediction is used until an execution has finished. `peers`:
     /// whether the program runs across several processes.
     pub(super) fn of(program: &Program, toolchain: &Toolchain, peers: bool) -> Self {
-        let slow = if toolchain.platform == "cpu" { SLOW_CPU } else { SLOW_DEVICE };
+        let slow = toolchain.spec().assumed_flops;
         let rate = Chip::of_device(&toolchain.kind).map_or(slow, |chip| chip.peak_bf16 * MIN_UTILIZATION);
         let predicted = program.dot_flops / program.devices() as f64 / rate;
         Pace { predicted, least: if peers { LONG } else { 0.0 }, slowest: AtomicU64::new(0) }

@@ -16,7 +16,7 @@ use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, Proxy, ResponseExt};
 
 use super::settings::Settings;
-use crate::runtime::plugins::Wheel;
+use crate::runtime::platforms::Wheel;
 
 /// `Accept` header for an index page: PEP 691 (JSON), otherwise PEP 503 (HTML).
 const ACCEPT: &str = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1";

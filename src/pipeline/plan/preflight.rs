@@ -25,6 +25,7 @@ use crate::pipeline::stages::duration;
 use crate::pipeline::stages::sound_encoder::{given_sound, read_input_audio};
 use crate::pjrt::discover::Platform;
 use crate::request::{Condition, Content, Placement, Request, Shared};
+use crate::runtime::platforms::spec;
 use crate::runtime::{Toolchain, platform};
 
 /// A verified run: its model, its requests, and the hashes of its input files.
@@ -89,7 +90,7 @@ pub fn preflight(config: &Config, options: &GenerateOptions) -> Result<Preflight
 fn check_placement(config: &Config, programs: &Programs) -> Result<()> {
     let choice = config.platform().map_err(PipelineError::Input)?;
     match platform::expected(&choice) {
-        Some(Platform::Cpu) => check_on_cpu(config, programs),
+        Some(platform) if spec(platform).is_host => check_on_cpu(config, programs),
         Some(other) => check_on_devices(config, programs, other.name()),
         None => {
             // The platform is known only after its plugin is opened, so number formats and kernels cannot be checked

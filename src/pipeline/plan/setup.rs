@@ -14,7 +14,7 @@ use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::processes::last_words;
 use crate::pjrt::{CudaOptions, OptionValue};
 use crate::runtime::processes::Group;
-use crate::runtime::{EngineOptions, Toolchain, WaitLimit, Watchdog, platform};
+use crate::runtime::{EngineOptions, Toolchain, WaitLimit, Watchdog, platform, platforms};
 
 /// Returns the options with which programs are built for `devices` devices of a platform (`cpu`, `cuda` or `tpu`).
 /// `kind`: the device kind that the plugin reports.
@@ -22,7 +22,7 @@ use crate::runtime::{EngineOptions, Toolchain, WaitLimit, Watchdog, platform};
 /// # Errors
 /// Returns an error if the platform does not support the layout, the mesh, the attention kernel or a number format.
 pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
-    let lowering = Lowering::of(platform, kind);
+    let lowering = (platforms::spec_by_name(platform).lowering)(kind);
     let foreign = |kernel| format!("runtime.attention: {kernel} is not available on platform {platform}");
     let attention = config.runtime.attention.kernel(lowering.attention);
     let lowering = lowering.with_attention(attention.map_err(|kernel| PipelineError::Usage(foreign(kernel)))?);
@@ -47,8 +47,7 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
 pub(crate) fn build_for(config: &Config, devices: usize, toolchain: &Toolchain) -> Result<Build> {
     let Toolchain { platform, kind, .. } = toolchain;
     let build = build(config, devices, platform, kind)?;
-    let untried = platform == "tpu" && toolchain.tested_libtpu().is_none();
-    let may_be_refused = untried && config.runtime.attention == AttentionKernel::Auto;
+    let may_be_refused = toolchain.is_untested() && config.runtime.attention == AttentionKernel::Auto;
     Ok(Build { lowering: Lowering { attention_may_be_rejected: may_be_refused, ..build.lowering }, ..build })
 }
 

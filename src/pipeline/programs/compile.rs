@@ -15,8 +15,8 @@ use crate::media::write_atomically;
 use crate::models::Network;
 use crate::nn::{Build, Placement};
 use crate::pipeline::error::{PipelineError, Result};
-use crate::pjrt::discover::Platform;
 use crate::pjrt::{CompiledMemory, Error};
+use crate::runtime::platforms::spec;
 use crate::runtime::{
     CompileKey, CompileOutcome, Compiled, EngineOptions, ModuleStore, OpenTarget, RuntimeError, StoredModule, Target,
 };
@@ -279,7 +279,7 @@ impl Job<'_> {
     fn network(&self, programs: &Programs) -> Result<Network> {
         let (config, target) = (self.config, &self.machine.target);
         let (slices, named) = (target.slices(), config.slices()?);
-        if slices != named && target.platform() == Platform::Tpu {
+        if slices != named && spec(target.platform()).has_slices {
             let message = format!("{target} has {slices} slice(s), but the mesh has dcn.data = {named}");
             return Err(PipelineError::Usage(format!("{message}; pass --mesh dcn.data={slices},…")));
         }

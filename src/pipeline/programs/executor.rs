@@ -275,7 +275,7 @@ impl Executor {
         let compiled = self.compile(name, network)?;
         let start = Instant::now();
         if let Some(ahead) = &mut self.ahead {
-            match self.engine.can_run_during_transfers() {
+            match self.engine.spec().runs_during_transfers {
                 true => ahead.take(&network.params, &mut self.parameters)?,
                 false => ahead.take_all(&mut self.parameters)?,
             }

@@ -437,12 +437,12 @@ impl ModelDevice {
         self.shapes.evict(shape, &mut self.session.runner);
     }
 
-    /// Runs a batch of `size` copies of the first job in `order`, with one step per denoising pass. Except on CPU, the
-    /// batch runs twice, because XLA records a GPU's command buffers when a program runs for the second time.
+    /// Runs a batch of `size` copies of the first job in `order`, with one step per denoising pass, as
+    /// often as the platform needs for full speed.
     fn warm_one(&mut self, order: &Order, size: usize) -> Result<(), RunError> {
         let Some(first) = order.jobs.first() else { return Ok(()) };
         let order = Order { jobs: vec![first.clone(); size], steps: None, resume: false };
-        let runs = if self.session.runner.executor.engine().platform() == "cpu" { 1 } else { 2 };
+        let runs = self.session.runner.executor.engine().spec().warm_up_runs;
         let made = (0..runs).try_for_each(|_| self.run_once(&order));
         self.agree(made)
     }

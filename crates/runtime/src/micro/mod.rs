@@ -17,7 +17,7 @@ use super::executable::Executable;
 use super::random;
 use super::sharded_tensor::ShardedTensor;
 use ltx2_nn::kernels::Kernel;
-use ltx2_nn::{Axis, Init, Lowering, Param, Source};
+use ltx2_nn::{Axis, Init, Param, Source};
 use ltx2_stablehlo::DType;
 use ltx2_weights::tensor::Tensor;
 use ltx2_xla_analysis::{Chip, CollectiveKind, Microbenchmark, Module, Report, Sample, report};
@@ -48,9 +48,9 @@ struct Sizes {
 const MIB: usize = 1 << 20;
 
 impl Sizes {
-    /// Returns sizes of the published models' blocks for accelerators, and small sizes for CPU.
-    fn of(platform: &str) -> Sizes {
-        if platform == "cpu" {
+    /// Returns sizes of the published models' blocks, or small sizes for the host's processor.
+    fn new(is_host: bool) -> Sizes {
+        if is_host {
             return Sizes {
                 dtype: DType::F32,
                 matmuls: vec![[128, 128, 256], [256, 256, 512]],
@@ -113,7 +113,7 @@ pub fn micro(
     runs: usize,
     only: &[CollectiveKind],
 ) -> Result<(f64, Vec<Sample>), RuntimeError> {
-    let sizes = Sizes::of(engine.platform());
+    let sizes = Sizes::new(engine.spec().is_host);
     let (turn, kernels) = kernels(engine, chip, runs)?;
     let clock = Clock { engine, chip, runs, turn };
     let mut samples = Vec::from_iter(only.is_empty().then_some(kernels));
@@ -130,7 +130,7 @@ fn programs(engine: &Engine, sizes: &Sizes) -> Result<Vec<Micro>, RuntimeError> 
     for [rows, from, to] in &sizes.matmuls {
         all.push(programs::matmul(*rows, *from, *to, sizes.dtype)?);
     }
-    let lowering = Lowering::of(engine.platform(), engine.own_device().kind());
+    let lowering = (engine.spec().lowering)(engine.own_device().kind());
     // The plain attention kernel consists of matmuls and memory passes, which are measured separately.
     if lowering.attention != Kernel::Plain {
         for size in &sizes.attention {
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn overlapped_programs_build_for_all_sizes_and_device_counts() {
-        for (size, concurrent) in Sizes::of("cuda").overlapped {
+        for (size, concurrent) in Sizes::new(false).overlapped {
             for (kind, devices) in KINDS.into_iter().flat_map(|kind| [(kind, 2), (kind, 4)]) {
                 let micro = programs::overlapped(kind, devices, size, concurrent).unwrap();
                 assert_eq!(micro.program.devices(), devices);
