@@ -6,10 +6,13 @@ use std::sync::Arc;
 
 use ltx2_stablehlo::DType;
 
-use super::decoder::Decoder;
 use super::shard::Shard;
 use crate::error::WeightsError;
 use crate::tensor::Tensor;
+
+pub(super) mod decoder;
+
+use decoder::Decoder;
 
 /// One tensor of a checkpoint. Shares its open file, so it may outlive the checkpoint; cheap to clone.
 #[derive(Clone, Debug)]
