@@ -221,6 +221,22 @@ fn formats_in_metadata_and_old_names_are_read() {
     assert_eq!(file.names().collect::<Vec<_>>(), ["a.weight", "a.weight_scale", "b.scale_weight"]);
 }
 
+#[test]
+fn split_repository_without_bf16_files_opens() {
+    let dir = TempDir::new().expect("dir");
+    let transformer = super::ltx2_5::split(dir.path());
+    let encoder = dir.path().join("text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors");
+    std::fs::remove_file(encoder).expect("removed");
+    let quantized = transformer.with_file_name("ltx-2.5-22b-dev-transformer-comfy-int8-convrot.safetensors");
+    std::fs::rename(&transformer, &quantized).expect("renamed");
+    let source = super::open(dir.path()).expect("opens");
+    assert_eq!(source.path(), quantized);
+    let encoder = source.checkpoint(Component::TextEncoder).expect("there");
+    assert!(encoder.path().ends_with("gemma4-12b-with-proj-ltx-2.5-comfy-int8-convrot.safetensors"));
+    put(transformer.with_file_name("ltx-2.5-22b-distilled-transformer-nvfp4.safetensors"), "");
+    fails(super::open(dir.path()), &["2 transformers", "transformer-nvfp4.safetensors", "specify one of them"]);
+}
+
 /// Returns the bytes of a GGUF file with the architecture `ltxv`, more texts of metadata, and tensors: name, number of the
 /// type, dimensions outermost first, and codes.
 pub(super) fn gguf(texts: &[(&str, &str)], tensors: &[(&str, u32, &[u64], &[u8])]) -> Vec<u8> {
