@@ -21,9 +21,9 @@ pub struct StoredTensor {
     pub key: String,
 }
 
-/// A tensor whose bytes can be read unchanged from a file, piece by piece.
+/// A tensor that can be read from a file piece by piece.
 pub struct FileTensor {
-    /// Element type in the file.
+    /// Element type of the values that are read.
     pub dtype: DType,
     /// Shape in the file.
     pub shape: Vec<usize>,
@@ -37,12 +37,12 @@ pub(crate) type ReadPiece = Box<dyn Fn(usize, &mut [u8]) -> Result<(), String> +
 
 /// A source of model parameters, such as a checkpoint.
 pub trait ParameterSource: Sync {
-    /// Returns the tensor if its bytes can be read unchanged from one file; `None` if they must be computed, for
-    /// example by merging LoRAs.
+    /// Returns the tensor, with its values converted to `dtype` where possible, if it can be read piece by piece from
+    /// one file; `None` if its values must be computed, for example by merging LoRAs.
     ///
     /// # Errors
     /// Returns one line with file and tensor name if the tensor cannot be found or read.
-    fn in_file(&self, component: &'static str, key: &str) -> Result<Option<FileTensor>, String>;
+    fn in_file(&self, component: &'static str, key: &str, dtype: DType) -> Result<Option<FileTensor>, String>;
 
     /// Reads one tensor of a component by its checkpoint name and checks it for NaN and infinity.
     ///

@@ -97,7 +97,7 @@ enum Part {
     Whole,
     /// A stored tensor that is converted on the host.
     Made,
-    /// Rows of a stored tensor, read unchanged from its file.
+    /// Rows of a stored tensor, read from its file.
     Rows(Range<usize>, Arc<ReadPiece>),
     /// Rows of a stored matrix. The parameter `[parts, rows, columns]` is a view of it with these strides, in elements.
     View(Range<usize>, [usize; 3], Arc<ReadPiece>),
@@ -118,7 +118,7 @@ impl<'a> Upload<'a> {
         let devices = engine.addressable(shards.len());
         let (first, size) = (jobs.len(), param.bytes());
         let in_file = |name: &str, shape: &[usize]| {
-            let found = source.in_file(param.component, name).map_err(RuntimeError::Parameter)?;
+            let found = source.in_file(param.component, name, param.ty.dtype).map_err(RuntimeError::Parameter)?;
             // Other tensors are converted on the host, or rejected there.
             Ok::<_, RuntimeError>(found.filter(|t| t.dtype == param.ty.dtype && t.dtype.is_float() && t.shape == shape))
         };

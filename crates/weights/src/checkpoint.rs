@@ -14,24 +14,21 @@ use ltx2_base::text_file;
 use ltx2_stablehlo::DType;
 
 mod comfy;
-mod convrot;
-mod decoder;
 mod e5m2;
 mod find;
 mod gguf;
 mod gguf_types;
-mod nvfp4;
 mod raw_bytes;
 mod rows;
 mod shard;
 mod torchao;
 mod view;
 
-use decoder::Decoder;
-pub(crate) use decoder::widen;
 use find::{FLASHPACK, Found, find_weights, is_flashpack};
 use shard::Shard;
 pub use view::TensorView;
+use view::decoder::Decoder;
+pub(crate) use view::decoder::widen;
 
 /// Recognizes the stored forms that safetensors does not describe: replaces the tensors of codes and scales by tensors
 /// with the names and types of plain weights. In order: a later form may be the codes of an earlier one.

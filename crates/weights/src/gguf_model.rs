@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 
 use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
+use super::official::PROJECTION_FIRST;
+use super::version::KEYFRAMES;
 
 /// Value of `general.architecture` of LTX's transformers.
 const TRANSFORMER: &str = "ltxv";
@@ -86,10 +88,10 @@ pub(super) fn transformer_config(file: &Checkpoint) -> Result<Option<Value>, Wei
         "cross_attention_adaln": has("prompt_adaln_single.linear.weight"),
         "ff_bias": has("transformer_blocks.0.ff.net.0.proj.bias"),
         "audio_ff_bias": has("transformer_blocks.0.audio_ff.net.0.proj.bias"),
-        "use_keyframes_abs_pos_embedding": has(super::place::KEYFRAMES),
+        "use_keyframes_abs_pos_embedding": has(KEYFRAMES),
     });
     if first {
-        for (key, value) in super::official::PROJECTION_FIRST {
+        for (key, value) in PROJECTION_FIRST {
             config[key] = value.into();
         }
     } else {

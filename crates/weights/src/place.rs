@@ -9,7 +9,7 @@ use super::component::Component;
 use super::error::WeightsError;
 use super::keys::SingleFileKeys;
 use super::packed::PackedTextEncoder;
-use super::version::Version;
+use super::version::{KEYFRAMES, Version};
 use super::{gguf_model, official, official_keys, unsupported};
 
 /// One of Lightricks' files: a complete model or a single component.
@@ -157,9 +157,6 @@ fn tensor_version(component: Component, tensors: &Checkpoint) -> Option<(Version
     }
     [Version::V2_0, Version::V2_3].into_iter().zip(telling).find(|(_, name)| tensors.contains(name))
 }
-
-/// A tensor that LTX-2.5's transformer adds.
-pub(super) const KEYFRAMES: &str = "keyframes_abs_pos_embedding";
 
 /// Returns an error if a component's tensors and its configuration belong to different model versions.
 pub(super) fn check_version(

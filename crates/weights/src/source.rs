@@ -13,8 +13,8 @@ use super::error::WeightsError;
 use super::hub::HubCache;
 use super::packed::TokenizerFiles;
 use super::pairing::{GEMMA_SOURCE, Transformer};
-use super::place::{KEYFRAMES, Place, SingleFile, check_version, place};
-use super::version::{USE_KEYFRAMES, Version};
+use super::place::{Place, SingleFile, check_version, place};
+use super::version::{KEYFRAMES, USE_KEYFRAMES, Version};
 use super::{Component, fingerprint, keys, official, official_diffusion, quantization, split, unsupported};
 
 /// Components that replace those of the model. Each is a path, or `org/name` in the Hugging Face cache. `None`: the
@@ -463,6 +463,7 @@ fn locate(name: &str, hub: &HubCache) -> Result<PathBuf, WeightsError> {
     if HubCache::is_name(name) {
         return hub.resolve(name);
     }
-    let looked = "no such file or folder; a model is a diffusers folder, a .safetensors file, or org/name".into();
+    let looked =
+        "no such file or folder; a model is a diffusers folder, a .safetensors or .gguf file, or org/name".into();
     Err(WeightsError::NotFound { name: name.into(), looked })
 }

@@ -26,13 +26,19 @@ const PARTS: [(Component, &str, &str); 8] = [
     (Component::DurationHead, "model_patches", "duration-head"),
 ];
 
-/// Returns, in sorted order, the bf16 files of LTX-2.5 in `folder` whose names contain `word`.
+/// Returns, in sorted order, the bf16 files of LTX-2.5 in `folder` whose names contain `word`, or the quantized ones if
+/// there are no bf16 files.
 fn files(folder: &Path, word: &str) -> Vec<PathBuf> {
-    let is_one =
-        |name: &str| name.ends_with(".safetensors") && ["ltx-2.5", "bf16", word].iter().all(|part| name.contains(part));
+    let contains = |path: &Path, part: &str| path.file_name().is_some_and(|name| name.to_string_lossy().contains(part));
+    let is_one = |path: &PathBuf| {
+        let is_weights = path.extension().is_some_and(|extension| extension == "safetensors" || extension == "gguf");
+        is_weights && contains(path, "ltx-2.5") && contains(path, word)
+    };
     let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut files: Vec<PathBuf> =
-        entries.filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_one)).collect();
+    let mut files: Vec<PathBuf> = entries.filter(is_one).collect();
+    if files.iter().any(|path| contains(path, "bf16")) {
+        files.retain(|path| contains(path, "bf16"));
+    }
     files.sort();
     files
 }

@@ -81,7 +81,7 @@ pub fn validate<'a>(
             Some(_) => match checkpoint.get_float(name) {
                 Ok(view) => {
                     report.matched += 1;
-                    report.bytes += view.size() as u64;
+                    report.bytes += view.stored_size() as u64;
                     report.add_scales(checkpoint, name);
                 }
                 Err(_) => report.wrong_dtype.extend(checkpoint.dtype_name(name).map(|dtype| (name.into(), dtype))),

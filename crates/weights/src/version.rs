@@ -9,6 +9,9 @@ use super::Component;
 /// Key that LTX-2.5 adds to the transformer's configuration.
 pub(super) const USE_KEYFRAMES: &str = "use_keyframes_abs_pos_embedding";
 
+/// A tensor that LTX-2.5's transformer adds.
+pub(super) const KEYFRAMES: &str = "keyframes_abs_pos_embedding";
+
 /// A version of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {

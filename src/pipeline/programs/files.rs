@@ -36,12 +36,12 @@ impl Files {
 }
 
 impl ParameterSource for Files {
-    fn in_file(&self, component: &'static str, key: &str) -> Found<Option<FileTensor>> {
+    fn in_file(&self, component: &'static str, key: &str, dtype: DType) -> Found<Option<FileTensor>> {
         let component = part(component)?;
         if !lora::updates(&self.loras, component, key).is_empty() {
             return Ok(None);
         }
-        let view = self.view(component, key)?;
+        let view = self.view(component, key)?.converted(dtype);
         let (dtype, shape) = (view.dtype(), view.shape().to_vec());
         let read = move |offset: usize, into: &mut [u8]| {
             view.read_at(offset, into).and_then(|()| check_finite(&view, offset, into)).map_err(|e| e.to_string())

@@ -6,10 +6,13 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::decoder::{ByRow, Codes, Decoder};
-use super::{Checkpoint, TensorView, convrot, nvfp4};
+use super::view::decoder::{ByRow, Codes, Decoder};
+use super::{Checkpoint, TensorView};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
+
+mod convrot;
+mod nvfp4;
 
 /// Suffix of the tensor that states a layer's format.
 const MARKER: &str = ".comfy_quant";
@@ -30,16 +33,16 @@ const FORMATS: [Format; 4] = [
 ];
 
 /// A quantized layer.
-pub(super) struct Layer<'a> {
-    pub(super) all: &'a mut Checkpoint,
+struct Layer<'a> {
+    all: &'a mut Checkpoint,
     /// Name of the layer, without `.weight`.
-    pub(super) name: &'a str,
+    name: &'a str,
     /// The JSON that states the format.
     conf: &'a Value,
 }
 
 impl Layer<'_> {
-    pub(super) fn refused(&self, why: &str) -> WeightsError {
+    fn refused(&self, why: &str) -> WeightsError {
         let reason = format!(
             "is quantized as {}, {why}; use the bf16 file of the same component, or one of its fp8, int8-convrot, nvfp4 \
              or GGUF files",
@@ -48,12 +51,12 @@ impl Layer<'_> {
         WeightsError::Config { path: self.all.path().to_path_buf(), key: self.weight(), reason }
     }
 
-    pub(super) fn weight(&self) -> String {
+    fn weight(&self) -> String {
         format!("{}.weight", self.name)
     }
 
     /// Returns the rows and columns of the codes.
-    pub(super) fn matrix(&self) -> Result<[usize; 2], WeightsError> {
+    fn matrix(&self) -> Result<[usize; 2], WeightsError> {
         let entry = self.all.entry(&self.weight())?;
         match *entry.view.shape {
             [rows, columns] if columns > 0 => Ok([rows, columns]),
@@ -62,7 +65,7 @@ impl Layer<'_> {
     }
 
     /// Removes a tensor with scales, and returns it if it has this element type and number of elements.
-    pub(super) fn scales(&mut self, end: &str, dtype: &str, counts: &[usize]) -> Result<TensorView, WeightsError> {
+    fn scales(&mut self, end: &str, dtype: &str, counts: &[usize]) -> Result<TensorView, WeightsError> {
         let name = format!("{}.{end}", self.name);
         let entry = self.all.entry(&name)?.clone();
         let view = entry.view;
@@ -75,12 +78,7 @@ impl Layer<'_> {
     }
 
     /// Sets the weight's decoder; its values are read as f32.
-    pub(super) fn decode(
-        &mut self,
-        type_name: &str,
-        shape: [usize; 2],
-        decoder: Arc<dyn Decoder>,
-    ) -> Result<(), WeightsError> {
+    fn decode(&mut self, type_name: &str, shape: [usize; 2], decoder: Arc<dyn Decoder>) -> Result<(), WeightsError> {
         let weight = self.weight();
         let mut entry = self.all.entry(&weight)?.clone();
         entry.view.shape = shape.as_slice().into();

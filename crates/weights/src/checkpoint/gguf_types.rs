@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use half::f16;
 
-use super::decoder::Decoder;
+use super::view::decoder::Decoder;
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
 

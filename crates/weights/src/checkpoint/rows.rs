@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Checkpoint;
-use super::decoder::{ByRow, Codes, Decoder, Shifted};
+use super::view::decoder::{ByRow, Codes, Decoder, Shifted};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::decoder::{ByRow, Codes, Decoder};
+use super::view::decoder::{ByRow, Codes, Decoder};
 use super::{Checkpoint, Entry};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;

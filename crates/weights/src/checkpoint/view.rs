@@ -6,10 +6,13 @@ use std::sync::Arc;
 
 use ltx2_stablehlo::DType;
 
-use super::decoder::Decoder;
 use super::shard::Shard;
 use crate::error::WeightsError;
 use crate::tensor::Tensor;
+
+pub(super) mod decoder;
+
+use decoder::{Codes, Decoder};
 
 /// One tensor of a checkpoint. Shares its open file, so it may outlive the checkpoint; cheap to clone.
 #[derive(Clone, Debug)]
@@ -46,6 +49,12 @@ impl TensorView {
     /// Returns the size of the values in bytes; larger than in the file if the file stores them in fewer bits.
     pub fn size(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()
+    }
+
+    /// Returns the size of the values in the file in bytes, without scales.
+    pub(crate) fn stored_size(&self) -> usize {
+        let (unit, bytes) = self.decoder.as_ref().map_or((1, self.dtype.size()), |decoder| decoder.unit());
+        self.shape.iter().product::<usize>() / unit * bytes
     }
 
     /// Reads row-major little-endian bytes from `offset`. Panics if the range exceeds the tensor.
@@ -90,6 +99,17 @@ impl TensorView {
             key: self.key.to_string(),
             source,
         })
+    }
+
+    /// Returns the tensor with its values converted to `dtype` as they are read, if both types have 16 bits or more;
+    /// otherwise unchanged. Narrower types are rounded to nearest even.
+    pub fn converted(self, dtype: DType) -> Self {
+        let is_wide = |dtype: DType| dtype.is_float() && dtype != DType::F8E4M3FN;
+        if dtype == self.dtype || dtype == DType::F64 || !is_wide(dtype) || !is_wide(self.dtype) {
+            return self;
+        }
+        let decoder = self.decoder.clone().unwrap_or_else(|| Arc::new(Codes::Plain(self.dtype)));
+        TensorView { dtype, decoder: Some(decoder), ..self }
     }
 
     /// Returns the tensor if it has the given shape, otherwise an error.

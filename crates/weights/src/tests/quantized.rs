@@ -52,9 +52,9 @@ fn comfy_kitchen_values_are_equal_in_every_bit() {
     let product = view.to_tensor().expect("readable").to_f32().mapv(|value| (value * scale).to_bits());
     assert_eq!((view.dtype(), product.into_iter().collect::<Vec<_>>()), (DType::F8E4M3FN, want("e4m3")));
     // Rounding to bf16 gives the reference's bf16 values.
-    let rounded = file.get("convrot.weight").expect("there").to_tensor().expect("readable");
-    let rounded = rounded.cast(DType::BF16).expect("floats").to_f32();
-    assert_eq!(rounded.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), want("convrot.bf16"));
+    let view = file.get("convrot.weight").expect("there").converted(DType::BF16);
+    assert_eq!((view.dtype(), bits(&view)), (DType::BF16, want("convrot.bf16")));
+    assert_eq!(file.get("e4m3.weight").expect("there").converted(DType::BF16).dtype(), DType::F8E4M3FN);
     let view = file.get_float("nvfp4.weight").expect("floats");
     assert_eq!(view.shape(), [144, 80]);
     let all = bits(&view);
@@ -219,6 +219,22 @@ fn formats_in_metadata_and_old_names_are_read() {
     ];
     let file = open(&put(path, safetensors(&old, Value::Null)));
     assert_eq!(file.names().collect::<Vec<_>>(), ["a.weight", "a.weight_scale", "b.scale_weight"]);
+}
+
+#[test]
+fn split_repository_without_bf16_files_opens() {
+    let dir = TempDir::new().expect("dir");
+    let transformer = super::ltx2_5::split(dir.path());
+    let encoder = dir.path().join("text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors");
+    std::fs::remove_file(encoder).expect("removed");
+    let quantized = transformer.with_file_name("ltx-2.5-22b-dev-transformer-comfy-int8-convrot.safetensors");
+    std::fs::rename(&transformer, &quantized).expect("renamed");
+    let source = super::open(dir.path()).expect("opens");
+    assert_eq!(source.path(), quantized);
+    let encoder = source.checkpoint(Component::TextEncoder).expect("there");
+    assert!(encoder.path().ends_with("gemma4-12b-with-proj-ltx-2.5-comfy-int8-convrot.safetensors"));
+    put(transformer.with_file_name("ltx-2.5-22b-distilled-transformer-nvfp4.safetensors"), "");
+    fails(super::open(dir.path()), &["2 transformers", "transformer-nvfp4.safetensors", "specify one of them"]);
 }
 
 /// Returns the bytes of a GGUF file with the architecture `ltxv`, more texts of metadata, and tensors: name, number of the

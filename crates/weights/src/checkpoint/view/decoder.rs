@@ -1,6 +1,6 @@
 //! Conversion of stored numbers to floats. A stored tensor consists of codes, a contiguous byte range of a file, and a
 //! decoder, which knows their layout and reads the scales. Adding a format takes a decoder, and a row in a list: of
-//! [`FORMATS`](super::FORMATS), of ComfyUI's formats, or of GGUF's types.
+//! [`FORMATS`](crate::checkpoint::FORMATS), of ComfyUI's formats, or of GGUF's types.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use ltx2_stablehlo::{DType, F8};
 const BLOCK: usize = 1 << 16;
 
 /// Layout of a tensor's codes.
-pub(super) trait Decoder: fmt::Debug + Send + Sync {
+pub(in crate::checkpoint) trait Decoder: fmt::Debug + Send + Sync {
     /// Returns the number of elements that are decoded together, and the number of bytes of their codes.
     fn unit(&self) -> (usize, usize);
 
@@ -33,7 +33,7 @@ pub(super) trait Decoder: fmt::Debug + Send + Sync {
 
 /// Codes of one value each, without scales.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Codes {
+pub(in crate::checkpoint) enum Codes {
     /// Values of a float type or 8-bit integers.
     Plain(DType),
     /// 8-bit floats with 5 exponent and 2 mantissa bits, the upper half of f16.
@@ -59,16 +59,16 @@ impl Decoder for Codes {
 
 /// Values combined with an operand of their row: a scale or a zero point.
 #[derive(Debug)]
-pub(super) struct ByRow {
-    pub(super) inner: Arc<dyn Decoder>,
+pub(in crate::checkpoint) struct ByRow {
+    pub(in crate::checkpoint) inner: Arc<dyn Decoder>,
     /// Index of the first element of the first row.
-    pub(super) start: usize,
+    pub(in crate::checkpoint) start: usize,
     /// Elements per row.
-    pub(super) columns: usize,
+    pub(in crate::checkpoint) columns: usize,
     /// One value per row, or one for all.
-    pub(super) operand: TensorView,
+    pub(in crate::checkpoint) operand: TensorView,
     /// Computes a value from the inner value and the operand.
-    pub(super) apply: fn(f32, f32) -> f32,
+    pub(in crate::checkpoint) apply: fn(f32, f32) -> f32,
 }
 
 impl Decoder for ByRow {
@@ -103,9 +103,9 @@ impl Decoder for ByRow {
 
 /// Values to which a number is added.
 #[derive(Debug)]
-pub(super) struct Shifted {
-    pub(super) inner: Arc<dyn Decoder>,
-    pub(super) number: f32,
+pub(in crate::checkpoint) struct Shifted {
+    pub(in crate::checkpoint) inner: Arc<dyn Decoder>,
+    pub(in crate::checkpoint) number: f32,
 }
 
 impl Decoder for Shifted {
@@ -126,7 +126,7 @@ impl Decoder for Shifted {
 
 impl TensorView {
     /// Reads the values in a range of elements.
-    pub(super) fn floats(&self, elements: std::ops::Range<usize>) -> Result<Vec<f32>, WeightsError> {
+    pub(in crate::checkpoint) fn floats(&self, elements: std::ops::Range<usize>) -> Result<Vec<f32>, WeightsError> {
         let size = self.dtype.size();
         let (mut bytes, mut values) = (vec![0; elements.len() * size], vec![0.0; elements.len()]);
         self.read_at(elements.start * size, &mut bytes)?;
@@ -135,7 +135,12 @@ impl TensorView {
     }
 
     /// Decodes values from byte `offset` of the decoded tensor. Needs memory for one block of codes and values.
-    pub(super) fn decode_at(&self, decoder: &dyn Decoder, offset: usize, into: &mut [u8]) -> Result<(), WeightsError> {
+    pub(in crate::checkpoint) fn decode_at(
+        &self,
+        decoder: &dyn Decoder,
+        offset: usize,
+        into: &mut [u8],
+    ) -> Result<(), WeightsError> {
         let (size, (unit, unit_bytes)) = (self.dtype.size(), decoder.unit());
         let step = (BLOCK / unit).max(1) * unit;
         let (mut codes, mut values) = (Vec::new(), Vec::new());

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::TensorView;
-use super::decoder::Decoder;
+use crate::checkpoint::TensorView;
+use crate::checkpoint::view::decoder::Decoder;
 use crate::error::WeightsError;
 
 /// Columns of a group: the only size in published files.
@@ -50,10 +50,10 @@ impl Rotated {
                 }
                 let mut minus = plus;
                 for (value, row) in second.iter().zip(rows()) {
-                    for lane in 0..LANES {
-                        let product = value * row[lane];
-                        plus[lane] += product;
-                        minus[lane] -= product;
+                    for ((plus, minus), factor) in plus.iter_mut().zip(&mut minus).zip(row) {
+                        let product = value * factor;
+                        *plus += product;
+                        *minus -= product;
                     }
                 }
                 for (i, result) in result.iter_mut().enumerate() {

@@ -1,10 +1,12 @@
 //! nvfp4: 4-bit floats in blocks of 16 with an 8-bit scale for each block and an f32 scale for the tensor.
+//!
+//! The values are comfy-kitchen's with f32 output. Its bf16 output also rounds the scales, which doubles the error.
 
 use std::sync::Arc;
 
-use super::TensorView;
-use super::comfy::Layer;
-use super::decoder::Decoder;
+use super::Layer;
+use crate::checkpoint::TensorView;
+use crate::checkpoint::view::decoder::Decoder;
 use crate::error::WeightsError;
 
 /// Values per block.
