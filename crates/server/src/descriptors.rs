@@ -89,8 +89,8 @@ pub(super) fn is_exhausted(error: &io::Error) -> bool {
     [Errno::MFILE, Errno::NFILE].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// Returns whether [`is_exhausted`] holds for an error or one of its sources. Also searches the messages for the OS
-/// error number, because some errors keep only the text of their cause.
+/// Returns whether an error or one of its sources means that the process or the system has run out of file descriptors.
+/// Also searches the messages for the OS error number, because some errors keep only the text of their cause.
 pub fn is_caused_by_exhaustion(error: &(dyn Error + 'static)) -> bool {
     std::iter::successors(Some(error), |&error| error.source()).any(|error| {
         let text = error.to_string();

@@ -35,7 +35,7 @@ fn read_bytes(content_type: &str, bytes: Vec<u8>) -> Result<Form, ApiError> {
         let request = request.body(Body::from(bytes)).expect("a request");
         let multipart = Multipart::from_request(request, &()).await;
         let multipart = multipart.map_err(|e| ApiError::new(400, "invalid_multipart", e.body_text()))?;
-        let takes_file = |name: &str| name.starts_with("input_reference");
+        let takes_file = |name: &str| name.starts_with("input_");
         Form::multipart(multipart, &std::env::temp_dir(), Descriptors::of(u64::MAX), &takes_file).await
     })
 }

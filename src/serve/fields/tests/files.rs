@@ -9,6 +9,7 @@ use super::{FormPart, ParsedConfig, Server, at};
 use crate::config::{ExtendAt, Pipeline};
 use crate::media::{Audio, EncoderChoice, Frames, Mp4Options, WavFormat, read_image, write_mp4, write_wav};
 use crate::serve::error::ApiError;
+use crate::serve::fields::media::takes_file;
 use crate::serve::fields::{Shape, source_video};
 use crate::serve::form::Form;
 use crate::serve::generator::{Endpoint, Source};
@@ -56,6 +57,16 @@ fn form(
 
 fn create(server: &Server, fields: &[(&str, &str)], files: &[(&str, &[u8])]) -> Result<Accepted, ApiError> {
     form(server, &[&[("prompt", "a"), ("seed", "1")], fields].concat(), files, Endpoint::Create)
+}
+
+#[test]
+fn only_contents_of_media_fields_take_files() {
+    for name in ["input_reference", "input_reference[image_url]", "images[]", "images[0]", "input_audio", "video"] {
+        assert!(takes_file(name), "{name}");
+    }
+    for name in ["images[][strength]", "user", "prompt", "unknown"] {
+        assert!(!takes_file(name), "{name}");
+    }
 }
 
 #[test]
